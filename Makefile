@@ -83,7 +83,7 @@ build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
 	@mkdir -p build/fuzz/corpus/decoders
 	$(BIN)/python tests/fuzz/guided.py $(call fuzzing,decoders)
 
-# Those of Spark beside all others: either kind waits for long while the other one could work. What
+# Those of Spark in parallel with all others: either kind waits for long while the other one could work. What
 # Spark's said is shown at their end.
 test-python: build build/crash/crash build/crash/stores ## Python tests alone; with ARGS="...", which goes to pytest, in one process
 ifdef ARGS
@@ -134,7 +134,7 @@ bench-hostile: build ## measure what others notice of an attack; writes benchmar
 bench-wal: build ## measure the WAL, and recovery from it; writes benchmarks/results/wal.json
 	$(BIN)/python benchmarks/bench_wal.py $(ARGS)
 
-bench-placement: build ## measure lateness beside busy processes; writes benchmarks/results/placement.json
+bench-placement: build ## measure lateness next to busy processes; writes benchmarks/results/placement.json
 	$(BIN)/python benchmarks/bench_placement.py $(ARGS)
 
 bench-metrics: build ## measure what counting and reading figures cost; writes benchmarks/results/metrics.json and its table

@@ -1,4 +1,4 @@
-"""Measures the C core's timing wheel beside two baselines, and Python's own timers for scale.
+"""Measures the C core's timing wheel against two baselines, and Python's own timers for scale.
 
 Builds benchmarks/core, runs every workload some times with the structures taking turns, and
 writes benchmarks/results/core.json and the table in docs/benchmarks.md. `--quick` only proves

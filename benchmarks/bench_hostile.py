@@ -1,10 +1,10 @@
 """Measures what others notice of an attack, on a real daemon.
 
 A client looks up a timer, again and again, for a while without and a while with each attack of
-tests/attacker.py, and a while beside a process that takes as much of the processors as the attacker
-did and leaves the daemon alone, in turns. As root the attacker has another uid each time, because
-the last one is refused by then; else it has the daemon's own, which is cut off but never refused.
-Writes benchmarks/results/hostile.json and the table of docs/benchmarks.md.
+tests/attacker.py, and a while next to a process that takes as much of the processors as the
+attacker did and leaves the daemon alone, in turns. As root the attacker has another uid each time,
+because the last one is refused by then; else it has the daemon's own, which is cut off but never
+refused. Writes benchmarks/results/hostile.json and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -125,19 +125,19 @@ def processor_s(pid: int) -> float:
 
 
 def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
-    """A run without the attack, one with it, and one beside the same load."""
+    """A run without the attack, one with it, and one next to the same load."""
     trips = {"without": bench.probe(seconds)[0]}
     with at_work(bench.attacker(attack)) as attacker:
         before_s = processor_s(attacker)
         trips["with"], most = bench.probe(seconds)
         share = min(1.0, (processor_s(attacker) - before_s) / seconds)
     with at_work([sys.executable, "-c", BUSY, str(share)]):
-        trips["beside"], _ = bench.probe(seconds)
+        trips["loaded"], _ = bench.probe(seconds)
     row = {f"{name}_{when}_ms": quantile(ordered, part)
            for when, ordered in trips.items()
            for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}  # fmt: skip
     ratios = {f"p99_ratio_to_{when}": row["p99_with_ms"] / row[f"p99_{when}_ms"]
-              for when in ("without", "beside")}  # fmt: skip
+              for when in ("without", "loaded")}  # fmt: skip
     return {**row, **ratios, "processor_share": share, "most_mib": most}
 
 
@@ -149,15 +149,15 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 def table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
     """For the page: medians of the rounds; of memory the most."""
     rows = [
-        "| attack | without | beside | with | to without | to beside | processor | memory |",
+        "| attack | without | loaded | with | to without | to loaded | processor | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for attack, found in figures.items():
         one = {name: values["median"] for name, values in found.items()}
-        p99 = " | ".join(f"{one[f'p99_{when}_ms']:.1f}" for when in ("without", "beside", "with"))
+        p99 = " | ".join(f"{one[f'p99_{when}_ms']:.1f}" for when in ("without", "loaded", "with"))
         rows.append(
             f"| {attack} | {p99} | {one['p99_ratio_to_without']:.1f} "
-            f"| {one['p99_ratio_to_beside']:.1f} | {one['processor_share']:.0%} "
+            f"| {one['p99_ratio_to_loaded']:.1f} | {one['processor_share']:.0%} "
             f"| {found['most_mib']['high']:.0f} |"
         )
     return "\n".join(rows) + "\n"

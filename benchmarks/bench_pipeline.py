@@ -3,9 +3,9 @@
 The WAL: timers with keys and payloads, nine of ten cancelled, the others fired. Each run has
 two processes: one for ship (without Spark), then silver and gold, sketches and the cold tier in one
 session, and one for bulk adds, which are a job of somebody's own. What is measured first in a
-session is *cold*, what is done again *warm*. Beside each step the same is done by pyarrow or by
-DuckDB on the same files. Memory is the most that all processes of a run had together (PSS): the
-daemon with its arena is one of them, and stands alone, too; what is done beside is none. Writes
+session is *cold*, what is done again *warm*. As a baseline of each step the same is done by pyarrow
+or by DuckDB on the same files. Memory is the most that all processes of a run had together (PSS):
+the daemon with its arena is one of them, and stands alone, too; a baseline is none. Writes
 benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick` only proves that all
 of it still runs: small sizes, one run, nothing is written.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
-from flow import beside, jvm, steps, wal
+from flow import baseline, jvm, steps, wal
 from recording import machine, spread, write_result, write_section
 
 from purgatoryd.pipeline.session import session
@@ -94,10 +94,11 @@ class Memory(threading.Thread):
 
 
 def pss(process: psutil.Process) -> tuple[bool, int]:
-    """Whether it is a daemon, and its bytes: 0 if it is gone, or does the same work beside."""
+    """Whether it is a daemon, and its bytes: 0 if it is gone, or does the same work as a
+    baseline."""
     try:
         command = process.cmdline()
-        if beside.MODULE in command:
+        if baseline.MODULE in command:
             return False, 0
         return "purgatoryd.cli" in command, int(process.memory_full_info().pss)
     except psutil.Error:
@@ -193,7 +194,7 @@ def table(found: dict[str, Any]) -> str:
     """The figures for people."""
     measured = {step: medians(figures) for step, figures in found["steps"].items()}
     lines = [
-        "| step | cold | warm | peak memory | beside it | its rate | to ours |",
+        "| step | cold | warm | peak memory | baseline | its rate | to ours |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(row(step, of) for step, of in measured.items() if "warm" in of),
     ]
@@ -201,7 +202,7 @@ def table(found: dict[str, Any]) -> str:
     lines += [
         "",
         f"A window of five minutes, {window['rows']:.0f} timers: selected in "
-        f"{window['select_s']:.2f} s (DuckDB {window['beside_s']:.3f} s), hot after "
+        f"{window['select_s']:.2f} s (DuckDB {window['baseline_s']:.3f} s), hot after "
         f"{window['promote_s']:.2f} s, with {gigabytes(window['peak_bytes'])} at most. All "
         "processes together, the daemon and its arena among them: "
         f"{gigabytes(memory['peak_bytes'])} at most; the daemon alone "
@@ -224,9 +225,9 @@ def medians(figures: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def row(step: str, of: dict[str, float]) -> str:
-    cold, warm, other = (f"{of[name] / 1e6:.2f} M/s" for name in ("cold", "warm", "beside"))
-    times = f"{of['beside'] / of['warm']:.1f}"
-    cells = (step, cold, warm, gigabytes(of["peak_bytes"]), beside.NAMES[step], other, times)
+    cold, warm, other = (f"{of[name] / 1e6:.2f} M/s" for name in ("cold", "warm", "baseline"))
+    times = f"{of['baseline'] / of['warm']:.1f}"
+    cells = (step, cold, warm, gigabytes(of["peak_bytes"]), baseline.NAMES[step], other, times)
     return f"| {' | '.join(cells)} |"
 
 

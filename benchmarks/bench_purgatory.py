@@ -1,4 +1,4 @@
-"""Measures the purgatory beside two earlier designs, on the real clock, at rising rates.
+"""Measures the purgatory against two earlier designs, on the real clock, at rising rates.
 
 Every run is a process of its own: one design, one case of latencies, one series of watch keys,
 one rate, for 5 s and 1M requests at least. Rates rise from 10,000 a second until the design no

@@ -3,7 +3,7 @@
 Two questions: what advances that satisfy nobody cost the daemon, and how long the one that
 satisfies everybody delays another client's adds. Daemon, owner of the crowd and prober are
 processes of their own. Daemon and prober run at real-time priority if they may, so that what
-else the machine does is not measured; the same probe without the advance stands beside, for
+else the machine does is not measured; the same probe without the advance is given, too, for
 what remains of it. Writes benchmarks/results/watchers.json.
 """
 

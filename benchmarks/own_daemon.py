@@ -26,7 +26,7 @@ def own_daemon(
 ) -> Iterator[int]:
     """Its process id, once it is ready; at the end it and its arena files are gone.
 
-    `environment`: what it has beside ours. With the setting `--shards` it is a deployment.
+    `environment`: what it has in addition to ours. With the setting `--shards` it is a deployment.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.cli", "run", "--name", name, *settings],

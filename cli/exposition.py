@@ -61,7 +61,8 @@ READABLE = (
     "1 while the arena can be read: 0 = there is none, it is another version's, or this user may "
     "not; of a deployment the same of its files"
 )
-# What is exported of the process that runs a deployment's shards, beside what each daemon has.
+# What is exported of the process that runs a deployment's shards, in addition to what each daemon
+# has.
 SHARDS = "shards that the deployment has"
 SERVING = "of them, those that are ready and answer"
 RESTARTS = "starts of shards that had ended, since that of the deployment"

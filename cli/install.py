@@ -91,10 +91,12 @@ def unit_of(name: str) -> str:
 
 
 def own_command() -> Path:
-    """The command beside the Python that runs. Raises Unsupported."""
+    """The command next to the Python that runs. Raises Unsupported."""
     found = shutil.which("purgatoryd", path=str(Path(sys.executable).parent))
     if found is None:
-        raise Unsupported(f"no command purgatoryd is beside {sys.executable}: name it by --command")
+        raise Unsupported(
+            f"no command purgatoryd is next to {sys.executable}: name it by --command"
+        )
     refuse_hidden(sys.base_prefix, "python")
     return Path(found)
 

@@ -41,7 +41,7 @@ def bulk_load_agent_command(
     """Add the timers in the files of SPOOL/NAME to the daemon, each once.
 
     df.write.format("purgatoryd").option("to", "files") writes them. What was added moves to
-    SPOOL/NAME/done, with the answers beside it; a file that cannot be read or added moves to
+    SPOOL/NAME/done, with the answers next to it; a file that cannot be read or added moves to
     SPOOL/NAME/refused, with the reason, and the others go on. Exit code 4 if rows were refused,
     5 if a file was set aside.
     """

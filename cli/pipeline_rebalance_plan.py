@@ -96,10 +96,10 @@ def read(lake: Path) -> RebalancePlan | None:
 
 def save(lake: Path, made: RebalancePlan) -> None:
     """Puts a plan in the place of the last one, at once."""
-    from purgatoryd.shm_layout.files import beside, replace_durably
+    from purgatoryd.shm_layout.files import next_to, replace_durably
 
     path = lake / FILE
-    replace_durably(path, json.dumps(made.record(), indent=1).encode(), beside(path))
+    replace_durably(path, json.dumps(made.record(), indent=1).encode(), next_to(path))
 
 
 def tell(made: RebalancePlan, as_json: bool) -> None:

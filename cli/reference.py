@@ -19,7 +19,7 @@ while it is out of date.
 Every command prints text for people, and with `--json` one JSON object per line. Errors go
 to stderr, with `--json` as one JSON object that keeps the error's figures.
 
-A key is printed as it is written on the command line; `key_type` stands beside it unless it
+A key is printed as it is written on the command line; `key_type` stands next to it unless it
 is `str`. A payload is printed as `payload` if it is UTF-8, else as `payload_base64`.
 """
 

@@ -55,7 +55,7 @@ def size_command(
 ) -> None:
     """Say how much of /dev/shm so many timers take, and what to set for them.
 
-    There is space for all of them, and beside them for a replay buffer full of notices of that
+    There is space for all of them, and in addition for a replay buffer full of notices of that
     size. What is not set stays as it is by default.
     """
     from purgatoryd.shm_layout.layout import KEY_MAX, PAYLOAD_MAX

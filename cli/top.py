@@ -129,13 +129,13 @@ def frame(view: View) -> RenderableType:
     return Group(
         headline(view),
         *([boxed("shards", Group(runner(view), shards(view)))] if view.shards else []),
-        Beside(
+        SideBySide(
             (26, boxed("per second", rates(view))),
             (48, boxed("times, last 10 s", times(view))),
             (46, boxed("fill", fills(view))),
         ),
         boxed("the wheel: timers, by when they are due", wheel(view)),
-        Beside(
+        SideBySide(
             (40, boxed("namespaces with the most timers", namespaces(view))),
             (64, boxed("slow clients", clients(view))),
         ),
@@ -337,8 +337,8 @@ def boxed(title: str, content: RenderableType) -> RenderableType:
     return Panel(content, title=f"[bold]{title}", title_align="left", border_style="bright_black")
 
 
-class Beside:
-    """Parts beside each other, as many in a row as have the width that each wants."""
+class SideBySide:
+    """Parts side by side, as many in a row as have the width that each wants."""
 
     def __init__(self, *parts: tuple[int, RenderableType]) -> None:
         self._parts = parts
@@ -355,7 +355,7 @@ class Beside:
 
 
 def one_row(parts: list[tuple[int, RenderableType]]) -> Table:
-    """Parts beside each other, each with its share of the width."""
+    """Parts side by side, each with its share of the width."""
     from rich.table import Table
 
     table = Table.grid(expand=True)

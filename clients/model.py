@@ -49,7 +49,7 @@ class Notice:
 
     `seq` counts the topic's notices from 1 without a hole. All `_boot_ns` are on the daemon's
     clock; `received_boot_ns` is when this process took the message from its socket, None
-    under the virtual clock, beside a daemon of a version with another ABI, and from a daemon on
+    under the virtual clock, with a daemon of a version with another ABI, and from a daemon on
     another host.
     """
 

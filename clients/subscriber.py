@@ -389,7 +389,7 @@ class Subscriber(Closing):
     Of a namespace that is divided among shards the notices of all of them come, and "in order per
     topic" holds for those of each shard.
 
-    Beside a daemon of a version with another ABI, and with `remote` one on another host, only what
+    With a daemon of a version with another ABI, and with `remote` one on another host, only what
     comes by the socket is left: a topic begins with its first message that arrives, and what the
     socket drops is not recovered but reported as Lagged, when the topic's next message
     shows it.

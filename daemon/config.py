@@ -235,7 +235,7 @@ def _unit(setting: str) -> str:
 
 
 _OF_A_DEPLOYMENT = ("name", "shard")
-"""What who starts a daemon says of it, beside its settings."""
+"""What who starts a daemon says of it, in addition to its settings."""
 DEFAULTS = {
     field.name: field.default for field in fields(Config) if field.name not in _OF_A_DEPLOYMENT
 }

@@ -113,7 +113,7 @@ def _shards(
 
 
 class Registry:
-    """The routing table, in memory and in its files: with a WAL, the one beside it counts."""
+    """The routing table, in memory and in its files: with a WAL, the one next to it counts."""
 
     def __init__(self, table: ShardTable, homes: Sequence[Path]) -> None:
         self.table = table

@@ -18,7 +18,7 @@ JOURNALD = "/run/systemd/journal/socket"
 
 
 class Log:
-    """How much is logged, where, and what stands beside every message."""
+    """How much is logged, where, and what is added to every message."""
 
     def __init__(self) -> None:
         self.level = "warning"

@@ -156,8 +156,8 @@ def _wanted_cpus(draft: _Draft) -> list[int]:
 def _on_cpus(draft: _Draft, chosen: PlacementPlan, cpus: list[int]) -> PlacementPlan:
     """As the operator says: the first one is the loop's."""
     first, rest = cpus[0], frozenset(cpus[1:])
-    beside = ", as is the loop of another daemon" if draft.taken[first] else ""
-    draft.why(f"the loop is on CPU {first}, the first of --cpus{beside}")
+    shared = ", as is the loop of another daemon" if draft.taken[first] else ""
+    draft.why(f"the loop is on CPU {first}, the first of --cpus{shared}")
     draft.why(f"libzmq and the group-commit thread are on {cpu_text(rest) if rest else 'it, too'}")
     node = draft.topology.node_of(first)
     return replace(

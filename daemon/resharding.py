@@ -1,8 +1,8 @@
 """Resharding: a deployment's namespaces are divided among another number of shards while none runs.
 
-Beside the arenas of this shard generation those of the next one are made, under names of their own.
-The routing table is the switch. Before it is written the next shard generation does not count: a
-start throws away what there is of it and begins again. Once it is written the old one does not
+Next to the arenas of this shard generation those of the next one are made, under names of their
+own. The routing table is the switch. Before it is written the next shard generation does not count:
+a start throws away what there is of it and begins again. Once it is written the old one does not
 count any more, and what is left of it goes. So whatever a start finds, one shard generation is
 whole.
 

@@ -1,4 +1,4 @@
-"""Snapshots of an arena: the file, and the process of its own that writes it beside the daemon.
+"""Snapshots of an arena: the file, and the process of its own that writes it next to the daemon.
 
 That process also removes what nobody needs, so that the daemon's loop never waits for a file.
 The arena changes meanwhile: the snapshot counts once the WAL has all that happened until
@@ -22,7 +22,7 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import PurgatorydError, WalUnwritable
-from purgatoryd.shm_layout.files import beside, try_write, write_durably
+from purgatoryd.shm_layout.files import next_to, try_write, write_durably
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import SNAPSHOT, file_name, has_stopped, write_snapshot
 
@@ -65,7 +65,7 @@ def save_export(handle: Handle, path: Path) -> None:
         return path.name
 
     try:
-        write_durably(beside(path), write)
+        write_durably(next_to(path), write)
     except OSError as error:
         raise WalUnwritable(str(path), error.errno or 0) from error
 
@@ -73,7 +73,7 @@ def save_export(handle: Handle, path: Path) -> None:
 def try_export(path: Path) -> None:
     """Raises WalUnwritable if there is no place for an export of that name."""
     try:
-        try_write(beside(path))
+        try_write(next_to(path))
     except OSError as error:
         raise WalUnwritable(str(path), error.errno or 0) from error
 
@@ -88,7 +88,7 @@ def tidy_and_tell(directory: Path, keep: Keep) -> None:
 
 
 def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subprocess.Popen[bytes]:
-    """The process beside the daemon: a snapshot if wanted, then what nobody needs goes."""
+    """The process next to the daemon: a snapshot if wanted, then what nobody needs goes."""
     arguments = [arena, directory, os.getpid(), keep.age_ns, keep.bytes, int(snapshot)]
     return subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.daemon.snapshot", *map(str, arguments)],
@@ -96,7 +96,7 @@ def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subproc
     )  # fmt: skip
 
 
-def _beside(arena: str, directory: Path, daemon: int) -> None:
+def _snapshot_process(arena: str, directory: Path, daemon: int) -> None:
     reader = Reader(ArenaFile.open(arena, read_only=True))
 
     def wait(lsn: int) -> None:
@@ -123,7 +123,7 @@ def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot
     try:
         leave_the_loop(int(daemon))
         if int(snapshot):
-            _beside(arena, directory, int(daemon))
+            _snapshot_process(arena, directory, int(daemon))
         tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
     except (OSError, PurgatorydError) as error:
         log.warning(f"the WAL's files: {error}")

@@ -91,7 +91,7 @@ def audit(
             _add(verdict, part)
         if noted is not None:
             verdict.ledger = ledger.totals(noted, events)
-            with ledger.beside(noted, known, events, found) as compared:
+            with ledger.compared(noted, known, events, found) as compared:
                 verdict.unjudged = ledger.unjudged(compared)
                 for part in ledger.reconcile(compared):
                     _add(verdict, part)

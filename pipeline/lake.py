@@ -158,7 +158,7 @@ class Lake:
     # ---- writing ----
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[Lake]:
+    def overlay(self) -> Iterator[Lake]:
         """An empty lake for what this one lacks, of this process alone; it goes at the end, and
         those of processes that were killed go now."""
         hot = self.root / HOT
@@ -317,7 +317,7 @@ def spans(bounds: Mapping[str, Sequence[int]]) -> tuple[Span, Span]:
 SAME = {"epoch", "segment"}
 """Numbers that hardly change within a file."""
 SOUGHT = ["lsn", "at", "kind", "ticket", "key", *POSITIONS]
-"""What is looked for: of these the least and the greatest value stand beside each row group."""
+"""What is looked for: of these the least and the greatest value stand next to each row group."""
 
 
 def parquet_writer(file: BinaryIO | pa.NativeFile, table: Table) -> pq.ParquetWriter:

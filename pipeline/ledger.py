@@ -104,7 +104,7 @@ ORDER = (
 
 
 class Compared(NamedTuple):
-    """All lines of ledgers, and those of calls, of rows of bulk loads and of notices beside what
+    """All lines of ledgers, and those of calls, of rows of bulk loads and of notices with what
     the WAL says of them."""
 
     lines: DataFrame
@@ -123,10 +123,10 @@ class Unjudged(NamedTuple):
 
 
 @contextmanager
-def beside(
+def compared(
     lines: DataFrame, known: DataFrame, events: DataFrame, found: Continuity
 ) -> Iterator[Compared]:
-    """Ledgers beside the WAL; `known`: lifecycles().
+    """Ledgers compared with the WAL; `known`: lifecycles().
 
     Only what the lake must have is judged: `covered` tickets, and what was `settled`, that is
     recorded before the daemon was last active.

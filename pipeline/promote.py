@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ORDER = ("namespace", "key_type", "daemon", "deadline_ns")
-"""Of a slice: rows that go in one message to the daemon stand beside each other."""
+"""Of a slice: rows that go in one message to the daemon stand next to each other."""
 REMEMBERED = 16
 """So many windows are known to the daemon after they became hot."""
 ROWS_AT_ONCE = 8192

@@ -50,7 +50,7 @@ def reaches(manifests: Sequence[Manifest]) -> dict[Segment, Reach]:
 
 def _reaches(segments: Sequence[Manifest]) -> Iterator[Reach]:
     """Of one daemon. Its notices are handed over in the order of their positions, so those who
-    hand over a segment's stand beside each other."""
+    hand over a segment's stand next to each other."""
     handing = [segment for segment in segments if segment.handed.upto]
     begins, uptos = zip(*(m.handed for m in handing), strict=True) if handing else ((), ())
     starts = groupby(segments, key=lambda segment: segment.epoch)

@@ -37,7 +37,7 @@ def whole(spark: SparkSession, lake: Lake, wals: Sequence[Path] = ()) -> Iterato
     with ExitStack() as stack:
         lakes = [lake]
         if wals:
-            lakes.append(stack.enter_context(lake.beside()))
+            lakes.append(stack.enter_context(lake.overlay()))
         for folder in wals:
             _copy(folder, *lakes)
         segments, snapshots = _manifests(lakes, BRONZE), _manifests(lakes, OPENINGS)
@@ -63,10 +63,10 @@ def _rows(
     return read_files(spark, [file for lake, manifest in found for file in lake.files([manifest])])
 
 
-def _copy(folder: Path, lake: Lake, beside: Lake) -> None:
+def _copy(folder: Path, lake: Lake, overlay: Lake) -> None:
     for daemon in lake.daemons():
-        beside.save_names(daemon, lake.names(daemon))
-    copy = _Copy(folder, lake, beside)
+        overlay.save_names(daemon, lake.names(daemon))
+    copy = _Copy(folder, lake, overlay)
     try:
         list(copy.poll())
     finally:
@@ -76,8 +76,8 @@ def _copy(folder: Path, lake: Lake, beside: Lake) -> None:
 class _Copy(Shipper):
     """Takes what a lake has not, and holds nothing of the WAL."""
 
-    def __init__(self, directory: Path, lake: Lake, beside: Lake) -> None:
-        super().__init__(directory, beside, node_of(lake, directory))
+    def __init__(self, directory: Path, lake: Lake, overlay: Lake) -> None:
+        super().__init__(directory, overlay, node_of(lake, directory))
         self._shipped = lake
 
     def _sources(self) -> list[Source]:

@@ -301,7 +301,7 @@ uint64_t pg_durable_lsn(const struct pg_arena *a);
 /* Copies whole frames from position `from` of the ring up to the tail, as many as fit,
  * without paddings, crc and salt 0. Returns the bytes; *upto = the position behind them,
  * *lsn = number of the last one (unchanged when there is none). out_bytes is PG_WAL_FRAME_MAX
- * at least. Safe beside the daemon, from its group-commit thread. */
+ * at least. Safe while the daemon runs, from its group-commit thread. */
 uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
                        uint64_t *upto, uint64_t *lsn);
 

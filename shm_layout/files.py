@@ -52,7 +52,7 @@ def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
     """`write` fills the file and says which name in its folder it gets once it is on disk.
 
     What a killed writer left under the temporary name goes. Where others may write, too, that name
-    has to be one that they cannot know: `beside`.
+    has to be one that they cannot know: `next_to`.
     """
     temporary.unlink(missing_ok=True)
     try:
@@ -77,7 +77,7 @@ def try_write(temporary: Path) -> None:
         temporary.unlink()
 
 
-def beside(path: Path) -> Path:
+def next_to(path: Path) -> Path:
     """A temporary name in the folder of `path` that nobody has, or can foresee."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
 
@@ -108,7 +108,7 @@ def make_private(folder: Path) -> None:
 
 
 def replace_durably(path: Path, content: bytes, temporary: Path | None = None) -> None:
-    """Gives `path` this content, at once. `temporary`: where others may write, too, `beside`."""
+    """Gives `path` this content, at once. `temporary`: where others may write, too, `next_to`."""
 
     def write(file: BinaryIO) -> str:
         file.write(content)

@@ -1,7 +1,7 @@
 """Whose place the arena of a WAL took when the number of a deployment's shards changed.
 
 All arenas of the new number began with what those before had, and count their records from 1 again:
-nothing else in a WAL tells where its timers were. It stands in one small file beside the
+nothing else in a WAL tells where its timers were. It stands in one small file next to the
 segments, written before the arena counts.
 """
 

@@ -2,7 +2,7 @@
 
 A retention hold names the first record (LSN) that somebody still wants to read. Files of the WAL
 from there on stay, until the hold moves, is removed, or holds more bytes than its cap. The
-holds stand in one small file beside the segments, which is replaced whole; daemon and
+holds stand in one small file next to the segments, which is replaced whole; daemon and
 command line take turns by a lock on the directory.
 """
 

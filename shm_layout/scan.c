@@ -161,7 +161,7 @@ static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t fi
     return found;
 }
 
-/* How many of the found entries, oldest first, fit beside their records. Withdrawn ones at
+/* How many of the found entries, oldest first, fit with their records. Withdrawn ones at
  * the old end are skipped: *skip counts them. */
 static uint64_t replay_fit(const struct pg_arena *a, const uint64_t *positions, uint64_t found,
                            uint64_t size, uint64_t *skip)

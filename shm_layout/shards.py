@@ -30,7 +30,7 @@ ALONE = 0
 """The shard generation of a daemon without shards: no table says so, as it needs none."""
 PARTITIONS_MAX = 1024
 MODE = 0o640
-"""Clients of the group read it, as they reach the sockets beside it."""
+"""Clients of the group read it, as they reach the sockets next to it."""
 
 _DAEMON = re.compile(r"(.+)-([0-9]+)-([0-9]+)")
 """What ShardTable.daemon() makes."""
@@ -166,7 +166,7 @@ def _shard_generation(wal_dir: Path, name: str) -> int | None:
 
 
 def table_path(directory: Path, name: str) -> Path:
-    """The file of the deployment `name`: beside its sockets, or in the WALs' folder."""
+    """The file of the deployment `name`: next to its sockets, or in the WALs' folder."""
     return directory / f"{name}.shards"
 
 

@@ -1,4 +1,5 @@
-"""How a deployment of shards stands, and a daemon while it starts: a small file beside the sockets.
+"""How a deployment of shards stands, and a daemon while it starts: a small file next to the
+sockets.
 
 A daemon that serves tells that in the header of its arena. Who runs the shards has no arena, and
 who recovers has none yet, or one that may not become its own. A status file has the header's

@@ -19,7 +19,7 @@ NUMBER_MAX = 65_535
 LOCAL_DISTANCE = 10
 """Of a node to itself, by the ACPI tables."""
 
-_CPUSETS = (  # of cgroup v2, alone or beside v1, and of v1: mount, file
+_CPUSETS = (  # of cgroup v2, alone or with v1, and of v1: mount, file
     ("", "sys/fs/cgroup", "cpuset.cpus.effective"),
     ("", "sys/fs/cgroup/unified", "cpuset.cpus.effective"),
     ("cpuset", "sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),

@@ -27,7 +27,7 @@ ExecStopPost=/bin/systemctl exit {code}
 
 
 def make_root(root: Path) -> None:
-    """What systemd wants to find beside /usr."""
+    """What systemd wants to find next to /usr."""
     for name in ("usr", "etc/systemd/system", "var", "tmp", "run", "proc", "sys", "dev", "opt"):
         (root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):

@@ -184,7 +184,7 @@ def a_second_daemon_of_the_name_is_refused() -> None:
     assert purgatoryd("status")[0] == 0
 
 
-def a_daemon_of_another_name_comes_and_goes_beside_it() -> None:
+def a_daemon_of_another_name_comes_and_goes_next_to_it() -> None:
     systemctl("start", "purgatoryd@web")
     assert purgatoryd("status", "--name", "web")[0] == 0
     systemctl("stop", "purgatoryd@web")
@@ -567,7 +567,7 @@ STEPS = (
     a_daemon_that_hangs_is_killed_by_the_watchdog,
     a_reload_takes_quotas_over_and_tells_journald,
     a_second_daemon_of_the_name_is_refused,
-    a_daemon_of_another_name_comes_and_goes_beside_it,
+    a_daemon_of_another_name_comes_and_goes_next_to_it,
     who_is_in_the_group_is_a_client_and_nobody_else,
     the_sandbox_allows_what_a_daemon_needs,
     drop_ins_of_the_docs_open_what_they_say,

@@ -49,10 +49,10 @@ class Stored:
             path.chmod(mode)
 
     def untouched(self, paths: Paths) -> bool:
-        """True if both arena files are as they were laid out, and nothing stands beside them."""
-        beside = list(shm.MOUNT.glob(f"{paths.arena[1:]}*"))
+        """True if both arena files are as they were laid out, and nothing stands next to them."""
+        found_files = list(shm.MOUNT.glob(f"{paths.arena[1:]}*"))
         found = [(shm.MOUNT / name[1:]).read_bytes() for name in (paths.arena, paths.private)]
-        return found == [self.arena, self.private] and len(beside) == 2
+        return found == [self.arena, self.private] and len(found_files) == 2
 
 
 class StoredExport:

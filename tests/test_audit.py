@@ -640,8 +640,8 @@ def test_what_is_shipped_while_it_is_read_counts_once(
 ) -> None:
     lake = Lake(in_parts / "lake")
 
-    def shipped_meanwhile(folder: Path, lake: Lake, beside: Lake) -> None:
-        _copy(folder, lake, beside)
+    def shipped_meanwhile(folder: Path, lake: Lake, overlay: Lake) -> None:
+        _copy(folder, lake, overlay)
         ship(folder, lake, "eagle")
 
     monkeypatch.setattr("purgatoryd.pipeline.whole._copy", shipped_meanwhile)
@@ -656,7 +656,7 @@ import sys, time
 from pathlib import Path
 from purgatoryd.pipeline.lake import Lake
 
-with Lake(Path(sys.argv[1])).beside() as own:
+with Lake(Path(sys.argv[1])).overlay() as own:
     print(own.root, flush=True)
     time.sleep(600)
 """
@@ -667,13 +667,13 @@ def test_what_a_killed_reader_left_goes_with_the_next_one(tmp_path: Path) -> Non
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         theirs = Path(reader.stdout.readline().strip())
-        with lake.beside() as ours:
+        with lake.overlay() as ours:
             assert ours.root != theirs
             assert theirs.is_dir()
         assert not ours.root.exists()
         reader.kill()
     assert theirs.is_dir()
-    with lake.beside():
+    with lake.overlay():
         assert not theirs.exists()
 
 

@@ -103,21 +103,21 @@ def test_the_benchmark_of_the_wal_runs_and_writes_nothing(tmp_path: Path) -> Non
 def test_every_step_of_the_benchmark_of_the_pipeline_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `--quick` does, in the session that is there and without a process for each thing beside
+    """What `--quick` does, in the session that is there and without a process for each baseline
     it: memory is nobody's business here."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # the daemons of the steps change it
     bench = import_module("bench_pipeline")
-    work = bench.beside.WORK
-    monkeypatch.setattr(bench.beside, "apart", lambda what, *of: work[what](*map(str, of)))
+    work = bench.baseline.WORK
+    monkeypatch.setattr(bench.baseline, "apart", lambda what, *of: work[what](*map(str, of)))
     arguments = bench.parse(["--quick", "--directory", str(tmp_path)])
     with bench.working(arguments):
         jobs = [bench.run_here(arguments, job, lambda: spark) for job in bench.steps.JOBS]
     run = bench.together(jobs)
     found = bench.document(arguments, 1, [run])
     rates = {step: of for step, of in run.items() if "warm" in of}
-    assert set(rates) == set(bench.beside.NAMES)
-    assert all({"cold", "warm", "beside", "peak_bytes"} <= of.keys() for of in rates.values())
+    assert set(rates) == set(bench.baseline.NAMES)
+    assert all({"cold", "warm", "baseline", "peak_bytes"} <= of.keys() for of in rates.values())
     assert all(value > 0 for of in rates.values() for value in of.values())
     assert {line.split(" | ")[0] for line in bench.table(found).splitlines()} >= {
         f"| {step}" for step in rates

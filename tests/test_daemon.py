@@ -96,7 +96,7 @@ def shop(namespace: str = "shop") -> Client:
     return Client("demo", namespace=namespace, timeout=PATIENCE_S)
 
 
-# ---- processes beside the test's own ---------------------------------------------------------
+# ---- processes other than the test's own ---------------------------------------------------------
 
 
 class Collected(NamedTuple):

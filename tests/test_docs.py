@@ -1,6 +1,6 @@
 """The pages: every command and example in them runs, every link leads somewhere.
 
-Each ```python and ```sh block runs by itself, in a folder of its own, beside a daemon of
+Each ```python and ```sh block runs by itself, in a folder of its own, next to a daemon of
 each name that it uses (unless it starts one); so do the commands that a help text shows.
 What waits for notices gets some: timers that are due at once, in the topics that the block
 names. A block that would go on for ever is interrupted after its first line of output.

@@ -1,4 +1,4 @@
-"""The flights of 2013: the tables, the time base, the events and the oracle beside them."""
+"""The flights of 2013: the tables, the time base, the events and the oracle for them."""
 
 from __future__ import annotations
 

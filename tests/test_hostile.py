@@ -1,4 +1,4 @@
-"""Hostile and broken clients against a real daemon, while an honest one works beside them.
+"""Hostile and broken clients against a real daemon, while an honest one works next to them.
 
 The attackers are processes of another uid where the tests run as root; they are members of the
 daemon's group, so they may do all that a client may.

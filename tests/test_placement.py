@@ -339,8 +339,8 @@ def test_a_node_that_is_not_there(planned: Any) -> None:
     found = planned(TWO_BY_TWO, node=7)
     assert (found.node, found.memory_node, found.clamped) == (0, 0, PlacementPart.MEMORY)
     assert found.clamps == ("there is no node 7; there are: 0, 1",)
-    beside = planned(TWO_BY_TWO, node=7, cpus="2,3")
-    assert (beside.node, beside.memory_node, beside.clamped) == (1, 1, PlacementPart.MEMORY)
+    both = planned(TWO_BY_TWO, node=7, cpus="2,3")
+    assert (both.node, both.memory_node, both.clamped) == (1, 1, PlacementPart.MEMORY)
 
 
 def test_a_node_of_memory_alone_has_its_threads_nearby(planned: Any) -> None:

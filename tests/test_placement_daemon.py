@@ -525,9 +525,7 @@ def test_a_numa_local_client_leaves_the_loop_alone(
     assert done.stdout.strip() == str(local)  # all threads of it
 
 
-def test_beside_a_daemon_that_chose_nothing_nobody_moves(
-    pinned: Daemon, daemon: StartDaemon
-) -> None:
+def test_with_a_daemon_that_chose_nothing_nobody_moves(pinned: Daemon, daemon: StartDaemon) -> None:
     plain = daemon("plain", "--placement", "none")
     code = f"{TELL}\n{NUMA_LOCAL['client'].replace('demo', 'plain')}\ntell()"
     command = [sys.executable, "-c", code]

@@ -831,7 +831,7 @@ DELAY_NS = 10**12
 
 
 def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
-    """An add that arrives beside a great advance is applied before that is through: the time
+    """An add that arrives during a great advance is applied before that is through: the time
     of its application lies among the outcomes of the crowd. What the advancing peer sends behind
     it waits, in order."""
     with Raw(demo) as crowd, Raw(demo) as big, Raw(demo) as other:

@@ -463,7 +463,7 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
 
 @contextlib.contextmanager
 def one_of_another_directory(name: str) -> Iterator[Path]:
-    """An arena file of a daemon of the same name, which stands beside all others of the host."""
+    """An arena file of a daemon of the same name, which stands next to all others of the host."""
     its = shm.MOUNT / paths_in(Path("/another"), name).arena[1:]
     its.touch()
     try:

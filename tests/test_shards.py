@@ -220,7 +220,7 @@ def test_a_birth_counts_once_it_is_written(tmp_path: Path, monkeypatch: pytest.M
     assert registry.table == before
 
 
-def test_with_a_wal_the_table_beside_it_counts(tmp_path: Path) -> None:
+def test_with_a_wal_the_table_next_to_it_counts(tmp_path: Path) -> None:
     paths, wal = paths_in(tmp_path / "run", "demo"), tmp_path / "wal"
     paths.directory.mkdir()
     config = Config(name="demo", shards=2, wal_dir=str(wal))

@@ -453,7 +453,7 @@ def test_another_abi_is_refused_and_untouched(
     assert stored.untouched(paths)
 
 
-# ---- beside a daemon of another ABI --------------------------------------------------------------
+# ---- with a daemon of another ABI --------------------------------------------------------------
 
 
 @pytest.fixture

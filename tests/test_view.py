@@ -377,7 +377,7 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 140])
-def test_a_narrow_terminal_shows_less_beside_each_other(demo: Daemon, columns: int) -> None:
+def test_a_narrow_terminal_shows_less_side_by_side(demo: Daemon, columns: int) -> None:
     with Client("demo") as client:
         client.add_many([(f"k{i}", 60.0) for i in range(123)])
         command = ["top", "--name", "demo", "--once", "--interval", "100ms"]
@@ -400,7 +400,7 @@ def test_the_first_of_many_shows_in_a_bar(columns: int) -> None:
     assert [text.count("━") for text in shown] == [0, 1, columns]
 
 
-def test_times_have_space_beside_the_others() -> None:
+def test_times_have_space_next_to_the_others() -> None:
     span = 123_456_789
     view = SimpleNamespace(times={"structural_lateness": Spread(1, span, span, span, [])})
     console = Console(width=48, file=StringIO())

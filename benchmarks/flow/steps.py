@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from flow import beside, jvm, wal
+from flow import baseline, jvm, wal
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline.bulk_loading import BulkLoader
 from purgatoryd.pipeline.jobs import make_gold, make_silver
@@ -96,15 +96,15 @@ def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int
     found: Figures = {}
     for name, place in (("cold", folder / "first"), ("warm", lake)):
         if name == "cold":
-            beside.forget(arguments.wal_dir)
+            baseline.forget(arguments.wal_dir)
         command = [sys.executable, "-c", _SHIP, str(arguments.wal_dir / wal.NAME), str(place)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows, seconds = json.loads(done.stdout)
         found[name] = rows / seconds
         (Path(arguments.wal_dir) / wal.NAME / "retention_holds").unlink(missing_ok=True)
     shutil.rmtree(folder / "first")
-    found["beside"] = beside.written(arguments.wal_dir / wal.NAME, folder)
-    found["to_pyarrow"] = found["beside"] / found["warm"]
+    found["baseline"] = baseline.written(arguments.wal_dir / wal.NAME, folder)
+    found["to_pyarrow"] = found["baseline"] / found["warm"]
     return found
 
 
@@ -125,8 +125,8 @@ def tables(spark: SparkSession, lake: Path, folder: Path, events: int) -> Steps:
                 seconds = timed(partial(make, spark, one))
             yield step, {name: events / seconds}
             yield f"{step}, {name}", processor_s
-    yield "silver", {"beside": events / beside.silver(bronze, folder / "silver.parquet")}
-    yield "gold", {"beside": events / beside.gold(bronze, folder / "silver.parquet")}
+    yield "silver", {"baseline": events / baseline.silver(bronze, folder / "silver.parquet")}
+    yield "gold", {"baseline": events / baseline.gold(bronze, folder / "silver.parquet")}
     files = str(folder / "warm" / "silver" / "lifecycles")
     lifecycles = spark.read.option("recursiveFileLookup", "true").parquet(files)
     count = lifecycles.count()
@@ -143,8 +143,8 @@ def sketched(lifecycles: DataFrame, files: str, groups: int, count: int) -> Figu
     rates = [
         count / timed(lambda: noop(lifecycles.groupBy(by).agg(*made))) for _ in ("cold", "warm")
     ]
-    other = beside.quantiles(f"{files}/**/*.parquet", STAGES, groups)
-    return {"cold": rates[0], "warm": rates[1], "beside": count / other}
+    other = baseline.quantiles(f"{files}/**/*.parquet", STAGES, groups)
+    return {"cold": rates[0], "warm": rates[1], "baseline": count / other}
 
 
 # ---- the cold tier -----------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
         seconds = timed(partial(cold.bulk_load, tier, day(spark, rows), "day", nobody))
         found[name] = rows / seconds
         if name == "cold":
-            found["beside"] = rows / beside.cold_bulk_load(place, folder / "beside")
+            found["baseline"] = rows / baseline.cold_bulk_load(place, folder / "baseline")
             shutil.rmtree(place)
     yield "cold bulk load", found
     cold.cancel(tier, cancelled(rows), nobody)
@@ -181,8 +181,8 @@ def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
         timed(lambda: noop(cold.alive(cold.rows_of(spark, tier, version.rows), ended)))
         for _ in ("cold", "warm")
     ]
-    other = rows / beside.anti_join(folder / "warm")
-    yield "anti-join", {"cold": rows / times[0], "warm": rows / times[1], "beside": other}
+    other = rows / baseline.anti_join(folder / "warm")
+    yield "anti-join", {"cold": rows / times[0], "warm": rows / times[1], "baseline": other}
     yield "window", window(spark, tier, rows)
 
 
@@ -216,15 +216,16 @@ def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
             (done,) = promote(spark, tier, until.end_ns, hot)
             promote_s = time.perf_counter() - began_s
         hot.close()
-    other = beside.window(tier.lake, one)
-    return {"rows": done.rows, "select_s": select_s, "promote_s": promote_s, "beside_s": other}
+    other = baseline.window(tier.lake, one)
+    return {"rows": done.rows, "select_s": select_s, "promote_s": promote_s, "baseline_s": other}
 
 
 # ---- bulk adds ---------------------------------------------------------------------------------
 
 
 def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
-    """Through Spark, cold and then warm, and beside it the same rows by add_many in one process."""
+    """Through Spark, cold and then warm, and as a baseline the same rows by add_many in one
+    process."""
     frame = day(spark, rows).selectExpr("namespace", "topic", "key", "payload", "3600.0D as delay")
     tasks = spark.sparkContext.defaultParallelism
     frame.repartition(tasks).write.parquet(str(folder))
@@ -237,6 +238,6 @@ def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
             write = frame.write.format("purgatoryd").options(**options).mode("append")
             rates.append(rows / timed(write.save))
     with wal.daemon(*size):
-        other = rows / beside.added(folder)
+        other = rows / baseline.added(folder)
     warm = statistics.median(rates[1:])
-    return {"cold": rates[0], "warm": warm, "beside": other, "to_add_many": warm / other}
+    return {"cold": rates[0], "warm": warm, "baseline": other, "to_add_many": warm / other}

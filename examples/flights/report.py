@@ -61,7 +61,7 @@ def print_day(console: Console, day: Day, names: dict[str, str]) -> None:
     }
     _show(console, title, _rates_table(day.rates))
     _show(console, LATENESS, _lateness_table(day.lateness))
-    _show(console, "The day beside the oracle", _pairs(rows))
+    _show(console, "The day compared with the oracle", _pairs(rows))
     for key in day.late_workers:
         console.print(f"{key} expired because its worker sent the landing too late.")
     _show(console, "Worst carriers", _carriers_table(day.flights, received, names))

@@ -867,7 +867,7 @@ static void test_frames_tell_when_and_of_what(void)
     world_close(&w);
 }
 
-/* ---- a snapshot beside the work
+/* ---- a snapshot during the work
  * ------------------------------------------------------------------ */
 
 struct photographer {
@@ -891,7 +891,7 @@ static void *photograph(void *context)
     return NULL;
 }
 
-static void snapshot_beside(struct world *w)
+static void snapshot_while_working(struct world *w)
 {
     struct photographer p = {.world = w, .snapshot = malloc(FRAMES)};
     struct world copy;
@@ -916,7 +916,7 @@ static void snapshot_beside(struct world *w)
     free(p.snapshot);
 }
 
-static void test_a_snapshot_beside_the_work(void)
+static void test_a_snapshot_during_the_work(void)
 {
     struct world w = {.rng = {4}, .wal = malloc(FRAMES)};
     CHECK(w.wal != NULL);
@@ -924,7 +924,7 @@ static void test_a_snapshot_beside_the_work(void)
     for (uint32_t round = 0; round < 60; round++) {
         w.used = 0;
         simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* a frame that is not taken yet */
-        snapshot_beside(&w);
+        snapshot_while_working(&w);
         whole(&w);
     }
     world_close(&w);
@@ -995,7 +995,7 @@ int main(void)
     RUN(test_durable_replies);
     RUN(test_an_end_tells_who_asked);
     RUN(test_frames_tell_when_and_of_what);
-    RUN(test_a_snapshot_beside_the_work);
+    RUN(test_a_snapshot_during_the_work);
     RUN(test_noise_is_refused);
     return 0;
 }

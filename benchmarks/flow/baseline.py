@@ -22,7 +22,7 @@ from purgatoryd.pipeline.sources import names_of
 from purgatoryd.pipeline.tier import Window
 from purgatoryd.shm_layout.wal import Walk, segments
 
-MODULE = "flow.beside"
+MODULE = "flow.baseline"
 NAMES = {
     "ship": "pyarrow writes the same batches",
     "silver": "DuckDB, a projection of the same rows",
@@ -78,7 +78,7 @@ def _written(directory: str, folder: str) -> float:
         walk.enter(file.path)
         batches = list(decoder.batches(walk))
         began_s = time.perf_counter()
-        with open(Path(folder) / "beside.parquet", "wb") as out:
+        with open(Path(folder) / "baseline.parquet", "wb") as out:
             with parquet_writer(out, BRONZE) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
