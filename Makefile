@@ -37,7 +37,7 @@ LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZ
 .DEFAULT_GOAL := help
 .PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle docs clean
 .DELETE_ON_ERROR:
-# Where it is set, each of the many daemons of the tests would compile all modules anew.
+# Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:

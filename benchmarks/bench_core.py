@@ -282,11 +282,11 @@ def figure(value: float) -> str:
 def target_lines(targets: list[Target]) -> list[list[str]]:
     lines = []
     for t in targets:
-        what = f"{t.measure}, times better than {t.against}" if t.against else t.measure
+        subject = f"{t.measure}, times better than {t.against}" if t.against else t.measure
         sign = "≥" if t.against else "≤"
         lines.append(
             [
-                what,
+                subject,
                 f"{t.pending:,}",
                 f"{sign} {figure(t.limit)}",
                 figure(t.found),

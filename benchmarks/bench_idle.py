@@ -132,8 +132,8 @@ def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
     with ExitStack() as stack:
         reported = stack.enter_context(manager(directory))
         found = {
-            what: stack.enter_context(own_daemon(directory, name, settings, environment))
-            for what, name, settings, environment in (
+            subject: stack.enter_context(own_daemon(directory, name, settings, environment))
+            for subject, name, settings, environment in (
                 (full, "full", large, {}),
                 (f"{full}, a subscriber", "received", large, {}),
                 ("no timer", "empty", [], {}),
@@ -150,9 +150,9 @@ def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
 
 def window(pids: dict[str, int], seconds: float) -> dict[str, tuple[float, float]]:
     """Of each: wake-ups per second, and percent of a core."""
-    before = {what: used(pid) for what, pid in pids.items()}
+    before = {subject: used(pid) for subject, pid in pids.items()}
     time.sleep(seconds)
-    return {what: between(before[what], used(pid)) for what, pid in pids.items()}
+    return {subject: between(before[subject], used(pid)) for subject, pid in pids.items()}
 
 
 def between(before: Used, after: Used) -> tuple[float, float]:
@@ -168,11 +168,11 @@ def at_rest(directory: Path, arguments: argparse.Namespace) -> dict[str, dict[st
         time.sleep(arguments.settle)
         windows = [window(pids, arguments.seconds) for _ in range(arguments.windows)]
     return {
-        what: {
-            "wakeups_per_s": spread([one[what][0] for one in windows]),
-            "core_percent": spread([one[what][1] for one in windows]),
+        subject: {
+            "wakeups_per_s": spread([one[subject][0] for one in windows]),
+            "core_percent": spread([one[subject][1] for one in windows]),
         }
-        for what in pids
+        for subject in pids
     }
 
 
@@ -276,14 +276,17 @@ def benches(directory: Path, rate: int) -> Iterator[dict[str, Bench]]:
 
 def at_work(directory: Path, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     rates = {False: arguments.rate, True: arguments.operations}
-    found: dict[str, dict[str, list[Worked]]] = {what: {way: [] for way in WAYS} for what in LOADS}
+    found: dict[str, dict[str, list[Worked]]] = {
+        subject: {way: [] for way in WAYS} for subject in LOADS
+    }
     with benches(directory, arguments.rate) as ways_to_work:
         for _ in range(arguments.rounds):
-            for what, (load, operations) in LOADS.items():
+            for subject, (load, operations) in LOADS.items():
                 for way, bench in ways_to_work.items():
-                    found[what][way].append(bench.work(load, rates[operations], arguments.work))
+                    found[subject][way].append(bench.work(load, rates[operations], arguments.work))
     return {
-        what: {way: summary(runs) for way, runs in ways.items()} for what, ways in found.items()
+        subject: {way: summary(runs) for way, runs in ways.items()}
+        for subject, ways in found.items()
     }
 
 
@@ -324,9 +327,9 @@ def rest_table(found: dict[str, Any]) -> str:
         f"| at most {WAKEUPS_MAX:g} and {CORE_PERCENT_MAX:g} % |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {what} | {shown(one['wakeups_per_s'], 1)} | {shown(one['core_percent'], 3)} "
-            f"| {'' if 'shards' in what else 'met' if met(one) else 'missed'} |"
-            for what, one in found["at_rest"].items()
+            f"| {subject} | {shown(one['wakeups_per_s'], 1)} | {shown(one['core_percent'], 3)} "
+            f"| {'' if 'shards' in subject else 'met' if met(one) else 'missed'} |"
+            for subject, one in found["at_rest"].items()
         ),
     ]
     return "\n".join(rows) + "\n"
@@ -337,9 +340,9 @@ def work_table(found: dict[str, Any]) -> str:
         f"| processor time for 100,000, in ms | per second | {' | '.join(WAYS)} |",
         f"| --- | --- |{' --- |' * len(WAYS)}",
         *(
-            f"| {what} | {min(one['per_s'] for one in ways.values()):,} | "
+            f"| {subject} | {min(one['per_s'] for one in ways.values()):,} | "
             f"{' | '.join(shown(ways[way]['cpu_ms_per_100k'], 0) for way in WAYS)} |"
-            for what, ways in found["at_work"].items()
+            for subject, ways in found["at_work"].items()
         ),
     ]
     return "\n".join(rows) + "\n"

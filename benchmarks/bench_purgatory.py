@@ -177,7 +177,7 @@ def words(known: Iterable[str]) -> Any:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes; writes nothing")
-    parser.add_argument("--plots", action="store_true", help="draw the stored results anew")
+    parser.add_argument("--plots", action="store_true", help="draw the stored results again")
     parser.add_argument("--add", action="store_true", help="keep the stored runs of the others")
     parser.add_argument("--seconds", type=float, default=5.0, help="least length of a run")
     parser.add_argument("--requests", type=int, default=1_000_000, help="least size of a run")

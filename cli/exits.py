@@ -143,13 +143,13 @@ def unwritable(error: Exception) -> errors.BadPath | None:
     """What the machine refused to do with a file, if that is what the error says; also where Spark
     met it."""
     if isinstance(error, OSError):
-        what = _REFUSALS.get(error.errno or 0)
-        return errors.BadPath(str(error.filename or "a file"), what) if what else None
+        detail = _REFUSALS.get(error.errno or 0)
+        return errors.BadPath(str(error.filename or "a file"), detail) if detail else None
     if not _of_spark(error):
         return None
     said = str(error)
-    what = next((words for words in _REFUSALS.values() if words in said), None)
-    return errors.BadPath(_file_in(said) or "a file", what) if what else None
+    detail = next((words for words in _REFUSALS.values() if words in said), None)
+    return errors.BadPath(_file_in(said) or "a file", detail) if detail else None
 
 
 def _of_spark(error: Exception) -> bool:
@@ -184,8 +184,8 @@ def unreadable(error: Exception) -> errors.LakeBroken | None:
     path = _file_in(said)
     if not (_of_spark(error) and path and _READING.search(said)):
         return None
-    what = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"
-    return errors.LakeBroken(path, what)
+    detail = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"
+    return errors.LakeBroken(path, detail)
 
 
 def unusable(error: Exception) -> errors.InvalidArgument | None:

@@ -1,6 +1,6 @@
 """Figures of arenas as families of OpenMetrics, and their table for docs/metrics.md.
 
-`python -m purgatoryd.cli.exposition docs/metrics.md` writes the table anew between its marks.
+`python -m purgatoryd.cli.exposition docs/metrics.md` writes the table again between its marks.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def _labels() -> str:
 
 
 def refresh(page: str) -> str:
-    """The text of a page with its table made anew."""
+    """The text of a page with its table made again."""
     return _MARK.sub(lambda _: f"<!-- metrics -->\n{table()}<!-- end -->", page)
 
 

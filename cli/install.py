@@ -101,11 +101,11 @@ def own_command() -> Path:
     return Path(found)
 
 
-def refuse_hidden(path: str, what: str) -> None:
+def refuse_hidden(path: str, subject: str) -> None:
     """Raises InvalidSetting for a path that the units do not see."""
     if not Path(path).is_absolute() or any(map(Path(path).is_relative_to, HIDDEN)):
         bound = f"an absolute path outside of {', '.join(HIDDEN)}, which the units do not see"
-        raise InvalidSetting(what, path, bound, "install")
+        raise InvalidSetting(subject, path, bound, "install")
 
 
 def unit_files(root: Path, command: str) -> Iterator[File]:

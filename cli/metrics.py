@@ -51,7 +51,7 @@ def metrics_command(name: str, serve: Address | None) -> None:
     """Print a daemon's figures in OpenMetrics text, or serve them at /metrics.
 
     Reads the shared memory and does not trouble the daemon, so it answers also while that hangs,
-    or is gone. Needs the extra `metrics`. A server reads the arena anew for each request; it stays
+    or is gone. Needs the extra `metrics`. A server reads the arena again for each request; it stays
     when the daemon goes, and says then that it is not up. Of a deployment all shards are reported,
     each with its own name. Whoever reaches the address may read the names of namespaces; at a
     loopback address requests by another name than one of this host are refused. A server goes on

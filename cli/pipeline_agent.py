@@ -76,7 +76,9 @@ def code_of(one: Delivered) -> Exit:
 
 def summary(one: Delivered) -> str:
     """A file for people."""
-    counts = ", ".join(f"{n} {what.lower()}" for what, n in sorted(one.answers.counts.items()))
+    counts = ", ".join(
+        f"{n} {subject.lower()}" for subject, n in sorted(one.answers.counts.items())
+    )
     if one.bad:
         return f"{one.path.name}: set aside, {one.bad}" + (
             f"; before that {counts}" if counts else ""

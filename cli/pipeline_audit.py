@@ -37,7 +37,7 @@ _ledger_option = click.option(
 )
 
 
-def _what(command: Callable[..., Any]) -> Callable[..., Any]:
+def _audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what is audited."""
     return lake_option(_wal_option(_ledger_option(spark_options(command))))
 
@@ -68,7 +68,7 @@ def _read(
 
 
 @click.command("audit", cls=Command)
-@_what
+@_audit_options
 @json_option
 def audit_command(as_json: bool, **options: Any) -> int:
     """Check that what the WALs say can be true, and was kept.
@@ -122,7 +122,7 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
 
 
 @click.command("report", cls=Command)
-@_what
+@_audit_options
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),

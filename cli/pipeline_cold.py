@@ -185,7 +185,7 @@ def cancel_command(
     table = keys_in(file, namespace) if file else keys_given(keys, namespace, key_type)
     with daemon_of(name, tcp, server_key, key_file) as hot:
         found = cancel(tier, table, hot)
-    reported = ", ".join(f"{count} {what.lower()}" for what, count in sorted(found.items()))
+    reported = ", ".join(f"{count} {subject.lower()}" for subject, count in sorted(found.items()))
     text = f"{table.num_rows} keys; the daemon: {reported or 'not asked, it has none of them'}"
     emit({"keys": table.num_rows, "daemon": found}, text, as_json)
 
@@ -335,7 +335,7 @@ def window_record(window: Window) -> dict[str, Any]:
 def window_text(window: Window) -> str:
     """A window for people."""
     reported = ", ".join(
-        f"{count} {what.lower()}" for what, count in sorted(window.results.items())
+        f"{count} {subject.lower()}" for subject, count in sorted(window.results.items())
     )
     until = units.format_wall(window.until.end_ns)
     return f"{window.state} until {until}: {window.rows} rows ({reported or 'none'})"

@@ -114,16 +114,16 @@ def ingest_command(
         iteration()
 
 
-def show_latencies(spark: SparkSession, place: Lake, what: str, as_json: bool) -> None:
-    """Print the latencies of all time; `what`: "topics" or "workers"."""
+def show_latencies(spark: SparkSession, place: Lake, subject: str, as_json: bool) -> None:
+    """Print the latencies of all time; `subject`: "topics" or "workers"."""
     from purgatoryd.pipeline.gold import latency, merge
     from purgatoryd.pipeline.parts import Layer
     from purgatoryd.pipeline.schemas import TOPICS, WORKERS
 
-    table = TOPICS if what == "topics" else WORKERS
-    by = ["clock", "node", *(["namespace", "topic"] if what == "topics" else ["worker"])]
+    table = TOPICS if subject == "topics" else WORKERS
+    by = ["clock", "node", *(["namespace", "topic"] if subject == "topics" else ["worker"])]
     rows = merge(Layer(place.root, "gold").read(spark, table), table, by)
-    show_rows(latency(rows, by), f"latencies by {what[:-1]}", as_json, len(by) + 1)
+    show_rows(latency(rows, by), f"latencies by {subject[:-1]}", as_json, len(by) + 1)
 
 
 @click.command("rebuild", cls=Command)
@@ -291,9 +291,9 @@ def print_lifecycle(lifecycle: Lifecycle) -> None:
     from purgatoryd.pipeline.trace import record
 
     reported = record(lifecycle)
-    table = Table("at", "lsn", "what", title=lifecycle_title(reported), title_justify="left")
+    table = Table("at", "lsn", "event", title=lifecycle_title(reported), title_justify="left")
     for event in reported["events"]:
-        table.add_row(event["at"] or "", str(event["lsn"] or ""), event["what"])
+        table.add_row(event["at"] or "", str(event["lsn"] or ""), event["event"])
     for stage, span in reported["stages_ns"].items():
         table.add_row(
             "", stage, f"{units.format_duration(span):>8} {bar(span, reported['stages_ns'])}"
@@ -306,12 +306,12 @@ def lifecycle_title(reported: dict[str, Any]) -> str:
     late = reported["lateness_ns"]
     how = reported["final_state"] or "open"
     how += "" if late is None else f", {units.format_duration(late)} late"
-    who = (
+    subject = (
         f"{reported['node']}, ticket {reported['ticket']}"
         if reported["ticket"]
         else reported["node"]
     )
-    return f"{who}: {how}"
+    return f"{subject}: {how}"
 
 
 def bar(span: int, stages: dict[str, int]) -> str:

@@ -213,8 +213,8 @@ def of_one(named: Named, plan: PlacementPlan, placed: Placed | None) -> Iterator
     yield from (f"  {extra}" for extra in extras(plan))
     if placed is not None:
         yield ""
-        who = named.name if named.record else "the daemon"
-        yield f"{who} ({placed.mode.name.lower()}): {now(placed)}"
+        subject = named.name if named.record else "the daemon"
+        yield f"{subject} ({placed.mode.name.lower()}): {now(placed)}"
 
 
 def picture(topology: Topology, node: Node, plans: Sequence[PlacementPlan]) -> Iterator[str]:

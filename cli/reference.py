@@ -13,7 +13,7 @@ from purgatoryd.cli.settings import FLAG_OF, variable
 _INTRO = """\
 # The command line
 
-This page is generated from the help texts: `make docs` writes it anew, and a test fails
+This page is generated from the help texts: `make docs` writes it again, and a test fails
 while it is out of date.
 
 Every command prints text for people, and with `--json` one JSON object per line. Errors go

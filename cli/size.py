@@ -140,7 +140,7 @@ def table() -> str:
 
 
 def refresh(page: str) -> str:
-    """The text of a page with its table made anew."""
+    """The text of a page with its table made again."""
     before, _, rest = page.partition(MARKS[0])
     return before + MARKS[0] + table() + MARKS[1] + rest.partition(MARKS[1])[2]
 

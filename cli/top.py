@@ -152,11 +152,11 @@ def headline(view: View) -> Text:
     line.append(f" {view.name}", "bold")
     if health.why:
         line.append(f", because of {', '.join(health.why.names)}", colour)
-    who = f"process {health.pid}" if health.pid else health.condition
+    subject = f"process {health.pid}" if health.pid else health.condition
     if view.shards:
         ready = sum(one.condition == "ready" for one in view.shards)
-        who = f"{ready} of {len(view.shards)} shards ready"
-    line.append(f"  {who} for {units.format_duration(view.state_ns)}, loop moved ")
+        subject = f"{ready} of {len(view.shards)} shards ready"
+    line.append(f"  {subject} for {units.format_duration(view.state_ns)}, loop moved ")
     line.append(f"{units.format_duration(health.still_ns)} ago")
     if health.overdue_ns:
         line.append(f", overdue by {units.format_duration(health.overdue_ns)}", "red")

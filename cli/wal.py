@@ -211,11 +211,11 @@ def frame_text(frame: Frame) -> str:
     from purgatoryd.shm_layout.wal import contents
 
     found = contents(frame)
-    what = visible(found.name or "") if found.key is None else key_text(found.key)
+    detail = visible(found.name or "") if found.key is None else key_text(found.key)
     shown = ("ticket", "topic", "position", "watermark", "row", "cause", "upto", "start_lsn",
              "session", "sequence", "count", "bucket_count")  # fmt: skip
     rest = " ".join(f"{n}={frame.fields[n]}" for n in shown if n in frame.fields)
-    return f"{frame.lsn:>12} {frame.kind:<10} {what:<36} {rest}".rstrip()
+    return f"{frame.lsn:>12} {frame.kind:<10} {detail:<36} {rest}".rstrip()
 
 
 @wal_command.command("cat", cls=Command)
@@ -261,8 +261,8 @@ def refuse_missing(path: Path) -> None:
     first = min((file.lsn for file in segments(path)), default=0)
     last = max((file.lsn for file in snapshots(path)), default=0)
     if first > last:
-        what = "the segment behind the snapshot is missing" if last else "no snapshot is left"
-        raise WalDamaged(str(path), what, 0, 0, last, first - 1)
+        detail = "the segment behind the snapshot is missing" if last else "no snapshot is left"
+        raise WalDamaged(str(path), detail, 0, 0, last, first - 1)
 
 
 def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
@@ -272,8 +272,8 @@ def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
 
     last = confirmed.get(walk.uuid, 0)
     if walk.lsn < last:
-        what = "the end of what was confirmed is missing"
-        raise WalDamaged(str(path), what, 0, 0, walk.lsn + 1, last)
+        detail = "the end of what was confirmed is missing"
+        raise WalDamaged(str(path), detail, 0, 0, walk.lsn + 1, last)
 
 
 @wal_command.command("verify", cls=Command)

@@ -135,8 +135,8 @@ class Admin(Closing):
         table = self._table()
         partitions = 1 if table is None else table.place(namespace).partitions
         if partitions > 1:
-            what = "it cannot park timers: they come back by bulk loads, of which it has none"
-            raise Partitioned(namespace, partitions, what)
+            detail = "it cannot park timers: they come back by bulk loads, of which it has none"
+            raise Partitioned(namespace, partitions, detail)
 
     def _set(
         self, name: bytes, changes: dict[str, int], timeout: float | None

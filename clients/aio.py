@@ -285,11 +285,11 @@ class AsyncClient:
         return question.outcome()
 
     async def _answer(
-        self, question: Question | BulkLoadQuestion, what: str, timeout: float | None
+        self, question: Question | BulkLoadQuestion, subject: str, timeout: float | None
     ) -> None:
         self._schedule()
         try:
-            await self._until(lambda: question.done, what, timeout)
+            await self._until(lambda: question.done, subject, timeout)
         finally:
             self._core.session.forget(question.query)
 
@@ -316,12 +316,12 @@ class AsyncClient:
         await self._until(lambda: pending.done, "call", timeout)
         self._core.collected(pending)
 
-    async def _settle(self, what: str, timeout: float | None) -> None:
+    async def _settle(self, subject: str, timeout: float | None) -> None:
         """Waits for the answers to all that was packed until now."""
         packer = self._core.packer
         packed = packer.packed
         self._schedule()
-        await self._until(lambda: packer.settled >= packed, what, timeout)
+        await self._until(lambda: packer.settled >= packed, subject, timeout)
 
     async def _admit(self, timeout: float | None) -> None:
         packer = self._core.packer
@@ -345,14 +345,14 @@ class AsyncClient:
             await self._until(lambda: result.done, "bulk call", timeout)
             result.check()
 
-    async def _until(self, done: Any, what: str, timeout: float | None) -> None:
+    async def _until(self, done: Any, subject: str, timeout: float | None) -> None:
         """Waits until `done()`; `timeout` seconds without any answer end it."""
         core, limit_s = self._core, self.timeout if timeout is None else timeout
         answers, deadline_s = core.answers, time.monotonic() + limit_s
         while not done():
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
-                raise core.overdue(what, limit_s)
+                raise core.overdue(subject, limit_s)
             await self._change(remaining_s)
             core.check()
             if core.answers != answers:
@@ -405,13 +405,13 @@ class AsyncClient:
                 change.set_result(None)
 
     def _watch(self) -> None:
-        """While answers are owed, a timer asks for them again."""
+        """While answers are pending, a timer asks for them again."""
         core = self._core
-        owed = core.session.busy or core.session.state is State.GREETING
-        if self._timer is not None and not owed:
+        pending = core.session.busy or core.session.state is State.GREETING
+        if self._timer is not None and not pending:
             self._timer.cancel()
             self._timer = None
-        elif self._timer is None and owed and self._loop is not None:
+        elif self._timer is None and pending and self._loop is not None:
             patience_s = core.patience_s
             self._timer = self._loop.call_later(patience_s, self._overdue, patience_s, core.answers)
 

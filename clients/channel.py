@@ -1,4 +1,4 @@
-"""A DEALER socket that says when it has connected anew. Owns its ZeroMQ context."""
+"""A DEALER socket that says when it has reconnected. Owns its ZeroMQ context."""
 
 from __future__ import annotations
 

@@ -366,10 +366,10 @@ class Client:
         return question.outcome()
 
     def _answer(
-        self, question: Question | BulkLoadQuestion, what: str, timeout: float | None
+        self, question: Question | BulkLoadQuestion, subject: str, timeout: float | None
     ) -> None:
         try:
-            self._drive(question, what, timeout)
+            self._drive(question, subject, timeout)
         finally:
             self._core.session.forget(question.query)
 
@@ -451,11 +451,11 @@ class Client:
     # ---- waiting -----------------------------------------------------------------------------
 
     @contextmanager
-    def _exclusive(self, what: str, timeout: float | None) -> Iterator[None]:
+    def _exclusive(self, subject: str, timeout: float | None) -> Iterator[None]:
         """Holds the connection."""
         limit_s = self.timeout if timeout is None else timeout
         if not self._io.acquire(timeout=min(max(limit_s, 0), threading.TIMEOUT_MAX)):
-            raise CallTimeout(what, limit_s, 0)
+            raise CallTimeout(subject, limit_s, 0)
         try:
             self._core.check()
             yield
@@ -474,18 +474,18 @@ class Client:
                     raise
         self._core.collected(pending)
 
-    def _settle(self, what: str, timeout: float | None) -> None:
+    def _settle(self, subject: str, timeout: float | None) -> None:
         """Waits for the answers to all that was packed until now."""
         self._seal()
         packer = self._core.packer
         packed = packer.packed
-        self._drive(_When(lambda: packer.settled >= packed), what, timeout)
+        self._drive(_When(lambda: packer.settled >= packed), subject, timeout)
 
     def _seal(self) -> Batch | None:
         with self._packing:
             return self._core.packer.seal()
 
-    def _drive(self, goal: _Goal, what: str, timeout: float | None) -> None:
+    def _drive(self, goal: _Goal, subject: str, timeout: float | None) -> None:
         """Sends and receives until `goal` is done; `timeout` seconds of silence end it."""
         core, limit_s = self._core, self.timeout if timeout is None else timeout
         answers, deadline_s = -1, 0.0
@@ -497,7 +497,7 @@ class Client:
                 answers, deadline_s = core.answers, time.monotonic() + limit_s
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
-                raise core.overdue(what, limit_s)
+                raise core.overdue(subject, limit_s)
             self._listen(remaining_s, blocked)
 
     def _listen(self, limit_s: float, blocked: bool) -> None:

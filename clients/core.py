@@ -350,7 +350,7 @@ class Core:
             self._follow()
         self.pull()
 
-    def overdue(self, what: str, waited_s: float) -> DaemonError:
+    def overdue(self, subject: str, waited_s: float) -> DaemonError:
         """The error for a call that got no answer within `waited_s` seconds."""
         in_doubt = self.session.in_doubt()
         if self._route.breaker is not None:
@@ -361,7 +361,7 @@ class Core:
         if greeting or self.channel is None or not self.channel.connected:
             barred = shut(self.name) if self._remote is None else ""
             return DaemonUnreachable(self.name, self.endpoint, waited_s, in_doubt, barred)
-        return CallTimeout(what, waited_s, in_doubt)
+        return CallTimeout(subject, waited_s, in_doubt)
 
 
 class _Asked:

@@ -22,12 +22,12 @@ os.register_at_fork(after_in_child=_renew)
 
 
 class ForkGuard:
-    """Fork guard of one client or subscriber, which `what` names in errors."""
+    """Fork guard of one client or subscriber, which `subject` names in errors."""
 
-    __slots__ = ("_owner", "_what", "closed")
+    __slots__ = ("_owner", "_subject", "closed")
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
         self._owner = _process
         self.closed = False
 
@@ -39,6 +39,6 @@ class ForkGuard:
     def check(self) -> None:
         """Raises Closed or ForkedProcess."""
         if self._owner != _process:
-            raise ForkedProcess(self._what, self._owner, _process)
+            raise ForkedProcess(self._subject, self._owner, _process)
         if self.closed:
-            raise Closed(self._what)
+            raise Closed(self._subject)

@@ -123,10 +123,10 @@ class Ledger(Closing):
 
     def _note(self, daemon: bytes, lines: Iterable[str]) -> None:
         with self._mutex:
-            kept = self._lines.setdefault(daemon, [])
-            before = len(kept)
-            kept.extend(lines)
-            self._waiting += sum(map(len, kept[before:]))
+            retained = self._lines.setdefault(daemon, [])
+            before = len(retained)
+            retained.extend(lines)
+            self._waiting += sum(map(len, retained[before:]))
             if self._waiting >= self._buffer_bytes:
                 self._write()
 

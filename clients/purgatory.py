@@ -260,8 +260,8 @@ class Purgatory(Client):
             os.eventfd_write(self._kicked, 1)
 
     @contextmanager
-    def _exclusive(self, what: str, timeout: float | None) -> Iterator[None]:
-        with super()._exclusive(what, timeout):
+    def _exclusive(self, subject: str, timeout: float | None) -> Iterator[None]:
+        with super()._exclusive(subject, timeout):
             try:
                 yield
             finally:

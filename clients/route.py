@@ -76,8 +76,8 @@ class Route:
         if self._partition is not None:
             return placement.shards[self._partition]
         if placement.partitions > 1:
-            what = "PartitionedClient is for those, and has plain timers only"
-            raise Partitioned(self.namespace, placement.partitions, what)
+            detail = "PartitionedClient is for those, and has plain timers only"
+            raise Partitioned(self.namespace, placement.partitions, detail)
         return placement.shards[0]
 
     def _ask(self, paths: Paths) -> None:

@@ -68,7 +68,7 @@ SUBJECTS_PER_UID = 8192
 SUBSCRIBES_PER_S = 1024
 """New prefixes of one uid, beyond as many at once as it may have at all."""
 
-Who = int | str
+Identity = int | str
 """A uid; of a peer behind tcp its address."""
 
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
@@ -90,7 +90,7 @@ class Peer:
     """One connection."""
 
     socket_index: int
-    who: Who
+    identity: Identity
     strikes: int = 0
     """Looks before which bytes had come, since its last whole message."""
     untaken: int = 0
@@ -140,12 +140,12 @@ class AdmissionControl:
         self._sockets: list[zmq.Socket[bytes]] = []
         self._monitors: list[zmq.Socket[bytes]] = []
         self._peers: dict[int, Peer] = {}
-        self._connections: Counter[Who] = Counter()
-        self._refused: dict[Who, Refusal] = {}
-        self._connects: dict[Who, Allowance] = {}
-        self._subscribes: dict[Who, Allowance] = {}
-        self._subjects: dict[bytes, Who] = {}
-        self._subjects_of: Counter[Who] = Counter()
+        self._connections: Counter[Identity] = Counter()
+        self._refused: dict[Identity, Refusal] = {}
+        self._connects: dict[Identity, Allowance] = {}
+        self._subscribes: dict[Identity, Allowance] = {}
+        self._subjects: dict[bytes, Identity] = {}
+        self._subjects_of: Counter[Identity] = Counter()
         self._flow = select.epoll()
         self._flowed: set[int] = set()
         self._round: list[int] = []
@@ -223,10 +223,10 @@ class AdmissionControl:
         if fd in self._peers:  # another socket's event comes later than this one's
             self._forget(fd)
         with suppress(OSError), _borrowed(fd) as connection:
-            peer = self._peers[fd] = Peer(socket_index, _who(connection))
-            self._connections[peer.who] += 1
+            peer = self._peers[fd] = Peer(socket_index, _identity_of(connection))
+            self._connections[peer.identity] += 1
             self._flow.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
-            if not self._may_stay(peer.who):
+            if not self._may_stay(peer.identity):
                 _end(connection)
 
     def _left(self, socket_index: int, fd: int) -> None:
@@ -234,25 +234,25 @@ class AdmissionControl:
         if peer is not None and peer.socket_index == socket_index:
             self._forget(fd)
 
-    def _may_stay(self, who: Who) -> bool:
-        if self._too_many(who):
-            self._pause(who)
+    def _may_stay(self, identity: Identity) -> bool:
+        if self._too_many(identity):
+            self._pause(identity)
             return False
-        return self.admits(who) if isinstance(who, int) else not self.refuses(who)
+        return self.admits(identity) if isinstance(identity, int) else not self.refuses(identity)
 
-    def _too_many(self, who: Who) -> bool:
-        crowded = len(self._peers) > self._most and who not in self._trusted
-        return crowded or self._connections[who] > self._most_per_uid
+    def _too_many(self, identity: Identity) -> bool:
+        crowded = len(self._peers) > self._most and identity not in self._trusted
+        return crowded or self._connections[identity] > self._most_per_uid
 
     def _forget(self, fd: int) -> None:
-        who = self._peers.pop(fd).who
-        self._connections[who] -= 1
-        if self._connections[who] == 0:
-            del self._connections[who]
+        identity = self._peers.pop(fd).identity
+        self._connections[identity] -= 1
+        if self._connections[identity] == 0:
+            del self._connections[identity]
 
-    def refuses(self, who: Who) -> bool:
+    def refuses(self, identity: Identity) -> bool:
         """True while nobody of that uid, or from that address, may connect."""
-        refusal = self._refused.get(who)
+        refusal = self._refused.get(identity)
         return refusal is not None and refusal.until_ns > self._now_ns
 
     def admits(self, uid: int) -> bool:
@@ -271,15 +271,15 @@ class AdmissionControl:
         allowance = self._connects.setdefault(uid, Allowance(most, now_ns))
         return allowance.take(STEP, now_ns, most, CONNECTS_PER_S)
 
-    def _pause(self, who: Who) -> None:
-        if who not in self._trusted and not self.refuses(who):
-            self._keep_out(who, PAUSE_NS)
-            self._tell(who, "too many connections")
+    def _pause(self, identity: Identity) -> None:
+        if identity not in self._trusted and not self.refuses(identity):
+            self._keep_out(identity, PAUSE_NS)
+            self._tell(identity, "too many connections")
 
     def end_remote(self) -> None:
         """Ends all connections through tcp; who still may connects again."""
         for fd, peer in self._peers.items():
-            if isinstance(peer.who, str):
+            if isinstance(peer.identity, str):
                 with suppress(OSError), _borrowed(fd) as connection:
                     _end(connection)
 
@@ -291,19 +291,19 @@ class AdmissionControl:
         if peer is not None:
             peer.strikes = 0
 
-    def offence(self, frame: zmq.Frame, what: str) -> None:
+    def offence(self, frame: zmq.Frame, detail: str) -> None:
         """Cuts off whoever sent `frame`, and refuses it for a while.
 
         By now its descriptor may be another's, and one that is not known yet finds itself refused
         once it is.
         """
-        fd, who = _descriptor(frame), _sender(frame)
+        fd, identity = _descriptor(frame), _sender(frame)
         peer = self._peers.get(fd)
-        if peer is not None and peer.who == who:
-            self._cut_off(fd, what, refuse=True)
-        elif who not in self._trusted and not self.refuses(who):
-            self._refuse(who)
-            self._tell(who, what)
+        if peer is not None and peer.identity == identity:
+            self._cut_off(fd, detail, refuse=True)
+        elif identity not in self._trusted and not self.refuses(identity):
+            self._refuse(identity)
+            self._tell(identity, detail)
 
     def subscribed(self, frame: zmq.Frame) -> None:
         """Takes a message of the XPUB socket: 1 or 0, and a prefix that is new or gone."""
@@ -312,48 +312,50 @@ class AdmissionControl:
         if report[:1] not in (b"\0", b"\1"):
             self.offence(frame, "a message where only subscriptions belong")
         elif report[:1] == b"\1" and subject not in self._subjects:
-            who = self._subjects[subject] = _sender(frame)
-            self._subjects_of[who] += 1
-            if self._subjects_of[who] > SUBJECTS_PER_UID or not self._may_subscribe(who):
+            identity = self._subjects[subject] = _sender(frame)
+            self._subjects_of[identity] += 1
+            if self._subjects_of[identity] > SUBJECTS_PER_UID or not self._may_subscribe(identity):
                 self.offence(frame, "too many subscriptions")
         elif report[:1] == b"\0" and subject in self._subjects:
             self._subjects_of[self._subjects.pop(subject)] -= 1
 
-    def _may_subscribe(self, who: Who) -> bool:
+    def _may_subscribe(self, identity: Identity) -> bool:
         most, now_ns = SUBJECTS_PER_UID, self._now_ns
-        allowance = self._subscribes.setdefault(who, Allowance(most, now_ns))
+        allowance = self._subscribes.setdefault(identity, Allowance(most, now_ns))
         return allowance.take(1, now_ns, most, SUBSCRIBES_PER_S)
 
-    def _cut_off(self, fd: int, what: str, *, refuse: bool) -> None:
+    def _cut_off(self, fd: int, detail: str, *, refuse: bool) -> None:
         peer = self._peers.get(fd)
         if peer is None or peer.gone:
             return
         peer.gone = True
-        if refuse and peer.who not in self._trusted:
-            self._refuse(peer.who)
+        if refuse and peer.identity not in self._trusted:
+            self._refuse(peer.identity)
         with suppress(OSError), _borrowed(fd) as connection:
             _end(connection)
-        self._tell(peer.who, what)
+        self._tell(peer.identity, detail)
 
-    def _tell(self, who: Who, what: str) -> None:
+    def _tell(self, identity: Identity, detail: str) -> None:
         if self._now_ns >= self._tell_ns:
             self._tell_ns = self._now_ns + LOOK_NS
-            log.warning(f"cut off a connection of {_named(who)}: {what}", peer=who)
+            log.warning(f"cut off a connection of {_named(identity)}: {detail}", peer=identity)
 
-    def _refuse(self, who: Who) -> None:
-        refusal = self._refused.setdefault(who, Refusal())
+    def _refuse(self, identity: Identity) -> None:
+        refusal = self._refused.setdefault(identity, Refusal())
         refusal.span_ns = min(2 * refusal.span_ns, REFUSED_MAX_NS)
-        self._keep_out(who, refusal.span_ns)
+        self._keep_out(identity, refusal.span_ns)
 
-    def _keep_out(self, who: Who, span_ns: int) -> None:
-        self._refused.setdefault(who, Refusal()).until_ns = self._now_ns + span_ns
+    def _keep_out(self, identity: Identity, span_ns: int) -> None:
+        self._refused.setdefault(identity, Refusal()).until_ns = self._now_ns + span_ns
         self._shut_listeners()
 
     def _shut_listeners(self) -> None:
         """The kernel keeps out who is refused now, and nobody else."""
-        until = {who: r.until_ns for who, r in self._refused.items() if self.refuses(who)}
+        until = {
+            identity: r.until_ns for identity, r in self._refused.items() if self.refuses(identity)
+        }
         self._pardon_ns = min(until.values(), default=FOREVER_NS)
-        self._listeners.shut_to(who for who in until if isinstance(who, int))
+        self._listeners.shut_to(identity for identity in until if isinstance(identity, int))
 
     # ---- looks ---------------------------------------------------------------------------
 
@@ -452,13 +454,13 @@ def _end(connection: socket.socket) -> None:
             return
 
 
-def _who(connection: socket.socket) -> Who:
+def _identity_of(connection: socket.socket) -> Identity:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid = int(_CREDENTIALS.unpack(credentials)[1])
     return str(connection.getpeername()[0]) if uid == _NO_UID else uid
 
 
-def _sender(frame: zmq.Frame) -> Who:
+def _sender(frame: zmq.Frame) -> Identity:
     """Who sent `frame`, as libzmq saw it when the connection was made; "" of its own reports."""
     try:
         return _of_address(str(frame.get("Peer-Address")))
@@ -467,14 +469,14 @@ def _sender(frame: zmq.Frame) -> Who:
 
 
 @lru_cache(maxsize=4096)
-def _of_address(address: str) -> Who:
+def _of_address(address: str) -> Identity:
     if address.startswith(_IPC):
         return int(address.split(":")[1])
     return address.partition("%")[0]  # without the interface, as getpeername() tells it
 
 
-def _named(who: Who) -> str:
-    return f"uid {who}" if isinstance(who, int) else who
+def _named(identity: Identity) -> str:
+    return f"uid {identity}" if isinstance(identity, int) else identity
 
 
 def _descriptor(frame: zmq.Frame) -> int:

@@ -116,14 +116,14 @@ class Commands:
     def _serve_unfinished(self) -> None:
         """Those that need yet another iteration come behind all others."""
         waiting, self._unfinished = self._unfinished, deque()
-        kept: deque[Message] = deque()
+        retained: deque[Message] = deque()
         for message in waiting:
             if self._deferred is not None or self._had_its_share(message.uid):
-                kept.append(message)
+                retained.append(message)
             else:
                 self._waiting_bytes -= _size(message)
                 self._go_on(message)
-        self._unfinished.extendleft(reversed(kept))
+        self._unfinished.extendleft(reversed(retained))
 
     def _had_its_share(self, uid: int) -> bool:
         return self._shared and self._spent_ns[uid] >= SHARE_NS

@@ -3,7 +3,7 @@
 Memory is asked for from the plan's node before any is touched. Once all threads are there they get
 their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity and
 the CPUs of the cgroup are looked at with every heartbeat, those of other daemons' loops less often
-the more there are: a change has the placement plan made anew. Of two daemons that chose one core at
+the more there are: a change makes a new placement plan. Of two daemons that chose one core at
 the same time not both leave it: the one with the smaller pid stays.
 What the kernel refuses is reported, and the daemon runs all the same.
 """
@@ -93,7 +93,7 @@ class Placement:
         arena.set_placement(self.placed)
 
     def look(self, arena: Arena) -> None:
-        """Decides anew if somebody else has changed a thread's CPUs, or those that we may have: a
+        """Decides again if somebody else has changed a thread's CPUs, or those that we may have: a
         cgroup, a hot plug, the loop of another daemon. A cgroup that gives CPUs back changes no
         thread's."""
         seen = self._look()
@@ -102,7 +102,7 @@ class Placement:
             self.again(arena, self._config)
 
     def again(self, arena: Arena, config: Config) -> None:
-        """Decides anew where the threads run, and how they are scheduled, by these settings."""
+        """Decides again where the threads run, and how they are scheduled, by these settings."""
         before, self._config = self.plan, config
         self.plan = self._decide(before)
         if self.plan.realtime != before.realtime:
@@ -142,7 +142,7 @@ class Placement:
         return plan_placement(topology, self._config, taken, before, leave)
 
     @contextmanager
-    def _part(self, part: PlacementPart, what: str) -> Iterator[None]:
+    def _part(self, part: PlacementPart, detail: str) -> Iterator[None]:
         """Inside, the kernel is asked for `part`; notes whether it gave it."""
         self._applied |= part
         try:
@@ -150,7 +150,7 @@ class Placement:
         except (OSError, ValueError) as error:
             self._applied &= ~part
             self._refused |= part
-            log.warning(f"placement: no {what}: {error}")
+            log.warning(f"placement: no {detail}: {error}")
 
     def _bring_home(self, arena: Arena, node: int) -> None:
         for mapping in arena.mappings:

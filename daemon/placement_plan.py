@@ -239,8 +239,8 @@ def _near_node(draft: _Draft, wanted: Node) -> Node:
     usable = [node for node in draft.topology.nodes if node.cpus & draft.topology.allowed]
     nearest = draft.topology.nearest(wanted, usable) or wanted
     if nearest != wanted:
-        what = "that are ours" if wanted.cpus else "at all"
-        text = f"node {wanted.id} has no CPUs {what}: the threads are on node {nearest.id}"
+        detail = "that are ours" if wanted.cpus else "at all"
+        text = f"node {wanted.id} has no CPUs {detail}: the threads are on node {nearest.id}"
         draft.clamp(PlacementPart.CPUS, text)
     return nearest
 
@@ -287,10 +287,10 @@ def _nearest_memory(draft: _Draft, wanted: Node | None, number: int | None) -> i
     if len(topology.nodes) == 1 or home is None or nearest is None:
         return None
     if nearest != home:
-        what = "that is ours" if home.memory_bytes else "at all"
+        detail = "that is ours" if home.memory_bytes else "at all"
         draft.clamp(
             PlacementPart.MEMORY if wanted else NOTHING,
-            f"node {home.id} has no memory {what}: the arena is on node {nearest.id}",
+            f"node {home.id} has no memory {detail}: the arena is on node {nearest.id}",
         )
     return nearest.id
 

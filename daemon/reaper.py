@@ -101,7 +101,7 @@ class Reaper:
         self._stopping = True
 
     def reload(self) -> None:
-        """Has the settings read again, and the placement decided anew."""
+        """Has the settings read again, and the placement decided again."""
         self._reloading = True
 
     def _read_again(self) -> None:

@@ -66,7 +66,7 @@ def recover(directory: Path, way: Way) -> Arena:
     try:
         return restored(newest)
     except WalError as error:
-        lost = isinstance(error, WalDamaged) and error.what == _MISSING
+        lost = isinstance(error, WalDamaged) and error.detail == _MISSING
         if not older or (lost and not way.force):
             raise
         first = error
@@ -115,8 +115,8 @@ def _is_own(file: File, uuid: bytes, snapshot_lsn: int) -> bool:
     """Whether a segment is of the snapshot's arena; one that is not may only be older."""
     own = uuid_of(file.path) == uuid
     if not own and file.lsn > snapshot_lsn:
-        what = "goes on under another uuid, whose snapshot is gone"
-        raise WalDamaged(str(file.path), what, 0, file.bytes, file.lsn, 0)
+        detail = "goes on under another uuid, whose snapshot is gone"
+        raise WalDamaged(str(file.path), detail, 0, file.bytes, file.lsn, 0)
     return own
 
 
@@ -179,10 +179,10 @@ class _Restore:
             try:
                 self._arena.redo_file(self._redo, walk.struct)
             except ArenaBroken as error:
-                if error.what.startswith("no space"):
+                if error.detail.startswith("no space"):
                     raise _NoSpace from error
-                what = f"a record that cannot be redone: {error}"
-                raise WalDamaged(str(path), what, 0, 0, error.where, walk.lsn) from error
+                detail = f"a record that cannot be redone: {error}"
+                raise WalDamaged(str(path), detail, 0, 0, error.where, walk.lsn) from error
             walk.check()
         return walk
 

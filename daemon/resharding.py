@@ -158,8 +158,8 @@ def _routes(
     """Where what `shard` has goes to. Raises Unplaceable."""
     return {
         name: route
-        for name, what in found.items()
-        if (route := _route(old, new, shard, name, what)) is not None
+        for name, detail in found.items()
+        if (route := _route(old, new, shard, name, detail)) is not None
     }
 
 
@@ -171,7 +171,7 @@ def _route(
     What a daemon tells of itself is in no table, and goes on where its place is now.
     """
     if is_reserved(name):
-        return Route((shard % new.count,), anew=True)
+        return Route((shard % new.count,), fresh_topics=True)
     was = old.placements.get(name)
     if was is None or shard not in was.shards:
         if found.empty:
@@ -182,7 +182,7 @@ def _route(
         raise Unplaceable(name, f"has parked timers: their payloads are in {where}")
     if was.partitions > 1 and (found.operations or found.outcomes or found.watermarks):
         raise Unplaceable(name, "has operations or watch keys, and its keys are divided")
-    return Route(new.placements[name].shards, anew=was.partitions > 1)
+    return Route(new.placements[name].shards, fresh_topics=was.partitions > 1)
 
 
 def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, NamespaceStats]]) -> None:
@@ -231,8 +231,8 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
     streams = {int(header.stream_id) for header in headers}
     same = {"stream_id": streams.pop() if len(streams) == 1 else secrets.randbits(63) | 1}
     if config.clock == "virtual" and headers:
-        kept = ("wall_origin_ns", "wall_offset_ns")
-        same |= {name: int(getattr(headers[0], name)) for name in kept}
+        retained = ("wall_origin_ns", "wall_offset_ns")
+        same |= {name: int(getattr(headers[0], name)) for name in retained}
         same["now_ns"] = max(int(header.now_ns) for header in headers)
     return same
 
@@ -264,14 +264,15 @@ def _verify(
         {n: c for n, c in found.items() if n in r} for found, r in zip(have, routes, strict=True)
     )
     after = _total(made)
-    anew = {name for r in routes for name, route in r.items() if route.anew}
+    fresh = {name for r in routes for name, route in r.items() if route.fresh_topics}
     for name in before:
         was, now = (
-            _kept(one.get(name, NamespaceStats()), anew=name in anew) for one in (before, after)
+            _comparable(one.get(name, NamespaceStats()), fresh_topics=name in fresh)
+            for one in (before, after)
         )
         if was != now:
-            what = f"what namespace {name!r} has is not what it had"
-            raise ArenaBroken("reshard", what, 0, was.digest, now.digest)
+            detail = f"what namespace {name!r} has is not what it had"
+            raise ArenaBroken("reshard", detail, 0, was.digest, now.digest)
 
 
 def _total(parts: Iterable[Mapping[str, NamespaceStats]]) -> dict[str, NamespaceStats]:
@@ -282,10 +283,10 @@ def _total(parts: Iterable[Mapping[str, NamespaceStats]]) -> dict[str, Namespace
     return total
 
 
-def _kept(found: NamespaceStats, *, anew: bool) -> NamespaceStats:
+def _comparable(found: NamespaceStats, *, fresh_topics: bool) -> NamespaceStats:
     """What has to stay the same: of a partitioned namespace each part has topics of its own, and
     learns all of a bulk load."""
-    return replace(found, topics=0, streams=0, bulk_loads=0) if anew else found
+    return replace(found, topics=0, streams=0, bulk_loads=0) if fresh_topics else found
 
 
 # ---- clearing away ------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ class Keep:
 
 def needed_lsn(found: Sequence[File]) -> int:
     """The first record that recovery from these snapshots may need."""
-    kept = found[-SNAPSHOTS_KEPT:]
-    return kept[0].lsn if kept else 0
+    retained = found[-SNAPSHOTS_KEPT:]
+    return retained[0].lsn if retained else 0
 
 
 def bytes_from(files: Sequence[File], lsn: int) -> int:
@@ -94,6 +94,6 @@ def tidy(directory: Path, keep: Keep) -> list[RetentionHold]:
 
 
 def _gone(directory: Path, holds: Iterable[RetentionHold], keep: Keep) -> list[File]:
-    kept = snapshots(directory)
-    old = removable(segments(directory), needed_lsn(kept), holds, keep, time.time_ns())
-    return old + kept[:-SNAPSHOTS_KEPT]
+    retained = snapshots(directory)
+    old = removable(segments(directory), needed_lsn(retained), holds, keep, time.time_ns())
+    return old + retained[:-SNAPSHOTS_KEPT]

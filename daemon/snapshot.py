@@ -81,10 +81,10 @@ def try_export(path: Path) -> None:
 def tidy_and_tell(directory: Path, keep: Keep) -> None:
     """Removes what nobody needs, and says which retention holds were dropped."""
     for hold in tidy(directory, keep):
-        what = (
+        detail = (
             f"the retention hold {hold.name!r} held back more than {hold.cap_bytes} bytes: dropped"
         )
-        log.warning(what, retention_hold=hold.name)
+        log.warning(detail, retention_hold=hold.name)
 
 
 def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subprocess.Popen[bytes]:

@@ -153,7 +153,7 @@ class Sockets:
             _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
         self._remotes = remotes
         self._watched = {self._zap.fd, *self._admission.fds}
-        self._ask_ns = self._kept_ns = 0
+        self._ask_ns = self._watched_ns = 0
 
     def _bind(
         self,
@@ -202,11 +202,11 @@ class Sockets:
         if now_ns < min(self._ask_ns, self._admission.due_ns) and self._watched.isdisjoint(ready):
             return False
         begun_ns = boot_ns()
-        until_ns = begun_ns + min(max(begun_ns - self._kept_ns, WATCH_NS), WATCH_MAX_NS)
+        until_ns = begun_ns + min(max(begun_ns - self._watched_ns, WATCH_NS), WATCH_MAX_NS)
         while more := self._zap.serve() | self._admission.iterate(now_ns):
             if boot_ns() >= until_ns:
                 break
-        self._kept_ns = boot_ns()
+        self._watched_ns = boot_ns()
         self._ask_ns = now_ns if more else now_ns + ASK_NS
         return more
 

@@ -300,9 +300,9 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
         raise ArenaMismatch(opening.paths.arena, "clock", wanted.name, found.name)
     opening.step("making an arena")
     space = {name: max(fields[name], sizes[name]) for name in _SPACE}
-    kept = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
+    retained = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
     _remove(opening.paths, REDONE)  # of an attempt that failed
-    return create_arena(opening.paths, fields | space | kept, REDONE)
+    return create_arena(opening.paths, fields | space | retained, REDONE)
 
 
 def _clock_of(walk: Walk) -> tuple[int, int, int]:
@@ -490,7 +490,7 @@ def _resize(old: Arena, opening: Opening) -> Arena:
 
 def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
     """What had no space, as the setting that is too low for it; `of`: whose. Else the error."""
-    setting = _SIZES.get(error.what)
+    setting = _SIZES.get(error.detail)
     if setting is None:
         return error
     unit = BULK_LOAD_BLOCK_ROWS if setting == "bulk_load_rows" else 1

@@ -60,10 +60,10 @@ class Answers:
         """In JSON."""
         return {"counts": dict(self.counts), "refused": self.refused, "samples": self.samples}
 
-    def check(self, what: str) -> None:
+    def check(self, subject: str) -> None:
         """Raises BulkLoadRefused if a row was refused."""
         if self.refused:
-            raise BulkLoadRefused(what, self.refused, dict(self.counts), tuple(self.samples))
+            raise BulkLoadRefused(subject, self.refused, dict(self.counts), tuple(self.samples))
 
 
 def write_report(path: Path, bulk_load: UUID, answers: Answers) -> None:

@@ -51,8 +51,8 @@ def read(path: Path, paced: Callable[[int], object] = int, upto: int | None = No
     except FileNotFoundError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise WalDamaged(str(path), what, 0, 0, 0, 0) from error
+        detail = f"cannot be read: {error.strerror}"
+        raise WalDamaged(str(path), detail, 0, 0, 0, 0) from error
 
 
 def pages(size: int) -> mmap.mmap:

@@ -376,10 +376,10 @@ def of_bulk_loads(events: DataFrame) -> DataFrame:
     twice = (
         rows.where("times > 1").join(forgotten, [*KEYS, "bulk_load"], "left").groupBy(*rows.columns)
     )
-    kept = twice.agg(
+    retained = twice.agg(
         F.count_if(F.expr("forgot_lsn BETWEEN first_lsn AND lsn")).alias("forgotten")
     ).withColumn("bulk_load", F.lower(F.hex("bulk_load")))
-    return judge(kept, [Check("bulk_load_row_twice", "forgotten = 0", "lsn", "first_lsn")],
+    return judge(retained, [Check("bulk_load_row_twice", "forgotten = 0", "lsn", "first_lsn")],
                  "bulk_load", "bulk_load_row", "times")  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def bulk_load(
     DaemonError after all is in the tier: the next command tells the daemon.
     """
     with tier.writing():
-        if replacing or tier.version().owed:
+        if replacing or tier.version().undelivered:
             tier.check_daemon(hot.name)
         known = tier.version().bulk_loads.get(bulk_load_id)
         if known is not None:
@@ -204,11 +204,11 @@ BULK_LOADED = "ticket IS NULL"
 """Not parked: those are known by their tickets."""
 
 
-def refuse_keys(keys: DataFrame, what: str) -> None:
+def refuse_keys(keys: DataFrame, detail: str) -> None:
     """Raises InvalidRows if there is one."""
     if count := keys.count():
         some = [(row.namespace, bytes(row.key)) for row in keys.limit(3).collect()]
-        raise InvalidRows(f"{count} keys {what}: {some}", -1)
+        raise InvalidRows(f"{count} keys {detail}: {some}", -1)
 
 
 def shaped(rows: DataFrame, number: int) -> DataFrame:
@@ -279,8 +279,8 @@ def refuse_bad(spark: SparkSession, folder: Path) -> None:
     if folder.is_dir():
         bad = rows_in(spark, COLD, [folder])
         some = bad.limit(3).select("namespace", "key", "deadline_ns").collect()
-        what = f"{bad.count()} rows have a bad key, name, payload or deadline: {some}"
-        raise InvalidRows(what, -1)
+        detail = f"{bad.count()} rows have a bad key, name, payload or deadline: {some}"
+        raise InvalidRows(detail, -1)
 
 
 _BAD = f"""
@@ -408,23 +408,23 @@ def end_keys(
     rows."""
     reported = (t.path for t in tombstones) if has_timers(tier) else ()
     tier.commit(replace(
-        version, tombstones=(*version.tombstones, *tombstones), owed=(*version.owed, *reported)
+        version, tombstones=(*version.tombstones, *tombstones), undelivered=(*version.undelivered, *reported)
     ))  # fmt: skip
     return settle(tier, hot)
 
 
 def settle(tier: Tier, hot: Hot) -> dict[str, int]:
     """Tells the daemon of tombstones that it does not know; under the lock. Raises
-    WindowElsewhere, and they stay owed."""
+    WindowElsewhere, and they stay undelivered."""
     version = tier.version()
-    if not version.owed:
+    if not version.undelivered:
         return {}
     tier.check_daemon(hot.name)
-    owed = [part for part in version.tombstones if part.path in version.owed]
+    undelivered = [part for part in version.tombstones if part.path in version.undelivered]
     found = Counter[str]()
-    for keys in pieces(tier, owed):
+    for keys in pieces(tier, undelivered):
         found.update(hot.cancel(keys))
-    tier.commit(replace(version, owed=()))
+    tier.commit(replace(version, undelivered=()))
     return dict(found)
 
 
@@ -490,9 +490,11 @@ def _compacted(tier: Tier, old: list[ColdFile], parts: tuple[ColdFile, ...]) -> 
     clean = min((part.clean for part in rows), default=version.number)
     window = tier.unfinished()
     needed = min(clean, window.until.version) if window else clean
-    kept = tuple(t for t in version.tombstones if t.version > needed or t.path in version.owed)
-    ended = {t.path for t in version.tombstones} - {t.path for t in kept}
-    return replace(version, rows=rows, tombstones=kept, replaced=tuple(sorted(gone | ended)))
+    retained = tuple(
+        t for t in version.tombstones if t.version > needed or t.path in version.undelivered
+    )
+    ended = {t.path for t in version.tombstones} - {t.path for t in retained}
+    return replace(version, rows=rows, tombstones=retained, replaced=tuple(sorted(gone | ended)))
 
 
 def _remove_orphans(tier: Tier) -> int:
@@ -515,7 +517,7 @@ def status(tier: Tier) -> dict[str, int]:
         "rows": sum(part.rows for part in version.rows),
         "bytes": sum(part.bytes for part in version.rows),
         "tombstones": sum(part.rows for part in version.tombstones),
-        "owed": len(version.owed),
+        "undelivered": len(version.undelivered),
         "windows": len(windows),
         "promoted": answers.total() - answers["UNKNOWN"],
         "unknown": answers["UNKNOWN"],

@@ -109,8 +109,8 @@ def figures(bronze: DataFrame, received: DataFrame | None = None) -> Figures:
         return Figures([], [])
     topics, workers = (_together(tables) for tables in zip(*partials, strict=True))
     found = slow(topics, workers)
-    for kept, _ in partials:
-        kept.unpersist()
+    for retained, _ in partials:
+        retained.unpersist()
     return Figures(parts, found)
 
 
@@ -137,10 +137,10 @@ def flow(own: DataFrame, ended: DataFrame, part: Profile) -> list[Flow]:
     """What began and ended, over time. What was replaced ends on its own clock: a live timer may
     take the place of one that a bulk load brought."""
     step_us = max(1, (part.ended_us - part.begun_us) // BUCKETS + 1)
-    began = own.where(silver.is_add()).select("at", F.lit("added").alias("what"))
-    final_states = ended.select(F.col("ended_at").alias("at"), F.col("final_state").alias("what"))
+    began = own.where(silver.is_add()).select("at", F.lit("added").alias("kind"))
+    final_states = ended.select(F.col("ended_at").alias("at"), F.col("final_state").alias("kind"))
     bucket = F.floor((F.unix_micros("at") - part.begun_us) / step_us) * step_us + part.begun_us
-    counts = (F.count_if(F.col("what") == one.name).alias(one.name) for one in fields(Flow)[1:])
+    counts = (F.count_if(F.col("kind") == one.name).alias(one.name) for one in fields(Flow)[1:])
     counted = began.unionByName(final_states).groupBy(bucket.alias("at_us")).agg(*counts)
     found = {row.at_us: Flow(**row.asDict()) for row in counted.collect()}
     last_us = max(part.ended_us, *found)

@@ -75,9 +75,9 @@ def _host(path: Path, name: str, about: Any) -> tuple[Host, str]:
     labels = _table(path, f"{name}.labels", about.get("labels", {}))
     capacity = _of(path, f"{name}.capacity", about["capacity"], int, "a whole number above 0")
     speed = _of(path, f"{name}.speed", about["speed"], (int, float), "a number above 0")
-    for what, value in (("capacity", capacity), ("speed", speed)):
+    for subject, value in (("capacity", capacity), ("speed", speed)):
         if not 0 < value < math.inf:
-            raise InvalidSetting(f"{name}.{what}", value, "a number above 0", str(path))
+            raise InvalidSetting(f"{name}.{subject}", value, "a number above 0", str(path))
     daemon: str = _of(path, f"{name}.daemon", about["daemon"], str, "the uuid of a daemon")
     words = {str(key): str(value) for key, value in labels.items()}
     return Host(name, capacity, float(speed), words), daemon

@@ -116,8 +116,8 @@ def _each_on_its_clock(counted: DataFrame) -> DataFrame:
     counts = [name for name in FLOW.names if name not in (*by, "clock")]
 
     def on(clock: str, *, replaced: bool) -> Column:
-        kept = (F.col(n) if (n == "replaced") == replaced else F.lit(0) for n in counts)
-        values = (value.cast("long").alias(n) for n, value in zip(counts, kept, strict=True))
+        retained = (F.col(n) if (n == "replaced") == replaced else F.lit(0) for n in counts)
+        values = (value.cast("long").alias(n) for n, value in zip(counts, retained, strict=True))
         return F.struct(F.col(clock).alias("clock"), *values)
 
     both = F.array(on("clock", replaced=False), on("ended_on", replaced=True))

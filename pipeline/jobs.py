@@ -123,9 +123,9 @@ def _compact(spark: SparkSession, layer: Layer) -> int:
         chosen = _worth_it(alive.values(), counting)
         if not chosen:
             return 0
-        kept = {s: part.sources[s] for s, part in counting.items() if part.number in chosen}
-        frames = {t.name: layer.read(spark, t, kept).coalesce(1) for t in layer.tables}
-        layer.commit(frames, kept)
+        retained = {s: part.sources[s] for s, part in counting.items() if part.number in chosen}
+        frames = {t.name: layer.read(spark, t, retained).coalesce(1) for t in layer.tables}
+        layer.commit(frames, retained)
     return len(chosen) - 1
 
 

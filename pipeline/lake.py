@@ -223,9 +223,9 @@ class Lake:
 
     def _tidy(self, daemon: str) -> None:
         for table in (BRONZE, OPENINGS):
-            kept = {self.data(manifest) for manifest in self.manifests(table, daemon)}
+            retained = {self.data(manifest) for manifest in self.manifests(table, daemon)}
             for path in self.folder(table, daemon).glob("*"):
-                if path not in kept and path.is_file():
+                if path not in retained and path.is_file():
                     path.unlink()
         for path in self.folder(MANIFESTS, daemon).glob(f"*{UNFINISHED}"):
             path.unlink()

@@ -101,11 +101,13 @@ class Layer:
         whole: list[Path] = []
         frames: list[DataFrame] = []
         for part in parts:
-            kept = [s for s in part.sources if counting[s].number == part.number and s in wanted]
-            if len(kept) == len(part.sources):
+            retained = [
+                s for s in part.sources if counting[s].number == part.number and s in wanted
+            ]
+            if len(retained) == len(part.sources):
                 whole += self._files(table, part)
-            elif kept:
-                frames.append(_only(rows_in(spark, table, self._files(table, part)), kept))
+            elif retained:
+                frames.append(_only(rows_in(spark, table, self._files(table, part)), retained))
         if whole or not frames:
             frames.append(rows_in(spark, table, whole))
         return reduce(lambda some, more: some.unionByName(more), frames)

@@ -1,5 +1,5 @@
 """Tables of schemas.py for the pages: `python -m purgatoryd.pipeline.reference docs/tables.md`
-writes them anew between the marks `<!-- table lifecycles -->` and `<!-- end -->`."""
+writes them again between the marks `<!-- table lifecycles -->` and `<!-- end -->`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def refresh(page: str) -> str:
-    """The text of a page with all its tables made anew."""
+    """The text of a page with all its tables made again."""
     return _MARK.sub(
         lambda mark: f"<!-- table {mark[1]} -->\n{table_text(mark[1])}<!-- end -->", page
     )

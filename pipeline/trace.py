@@ -255,14 +255,14 @@ def cold_text(cold: Cold) -> str:
 def record(lifecycle: Lifecycle) -> dict[str, Any]:
     """A lifecycle in JSON."""
     before = lifecycle.cold
-    events = [{"at": None, "lsn": None, "what": cold_text(before)}] if before else []
+    events = [{"at": None, "lsn": None, "event": cold_text(before)}] if before else []
     if before and before.window and not lifecycle.events:
-        events.append({"at": None, "lsn": None, "what": f"{before.state}: window {before.window}"})
+        events.append({"at": None, "lsn": None, "event": f"{before.state}: window {before.window}"})
     events += [
         {
             "at": f"{e['at'].astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
             "lsn": e["lsn"],
-            "what": event_text(e, lifecycle),
+            "event": event_text(e, lifecycle),
         }
         for e in lifecycle.events
     ]

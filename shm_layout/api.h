@@ -4,7 +4,7 @@
 
 struct pg_fault {                 /* the first broken invariant, or why something was refused */
     char part[16];
-    char what[96];
+    char detail[96];
     uint64_t where;
     uint64_t expected;
     uint64_t found;
@@ -85,8 +85,9 @@ uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
 struct pg_route {                 /* of a namespace: which shards take it */
     const uint32_t *shards;       /* one for each partition of its keys */
     uint32_t partitions;          /* 0: none takes it */
-    uint32_t anew;                /* 1: it comes from several arenas or goes to several, so its
-                                     topics begin anew, and what was sent already stays behind */
+    uint32_t fresh_topics;                /* 1: it comes from several arenas or goes to several, so
+                                             its
+                                     topics begin again, and what was sent already stays behind */
 };
 struct pg_source {                /* an arena, attached with its private arena file and rebuilt */
     const struct pg_arena *arena;

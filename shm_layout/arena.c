@@ -34,13 +34,13 @@ static uint32_t name_cells(const struct pg_config *c)
     return cells;
 }
 
-bool fault_set(struct pg_fault *fault, const char *part, const char *what, uint64_t where,
+bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
                uint64_t expected, uint64_t found)
 {
     if (fault->part[0] != 0)
         return false;
     strncpy(fault->part, part, sizeof fault->part - 1);
-    strncpy(fault->what, what, sizeof fault->what - 1);
+    strncpy(fault->detail, detail, sizeof fault->detail - 1);
     fault->where = where;
     fault->expected = expected;
     fault->found = found;
@@ -50,7 +50,7 @@ bool fault_set(struct pg_fault *fault, const char *part, const char *what, uint6
 static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
 {
     const struct {
-        const char *what;
+        const char *detail;
         uint64_t value, low, high;
     } bounds[] = {
         {"capacity", c->capacity, 1, PG_CAPACITY_MAX},
@@ -76,7 +76,7 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
     };
     for (uint32_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++)
         if (bounds[i].value < bounds[i].low || bounds[i].value > bounds[i].high)
-            return fault_set(why, "header", bounds[i].what, 0,
+            return fault_set(why, "header", bounds[i].detail, 0,
                              bounds[i].value < bounds[i].low ? bounds[i].low : bounds[i].high,
                              bounds[i].value);
     return true;
@@ -334,9 +334,9 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
 
 /* ---- attach -------------------------------------------------------------------------- */
 
-static bool same(struct pg_fault *why, const char *what, uint64_t expected, uint64_t found)
+static bool same(struct pg_fault *why, const char *detail, uint64_t expected, uint64_t found)
 {
-    return expected == found || fault_set(why, "header", what, 0, expected, found);
+    return expected == found || fault_set(why, "header", detail, 0, expected, found);
 }
 
 static uint64_t wal_buffer_bytes_of(const struct pg_header *h)
@@ -551,9 +551,9 @@ int pg_check_live(const struct pg_arena *a, struct pg_fault *fault)
             return 0;
     const uint64_t head = LOAD_ACQUIRE(&a->header->replay_head);
     const uint64_t tail = LOAD_ACQUIRE(&a->header->replay_tail);
-    const uint64_t kept = tail - head < a->header->replay_capacity ? tail - head
+    const uint64_t retained = tail - head < a->header->replay_capacity ? tail - head
                                                                    : a->header->replay_capacity;
-    for (uint64_t p = tail - kept; p != tail; p++)
+    for (uint64_t p = tail - retained; p != tail; p++)
         if (!live_entry_sound(a, p, fault))
             return 0;
     return 1;

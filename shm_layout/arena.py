@@ -79,7 +79,9 @@ def parts_text(parts: PlacementPart) -> str | None:
 
 def broken(fault: Any) -> ArenaBroken:
     """What the core found, as an error."""
-    return ArenaBroken(text(fault.part), text(fault.what), fault.where, fault.expected, fault.found)
+    return ArenaBroken(
+        text(fault.part), text(fault.detail), fault.where, fault.expected, fault.found
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +170,12 @@ class Handle:
             self._a, self._base, self.file.bytes, self._secret, private_bytes, layout_id,
             self._fault,
         ):  # fmt: skip
-            raise self._mismatch(text(self._fault.what))
+            raise self._mismatch(text(self._fault.detail))
 
-    def _mismatch(self, what: str) -> ArenaMismatch:
+    def _mismatch(self, detail: str) -> ArenaMismatch:
         name = self.file.name
-        if what not in ("ABI major", "layout id"):
-            return ArenaMismatch(name, what, self._fault.expected, self._fault.found)
+        if detail not in ("ABI major", "layout id"):
+            return ArenaMismatch(name, detail, self._fault.expected, self._fault.found)
         header = ffi.cast("struct pg_header *", self._base)
         found = (header.abi_major, header.abi_minor)
         if found == ABI:  # a build that changed the layout and not its version

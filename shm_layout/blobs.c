@@ -271,10 +271,10 @@ void blobs_rebuild_end(struct blob_pool *p)
 
 /* ---- check --------------------------------------------------------------------------- */
 
-static bool bad(struct pg_fault *fault, const char *what, uint64_t where, uint64_t expected,
+static bool bad(struct pg_fault *fault, const char *detail, uint64_t where, uint64_t expected,
                 uint64_t found)
 {
-    return fault_set(fault, "blobs", what, where, expected, found);
+    return fault_set(fault, "blobs", detail, where, expected, found);
 }
 
 /* The map's free runs are the free blocks: sizes at both ends, number and sum. */

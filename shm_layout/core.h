@@ -78,7 +78,7 @@ static inline void touch(const void *at, uint64_t bytes)
 /* ---- check: the first broken invariant ------------------------------------------- */
 
 /* Records the first fault only, so that the message names the cause and not an effect. */
-bool fault_set(struct pg_fault *fault, const char *part, const char *what, uint64_t where,
+bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
                uint64_t expected, uint64_t found);
 
 /* Spreads an id over 64 bits (the finalizer of MurmurHash3, Appleby): two sets of ids are

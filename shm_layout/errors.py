@@ -97,8 +97,8 @@ class PurgatorydError(Exception):
         vars(self).update(given)
 
     def __repr__(self) -> str:
-        kept = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.figures)
-        return f"{type(self).__name__}({kept})" if self.figures else super().__repr__()
+        retained = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.figures)
+        return f"{type(self).__name__}({retained})" if self.figures else super().__repr__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # BaseException remembers positional arguments only; these are built with keywords.
@@ -256,15 +256,15 @@ class UnknownSetting(InvalidArgument):
 class Partitioned(InvalidArgument):
     """A call does not work with a namespace whose keys are divided into partitions.
 
-    `what` says what does not work; use PartitionedClient for such a namespace.
+    `detail` says what does not work; use PartitionedClient for such a namespace.
     """
 
     namespace: str
     partitions: int
-    what: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"namespace {self.namespace!r} has {self.partitions} partitions: {self.what}"
+        return f"namespace {self.namespace!r} has {self.partitions} partitions: {self.detail}"
 
 
 @keeps_figures
@@ -462,12 +462,12 @@ class CallTimeout(DaemonError, TimeoutError):
     `waited_s` is in seconds. The call stays in flight: it may still be applied, once.
     """
 
-    what: str
+    subject: str
     waited_s: float
     in_doubt: int = 0
 
     def __str__(self) -> str:
-        text = f"no answer to {self.what} within {self.waited_s:.3g} s"
+        text = f"no answer to {self.subject} within {self.waited_s:.3g} s"
         return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
 
 
@@ -571,16 +571,16 @@ class NotDurable(DaemonError):
 class ProtocolError(DaemonError):
     """A client or the daemon receives bytes that break docs/protocol.md.
 
-    `offset` says where, `expected` and `found` what.
+    `offset` says where, `expected` and `found` the values.
     """
 
-    what: str
+    subject: str
     offset: int
     expected: int
     found: int
 
     def __str__(self) -> str:
-        return f"{self.what} at byte {self.offset}: expected {self.expected}, found {self.found}"
+        return f"{self.subject} at byte {self.offset}: expected {self.expected}, found {self.found}"
 
 
 @keeps_figures
@@ -608,28 +608,28 @@ class Lagged(PurgatorydError):
 
 @keeps_figures
 class Closed(PurgatorydError):
-    """A client, subscriber or other object (`what`) is used after it was closed."""
+    """A client, subscriber or other object (`subject`) is used after it was closed."""
 
-    what: str
+    subject: str
 
     def __str__(self) -> str:
-        return f"this {self.what} is closed"
+        return f"this {self.subject} is closed"
 
 
 @keeps_figures
 class ForkedProcess(PurgatorydError):
-    """A client or subscriber (`what`) is used in a child of the process that made it.
+    """A client or subscriber (`subject`) is used in a child of the process that made it.
 
     `owner_pid` made it, `pid` is the child.
     """
 
-    what: str
+    subject: str
     owner_pid: int
     pid: int
 
     def __str__(self) -> str:
         return (
-            f"this {self.what} belongs to process {self.owner_pid}; after fork, process "
+            f"this {self.subject} belongs to process {self.owner_pid}; after fork, process "
             f"{self.pid} must make its own"
         )
 
@@ -693,14 +693,14 @@ class ArenaBroken(ArenaError):
     """
 
     part: str
-    what: str
+    detail: str
     where: int
     expected: int
     found: int
 
     def __str__(self) -> str:
         return (
-            f"{self.part}: {self.what} at {self.where}: "
+            f"{self.part}: {self.detail} at {self.where}: "
             f"expected {self.expected}, found {self.found}"
         )
 
@@ -810,28 +810,28 @@ class SystemFailure(PurgatorydError):
 class ExtraMissing(PurgatorydError):
     """A command needs an optional part of the installation that is missing.
 
-    `what` is needed; `install` says how to get it.
+    `subject` is needed; `install` says how to get it.
     """
 
-    what: str
+    subject: str
     install: str
 
     def __str__(self) -> str:
-        return f"{self.what} is missing: {self.install}"
+        return f"{self.subject} is missing: {self.install}"
 
 
 @keeps_figures
 class LakeBroken(PurgatorydError):
     """A command of the pipeline finds a file of the lake that is missing or damaged.
 
-    `path` is the file, `what` is wrong with it.
+    `path` is the file, `detail` is wrong with it.
     """
 
     path: str
-    what: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}"
+        return f"{self.path}: {self.detail}"
 
 
 @keeps_figures
@@ -870,11 +870,11 @@ class LakeMismatch(PurgatorydError):
 class BulkLoadRefused(PurgatorydError):
     """A bulk load ends, and the daemon refused some of its rows.
 
-    The daemon refused `refused` rows of `what` and did the others. `counts`: rows by status;
+    The daemon refused `refused` rows of `subject` and did the others. `counts`: rows by status;
     `samples`: some refusals, as (namespace, key, status).
     """
 
-    what: str
+    subject: str
     refused: int
     counts: dict[str, int]
     samples: tuple[tuple[str, str, str], ...]
@@ -882,7 +882,7 @@ class BulkLoadRefused(PurgatorydError):
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status, n in sorted(self.counts.items()))
         some = ", ".join(f"{key!r} in {space!r}: {why}" for space, key, why in self.samples)
-        return f"{self.what}: {self.refused} rows were refused ({counts}); such as {some}"
+        return f"{self.subject}: {self.refused} rows were refused ({counts}); such as {some}"
 
 
 @keeps_figures
@@ -1000,13 +1000,13 @@ class BadPath(StartError):
 class Unsupported(StartError):
     """`purgatoryd install` needs something that this machine lacks.
 
-    `what` is a sentence about it.
+    `subject` is a sentence about it.
     """
 
-    what: str
+    subject: str
 
     def __str__(self) -> str:
-        return self.what
+        return self.subject
 
 
 class WalError(StartError):
@@ -1052,7 +1052,7 @@ class WalDamaged(WalError):
     """
 
     path: str
-    what: str
+    detail: str
     first_byte: int
     last_byte: int
     first_lsn: int
@@ -1060,7 +1060,7 @@ class WalDamaged(WalError):
 
     def __str__(self) -> str:
         text = (
-            f"{self.path}: {self.what}: bytes {self.first_byte} to {self.last_byte}, records "
+            f"{self.path}: {self.detail}: bytes {self.first_byte} to {self.last_byte}, records "
             f"{self.first_lsn} to {self.last_lsn}"
         )
         if not self.path.endswith(".wal"):  # of a snapshot there is nothing before

@@ -1,8 +1,8 @@
 /* merge.c - what belongs to one shard, out of several arenas, into its fresh one.
  *
  * Tickets, times and bytes stay, and the sequences of a topic whose namespace is whole; slots,
- * rows, positions and hashes are given anew. The sources are not changed. Rows are counted past the
- * end of their table, so that a refusal says how many there would have to be. */
+ * rows, positions and hashes are assigned again. The sources are not changed. Rows are counted past
+ * the end of their table, so that a refusal says how many there would have to be. */
 
 #include "core.h"
 
@@ -20,9 +20,9 @@ struct merge {
     uint64_t wanted_slots, wanted_granules;
 };
 
-static bool fits(const struct merge *g, const char *what, uint64_t needed, uint64_t available)
+static bool fits(const struct merge *g, const char *detail, uint64_t needed, uint64_t available)
 {
-    return needed <= available || fault_set(g->why, "merge", what, 0, needed, available);
+    return needed <= available || fault_set(g->why, "merge", detail, 0, needed, available);
 }
 
 static bool no_memory(const struct merge *g, uint32_t granules)
@@ -128,8 +128,8 @@ static uint32_t topic_merge(struct merge *g, uint32_t i)
 {
     const struct pg_topic *t = &g->from->topics[i];
     const uint32_t ns = g->source->namespaces[t->namespace_row];
-    const bool anew = g->source->routes[t->namespace_row].anew != 0;
-    uint32_t row = anew ? pg_find_topic(g->to, ns, t->name, t->name_len - 1) : PG_NIL;
+    const bool fresh_topics = g->source->routes[t->namespace_row].fresh_topics != 0;
+    uint32_t row = fresh_topics ? pg_find_topic(g->to, ns, t->name, t->name_len - 1) : PG_NIL;
     if (row != PG_NIL)
         return row;
     row = g->topics++;
@@ -138,8 +138,8 @@ static uint32_t topic_merge(struct merge *g, uint32_t i)
     struct pg_topic *n = &g->to->topics[row];
     *n = *t;
     n->namespace_row = ns;
-    n->last_position = t->sequence == 0 || anew ? 0 : FIRST_POSITION;
-    if (anew) {
+    n->last_position = t->sequence == 0 || fresh_topics ? 0 : FIRST_POSITION;
+    if (fresh_topics) {
         n->sequence = 0;
         n->incarnation = g->to->header->next_incarnation++;
     }
@@ -498,12 +498,12 @@ static const struct pg_entry *entry_next(const struct pg_source *s)
     return replay_at(s->arena, s->next);
 }
 
-/* Of topics that begin anew, nobody can tell which of their notices he had. */
+/* Of topics that begin again, nobody can tell which of their notices he had. */
 static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
 {
     const uint32_t ns = g->from->topics[e->topic].namespace_row;
     return belongs(g, ns, blob_at(&g->from->blobs, e->blob), e->key_len) &&
-           !(sent && g->source->routes[ns].anew);
+           !(sent && g->source->routes[ns].fresh_topics);
 }
 
 /* Goes on to the next one that is wanted. False: there is none. */
@@ -558,7 +558,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     n->topic = (uint16_t)row;
     n->hash = key_hash(g->to, t->namespace_row, entry_key_type(e), blob_at(&g->to->blobs, blob),
                        e->key_len);
-    if (g->source->routes[g->from->topics[e->topic].namespace_row].anew)
+    if (g->source->routes[g->from->topics[e->topic].namespace_row].fresh_topics)
         n->sequence = ++t->sequence;
     n->previous = n->sequence == 1 ? 0 : t->last_position;
     n->commit = t->last_position = ++h->replay_tail;

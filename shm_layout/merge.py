@@ -24,8 +24,8 @@ class Route:
 
     shards: tuple[int, ...]
     """One for each partition of its keys."""
-    anew: bool = False
-    """Its topics begin anew, and what was sent stays behind."""
+    fresh_topics: bool = False
+    """Its topics begin again, and what was sent stays behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> No
     ArenaBroken with what has no space.
     """
     structs, fault = ffi.new("struct pg_source[]", len(sources)), ffi.new("struct pg_fault *")
-    kept = [_fill(structs[i], arena, routes) for i, (arena, routes) in enumerate(sources)]
+    retained = [_fill(structs[i], arena, routes) for i, (arena, routes) in enumerate(sources)]
     done = lib.pg_merge(to.struct, structs, len(sources), fault)
-    kept.clear()
+    retained.clear()
     if not done:
         raise broken(fault)
 
@@ -89,16 +89,16 @@ def _fill(struct: Any, arena: Arena, routes: Mapping[str, Route]) -> list[Any]:
     """Returns what the struct points to, which has to live as long."""
     regions = arena.header.regions
     table = ffi.new("struct pg_route[]", regions[lib.PG_R_NAMESPACES].count)
-    kept: list[Any] = [table]
+    retained: list[Any] = [table]
     for row, namespace in arena.namespaces().items():
         if route := routes.get(namespace.name):
             shards = ffi.new("uint32_t[]", route.shards)
-            kept.append(shards)
+            retained.append(shards)
             table[row].shards, table[row].partitions = shards, len(route.shards)
-            table[row].anew = route.anew
+            table[row].fresh_topics = route.fresh_topics
     sizes = {name: regions[region].count for name, region in _SCRATCH.items()}
     for name, size in (sizes | {"sessions": arena.session_rows}).items():
-        kept.append(ffi.new("uint32_t[]", size))
-        setattr(struct, name, kept[-1])
+        retained.append(ffi.new("uint32_t[]", size))
+        setattr(struct, name, retained[-1])
     struct.arena, struct.routes = arena.struct, table
-    return kept
+    return retained

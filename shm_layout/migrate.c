@@ -2,14 +2,14 @@
  * ABI.
  *
  * Names, tickets, sequences, sessions and replay buffer positions stay, so nobody outside can
- * tell. Into other sizes, slots, blobs and rows of the derived parts are given anew. `from`
+ * tell. Into other sizes, slots, blobs and rows of the derived parts are assigned again. `from`
  * is not changed. */
 
 #include "core.h"
 
-static bool fits(struct pg_fault *why, const char *what, uint64_t needed, uint64_t available)
+static bool fits(struct pg_fault *why, const char *detail, uint64_t needed, uint64_t available)
 {
-    return needed <= available || fault_set(why, "migrate", what, 0, needed, available);
+    return needed <= available || fault_set(why, "migrate", detail, 0, needed, available);
 }
 
 static bool no_memory(const struct pg_arena *to, const struct pg_arena *from,
@@ -215,7 +215,7 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 
 /* The youngest that fit keep their positions; older ones count as withdrawn, unless they
  * still wait for the socket. */
-static uint64_t oldest_kept(const struct pg_arena *to, const struct pg_arena *from)
+static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena *from)
 {
     uint64_t bytes = 0, p = from->header->replay_tail;
     while (p > from->header->replay_head &&
@@ -231,7 +231,7 @@ static uint64_t oldest_kept(const struct pg_arena *to, const struct pg_arena *fr
 static bool replay_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     const struct pg_header *h = from->header;
-    const uint64_t head = oldest_kept(to, from);
+    const uint64_t head = oldest_retained(to, from);
     if (head > h->published)
         return fits(why, "notices not sent yet", h->replay_tail - h->published,
                     h->replay_tail - head);

@@ -2,7 +2,7 @@
  *
  * The index is open addressing with linear probing over row numbers + 1; topics stand
  * behind the namespaces in one numbering. Nothing is ever erased from it: when a topic's
- * row is given to another name, which is rare, it is built anew. */
+ * row is given to another name, which is rare, it is built again. */
 
 #include "core.h"
 

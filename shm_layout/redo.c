@@ -16,17 +16,17 @@ struct redo {
     struct pg_fault *why;
 };
 
-static bool refuse(const struct redo *r, const char *what, uint64_t expected, uint64_t found)
+static bool refuse(const struct redo *r, const char *detail, uint64_t expected, uint64_t found)
 {
-    return fault_set(r->why, "redo", what, r->frame->lsn, expected, found);
+    return fault_set(r->why, "redo", detail, r->frame->lsn, expected, found);
 }
 
 /* Else in the WAL, which is redone over it. */
 static bool in_snapshot(const struct redo *r) { return r->state->next_lsn == 0; }
 
-static bool below(const struct redo *r, const char *what, uint64_t limit, uint64_t found)
+static bool below(const struct redo *r, const char *detail, uint64_t limit, uint64_t found)
 {
-    return found < limit || refuse(r, what, limit, found);
+    return found < limit || refuse(r, detail, limit, found);
 }
 
 /* ---- slots ------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 """Tables of layout.h for the pages: structs with byte offsets, enums, limits.
 
-`python -m purgatoryd.shm_layout.reference docs/protocol.md` writes them anew between the
+`python -m purgatoryd.shm_layout.reference docs/protocol.md` writes them again between the
 marks of a page, `<!-- struct pg_frame -->` or `<!-- enum pg_op -->` or `<!-- limits -->` and
 `<!-- end -->`. Meanings are the comments in layout.h.
 """
@@ -28,7 +28,7 @@ _LIMIT = re.compile(r"^#define (PG_\w+) .*?(?:/\*(.*?)\*/)?$", re.MULTILINE)
 
 
 def refresh(page: str) -> str:
-    """The text of a page with all its tables made anew."""
+    """The text of a page with all its tables made again."""
     return _MARK.sub(lambda mark: f"<!-- {mark[1]} {mark[2]}".rstrip() + " -->\n"
                      + _TABLES[mark[1]](mark[2]) + "<!-- end -->", page)  # fmt: skip
 

@@ -197,7 +197,7 @@ static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadlin
 }
 
 /* Bytes of its payload that the arena keeps. */
-static uint32_t payload_kept(const struct pg_arena *a, const struct put *p)
+static uint32_t payload_retained(const struct pg_arena *a, const struct put *p)
 {
     return UNLIKELY(a->parking != NULL) ? 0 : p->payload_len;
 }
@@ -210,7 +210,7 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
         at += sizeof(struct pg_ext);
     }
     memcpy(at, p->key.bytes, p->key.len);
-    if (payload_kept(a, p) != 0)
+    if (payload_retained(a, p) != 0)
         memcpy(at + p->key.len, p->payload, p->payload_len);
 }
 
@@ -223,7 +223,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
 
     blob_write(a, blob, p);
     a->slots.cold[slot] = (struct pg_cold){
-        .blob = blob, .payload_len = payload_kept(a, p), .key_len = p->key.len,
+        .blob = blob, .payload_len = payload_retained(a, p), .key_len = p->key.len,
         .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
         .account = p->account};
     h->deadline_ns = deadline_ns;
@@ -239,7 +239,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
 static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
 {
     const uint64_t ext = p->time_kind == PG_T_WALL ? sizeof(struct pg_ext) : 0;
-    return blob_granules(ext + p->key.len + payload_kept(a, p));
+    return blob_granules(ext + p->key.len + payload_retained(a, p));
 }
 
 /* Space for a new slot's blob; PG_NIL: refused and answered. */
@@ -460,7 +460,7 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
 /* ---- expire -----------------------------------------------------------------------------------
  * */
 
-/* True when a wall timer is really due by the wall clock; else it is placed anew. */
+/* True when a wall timer is really due by the wall clock; else it is placed again. */
 static bool wall_reached(struct pg_arena *a, uint32_t slot)
 {
     const int64_t deadline_ns = timers_deadline_ns(a, slot);

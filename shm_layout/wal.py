@@ -147,8 +147,8 @@ def refuse_lost_segments(directory: Path) -> None:
         return
     for file in snapshots(directory)[::-1]:
         if not is_of_birth(file):
-            what = "none is left"
-            raise WalDamaged(str(directory / f"*{SEGMENT}"), what, 0, 0, file.lsn, 0)
+            detail = "none is left"
+            raise WalDamaged(str(directory / f"*{SEGMENT}"), detail, 0, 0, file.lsn, 0)
 
 
 # ---- reading -------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise WalDamaged(str(path), what, 0, 0, 0, 0) from error
+        detail = f"cannot be read: {error.strerror}"
+        raise WalDamaged(str(path), detail, 0, 0, 0, 0) from error
 
 
 class Walk:
@@ -325,21 +325,23 @@ class Walk:
         if walk.header.magic == lib.PG_SNAPSHOT_MAGIC:
             raise self._damage("a snapshot without its end", self.path)
         if walk.size < walk.header.bytes:  # it had that size before its first record was written
-            what, size = "was made shorter", int(walk.header.bytes)
-            raise WalDamaged(str(self.path), what, walk.size, size, walk.lsn + 1, 0)
+            detail, size = "was made shorter", int(walk.header.bytes)
+            raise WalDamaged(str(self.path), detail, walk.size, size, walk.lsn + 1, 0)
 
-    def _damage(self, what: str, path: Path | None) -> WalDamaged:
+    def _damage(self, detail: str, path: Path | None) -> WalDamaged:
         walk = self.struct
-        return WalDamaged(str(path), what, walk.bad_from, walk.bad_to, walk.lost_from, walk.lost_to)
+        return WalDamaged(
+            str(path), detail, walk.bad_from, walk.bad_to, walk.lost_from, walk.lost_to
+        )
 
     def _refused(self, path: Path) -> WalError:
         fault = self._fault
-        what = text(fault.what)
+        detail = text(fault.detail)
         if self.state == WalkState.DAMAGED:
-            return self._damage(what, path)
-        if what in _HEADER_DAMAGES:
-            return WalDamaged(str(path), f"{what} is not as written", 0, _HEAD, 0, 0)
-        return WalMismatch(str(path), what, fault.expected, fault.found)
+            return self._damage(detail, path)
+        if detail in _HEADER_DAMAGES:
+            return WalDamaged(str(path), f"{detail} is not as written", 0, _HEAD, 0, 0)
+        return WalMismatch(str(path), detail, fault.expected, fault.found)
 
 
 def _decode(frame: Any) -> Frame:
@@ -461,10 +463,10 @@ class GroupCommit:
 
 
 def _unopened(directory: Path, fault: Any) -> WalError:
-    what = text(fault.what)
-    if what in _CALLS:
+    detail = text(fault.detail)
+    if detail in _CALLS:
         return WalUnwritable(str(directory), int(fault.found))
-    return WalMismatch(str(directory), what, fault.expected, fault.found)
+    return WalMismatch(str(directory), detail, fault.expected, fault.found)
 
 
 def has_stopped(wal_buffer: Any) -> bool:

@@ -209,11 +209,11 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
 /* Key and payload, as they stand in the blob; or the payload that is being parked. */
 static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_wal_arm *body)
 {
-    const uint32_t kept = c->key_len + c->payload_len;
+    const uint32_t retained = c->key_len + c->payload_len;
     uint8_t *at = row_write(a, body + 1);
-    memcpy(at, blob_at(&a->blobs, c->blob) + c->ext_len, kept);
+    memcpy(at, blob_at(&a->blobs, c->blob) + c->ext_len, retained);
     if (UNLIKELY(a->parking != NULL) && body->payload_len != 0)
-        memcpy(at + kept, a->parking->payload, body->payload_len);
+        memcpy(at + retained, a->parking->payload, body->payload_len);
 }
 
 void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)

@@ -155,10 +155,10 @@ static void look_behind(struct pg_walk *w)
 
 /* ---- walking ------------------------------------------------------------------------------- */
 
-static bool refused(struct pg_fault *why, const char *what, uint64_t where, uint64_t expected,
+static bool refused(struct pg_fault *why, const char *detail, uint64_t where, uint64_t expected,
                     uint64_t found)
 {
-    return fault_set(why, "wal", what, where, expected, found);
+    return fault_set(why, "wal", detail, where, expected, found);
 }
 
 static bool header_is_sound(const struct pg_wal_segment *h, struct pg_fault *why)

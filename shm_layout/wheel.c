@@ -532,10 +532,10 @@ struct audit {
     struct pg_fault *fault;
 };
 
-static bool broken(struct audit *a, const char *what, uint64_t where, uint64_t expected,
+static bool broken(struct audit *a, const char *detail, uint64_t where, uint64_t expected,
                    uint64_t found)
 {
-    return fault_set(a->fault, "wheel", what, where, expected, found);
+    return fault_set(a->fault, "wheel", detail, where, expected, found);
 }
 
 static bool check_clock(struct audit *a)

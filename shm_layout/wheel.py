@@ -80,5 +80,5 @@ class Wheel(Generic[T]):
         """Raises ArenaBroken with the first broken invariant."""
         fault = ffi.new("struct pg_fault *")
         if not lib.pg_local_check(self._wheel, fault):
-            part, what = (ffi.string(text).decode() for text in (fault.part, fault.what))
-            raise ArenaBroken(part, what, fault.where, fault.expected, fault.found)
+            part, detail = (ffi.string(text).decode() for text in (fault.part, fault.detail))
+            raise ArenaBroken(part, detail, fault.where, fault.expected, fault.found)

@@ -325,9 +325,11 @@ class BulkLoadInfo(NamedTuple):
     parts: dict[int, bytes]
 
 
-def _need(what: str, data: bytes, offset: int, length: int) -> None:
+def _need(subject: str, data: bytes, offset: int, length: int) -> None:
     if len(data) < offset + length:
-        raise ProtocolError(what=what, offset=offset, expected=length, found=len(data) - offset)
+        raise ProtocolError(
+            subject=subject, offset=offset, expected=length, found=len(data) - offset
+        )
 
 
 def decode_reply(data: bytes) -> Reply:

@@ -120,11 +120,11 @@ class Mortal:
 
         return counted
 
-    def run(self, what: Callable[[], object], last: int) -> bool:
-        """Runs `what` until it has had `last` effects; True if it was killed."""
+    def run(self, action: Callable[[], object], last: int) -> bool:
+        """Runs `detail` until it has had `last` effects; True if it was killed."""
         self.effects, self.last = 0, last
         try:
-            what()
+            action()
         except Killed:
             return True
         finally:

@@ -63,7 +63,7 @@ def counted(call: Callable[..., Any], count: Callable[[str, tuple[object, ...]],
 
 
 def forked(
-    what: Callable[[Tier, BulkLoader], object], lake: Path, name: str, step: int = 0
+    action: Callable[[Tier, BulkLoader], object], lake: Path, name: str, step: int = 0
 ) -> bool:
     """Does it in a child, killed at a step unless it is 0; True if it came to its end."""
     pid = os.fork()
@@ -74,7 +74,7 @@ def forked(
             setattr(hot, call, counted(getattr(hot, call), count))
         tier = Tier(lake)
         sys.addaudithook(count)
-        what(tier, hot)
+        action(tier, hot)
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
     assert status in (0, signal.SIGKILL), status

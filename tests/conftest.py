@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
-from kept import Flown, fly
+from flight_runs import FlightRuns, run_flights
 from real_daemon import Daemon, remove_arena_files
 from small_plans import SMALL_PLANS
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what `make test-python` runs apart: tests in the Spark session, and those that share
     with them what takes long to make."""
     for item in items:
-        if {"spark", "flown"} & set(getattr(item, "fixturenames", ())):
+        if {"spark", "flight_runs"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
 
 
@@ -77,9 +77,9 @@ def daemon(daemon_dir: Path) -> Iterator[StartDaemon]:
 
 
 @pytest.fixture(scope="session")
-def flown(tmp_path_factory: pytest.TempPathFactory) -> Flown:
+def flight_runs(tmp_path_factory: pytest.TempPathFactory) -> FlightRuns:
     """What two days of the flights left."""
-    return fly(tmp_path_factory.mktemp("flights"))
+    return run_flights(tmp_path_factory.mktemp("flights"))
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "shards": 1,
 }
 
-# All that a rebuild makes anew, by region.
+# All that a rebuild makes again, by region.
 DERIVED = (
     lib.PG_R_FREE_SLOTS, lib.PG_R_WHEEL, lib.PG_R_BUCKETS, lib.PG_R_CHUNKS,
     lib.PG_R_FREE_CHUNKS, lib.PG_R_INDEX, lib.PG_R_BLOB_HEAP, lib.PG_R_BLOB_MAP,
@@ -50,10 +50,10 @@ class Fault(Exception):
 
     def __init__(self, fault: Any) -> None:
         self.part = ffi.string(fault.part).decode()
-        self.what = ffi.string(fault.what).decode()
+        self.detail = ffi.string(fault.detail).decode()
         self.where, self.expected, self.found = fault.where, fault.expected, fault.found
         super().__init__(
-            f"{self.part}: {self.what} at {self.where}: "
+            f"{self.part}: {self.detail} at {self.where}: "
             f"expected {self.expected}, found {self.found}"
         )
 

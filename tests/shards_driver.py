@@ -50,7 +50,7 @@ class Shards:
     def routes(self, to: Mapping[bytes, tuple[int, ...]], shard: int) -> dict[str, Route]:
         """What this one gives to whom."""
         mine = (name for name, shards in self.placements.items() if shard in shards)
-        return {name.decode(): Route(to[name], anew=len(to[name]) > 1) for name in mine}
+        return {name.decode(): Route(to[name], fresh_topics=len(to[name]) > 1) for name in mine}
 
     def check(self) -> None:
         for core in self.cores:
@@ -85,7 +85,7 @@ class Ledger:
         self.random = random.Random(seed)
         self.given: set[int] = set()
         """Every ticket that any shard ever gave."""
-        self.owed: dict[int, tuple[bytes, bytes, bytes]] = {}
+        self.expected: dict[int, tuple[bytes, bytes, bytes]] = {}
         """Namespace, key and payload of each ticket that has to fire once."""
         self.sent: dict[tuple[str, str], int] = {}
         """The newest sequence of each topic of a whole namespace."""
@@ -102,7 +102,7 @@ class Ledger:
         answer = core.put(key, at_ns, kind, payload=payload, namespace=namespace, topic=topic)
         assert answer.status == Status.ADDED
         self.note(core, answer.ticket)
-        self.owed[answer.ticket] = namespace, key, payload
+        self.expected[answer.ticket] = namespace, key, payload
 
     def note(self, core: Purgatory, ticket: int) -> None:
         """A ticket that this shard just gave."""
@@ -139,7 +139,7 @@ class Ledger:
         for answer in answers[:3] + self.answers:
             self.note(core, answer.ticket)
         for row, answer in enumerate(self.answers):
-            self.owed[answer.ticket] = OWNED, b"row%d" % row, b""
+            self.expected[answer.ticket] = OWNED, b"row%d" % row, b""
 
     # ---- after ----
 
@@ -153,7 +153,7 @@ class Ledger:
                 self.sent[part.namespace, part.topic] = part.head.first + part.head.records - 1
                 for ticket, _, _, _, flags, key, payload in part.notices:
                     if not flags & lib.PG_E_OPERATION:
-                        due = self.owed.pop(ticket)
+                        due = self.expected.pop(ticket)
                         assert due == (part.namespace.encode(), key, payload)
 
     def compare(self, shards: Shards) -> None:
@@ -161,11 +161,11 @@ class Ledger:
         shards.check()
         for core in shards.cores:
             for info in core.scan():
-                if info.namespace == OWNED.decode() and info.ticket not in self.owed:
+                if info.namespace == OWNED.decode() and info.ticket not in self.expected:
                     continue  # an operation
-                namespace, key, _ = self.owed[info.ticket]
+                namespace, key, _ = self.expected[info.ticket]
                 assert core is shards.of(namespace, key)
-        armed = [key for key in self.owed.values() if not key[1].startswith((b"0", b"1"))]
+        armed = [key for key in self.expected.values() if not key[1].startswith((b"0", b"1"))]
         found = [info for core in shards.cores for info in core.scan()]
         assert len(found) == len(armed) + 2  # the two operations
 
@@ -191,13 +191,13 @@ class Ledger:
         row = owner.bulk_load((BULK_LOAD, 1, 1), put(b"row1", FAR_NS), put(b"row2", FAR_NS))
         assert [answer.status for answer in row] == [Status.BULK_LOADED, Status.ADDED]
         self.note(core, row[1].ticket)
-        self.owed[row[1].ticket] = OWNED, b"row2", b""
+        self.expected[row[1].ticket] = OWNED, b"row2", b""
         quota = owner.send(*[put(b"much%d" % n, FAR_NS) for n in range(50)])
         assert {answer.status for answer in quota[45:]} == {Status.QUOTA}
         for n, answer in enumerate(quota):
             if answer.status == Status.ADDED:
                 self.note(core, answer.ticket)
-                self.owed[answer.ticket] = OWNED, b"much%d" % n, b""
+                self.expected[answer.ticket] = OWNED, b"much%d" % n, b""
         ends = owner.send(advance(b"r3", 85), advance(b"r2" * 20, 5))
         assert [answer.ended for answer in ends] == [1, 1]
         reported: list[Mail] = owner.mail()
@@ -208,7 +208,7 @@ class Ledger:
             while one.advance(LATE_NS):
                 self.take(shards)
         self.take(shards)
-        assert not self.owed
+        assert not self.expected
         shards.check()
 
 

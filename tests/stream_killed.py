@@ -28,9 +28,9 @@ def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[3:5])
 
 
-def keep(frame: DataFrame, number: int, kept: Path) -> None:
+def keep(frame: DataFrame, number: int, retained: Path) -> None:
     """Keeps a batch; one that comes again is the same."""
-    found, path = rows(frame), kept / str(number)
+    found, path = rows(frame), retained / str(number)
     if path.exists():
         assert pickle.loads(path.read_bytes()) == found
     path.write_bytes(pickle.dumps(found))
@@ -50,11 +50,11 @@ def run(spark: SparkSession, wal: Path, checkpoint: Path, each: Any) -> None:
     query.awaitTermination()
 
 
-def main(wal: Path, checkpoint: Path, kept: Path) -> None:
+def main(wal: Path, checkpoint: Path, retained: Path) -> None:
     """Does not return."""
 
     def each(frame: DataFrame, number: int) -> None:
-        keep(frame, number, kept)
+        keep(frame, number, retained)
         if number == KILLED_AT:
             os.killpg(0, signal.SIGKILL)
 

@@ -104,7 +104,7 @@ def test_the_directory_of_the_host_is_for_its_group(
         os.umask(before)
 
 
-def test_who_may_open_the_arena_files(shared_dir: Path, daemon: StartDaemon) -> None:
+def test_only_the_group_may_open_the_arena_files(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon()
     files = [SHM / real.paths.arena[1:], SHM / real.paths.private[1:]]
 
@@ -502,9 +502,9 @@ def identity(path: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("socket_name", ["cmd", "pub", "admin"])
-@pytest.mark.parametrize("what", ["file", "link", "dangling", "directory", "fifo"])
+@pytest.mark.parametrize("detail", ["file", "link", "dangling", "directory", "fifo"])
 def test_what_is_no_socket_is_left_alone(
-    daemon_dir: Path, daemon: StartDaemon, socket_name: str, what: str
+    daemon_dir: Path, daemon: StartDaemon, socket_name: str, detail: str
 ) -> None:
     path = daemon_dir / f"demo.{socket_name}"
     (daemon_dir / "target").write_text("precious")
@@ -515,7 +515,7 @@ def test_what_is_no_socket_is_left_alone(
         "directory": path.mkdir,
         "fifo": lambda: os.mkfifo(path),
     }
-    make[what]()
+    make[detail]()
     before = identity(path)
     refused(daemon, f"demo.{socket_name}: is there and is no socket")
     assert identity(path) == before
@@ -587,15 +587,15 @@ def test_a_directory_of_another_user_is_refused(daemon_dir: Path, daemon: StartD
     daemon()
 
 
-@pytest.mark.parametrize("what", ["link", "fifo", "foreign", "directory"])
-def test_a_lock_that_is_not_ours(daemon_dir: Path, daemon: StartDaemon, what: str) -> None:
+@pytest.mark.parametrize("detail", ["link", "fifo", "foreign", "directory"])
+def test_a_lock_that_is_not_ours(daemon_dir: Path, daemon: StartDaemon, detail: str) -> None:
     lock, target = daemon_dir / "demo.lock", daemon_dir / "target"
     target.write_text("precious")
-    if what == "link":
+    if detail == "link":
         lock.symlink_to("target")
-    elif what == "fifo":
+    elif detail == "fifo":
         os.mkfifo(lock)
-    elif what == "directory":
+    elif detail == "directory":
         lock.mkdir()
     else:
         needs("root", "to make another user's file")
@@ -605,7 +605,7 @@ def test_a_lock_that_is_not_ours(daemon_dir: Path, daemon: StartDaemon, what: st
     refused(daemon, "demo.lock: ")
     assert identity(lock) == before
     assert target.read_text() == "precious"
-    lock.rmdir() if what == "directory" else lock.unlink()
+    lock.rmdir() if detail == "directory" else lock.unlink()
 
 
 # ---- who is first --------------------------------------------------------------------------------

@@ -319,12 +319,12 @@ CLEAN_STORIES = {
 
 @dataclass
 class Found:
-    """The verdict, by daemon. `kept`: WALs, lake and ledgers, of which `soaked` is what the
+    """The verdict, by daemon. `retained`: WALs, lake and ledgers, of which `soaked` is what the
     soak left and `totals` what it reported."""
 
     verdict: Verdict
     kinds: dict[bytes, set[str]]
-    kept: Path
+    retained: Path
     soaked: bytes
     totals: dict[str, Any]
 
@@ -437,7 +437,7 @@ def test_a_soaked_wal_has_none(found: Found) -> None:
     assert found.kinds[found.soaked] == set()
     assert max(found.verdict.counts.values()) <= SAMPLES  # the samples are all that was found
     assert found.lost(found.soaked) == []
-    lake, hot = Lake(found.kept / "lake"), segments(found.kept / "wal" / "soak")
+    lake, hot = Lake(found.retained / "lake"), segments(found.retained / "wal" / "soak")
     epochs = {manifest.epoch for manifest in lake.manifests(BRONZE, found.soaked.hex())}
     epochs |= {header_of(file.path).epoch for file in hot}
     assert found.totals["daemon_kills"] > 0
@@ -445,7 +445,7 @@ def test_a_soaked_wal_has_none(found: Found) -> None:
     (balance,) = [one for one in found.verdict.balance if one.daemon == found.soaked.hex()]
     assert balance.added >= found.totals["added"] + found.totals["armed"] > 0
     assert min(balance.cancelled, balance.expired, balance.satisfied) > 0
-    ledgers = found.kept / "ledgers" / f"daemon={found.soaked.hex()}"
+    ledgers = found.retained / "ledgers" / f"daemon={found.soaked.hex()}"
     reported = {op for file in ledgers.iterdir() for op in OP.findall(file.read_text())}
     assert reported >= {"add", "watch", "cancel", "outcome", "notice"}
 
@@ -453,10 +453,10 @@ def test_a_soaked_wal_has_none(found: Found) -> None:
 OP = re.compile(r'"op":"(\w+)"')
 
 
-def soak(seconds: int, kept: Path) -> dict[str, Any]:
-    """Kills and totals; the WAL and the ledgers are in `kept`."""
+def soak(seconds: int, retained: Path) -> dict[str, Any]:
+    """Kills and totals; the WAL and the ledgers are in `retained`."""
     script = str(ROOT / "tests" / "crash" / "soak.py")
-    command = [sys.executable, script, str(seconds), "--keep", str(kept)]
+    command = [sys.executable, script, str(seconds), "--keep", str(retained)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -682,7 +682,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("damage", "what"),
+    ("damage", "detail"),
     [
         (lambda reported: reported[:100], "has 100 bytes, not {size}"),
         (lambda reported: reported + b"x", "has {more} bytes, not {size}"),
@@ -692,7 +692,7 @@ def invoke(*arguments: str | Path) -> Result:
     ids=["cut", "grown", "damaged", "gone"],
 )
 def test_a_file_of_the_lake_that_is_not_as_it_was_written_is_named(
-    in_parts: Path, spark: SparkSession, damage: Callable[[bytes], bytes] | None, what: str
+    in_parts: Path, spark: SparkSession, damage: Callable[[bytes], bytes] | None, detail: str
 ) -> None:
     lake = Lake(in_parts / "lake")
     ship(in_parts / "demo", lake, "eagle")
@@ -704,7 +704,7 @@ def test_a_file_of_the_lake_that_is_not_as_it_was_written_is_named(
         path.unlink()
     reported = invoke("audit", "--lake", lake.root)
     assert reported.exit_code == 5
-    assert reported.stderr == f"purgatoryd: {path}: {what.format(size=size, more=size + 1)}\n"
+    assert reported.stderr == f"purgatoryd: {path}: {detail.format(size=size, more=size + 1)}\n"
 
 
 def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) -> None:

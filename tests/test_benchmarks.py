@@ -109,7 +109,7 @@ def test_every_step_of_the_benchmark_of_the_pipeline_runs(
     monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # the daemons of the steps change it
     bench = import_module("bench_pipeline")
     work = bench.baseline.WORK
-    monkeypatch.setattr(bench.baseline, "apart", lambda what, *of: work[what](*map(str, of)))
+    monkeypatch.setattr(bench.baseline, "apart", lambda detail, *of: work[detail](*map(str, of)))
     arguments = bench.parse(["--quick", "--directory", str(tmp_path)])
     with bench.working(arguments):
         jobs = [bench.run_here(arguments, job, lambda: spark) for job in bench.steps.JOBS]

@@ -341,7 +341,7 @@ def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("said", "detail"),
     [
         ("[PATH_NOT_FOUND] Path does not exist: file:{plain}. SQLSTATE: 42K03", "is gone"),
         ("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file://{url}.  SQLSTATE: "
@@ -350,12 +350,12 @@ def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
          "cannot be read"),
     ],
 )  # fmt: skip
-def test_a_file_that_spark_could_not_read_is_named_whole(said: str, what: str) -> None:
+def test_a_file_that_spark_could_not_read_is_named_whole(said: str, detail: str) -> None:
     plain = "/lakes, old/it's/x.parquet"
     reported = unreadable(
         PySparkException(said.format(plain=plain, url=quote(plain, safe="/,'()")))
     )
-    assert str(reported) == f"{plain}: {what}"
+    assert str(reported) == f"{plain}: {detail}"
 
 
 def test_page_of_the_command_line_is_current() -> None:

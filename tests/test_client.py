@@ -126,8 +126,8 @@ def test_modes(client: Client) -> None:
         client.add("k", delay=HOUR_S)
     assert (caught.value.key, caught.value.ticket) == ("k", first.ticket)
     assert caught.value.deadline_boot_ns == first.deadline_boot_ns
-    kept = client.add("k", delay=2 * HOUR_S, mode="keep")
-    assert (kept.status, kept.ticket) == (Status.KEPT, first.ticket)
+    retained = client.add("k", delay=2 * HOUR_S, mode="keep")
+    assert (retained.status, retained.ticket) == (Status.KEPT, first.ticket)
     earlier = client.add("k", delay=1, mode="extend")
     assert (earlier.status, earlier.deadline_boot_ns) == (Status.KEPT, first.deadline_boot_ns)
     later = client.add("k", delay=2 * HOUR_S, mode="extend")

@@ -629,7 +629,7 @@ def test_a_name_that_no_daemon_has_does_not_bind_the_tier(tier: Tier, daemon: Ta
 
 
 @pytest.mark.usefixtures("quick")
-def test_another_daemon_does_not_pay_what_is_owed(
+def test_another_daemon_does_not_receive_undelivered_tombstones(
     tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_down(_: pa.Table) -> dict[str, int]:
@@ -642,14 +642,14 @@ def test_another_daemon_does_not_pay_what_is_owed(
         patch.setattr(daemon, "cancel", is_down)
         with pytest.raises(DaemonUnreachable):
             cold.cancel(tier, keys(1), daemon)
-    owed = tier.version().owed
-    assert owed
+    undelivered = tier.version().undelivered
+    assert undelivered
     assert key(1) in daemon.armed
     with tier.lock(), pytest.raises(WindowElsewhere):
         cold.settle(tier, other)
     with pytest.raises(WindowElsewhere):
         cold.bulk_load(tier, table(20, 22), "two", other)
-    assert tier.version().owed == owed
+    assert tier.version().undelivered == undelivered
     assert cold.bulk_load(tier, table(20, 22), "two", daemon).rows == 2
-    assert tier.version().owed == ()
+    assert tier.version().undelivered == ()
     assert set(daemon.armed) == {key(i) for i in (0, 2, 3, 4)}

@@ -135,7 +135,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_who_only_reads_makes_nothing(lake: Path) -> None:
+def test_whoever_only_reads_makes_nothing(lake: Path) -> None:
     assert reported("pipeline", "cold", "status", "--lake", str(lake))["version"] == 0
     assert list(lake.iterdir()) == []
 

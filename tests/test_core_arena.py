@@ -57,7 +57,7 @@ def test_a_header_field_that_does_not_fit(field: str) -> None:
     for reader in (False, True):
         fault = refusal(lambda reader=reader: core.attach(reader=reader))  # type: ignore[misc]
         assert (fault.part, fault.expected, fault.found) == ("header", expected, found)
-        assert words in fault.what
+        assert words in fault.detail
 
 
 @pytest.mark.parametrize("field", ["capacity", "replay_capacity", "payload_bytes", "fanout"])
@@ -127,7 +127,7 @@ def test_a_field_of_the_private_arena_file_that_does_not_fit(field: str) -> None
     wrong, words = PRIVATE[field]
     setattr(core.secret, field, wrong)
     fault = refusal(core.attach)
-    assert words in fault.what
+    assert words in fault.detail
     assert fault.expected != fault.found
     core.attach(reader=True)
 
@@ -136,14 +136,14 @@ def test_the_private_arena_file_of_another_arena() -> None:
     core = Core()
     core.secret.uuid[15] = 99
     fault = refusal(core.attach)
-    assert "uuid" in fault.what
+    assert "uuid" in fault.detail
     assert (fault.expected >> 56, fault.found >> 56) == (15, 99)
 
 
 def test_blank_memory_is_no_arena() -> None:
     core = Core()
     core.arena[:] = bytes(len(core.arena))
-    assert "magic" in refusal(core.attach).what
+    assert "magic" in refusal(core.attach).detail
 
 
 # ---- what an observer sees -------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_damaged_authoritative_state_is_refused(damage: Callable[[Core], None]) 
     core.attach()
     fault = refusal(lambda: core.rebuild(MS))
     assert fault.part
-    assert fault.what
+    assert fault.detail
 
 
 # ---- migration ---------------------------------------------------------------------------------
@@ -372,13 +372,13 @@ def test_migration_keeps_all_that_anybody_knows(sizes: dict[str, int]) -> None:
 
 def test_a_smaller_replay_buffer_keeps_the_youngest_notices() -> None:
     core = busy()
-    kept: list[Entry] = list(core.entries())[-16:]
+    retained: list[Entry] = list(core.entries())[-16:]
     to = core.migrated(replay_capacity=16)
     to.check()
-    assert list(to.entries()) == kept
-    lost, got, notices = to.replay(b"n", kept[-1].topic, 1, kept[-1].sequence)
-    same = [e for e in kept if e.topic == kept[-1].topic]
-    assert (lost, got) == (same[0].sequence - 1, kept[-1].sequence)
+    assert list(to.entries()) == retained
+    lost, got, notices = to.replay(b"n", retained[-1].topic, 1, retained[-1].sequence)
+    same = [e for e in retained if e.topic == retained[-1].topic]
+    assert (lost, got) == (same[0].sequence - 1, retained[-1].sequence)
     assert [n.ticket for n in notices] == [e.ticket for e in same]
 
 
@@ -409,7 +409,7 @@ def test_migration_refuses_what_has_no_space(sizes: dict[str, int], words: str) 
     before = core.image()
     fault = refusal(lambda: core.migrated(**sizes))
     assert fault.part == "migrate"
-    assert words in fault.what
+    assert words in fault.detail
     assert fault.expected > fault.found
     assert core.image() == before
 
@@ -419,7 +419,7 @@ def test_migration_refuses_to_lose_a_session() -> None:
     for nonce in (b"1" * 16, b"2" * 16):
         core.handle(wire.encode_hello(nonce))
     fault = refusal(lambda: core.migrated(sessions=1))
-    assert (fault.what, fault.expected, fault.found) == ("sessions open", 2, 1)
+    assert (fault.detail, fault.expected, fault.found) == ("sessions open", 2, 1)
 
 
 # ---- memory --------------------------------------------------------------------------------------

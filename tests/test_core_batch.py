@@ -463,21 +463,21 @@ def victim(peer: Peer) -> bytes:
     return peer.encode(put(b"kk", b"12345"), cancel(b"c"))
 
 
-@pytest.mark.parametrize("what", FRAME_BAD)
-def test_a_bad_frame_is_refused(peer: Peer, what: str) -> None:
-    patch, error = FRAME_BAD[what]
+@pytest.mark.parametrize("detail", FRAME_BAD)
+def test_a_bad_frame_is_refused(peer: Peer, detail: str) -> None:
+    patch, error = FRAME_BAD[detail]
     assert refused_and_untouched(peer, patch(victim(peer))).error == error
 
 
-@pytest.mark.parametrize("what", NAMES_BAD)
-def test_bad_names_are_refused(peer: Peer, what: str) -> None:
-    reply = refused_and_untouched(peer, NAMES_BAD[what](victim(peer)))
+@pytest.mark.parametrize("detail", NAMES_BAD)
+def test_bad_names_are_refused(peer: Peer, detail: str) -> None:
+    reply = refused_and_untouched(peer, NAMES_BAD[detail](victim(peer)))
     assert (reply.error, reply.detail) == (WireError.MALFORMED, (NAMES_AT, 0))
 
 
-@pytest.mark.parametrize("what", RECORD_BAD)
-def test_a_bad_record_is_refused(peer: Peer, what: str) -> None:
-    reply = refused_and_untouched(peer, RECORD_BAD[what](victim(peer)))
+@pytest.mark.parametrize("detail", RECORD_BAD)
+def test_a_bad_record_is_refused(peer: Peer, detail: str) -> None:
+    reply = refused_and_untouched(peer, RECORD_BAD[detail](victim(peer)))
     assert reply.error == WireError.MALFORMED
 
 

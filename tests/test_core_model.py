@@ -396,20 +396,20 @@ class CoreMachine(RuleBasedStateMachine):
             self.put_old(old, answer, mode, kind, time_ns)
 
     def put_new(
-        self, key: Key, old: Timer | None, answer: Answer, what: tuple[bytes, bytes, int, int]
+        self, key: Key, old: Timer | None, answer: Answer, detail: tuple[bytes, bytes, int, int]
     ) -> None:
         m = self.model
         refused = m.slots_status(old is not None)
         if refused is None and answer.status == Status.FULL_PAYLOAD:
-            extension = GRANULE if what[2] == TimeKind.WALL else 0
-            need = granules(extension + len(wire.encode_key(key[1])[1]) + len(what[1]))
+            extension = GRANULE if detail[2] == TimeKind.WALL else 0
+            need = granules(extension + len(wire.encode_key(key[1])[1]) + len(detail[1]))
             # Small requests are refused only when no stretch of memory would do.
             assert need >= 64 or max(self.core.free_runs()) < need
             refused = Status.FULL_PAYLOAD
         if refused is not None:
             assert answer == (0, refused, 0)
             return
-        timer = m.arm(key, *what)
+        timer = m.arm(key, *detail)
         status = Status.REPLACED if old else Status.ADDED
         assert answer == (timer.ticket, status, timer.deadline_ns)
 
@@ -604,15 +604,15 @@ class CoreMachine(RuleBasedStateMachine):
     def replay(self, which: int, first: int, count: int) -> None:
         m = self.model
         row = m.topics[which % len(m.topics)]
-        kept = {
+        retained = {
             n.sequence: n for n in m.replay_buffer
             if (n.key[0], n.timer.topic) == (row.namespace, row.name)
         }  # fmt: skip
         last = min(first + count - 1, row.sequence)
-        there = [n for s, n in sorted(kept.items()) if first <= s <= last]
+        there = [n for s, n in sorted(retained.items()) if first <= s <= last]
         lost, got, notices = self.core.replay(row.namespace, row.name, first, first + count - 1)
         self.same_notices(notices, there)
-        gone = [s for s in range(first, last + 1) if s not in kept]
+        gone = [s for s in range(first, last + 1) if s not in retained]
         assert lost == max(gone, default=first - 1)
         assert got == lost + len(there)
 

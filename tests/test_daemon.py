@@ -122,7 +122,7 @@ def work(directory: str, seed: int, adds: int) -> tuple[set[str], set[str]]:
             victims = [row[0] for row in rng.sample(rows, 30)]
             found = client.cancel_many(victims)
             pairs = zip(victims, found, strict=True)
-            cancelled.update(key for key, what in pairs if what is CancelResult.CANCELLED)
+            cancelled.update(key for key, detail in pairs if detail is CancelResult.CANCELLED)
     return added, cancelled
 
 
@@ -1169,8 +1169,8 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
     with listen(namespace="raw") as subscriber:
         real.restart("--capacity", "5000", "--payload-memory", "4M", "--replay-buffer", "256")
         after = stats(real)
-        kept = ("stream_id", "live", "adds", "cancels")
-        assert [after[name] for name in kept] == [before[name] for name in kept]
+        retained = ("stream_id", "live", "adds", "cancels")
+        assert [after[name] for name in retained] == [before[name] for name in retained]
         on = ("next_ticket", "replay_tail", "published")  # it reported that it ended, and is ready
         assert all(after[name] > before[name] for name in on)
         assert (after["capacity"], after["replay_capacity"]) == (5000, 256)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kept import Flown
+from flight_runs import FlightRuns
 from machine import needs
 from rich.console import Console
 
@@ -53,9 +53,9 @@ def run_module(*args: str) -> subprocess.CompletedProcess[str]:
 # --- the parts, with real processes ---------------------------------------------------------------
 
 
-def test_a_day_in_three_seconds(flown: Flown, console: Console) -> None:
+def test_a_day_in_three_seconds(flight_runs: FlightRuns, console: Console) -> None:
     """So fast, with a margin of 1 ms, that a landing may lose its race: all else must agree."""
-    day = flown.day
+    day = flight_runs.day
     assert list(live.against_answers(day)) == []
     assert {call.key for call in day.calls_of(Kind.DEPARTURE)} == {one.key for one in day.flights}
     assert {call.key for call in day.calls_of(Kind.LANDING)} < {one.key for one in day.flights}
@@ -66,8 +66,8 @@ def test_a_day_in_three_seconds(flown: Flown, console: Console) -> None:
     assert f"A day live: {day.date}" in console.export_text()
 
 
-def test_a_day_of_the_year(flown: Flown, console: Console) -> None:
-    whole = flown.year
+def test_a_day_of_the_year(flight_runs: FlightRuns, console: Console) -> None:
+    whole = flight_runs.year
     assert whole.problems == []
     assert whole.received == whole.expected
     assert whole.latest_ns < live.TICK_NS

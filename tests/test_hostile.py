@@ -236,7 +236,7 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
         admission.close()
 
 
-def test_who_connects_too_often_has_to_pause() -> None:
+def test_a_peer_that_connects_too_often_has_to_pause() -> None:
     with zmq.Context() as context:
         admission = AdmissionControl(context)
         admission.iterate(1)
@@ -350,7 +350,9 @@ def test_connections_that_came_and_went_leave_nothing(controlled: Controlled) ->
     assert not controlled.admission._peers
 
 
-def test_who_offends_before_it_is_known_is_refused_and_ended(controlled: Controlled) -> None:
+def test_a_peer_that_offends_before_it_is_known_is_refused_and_ended(
+    controlled: Controlled,
+) -> None:
     with shake_hands(controlled.path) as connection:
         connection.settimeout(PATIENCE_S)
         controlled.admission.offence(controlled.request(connection), "a test")
@@ -361,12 +363,14 @@ def test_who_offends_before_it_is_known_is_refused_and_ended(controlled: Control
                 pass
 
 
-def test_an_offence_is_not_put_down_to_who_has_the_descriptor_now(controlled: Controlled) -> None:
+def test_an_offence_is_not_put_down_to_the_peer_that_has_the_descriptor_now(
+    controlled: Controlled,
+) -> None:
     with shake_hands(controlled.path) as connection:
         eventually(lambda: controlled.hears_of(1))
         body = controlled.request(connection)
         (successor,) = controlled.admission._peers.values()
-        successor.who = NOBODY
+        successor.identity = NOBODY
         controlled.admission.offence(body, "a test")
         assert not successor.gone
         assert not controlled.admission.refuses(NOBODY)

@@ -139,7 +139,7 @@ def test_only_the_moves_of_the_table_are_made() -> None:
             assert lifecycle.state == state
 
 
-def test_who_is_crowded_stays_so_until_there_is_space_again() -> None:
+def test_a_crowded_resource_stays_so_until_there_is_space_again() -> None:
     crowded = lifecycle._crowded
     assert [crowded(used, 100, before=False) for used in (89, 90)] == [False, True]
     assert [crowded(used, 100, before=True) for used in (79, 80)] == [False, True]
@@ -256,7 +256,7 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: Start
     assert "purgatoryd: degraded: nearly all slots are taken" in real.stderr
 
 
-def test_who_comes_later_finds_each_move_since_the_first_start(
+def test_a_late_reader_finds_each_move_since_the_first_start(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     """In the replay buffer, also of a daemon that has no other user and one namespace for them, and

@@ -101,7 +101,7 @@ def purgatory(
     time: Time, errors: list[tuple[DelayedOperation, BaseException]]
 ) -> Iterator[DelayedOperationPurgatory]:
     p = DelayedOperationPurgatory(
-        "test", clock_ns=time, reaper=False, on_error=lambda *what: errors.append(what)
+        "test", clock_ns=time, reaper=False, on_error=lambda *detail: errors.append(detail)
     )
     yield p
     p._wheel.check()
@@ -376,7 +376,7 @@ def test_a_callback_that_wants_to_exit_stops_nobody(
     flag.up = True
     assert purgatory.check_and_complete("k") == 2
     assert [op.ends for op in ops] == [["complete"], [], ["complete"]]
-    assert {type(what) for _, what in errors} == {error}
+    assert {type(detail) for _, detail in errors} == {error}
     assert ops[1].force_complete()
 
 
@@ -537,7 +537,7 @@ def test_errors_at_shutdown_are_reported(
     time: Time, errors: list[tuple[DelayedOperation, BaseException]]
 ) -> None:
     p = DelayedOperationPurgatory(
-        "end", clock_ns=time, reaper=False, on_error=lambda *what: errors.append(what)
+        "end", clock_ns=time, reaper=False, on_error=lambda *detail: errors.append(detail)
     )
     for _ in range(2):
         p.try_complete_else_watch(Op(on_complete=fails), ["k"])

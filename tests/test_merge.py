@@ -102,21 +102,21 @@ def test_a_timer_that_came_from_another_shard_is_cancelled_by_its_ticket() -> No
 
 
 @pytest.mark.parametrize(
-    ("wrong", "what"),
+    ("wrong", "detail"),
     [
         (3 * lib.PG_TICKET_SHARD + 2, "the next ticket, of this shard"),
         (lib.PG_TICKET_SHARD, "the next ticket, of this shard"),
         (lib.PG_TICKET_SHARD + 1, "a ticket that was never given"),
     ],
 )
-def test_check_finds_tickets_that_the_shard_did_not_give(wrong: int, what: str) -> None:
+def test_check_finds_tickets_that_the_shard_did_not_give(wrong: int, detail: str) -> None:
     core = Purgatory(shard=1, shards=3)
     core.put(b"k", FAR_NS)
     core.check()
     core.header.next_ticket = wrong
     with pytest.raises(Fault) as caught:
         core.check()
-    assert caught.value.what == what
+    assert caught.value.detail == detail
 
 
 def test_a_shard_that_is_none_is_refused() -> None:
@@ -125,7 +125,7 @@ def test_a_shard_that_is_none_is_refused() -> None:
     core.header.shard = 2
     with pytest.raises(Fault) as caught:
         core.attach()
-    assert (caught.value.what, caught.value.expected, caught.value.found) == ("shard", 1, 2)
+    assert (caught.value.detail, caught.value.expected, caught.value.found) == ("shard", 1, 2)
 
 
 def test_what_was_fired_is_answered_fired_where_it_went() -> None:
@@ -200,7 +200,7 @@ def test_the_rows_of_a_bulk_load_of_a_partitioned_namespace_are_known_to_all_its
 
 
 @pytest.mark.parametrize(
-    ("sizes", "what"),
+    ("sizes", "detail"),
     [
         ({"capacity": 4}, "timers armed"),
         ({"namespaces": 3}, "namespaces in use"),
@@ -213,7 +213,7 @@ def test_the_rows_of_a_bulk_load_of_a_partitioned_namespace_are_known_to_all_its
         ({"accounts": 0}, "accounts in use"),
     ],
 )
-def test_what_has_no_space_is_refused_with_its_figures(sizes: dict[str, int], what: str) -> None:
+def test_what_has_no_space_is_refused_with_its_figures(sizes: dict[str, int], detail: str) -> None:
     ledger, shards = Ledger(1), begun(2, TWO, payload_bytes=1 << 16)
     ledger.fill(shards)
     ledger.operate(shards)
@@ -221,7 +221,7 @@ def test_what_has_no_space_is_refused_with_its_figures(sizes: dict[str, int], wh
     before = [core.image() for core in shards.cores]
     with pytest.raises(ArenaBroken) as caught:
         resharded(shards, 1, ONE, **sizes)
-    assert (caught.value.what, caught.value.found) == (what, next(iter(sizes.values())))
+    assert (caught.value.detail, caught.value.found) == (detail, next(iter(sizes.values())))
     assert caught.value.expected > caught.value.found
     assert [core.image() for core in shards.cores] == before
 
@@ -235,7 +235,7 @@ def test_notices_that_were_not_sent_are_not_left_behind() -> None:
         core.advance(10**9)
     with pytest.raises(ArenaBroken) as caught:
         resharded(shards, 1, ONE, replay_capacity=16)
-    assert (caught.value.what, caught.value.expected) == ("notices not sent yet", 24)
+    assert (caught.value.detail, caught.value.expected) == ("notices not sent yet", 24)
 
 
 def test_sessions_that_own_operations_are_never_left_behind() -> None:
@@ -246,7 +246,7 @@ def test_sessions_that_own_operations_are_never_left_behind() -> None:
             Owner(core, nonce + 10 * shard).send(arm)
     with pytest.raises(ArenaBroken) as caught:
         resharded(shards, 1, ONE, sessions=3)
-    assert (caught.value.what, caught.value.expected) == ("sessions open", 6)
+    assert (caught.value.detail, caught.value.expected) == ("sessions open", 6)
 
 
 def test_only_idle_sessions_without_operations_are_left_behind() -> None:
@@ -258,10 +258,10 @@ def test_only_idle_sessions_without_operations_are_left_behind() -> None:
     Owner(core, 3)
     lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1)
     [new] = resharded(shards, 1, {b"n": (0,)}).cores
-    kept = new.rows_of_sessions()
-    assert len(kept) == 2
-    assert Owner(new, 1).id in kept
-    assert Owner(new, 3).id in kept
+    retained = new.rows_of_sessions()
+    assert len(retained) == 2
+    assert Owner(new, 1).id in retained
+    assert Owner(new, 3).id in retained
 
 
 def test_a_session_that_several_shards_know_is_one_again_where_they_meet() -> None:
@@ -362,7 +362,7 @@ def test_a_route_without_its_partition_leaves_the_key() -> None:
     keys = [b"%d" % n for n in range(16)]
     for key in keys:
         core.put(key, FAR_NS)
-    merge(as_arena(to), [(as_arena(core), {"n": Route((0, 1), anew=True)})])
+    merge(as_arena(to), [(as_arena(core), {"n": Route((0, 1), fresh_topics=True)})])
     to.rebuild(0)
     here = {key for key in keys if lib.pg_partition(key, len(key), 2)}
     assert {info.key for info in to.scan()} == here

@@ -109,14 +109,14 @@ def test_lateness_is_what_came_behind_the_deadline() -> None:
 
 
 KEPT_BY = pytest.mark.parametrize(
-    "kept", [{}, {"wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN}], ids=["alone", "wal"]
+    "retained", [{}, {"wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN}], ids=["alone", "wal"]
 )
 
 
 @KEPT_BY
-def test_whatever_ends_has_waited(kept: dict[str, int]) -> None:
+def test_whatever_ends_has_waited(retained: dict[str, int]) -> None:
     """Once for each end: neither a key that is kept, nor a deadline that moves, is one."""
-    core = Purgatory(**kept)
+    core = Purgatory(**retained)
     owner = pd.Owner(core)
     far = [pd.Key(b"far", 1)]
     names = (b"fires", b"goes", b"makes way", b"moves")
@@ -165,8 +165,8 @@ def moved_to(core: Purgatory, how: str) -> Purgatory:
 
 @KEPT_BY
 @pytest.mark.parametrize("how", ["other sizes", "a WAL", "a snapshot"])
-def test_who_moves_has_waited_before(kept: dict[str, int], how: str) -> None:
-    core = Purgatory(**kept)
+def test_a_timer_that_moves_has_waited_before(retained: dict[str, int], how: str) -> None:
+    core = Purgatory(**retained)
     core.advance(2 * MS)
     pd.Owner(core).send(pd.put(b"k", 64 * MS))
     core.advance(4 * MS)
@@ -175,7 +175,7 @@ def test_who_moves_has_waited_before(kept: dict[str, int], how: str) -> None:
     assert of(moved, Measured.REMOTE).sum_ns == 64 * MS
 
 
-def test_who_comes_from_an_older_abi_waits_from_then_on() -> None:
+def test_a_timer_from_an_older_abi_waits_from_then_on() -> None:
     core, to = Core(), Core()
     core.put("k", 64 * MS)
     core.advance(4 * MS)
@@ -194,7 +194,7 @@ def test_a_wall_timer_has_waited_whatever_the_wall_clock_did() -> None:
     assert of(core, Measured.REMOTE).sum_ns == 70 * MS
 
 
-def test_who_is_late_already_has_not_waited() -> None:
+def test_a_timer_that_is_late_already_has_not_waited() -> None:
     core = Core()
     core.advance(64 * MS)
     core.put("k", 2 * MS, TimeKind.BOOT)
@@ -272,7 +272,7 @@ def test_an_outcome_waits_for_its_owners_socket() -> None:
     assert (of(core, Measured.SEND).count, of(core, Measured.SEND).sum_ns) == (2, 2 * 4 * MS)
 
 
-def test_who_is_not_there_is_not_waited_for() -> None:
+def test_an_owner_that_is_not_there_is_not_waited_for() -> None:
     """What is sent later waited for its owner, which is no stage of the daemon's."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     pd.Owner(core).send(pd.watch(b"late", lib.PG_C_ALL, [pd.Key(b"far", 1)], 2 * MS))

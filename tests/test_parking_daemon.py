@@ -65,13 +65,13 @@ def test_what_is_parked_comes_back_from_the_wal(
         remove_arena_files(running.paths)
     running.start()
     assert (stats(running)["parked"], stats(running)["live"]) == (299, 1)
-    kept = payloads_of(running, daemon_dir / "wal")
-    assert kept["k0", added.tickets[0]] == b"payload 0"
+    retained = payloads_of(running, daemon_dir / "wal")
+    assert retained["k0", added.tickets[0]] == b"payload 0"
     with client() as some:
         found = some.get("k2")
         assert found is not None
         assert (found.status, found.ticket, found.payload) == (Status.PARKED, replaced.ticket, b"")
-        back = [(key, ticket, payload) for (key, ticket), payload in kept.items()]
+        back = [(key, ticket, payload) for (key, ticket), payload in retained.items()]
         bulk_load = BulkLoad(b"window of 2 hour")
         statuses = some.unpark_many(back, bulk_load=bulk_load).statuses
         assert statuses.count(Status.UNKNOWN) == 2  # the cancelled one, and the replaced one

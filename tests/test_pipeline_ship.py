@@ -596,8 +596,8 @@ def test_rows_of_a_bulk_load_have_their_numbers(daemon: StartDaemon, tmp_path: P
     assert {r["key"] for r in arms if r["bulk_load"] is None} >= {b"no row"}
     (begun,) = [row for row in found if row["kind"] == "bulk_load"]
     assert (begun["bulk_load"], begun["uid"]) == (bulk_load, os.getuid())
-    (kept,) = [row for row in found if row["kind"] == "done"]
-    assert (kept["bulk_load"], kept["bulk_load_row"]) == (bulk_load, 2)
+    (retained,) = [row for row in found if row["kind"] == "done"]
+    assert (retained["bulk_load"], retained["bulk_load_row"]) == (bulk_load, 2)
 
 
 def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_path: Path) -> None:

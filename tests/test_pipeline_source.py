@@ -209,11 +209,11 @@ def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
     spark: SparkSession, wal: Path, tmp_path: Path
 ) -> None:
     """Its steps: the offsets are logged, the source reads, the rows are kept, that is logged."""
-    checkpoint, aside, kept = (tmp_path / name for name in ("checkpoint", "aside", "kept"))
-    kept.mkdir()
+    checkpoint, aside, retained = (tmp_path / name for name in ("checkpoint", "aside", "kept"))
+    retained.mkdir()
 
     def each(frame: DataFrame, number: int) -> None:
-        keep(frame, number, kept)
+        keep(frame, number, retained)
 
     def before(frame: DataFrame, number: int) -> None:
         if number == KILLED_AT + 1:
@@ -225,9 +225,9 @@ def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
         each(frame, number)
 
     def next_file() -> Path:
-        return wal / file_name(batches(kept)[-1][-1][LSN] + 1, SEGMENT)
+        return wal / file_name(batches(retained)[-1][-1][LSN] + 1, SEGMENT)
 
-    process_is_killed(wal, checkpoint, kept)
+    process_is_killed(wal, checkpoint, retained)
     killed(spark, wal, checkpoint, before, "killed")
     for name in ("{}", ".{}.crc"):
         (checkpoint / "offsets" / name.format(KILLED_AT + 1)).unlink()
@@ -235,29 +235,29 @@ def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
     aside.rename(next_file())
     run(spark, wal, checkpoint, each)
     upto = segments(wal)[-1].lsn
-    assert [row for batch in batches(kept) for row in batch] == [
+    assert [row for batch in batches(retained) for row in batch] == [
         row for row in rows(raw(spark, wal)) if row[LSN] < upto
     ]
-    assert max(map(len, batches(kept))) <= 2000
+    assert max(map(len, batches(retained))) <= 2000
     assert 1 < read_holds(wal)["stream"].lsn <= upto
 
 
 LSN = BRONZE.names.index("lsn")
 
 
-def batches(kept: Path) -> list[list[tuple[Any, ...]]]:
+def batches(retained: Path) -> list[list[tuple[Any, ...]]]:
     """What a stream kept, in order."""
-    paths = sorted(kept.iterdir(), key=lambda path: int(path.name))
+    paths = sorted(retained.iterdir(), key=lambda path: int(path.name))
     return [pickle.loads(path.read_bytes()) for path in paths]
 
 
-def process_is_killed(wal: Path, checkpoint: Path, kept: Path) -> None:
+def process_is_killed(wal: Path, checkpoint: Path, retained: Path) -> None:
     """The rows of a batch are kept, and that is logged nowhere."""
     done = subprocess.run(
-        [sys.executable, STREAM, wal, checkpoint, kept], start_new_session=True, check=False
+        [sys.executable, STREAM, wal, checkpoint, retained], start_new_session=True, check=False
     )
     assert done.returncode == -signal.SIGKILL
-    assert len(batches(kept)) == KILLED_AT + 1
+    assert len(batches(retained)) == KILLED_AT + 1
     assert (checkpoint / "offsets" / str(KILLED_AT)).exists()
     assert not (checkpoint / "commits" / str(KILLED_AT)).exists()
 
@@ -324,7 +324,9 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, -90], ids=["header", "record"])
-def test_a_damaged_segment_is_of_no_matter_to_who_does_not_need_it(tmp_path: Path, at: int) -> None:
+def test_a_damaged_segment_is_of_no_matter_to_a_reader_that_does_not_need_it(
+    tmp_path: Path, at: int
+) -> None:
     """Whose rows are not asked for; nor, behind it, any name that may have been born there."""
     from purgatoryd.pipeline.source import WalReader
 

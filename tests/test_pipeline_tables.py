@@ -23,7 +23,7 @@ import wal_segment_writer as sw
 from click.testing import CliRunner
 from cold_driver import TableDaemon, spark_of_python
 from conftest import StartDaemon
-from kept import Flown
+from flight_runs import FlightRuns
 from made_bronze import EXPIRED, FIRE, MS, SENT, Plan, S, opening_of, put, rows_of, segments_of
 from other_user import run_as
 from pyspark.sql import DataFrame, SparkSession
@@ -128,7 +128,7 @@ def test_flow_and_final_states_are_what_duckdb_counts(
 
 
 def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: DataFrame) -> None:
-    """What came and went, counted anew."""
+    """What came and went, counted again."""
     oracle.take("flow", flow)
     oracle.take("topics", topics.drop(*sketch_columns(TOPICS)))
     oracle.take("workers", workers.drop(*sketch_columns(WORKERS)))
@@ -261,8 +261,10 @@ def test_a_daemons_wal_becomes_tables(
     assert oracle.rows("SELECT DISTINCT worker FROM ours") == [(f"{os.getuid()}:{os.getpid()}",)]
 
 
-def test_the_flights_become_tables(spark: SparkSession, flown: Flown, tmp_path: Path) -> None:
-    with whole(spark, lake_in(tmp_path / "lake"), flown.wals) as found:
+def test_the_flights_become_tables(
+    spark: SparkSession, flight_runs: FlightRuns, tmp_path: Path
+) -> None:
+    with whole(spark, lake_in(tmp_path / "lake"), flight_runs.wals) as found:
         files = [Path(unquote(urlparse(file).path)) for file in found.bronze.inputFiles()]
         bronze, oracle = found.bronze.persist(), Oracle(files)
         lifecycles = silver.lifecycles(bronze, bronze).persist()
@@ -279,8 +281,8 @@ def test_the_flights_become_tables(spark: SparkSession, flown: Flown, tmp_path: 
         {key for (key,) in oracle.db.execute(ended, [final_state]).fetchall()}
         for final_state in ("expired", "cancelled")
     )
-    assert expired == flown.year.expected | {LAST_KEY}
-    assert cancelled == {flight.key for flight in flown.year.flights} - expired
+    assert expired == flight_runs.year.expected | {LAST_KEY}
+    assert cancelled == {flight.key for flight in flight_runs.year.flights} - expired
 
 
 def test_a_ledger_tells_when_notices_were_received(spark: SparkSession, tmp_path: Path) -> None:
@@ -835,7 +837,7 @@ def test_a_trace_tells_every_record_of_a_key(
         )
         assert reported["final_state"] == final_state
         assert reported["events"][-1]["lsn"] == lsn
-        assert reported["events"][0]["what"].startswith("armed")
+        assert reported["events"][0]["event"].startswith("armed")
         assert reported["stages_ns"].keys() >= (
             {"request_queue", "remote"} | (set() if final_state == "replaced" else {"send"})
         )
@@ -869,7 +871,7 @@ def test_a_trace_goes_from_the_cold_tier_to_the_end(
     sw.write(tmp_path / "j", sw.segment([*sw.names(), arm, fire]))
     lifecycles = trace.history(spark, lake, [tmp_path / "j"], trace.Key("n", "str", b"key:7"))
     reported = [trace.record(lifecycle) for lifecycle in lifecycles]
-    assert [[event["what"] for event in one["events"]] for one in reported] == [
+    assert [[event["event"] for event in one["events"]] for one in reported] == [
         [f"in the cold tier since version {first}, due {moment(due_ns)}",
          f"armed by window {window.id}", "expired"],
         [f"in the cold tier since version {second}, due {moment(due_ns + 7200 * S)}; ended there"],
@@ -921,5 +923,5 @@ def test_the_commands_make_and_ask_the_tables(
     (capacity,) = called("capacity", *where)
     assert capacity["live"] > 0
     (lifecycle, *_) = called("trace", "key:0", *where)
-    assert lifecycle["events"][0]["what"] == "armed"
+    assert lifecycle["events"][0]["event"] == "armed"
     assert called("trace", "nobody", *where) == []

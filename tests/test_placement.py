@@ -169,7 +169,7 @@ def test_cpus_that_are_given_are_taken_though_another_loop_is_there(planned: Any
 # ---- while the daemon runs -----------------------------------------------------------------------
 
 
-def test_a_loop_stays_and_others_make_way_for_who_comes(planned: Any) -> None:
+def test_a_loop_stays_and_others_make_way_for_a_new_one(planned: Any) -> None:
     first = planned(TWO_BY_FOUR_SMT)
     later = planned(TWO_BY_FOUR_SMT, taken=(1, 2, 6), before=first)
     assert (later.reaper, later.others) == ({3}, {0, 8})

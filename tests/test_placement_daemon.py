@@ -271,7 +271,7 @@ def test_a_daemon_makes_way_for_one_that_comes(
 @pytest.mark.parametrize(
     ("given", "leaves"), [({}, CORE), ({"node": 0}, CORE), ({"cpus": "3,0-2"}, PlacementPart(0))]
 )
-def test_who_chose_its_core_says_so(
+def test_a_daemon_that_chose_its_core_says_so(
     given: dict[str, Any], leaves: PlacementPart, asked: list[tuple[Cpus, Cpus]], tmp_path: Path
 ) -> None:
     arena: Any = FakeArena()
@@ -511,13 +511,13 @@ def tell():
 
 @pytest.mark.parametrize("who", NUMA_LOCAL)
 def test_a_numa_local_client_leaves_the_loop_alone(
-    who: str, pinned: Daemon, pair: tuple[int, int]
+    way: str, pinned: Daemon, pair: tuple[int, int]
 ) -> None:
     topology = read(os.sched_getaffinity(0))
     node = topology.node_of(pair[0])
     assert node is not None
     local = frozenset(worker_cpus(topology, node.id, pair[0], loop_cpus()))
-    code = f"{TELL}\n{NUMA_LOCAL[who]}\ntell()"
+    code = f"{TELL}\n{NUMA_LOCAL[way]}\ntell()"
     command = [sys.executable, "-c", code]
     environment = clean_environment(pinned.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -473,7 +473,7 @@ def test_a_full_replay_buffer_holds_commands_back() -> None:
     ],
     ids=["client", "late-answer", "all", "sum"],
 )
-def test_who_waits_on_takes_no_notice_from_a_full_replay_buffer(
+def test_an_operation_that_waits_on_takes_no_notice_from_a_full_replay_buffer(
     watched: pd.Command, command: pd.Command, sent: bool
 ) -> None:
     core = Purgatory(replay_capacity=16)
@@ -955,7 +955,7 @@ def test_the_outcomes_of_an_ended_session_are_freed_over_several_iterations(rest
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "detail"),
     [
         ({"capacity": 19}, "timers armed"),
         ({"watches": 9}, "watches in use"),
@@ -965,15 +965,15 @@ def test_the_outcomes_of_an_ended_session_are_freed_over_several_iterations(rest
         ({"capacity": 20, "watches": 10, "watermarks": 11}, None),
     ],
 )
-def test_migration_counts_outcomes_too(changes: dict[str, int], what: str | None) -> None:
+def test_migration_counts_outcomes_too(changes: dict[str, int], detail: str | None) -> None:
     core = Purgatory()
     owner = Owner(core)
     owner.send(
         *(pd.watch(b"ended%d" % n, ALL, [Key(b"k", 0)], payload=bytes(300)) for n in range(10))
     )
     owner.send(*(pd.watch(b"armed%d" % n, ALL, [Key(b"a%d" % n, 1)]) for n in range(10)))
-    if what is not None:
-        with pytest.raises(Fault, match=what):
+    if detail is not None:
+        with pytest.raises(Fault, match=detail):
             core.migrated(**changes)
         return
     owner.core = to = core.migrated(**changes)

@@ -1040,9 +1040,9 @@ GARBAGE = {
 def test_malformed_batches_change_nothing(raw: Raw, stats: Callable[[str], int]) -> None:
     raw.batch(watch(b"armed", b"k", 1))
     before = stats("blob_bytes"), stats("operations"), stats("records")
-    for what, broken in GARBAGE.items():
+    for detail, broken in GARBAGE.items():
         raw.send_batch(trigger(Op.ADVANCE_KEY, b"k", 1), broken)
-        assert raw.receive(Message.BATCH).error == WireError.MALFORMED, what
+        assert raw.receive(Message.BATCH).error == WireError.MALFORMED, detail
         raw.sequence -= 1
     assert (stats("blob_bytes"), stats("operations"), stats("records")) == before
     assert raw.batch(trigger(Op.ADVANCE_KEY, b"k", 1)) == [(Status.DONE, 1)]

@@ -1,4 +1,4 @@
-"""The purgatory against a naive model: every condition is evaluated anew at every step."""
+"""The purgatory against a naive model: every condition is evaluated again at every step."""
 
 from __future__ import annotations
 
@@ -450,39 +450,39 @@ class PurgatoryMachine(RuleBasedStateMachine):
             m.end(m.armed[key], Cause.CANCELLED)
         return Answer(status, len(ended), 0)
 
-    @rule(who=st.integers(0, OWNERS - 1), commands=st.lists(COMMAND, min_size=1, max_size=6))
-    def batch(self, who: int, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
-        owner = self.owners[who]
+    @rule(number=st.integers(0, OWNERS - 1), commands=st.lists(COMMAND, min_size=1, max_size=6))
+    def batch(self, number: int, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
+        owner = self.owners[number]
         message = owner.message([self.encoded(*c) for c in commands])
         reply = owner.reply(self.core.send(message, self.publish_some))
-        self.last[who] = message, reply.data
+        self.last[number] = message, reply.data
         for n, ((name, fields), found) in enumerate(zip(commands, reply.answers, strict=True)):
             ended = reply.ended.get(n, [])
             assert found == self.expected(owner, name, fields, found, ended), (name, fields)
 
-    @rule(who=st.integers(0, OWNERS - 1), some=st.lists(watches(), min_size=1, max_size=4))
-    def watch(self, who: int, some: list[tuple[str, tuple[Any, ...]]]) -> None:
-        self.batch(who, some)
+    @rule(number=st.integers(0, OWNERS - 1), some=st.lists(watches(), min_size=1, max_size=4))
+    def watch(self, number: int, some: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self.batch(number, some)
 
     @rule(
-        who=st.integers(0, OWNERS - 1),
+        number=st.integers(0, OWNERS - 1),
         some=st.lists(commands_of("advance", NAME, WATERMARK), min_size=1, max_size=6),
     )
-    def advance(self, who: int, some: list[tuple[str, tuple[Any, ...]]]) -> None:
-        self.batch(who, some)
+    def advance(self, number: int, some: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self.batch(number, some)
 
-    @rule(who=st.integers(0, OWNERS - 1), name=NAME, by=st.integers(1, 3))
-    def bump(self, who: int, name: bytes, by: int) -> None:
-        self.batch(who, [("bump", (name, by))])
+    @rule(number=st.integers(0, OWNERS - 1), name=NAME, by=st.integers(1, 3))
+    def bump(self, number: int, name: bytes, by: int) -> None:
+        self.batch(number, [("bump", (name, by))])
 
-    @rule(who=st.integers(0, OWNERS - 1), late=st.integers(0, 1))
-    def complete(self, who: int, late: int) -> None:
+    @rule(number=st.integers(0, OWNERS - 1), late=st.integers(0, 1))
+    def complete(self, number: int, late: int) -> None:
         asked = [op for op in self.model.armed.values() if op.condition == CLIENT]
-        self.batch(who, [("complete", (op.key, op.version - late)) for op in asked[:2]] or [NOP])
+        self.batch(number, [("complete", (op.key, op.version - late)) for op in asked[:2]] or [NOP])
 
-    @rule(who=st.integers(0, OWNERS - 1))
-    def batch_again(self, who: int) -> None:
-        if last := self.last[who]:
+    @rule(number=st.integers(0, OWNERS - 1))
+    def batch_again(self, number: int) -> None:
+        if last := self.last[number]:
             assert self.core.send(last[0]) == last[1]
 
     # ---- mail ----
@@ -499,18 +499,18 @@ class PurgatoryMachine(RuleBasedStateMachine):
         }
         self.model.unsent.clear()
 
-    @rule(who=st.integers(0, OWNERS))
-    def send_again(self, who: int) -> None:
+    @rule(number=st.integers(0, OWNERS))
+    def send_again(self, number: int) -> None:
         sessions = [o.id for o in self.owners]
-        if who < OWNERS:
-            sessions = [self.owners[who].id]
-        self.core.mail_again(sessions[0] if who < OWNERS else 0)
+        if number < OWNERS:
+            sessions = [self.owners[number].id]
+        self.core.mail_again(sessions[0] if number < OWNERS else 0)
         for session in sessions:
             self.model.unsent |= self.model.inbox[session].keys()
 
-    @rule(seed=st.integers(0, 2**32), who=st.integers(0, OWNERS - 1), share=st.floats(0, 1))
-    def acknowledge(self, seed: int, who: int, share: float) -> None:
-        self.acknowledge_some(random.Random(seed), self.owners[who], share)
+    @rule(seed=st.integers(0, 2**32), number=st.integers(0, OWNERS - 1), share=st.floats(0, 1))
+    def acknowledge(self, seed: int, number: int, share: float) -> None:
+        self.acknowledge_some(random.Random(seed), self.owners[number], share)
 
     def acknowledge_some(self, rng: random.Random, owner: Owner, share: float) -> None:
         """Also what is none of its business, and old versions."""
@@ -529,11 +529,11 @@ class PurgatoryMachine(RuleBasedStateMachine):
         return (rows[i] for i in range(self.core.header.capacity + 1))
 
     @precondition(lambda self: self.model.next_ticket % 5 == 0)
-    @rule(who=st.integers(0, OWNERS - 1))
-    def bye(self, who: int) -> None:
-        self.model.bye(self.owners[who].id)
-        self.owners[who].bye()
-        self.owners[who], self.last[who] = self.greeted(), None
+    @rule(number=st.integers(0, OWNERS - 1))
+    def bye(self, number: int) -> None:
+        self.model.bye(self.owners[number].id)
+        self.owners[number].bye()
+        self.owners[number], self.last[number] = self.greeted(), None
 
     # ---- time ----
 
@@ -611,9 +611,9 @@ class PurgatoryMachine(RuleBasedStateMachine):
 
     def window_passes(self) -> None:
         """Nobody remembers a reply with keys that CANCEL_FOR_KEY ended."""
-        for who in range(OWNERS):
+        for number in range(OWNERS):
             for _ in range(lib.PG_WINDOW):
-                self.batch(who, [NOP])
+                self.batch(number, [NOP])
 
     # ---- after every step ----
 

@@ -473,25 +473,25 @@ def test_outcomes_hold_no_account(core: Purgatory) -> None:
     assert to.metrics.outcomes == 4
 
 
-@pytest.mark.parametrize("what", ["name_live", "name_bytes", "live", "bytes", "slot"])
-def test_check_finds_a_count_that_is_wrong(core: Purgatory, what: str) -> None:
+@pytest.mark.parametrize("detail", ["name_live", "name_bytes", "live", "bytes", "slot"])
+def test_check_finds_a_count_that_is_wrong(core: Purgatory, detail: str) -> None:
     core.set_quotas(timers=9)
     Owner(core, 1, ALICE).send(pd.put(b"k", SECOND_NS))
     names = core.rows(lib.PG_R_NAMESPACES, "pg_namespace")
     accounts = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     row = next(i for i in range(4) if accounts[i].in_use)
-    if what == "slot":
+    if detail == "slot":
         cold = core.rows(lib.PG_R_COLD, "pg_cold")
         slot = next(i for i in range(64) if cold[i].account)
         cold[slot].account = (row + 1) % 4 + 1
-    elif what.startswith("name"):
-        setattr(names[0], what[5:], getattr(names[0], what[5:]) + 16)
+    elif detail.startswith("name"):
+        setattr(names[0], detail[5:], getattr(names[0], detail[5:]) + 16)
     else:
-        setattr(accounts[row], what, getattr(accounts[row], what) + 16)
+        setattr(accounts[row], detail, getattr(accounts[row], detail) + 16)
     with pytest.raises(Fault, match="quotas"):
         core.check()
     core.rebuild(core.now_ns)
-    if what == "slot":
+    if detail == "slot":
         core.rows(lib.PG_R_COLD, "pg_cold")[slot].account = row + 1
         core.rebuild(core.now_ns)
 

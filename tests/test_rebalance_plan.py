@@ -233,7 +233,9 @@ def test_a_plan_is_made_of_wals(spark: SparkSession, tmp_path: Path) -> None:
     assert [(move.namespace, move.target) for move in made.moves] == [("y", "beta")]
 
 
-def test_who_was_recovered_from_the_wal_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_daemon_that_was_recovered_from_the_wal_counts_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """The arena that died has no timers any more, and no place in the fleet."""
     by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first" / "demo")
     restarted(2, OPEN).write(tmp_path / "second" / "demo")

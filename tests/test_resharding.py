@@ -259,8 +259,8 @@ def begin(daemon_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Deployment
     made: list[Deployment] = []
 
     def begin(*, wal: bool = False, lone: bool = False, **changes: Any) -> Deployment:
-        kept = {"wal_dir": str(tmp_path), **WAL_SETTINGS} if wal else {}
-        config = Config("demo", **{**SMALL, **kept, **changes})
+        retained = {"wal_dir": str(tmp_path), **WAL_SETTINGS} if wal else {}
+        config = Config("demo", **{**SMALL, **retained, **changes})
         table = alone("demo") if lone else ShardTable("demo", 1, 1, 2)
         parts = table.place(PARTS.decode(), 1 if lone else 5)
         names = (OWNED.decode(), "other", "a", "b", "c", "d")
@@ -382,9 +382,9 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
     print(f"killed at {steps} steps")
     with one.opened(commit=True) as shards:
         ledger.finish(shards)
-    kept = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    retained = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     every = {"demo-1-0", "demo-1-1", "demo-2-0", "demo-2-1", "demo-2-2", "demo-3-0"}
-    assert kept == (every if wal else set())
+    assert retained == (every if wal else set())
 
 
 def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
@@ -516,10 +516,12 @@ def test_a_reboot_before_or_after_loses_nothing_that_is_in_the_wals(
             key = b"0 of %d" % count
             ledger.arm(shards, b"a", key, FAR_NS)
             shards.of(b"b", b"2:0").cancel(b"2:0", b"b")
-            ledger.owed = {t: due for t, due in ledger.owed.items() if due[:2] != (b"b", b"2:0")}
+            ledger.expected = {
+                t: due for t, due in ledger.expected.items() if due[:2] != (b"b", b"2:0")
+            }
             ledger.arm(shards, b"b", b"2:0", FAR_NS)
             found = {info.ticket for core in shards.cores for info in core.scan()}
-            assert found == ledger.owed.keys()
+            assert found == ledger.expected.keys()
             shards.check()
 
 

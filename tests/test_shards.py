@@ -434,7 +434,7 @@ def test_a_start_that_gets_no_further_hangs(
         one.wait()
 
 
-def test_who_hangs_is_killed_unless_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_hangs_is_killed_unless_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     one, killed = looks_after(State.STARTING, State.READY), list[str]()
     monkeypatch.setattr(Shard, "signal", lambda each, _: killed.append(each.name))
     one._shards[0].stalled_heartbeats = shard.STALLED_HEARTBEATS_MAX

@@ -433,13 +433,13 @@ def test_a_deployment_that_hangs_or_was_killed_is_distinguished_from_its_shards(
     assert names == table(demo).daemons
 
 
-def test_who_may_not_look_finds_no_deployment(demo: Daemon) -> None:
+def test_a_user_who_may_not_look_finds_no_deployment(demo: Daemon) -> None:
     assert run_as(STRANGER, lambda: directory_of("demo")) is None
     assert directory_of("demo") == demo.dir
 
 
 @pytest.mark.parametrize("command", ["status", "stats"])
-def test_who_is_not_of_the_group_is_refused(command: str, demo: Daemon) -> None:
+def test_a_user_who_is_not_of_the_group_is_refused(command: str, demo: Daemon) -> None:
     demo.dir.chmod(0o755)
     done = run_as(STRANGER, lambda: (cli(command).exit_code, cli(command).stderr))
     file = demo.dir / ("demo.status" if command == "status" else "demo.shards")

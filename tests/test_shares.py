@@ -62,7 +62,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return Queue(monkeypatch)
 
 
-def test_who_is_alone_has_the_whole_iteration(queue: Queue) -> None:
+def test_a_peer_alone_has_the_whole_iteration(queue: Queue) -> None:
     for n in range(10):
         queue.comes(ALICE, b"a%d" % n)
     assert queue.iterate() == [b"a%d" % n for n in range(10)]

@@ -114,7 +114,7 @@ def is_due(timer: dict[str, Any]) -> bool:
 
 
 def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) -> None:
-    """Deadlines and tickets; a wall deadline is placed anew by today's wall clock."""
+    """Deadlines and tickets; a wall deadline is placed again by today's wall clock."""
     armed = {i.ticket: i for i in infos(reader)}
     expected = [t for t in was["timers"] if not is_due(t)]
     assert armed.keys() == {t["ticket"] for t in expected}

@@ -385,8 +385,8 @@ def test_what_is_not_whole_is_refused() -> None:
         "no frame": frames[-1].data[:-8],
         "wrong kind of file": next(frames_of(snapshot.data)).data,
     }
-    for what, piece in pieces.items():
-        with pytest.raises(Fault, match=what):
+    for detail, piece in pieces.items():
+        with pytest.raises(Fault, match=detail):
             all_of_it(snapshot.data, snapshot.data, piece)
     without_last = b"".join(f.data for f in list(frames_of(snapshot.data))[:-1])
     with pytest.raises(Fault, match="without its last frame"):

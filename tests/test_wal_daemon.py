@@ -473,8 +473,8 @@ def test_other_sizes_begin_the_wal_anew(daemon: StartDaemon, wal: Path) -> None:
             client.cancel(f"k{i}")
     first = uuid_of(snapshots(wal / "demo")[-1].path)
     real.restart(*wal_flags(wal, "--capacity", "200", "--topics", "10"))
-    (kept,) = snapshots(wal / "demo")
-    assert uuid_of(kept.path) != first
+    (retained,) = snapshots(wal / "demo")
+    assert uuid_of(retained.path) != first
     with durable() as client:
         client.add("behind", delay=HOUR_S)
     reboot(real)
@@ -872,9 +872,9 @@ def test_a_header_that_is_damaged_is_reported_as_damage(daemon: StartDaemon, wal
     assert "header" in verified.stderr
 
 
-@pytest.mark.parametrize(("suffix", "what"), [(".wal", "missing"), (".snapshot", "no snap")])
+@pytest.mark.parametrize(("suffix", "detail"), [(".wal", "missing"), (".snapshot", "no snap")])
 def test_a_first_file_that_is_missing_is_reported(
-    daemon: StartDaemon, wal: Path, suffix: str, what: str
+    daemon: StartDaemon, wal: Path, suffix: str, detail: str
 ) -> None:
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
@@ -883,7 +883,7 @@ def test_a_first_file_that_is_missing_is_reported(
     min((wal / "demo").glob(f"*{suffix}")).unlink()
     verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == 5
-    assert what in verified.stderr
+    assert detail in verified.stderr
     refused(real.start)
 
 

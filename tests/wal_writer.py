@@ -295,8 +295,8 @@ class Story:
 
     def instead(self, **records: Record | None) -> Story:
         """With other records under these names, or without them."""
-        kept = {name: records.get(name, record) for name, record in self.records.items()}
-        return replace(self, records={n: r for n, r in kept.items() if r is not None})
+        retained = {name: records.get(name, record) for name, record in self.records.items()}
+        return replace(self, records={n: r for n, r in retained.items() if r is not None})
 
     def then(self, after: str, *more: Record) -> Story:
         """With more records behind that one."""

@@ -41,10 +41,10 @@ static int64_t random_between(int64_t low_ns, int64_t high_ns)
     return low_ns + (int64_t)(random_unit() * (double)(high_ns - low_ns));
 }
 
-static void expect(int true_or_stop, const char *what)
+static void expect(int true_or_stop, const char *subject)
 {
     if (!true_or_stop) {
-        fprintf(stderr, "bench: %s\n", what);
+        fprintf(stderr, "bench: %s\n", subject);
         exit(1);
     }
 }

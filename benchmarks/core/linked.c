@@ -123,7 +123,7 @@ static uint32_t next_list(const struct timers *t, uint64_t *tick)
     return NIL;
 }
 
-/* Fires the list, or links it anew in finer levels. Returns how many fired. */
+/* Fires the list, or links it again in finer levels. Returns how many fired. */
 static uint64_t empty_list(struct timers *t, uint32_t list)
 {
     uint32_t id = t->heads[list], next;

@@ -44,9 +44,9 @@ def forget(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def apart(what: str, *arguments: object) -> float:
+def apart(subject: str, *arguments: object) -> float:
     """What one of WORK says, in a process of its own."""
-    command = [sys.executable, "-m", MODULE, what, *map(str, arguments)]
+    command = [sys.executable, "-m", MODULE, subject, *map(str, arguments)]
     folder = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, check=True, cwd=folder, stdout=subprocess.PIPE, text=True)
     return float(done.stdout)

@@ -40,10 +40,10 @@ Figures = dict[str, float]
 Steps = Iterator[tuple[str, Figures]]
 
 
-def timed(what: Callable[[], object]) -> float:
+def timed(action: Callable[[], object]) -> float:
     """Seconds."""
     began_s = time.perf_counter()
-    what()
+    action()
     return time.perf_counter() - began_s
 
 

@@ -25,10 +25,10 @@ struct bench {
     int64_t now_ns;
 };
 
-static void expect(int true_or_stop, const char *what)
+static void expect(int true_or_stop, const char *subject)
 {
     if (!true_or_stop) {
-        fprintf(stderr, "bench: %s\n", what);
+        fprintf(stderr, "bench: %s\n", subject);
         exit(1);
     }
 }

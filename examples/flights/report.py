@@ -192,12 +192,12 @@ def _lateness_table(lateness: Mapping[str, Lateness]) -> Table:
     table.add_column("")
     for column in ("notices", "p50", "p99", "max"):
         table.add_column(column, justify="right")
-    for what, row in (
+    for subject, row in (
         ("when the subscriber process had it", lateness["received"]),
         ("when the daemon had fired it", lateness["fired"]),
     ):
         figures = (row.p50_ns, row.p99_ns, row.max_ns)
-        table.add_row(what, f"{row.notices:,}", *map(_duration, figures))
+        table.add_row(subject, f"{row.notices:,}", *map(_duration, figures))
     return table
 
 
@@ -206,14 +206,14 @@ def _rates_table(rates: Mapping[str, Rate]) -> Table:
     table.add_column("")
     for column in ("in all", "per second", "best second"):
         table.add_column(column, justify="right")
-    for what, rate in rates.items():
+    for subject, rate in rates.items():
         per_s = f"{rate.per_s:,.1f}" if rate.per_s < 100 else f"{rate.per_s:,.0f}"
-        table.add_row(what, f"{rate.events:,}", per_s, f"{rate.best_s:,}")
+        table.add_row(subject, f"{rate.events:,}", per_s, f"{rate.best_s:,}")
     return table
 
 
 def _plain(figures: Mapping[str, Rate | Lateness]) -> Figures:
-    return {what: figure._asdict() for what, figure in figures.items()}
+    return {subject: figure._asdict() for subject, figure in figures.items()}
 
 
 def _against_oracle(received: set[str], expected: set[str]) -> dict[str, int | str]:
@@ -229,8 +229,8 @@ def _pairs(rows: Mapping[str, int | str]) -> Table:
     table.show_header = False
     table.add_column("")
     table.add_column("", justify="right")
-    for what, value in rows.items():
-        table.add_row(what, f"{value:,}" if isinstance(value, int) else value)
+    for subject, value in rows.items():
+        table.add_row(subject, f"{value:,}" if isinstance(value, int) else value)
     return table
 
 

@@ -63,9 +63,9 @@ def wal_flags() -> tuple[str, ...]:
 @contextmanager
 def noted(name: str) -> Iterator[Ledger | None]:
     """A ledger for a client or subscriber of daemon `name`, if its WAL stays."""
-    kept = Path(os.environ.get(KEEP, "/nowhere"))
-    if (kept / "wal" / name).is_dir():
-        with Ledger(kept / "ledgers") as ledger:
+    retained = Path(os.environ.get(KEEP, "/nowhere"))
+    if (retained / "wal" / name).is_dir():
+        with Ledger(retained / "ledgers") as ledger:
             yield ledger
     else:
         yield None

@@ -167,22 +167,22 @@ def _end_unix_ns(moments: list[Moment]) -> int:
 def judge(year: Year) -> None:
     """Fills in `year.problems`: the result must be the oracle's exactly."""
     received, expected = year.received, year.expected
-    kept = {flight.key for flight in year.flights} - {
+    retained = {flight.key for flight in year.flights} - {
         key for key, found in year.cancels.items() if found is CancelResult.CANCELLED
     }
     due_ns = year.due_ns
     early = {r.key for r in year.receipts if r.fired_boot_ns < due_ns[r.key]}
     moved = {r.key for r in year.receipts if r.deadline_boot_ns != due_ns[r.key]}
-    for what, keys in (
+    for subject, keys in (
         ("must expire and did not", expected - received),
         ("expired and must not", received - expected),
-        ("were not cancelled and no notice came", kept - received),
-        ("were cancelled and a notice came", received - kept),
+        ("were not cancelled and no notice came", retained - received),
+        ("were cancelled and a notice came", received - retained),
         ("fired before they were due", early),
         ("have another deadline than their schedule gives", moved),
     ):
         if keys:
-            year.problems.append(f"{len(keys)} {what}, such as {min(keys)}")
+            year.problems.append(f"{len(keys)} {subject}, such as {min(keys)}")
     if len(received) != len(year.receipts):
         year.problems.append(f"{len(year.receipts) - len(received)} notices came twice")
     if year.found[CancelResult.UNKNOWN]:

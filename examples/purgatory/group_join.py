@@ -115,7 +115,7 @@ def second_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> No
 def main(daemon: str = "default") -> None:
     """Runs the story against the daemon of that name."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory, members(daemon) as orders:
-        keys = [f"{what}/{member}" for what in ("joined", "assigned") for member in MEMBERS]
+        keys = [f"{subject}/{member}" for subject in ("joined", "assigned") for member in MEMBERS]
         for key in ("arrived", *keys):
             purgatory.forget(key)  # what an earlier run left
         first_generation(purgatory, orders)

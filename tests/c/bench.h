@@ -16,9 +16,9 @@ static inline double bench_now_ns(void)
 }
 
 /* Mean time of one of so many operations since the time given. */
-static inline void bench_print(const char *what, double since_ns, uint32_t operations)
+static inline void bench_print(const char *subject, double since_ns, uint32_t operations)
 {
-    printf("%-28s %7.1f ns\n", what, (bench_now_ns() - since_ns) / operations);
+    printf("%-28s %7.1f ns\n", subject, (bench_now_ns() - since_ns) / operations);
 }
 
 #endif

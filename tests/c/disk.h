@@ -234,14 +234,14 @@ static inline struct pg_storage disk_storage(struct disk *d)
 /* Afterwards calls see what was on the medium, and of what was not a random part. */
 static inline void disk_power_cut(struct disk *d)
 {
-    uint64_t kept_of_8 = rng_below(&d->rng, 9);
+    uint64_t retained_of_8 = rng_below(&d->rng, 9);
 
     d->history[0] = d->history[rng_below(&d->rng, d->newest + 1)];
     d->newest = 0;
     for (unsigned i = 0; i < d->file_count; i++) {
         struct file *f = &d->files[i];
         for (unsigned s = 0; s < SECTORS; s++)
-            disk_settle_sector(f, s, rng_below(&d->rng, 8) < kept_of_8);
+            disk_settle_sector(f, s, rng_below(&d->rng, 8) < retained_of_8);
         if (rng_below(&d->rng, 2) == 0)
             f->durable_bytes = f->now_bytes;
         memset(f->durable + f->durable_bytes, 0, FILE_BYTES - f->durable_bytes);

@@ -76,7 +76,7 @@ static void whole(struct world *w)
     if (pg_check(w->a, &fault) && pg_check_live(w->a, &fault))
         return;
     fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", fault.part,
-            fault.what, fault.where, fault.expected, fault.found);
+            fault.detail, fault.where, fault.expected, fault.found);
     CHECK(!"the arena is whole");
 }
 

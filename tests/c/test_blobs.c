@@ -44,9 +44,9 @@ static void model_check(const struct model *m)
 {
     struct pg_fault fault = {0};
     if (!blobs_check(&m->pool, m->used, &fault))
-        fprintf(stderr, "%s at %" PRIu64 ": %" PRIu64 ", not %" PRIu64 "\n", fault.what,
+        fprintf(stderr, "%s at %" PRIu64 ": %" PRIu64 ", not %" PRIu64 "\n", fault.detail,
                 fault.where, fault.found, fault.expected);
-    CHECK(fault.what[0] == 0);
+    CHECK(fault.detail[0] == 0);
     CHECK_EQUAL(blobs_used(&m->pool), m->used);
 }
 
@@ -241,10 +241,10 @@ static void test_mark_refuses(void)
 enum spoilt { SIZE, SIZE_AT_END, BACK_LINK, LOOP, OUTSIDE, MAP_BIT, PAST_END, FIRST, SECOND, USED,
               BLOCKS };
 
-static void spoil(struct blob_pool *p, enum spoilt what)
+static void spoil(struct blob_pool *p, enum spoilt detail)
 {
     struct pg_blob_free *bytes = (struct pg_blob_free *)(void *)p->bytes;
-    switch (what) {
+    switch (detail) {
     case SIZE: bytes[8].size = 55; break;
     case SIZE_AT_END: bytes[63].size_at_end = 55; break;
     case BACK_LINK: bytes[0].previous = 8; break;
@@ -259,7 +259,7 @@ static void spoil(struct blob_pool *p, enum spoilt what)
     }
 }
 
-static void expect_fault(enum spoilt what, uint64_t used, const char *message)
+static void expect_fault(enum spoilt detail, uint64_t used, const char *message)
 {
     struct model m = model_new(64);
     struct pg_fault fault = {0};
@@ -268,12 +268,12 @@ static void expect_fault(enum spoilt what, uint64_t used, const char *message)
     blobs_give(&m.pool, 4, 2);
     m.used = 4;
     model_check(&m);
-    spoil(&m.pool, what);
+    spoil(&m.pool, detail);
     CHECK(!blobs_check(&m.pool, used, &fault));
     CHECK(strcmp(fault.part, "blobs") == 0);
-    if (strcmp(fault.what, message) != 0)
-        fprintf(stderr, "found: %s\n", fault.what);
-    CHECK(strcmp(fault.what, message) == 0);
+    if (strcmp(fault.detail, message) != 0)
+        fprintf(stderr, "found: %s\n", fault.detail);
+    CHECK(strcmp(fault.detail, message) == 0);
     model_free(&m);
 }
 

@@ -160,11 +160,11 @@ static bool is_done(const struct world *w, uint32_t id, uint64_t row)
 
 static void forget(struct world *w, uint32_t id)
 {
-    uint32_t kept = 0;
+    uint32_t retained = 0;
     for (uint32_t i = 0; i < w->done_count; i++)
         if (w->done[i].id != id)
-            w->done[kept++] = w->done[i];
-    w->done_count = kept;
+            w->done[retained++] = w->done[i];
+    w->done_count = retained;
 }
 
 static void answer_check(struct world *w, uint32_t id, uint64_t row, unsigned status)

@@ -136,7 +136,7 @@ static struct pg_walk wal_read(struct world *w)
         struct file *file = &w->disk.files[disk_directory(&w->disk)->rows[disk_find(&w->disk, name)].file];
         if (!pg_walk_segment(&walk, file->now, file->now_bytes, &why)) {
             fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", name,
-                    why.what, why.where, why.expected, why.found);
+                    why.detail, why.where, why.expected, why.found);
             CHECK(!"the segment is sound and goes on where the last one ended");
         }
         while ((f = pg_walk_next(&walk)) != NULL) {

@@ -170,12 +170,12 @@ static void test_full_table_refuses(void)
     model_free(&m);
 }
 
-static void expect_fault(const struct key_index *x, uint64_t ids, const char *what)
+static void expect_fault(const struct key_index *x, uint64_t ids, const char *detail)
 {
     struct pg_fault fault = {0};
     CHECK(!index_check(x, ids, &fault));
     CHECK(strcmp(fault.part, "index") == 0);
-    CHECK(strcmp(fault.what, what) == 0);
+    CHECK(strcmp(fault.detail, detail) == 0);
 }
 
 static void test_check_names_the_fault(void)

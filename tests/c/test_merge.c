@@ -37,7 +37,7 @@ static void sound(struct world *w)
 {
     struct pg_fault fault;
     if (!pg_check(w->a, &fault)) {
-        fprintf(stderr, "%s: %s\n", fault.part, fault.what);
+        fprintf(stderr, "%s: %s\n", fault.part, fault.detail);
         CHECK(false);
     }
 }

@@ -1,4 +1,4 @@
-/* The purgatory against a table of operations whose conditions are evaluated anew each time,
+/* The purgatory against a table of operations whose conditions are evaluated again each time,
  * and against hostile bytes; every message lies in memory of exactly its own size. */
 #include "check.h"
 #include "core.h"
@@ -99,7 +99,7 @@ static void whole(struct world *w)
     if (pg_check(w->a, &fault) && pg_check_live(w->a, &fault))
         return;
     fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", fault.part,
-            fault.what, fault.where, fault.expected, fault.found);
+            fault.detail, fault.where, fault.expected, fault.found);
     CHECK(!"the arena is whole");
 }
 
@@ -574,12 +574,12 @@ static void step_bye(struct world *w)
 {
     const uint32_t session = (uint32_t)rng_below(&w->rng, SESSIONS);
     const struct pg_frame f = frame_of(w, session, PG_M_BYE);
-    uint32_t kept = 0;
+    uint32_t retained = 0;
     send(w, &f, sizeof f);
     for (uint32_t i = 0; i < w->outcome_count; i++)
         if (w->outcomes[i].session != session)
-            w->outcomes[kept++] = w->outcomes[i];
-    w->outcome_count = kept;
+            w->outcomes[retained++] = w->outcomes[i];
+    w->outcome_count = retained;
     for (uint32_t i = 0; i < OPERATIONS; i++)
         if (w->operations[i].session == session)
             w->operations[i].session = SESSIONS;

@@ -50,7 +50,7 @@ static void arena_close(struct world *w)
 static void report(const struct pg_fault *fault)
 {
     fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", fault->part,
-            fault->what, fault->where, fault->expected, fault->found);
+            fault->detail, fault->where, fault->expected, fault->found);
 }
 
 static void whole(struct world *w)

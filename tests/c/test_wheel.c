@@ -75,7 +75,7 @@ static void verify(const struct world *x)
               && wheel_check(&x->wheel, x->slots.capacity, slots_live(&x->slots), &fault);
     if (!ok)
         fprintf(stderr, "%s: %s: at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n",
-                fault.part, fault.what, fault.where, fault.expected, fault.found);
+                fault.part, fault.detail, fault.where, fault.expected, fault.found);
     CHECK(ok);
 }
 
@@ -519,22 +519,22 @@ static void test_gradual_drain_spreads_the_work(void)
 
 /* ---- check finds what is broken ------------------------------------------------------------- */
 
-static void expect_fault(const struct world *x, const char *what)
+static void expect_fault(const struct world *x, const char *detail)
 {
     struct pg_fault fault = {0};
     if (slots_check(&x->slots, &fault))
         wheel_check(&x->wheel, x->slots.capacity, slots_live(&x->slots), &fault);
-    if (strcmp(fault.what, what) != 0)
-        fprintf(stderr, "found: %s, expected: %s\n", fault.what, what);
-    CHECK(strcmp(fault.what, what) == 0);
+    if (strcmp(fault.detail, detail) != 0)
+        fprintf(stderr, "found: %s, expected: %s\n", fault.detail, detail);
+    CHECK(strcmp(fault.detail, detail) == 0);
 }
 
 /* Breaks one field, expects the fault, mends it. */
-#define BREAK(x, field, value, what)      \
+#define BREAK(x, field, value, detail)      \
     do {                                  \
         uint64_t good_ = (field);         \
         (field) = (value);                \
-        expect_fault((x), (what));        \
+        expect_fault((x), (detail));        \
         (field) = good_;                  \
         verify(x);                        \
     } while (0)

@@ -107,15 +107,15 @@ static struct seen all_states, own_states;
 static uint64_t violations;
 static bool first_only;
 
-static void violated(struct trial *t, const char *what, const struct pg_fault *why)
+static void violated(struct trial *t, const char *detail, const struct pg_fault *why)
 {
     t->counts->violations++;
     if (violations++ < VIOLATIONS_SHOWN) {
         fprintf(stderr, "%s, shape %u, seed %" PRIu64 ", change %" PRIu64 ": %s\n", t->operation,
-                t->shape, t->seed, t->changes, what);
+                t->shape, t->seed, t->changes, detail);
         if (why != NULL && why->part[0] != 0)
             fprintf(stderr, "    %s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n",
-                    why->part, why->what, why->where, why->expected, why->found);
+                    why->part, why->detail, why->where, why->expected, why->found);
     }
     if (first_only)
         exit(1);
@@ -273,13 +273,13 @@ static uint64_t drain(struct world *w, uint64_t fresh)
     return fired;
 }
 
-static void ledger_check(struct trial *t, const struct ledger *expected, const char *what)
+static void ledger_check(struct trial *t, const struct ledger *expected, const char *detail)
 {
     struct ledger found;
     struct pg_fault fault = {0};
     ledger_take(&found, t->twin.a, t->fresh);
     if (!ledger_same(&found, expected, &fault))
-        violated(t, what, &fault);
+        violated(t, detail, &fault);
 }
 
 static void wal_check(struct trial *t)

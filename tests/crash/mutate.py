@@ -457,9 +457,9 @@ def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, list[str]]
 
 def keep(file: str, result: dict[str, Any]) -> None:
     """Takes the place of the file's older result, if it has one."""
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    kept[file] = result
-    write_result(KEPT, dict(sorted(kept.items())))
+    retained = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    retained[file] = result
+    write_result(KEPT, dict(sorted(retained.items())))
 
 
 def main() -> int:

@@ -134,8 +134,8 @@ def wal_settings() -> tuple[str, ...]:
 
 def pipeline(*words: str) -> list[str]:
     """A command of the pipeline, over what is kept."""
-    kept = os.environ[KEEP]
-    places = ("--wal-dir", f"{kept}/wal", "--lake", f"{kept}/lake")
+    retained = os.environ[KEEP]
+    places = ("--wal-dir", f"{retained}/wal", "--lake", f"{retained}/lake")
     return [sys.executable, "-m", "purgatoryd.cli", "pipeline", *words, *places, "--json"]
 
 

@@ -69,7 +69,7 @@ void world_commit(struct world *w)
     s->committed_lsn = s->next_lsn - 1;
 }
 
-/* Near the ring's end, so that frames are padded and begin anew, over what others have left. */
+/* Near the ring's end, so that frames are padded and begin again, over what others have left. */
 static void wal_buffer_place(struct world *w)
 {
     struct pg_wal_buffer *s = pg_wal_buffer_of(w->a);
@@ -100,7 +100,7 @@ static void piece_add(struct authoritative *t, void *at, uint64_t bytes)
     t->bytes += bytes;
 }
 
-/* The ring's next bytes, in two pieces where it begins anew. */
+/* The ring's next bytes, in two pieces where it begins again. */
 static void wal_buffer_add(struct authoritative *t, const struct world *w)
 {
     struct pg_wal_buffer *s = pg_wal_buffer_of(w->a);
@@ -988,7 +988,7 @@ static void past(struct world *w, uint32_t steps)
     }
 }
 
-static uint64_t replay_buffer_kept(const struct world *w)
+static uint64_t replay_buffer_retained(const struct world *w)
 {
     return w->a->header->replay_tail - w->a->header->replay_head;
 }
@@ -998,7 +998,7 @@ static void fill(struct world *w)
 {
     struct call call;
     struct reply reply;
-    for (uint32_t tries = 0; tries < 60 && replay_buffer_kept(w) < w->config.replay_capacity;
+    for (uint32_t tries = 0; tries < 60 && replay_buffer_retained(w) < w->config.replay_capacity;
          tries++) {
         past(w, 1);
         call = (struct call){.kind = BY_ADVANCE};

@@ -62,7 +62,7 @@ static inline void fuzz_expect(bool good, const struct pg_fault *fault)
 {
     if (good)
         return;
-    fprintf(stderr, "%s: %s at %llu: expected %llu, found %llu\n", fault->part, fault->what,
+    fprintf(stderr, "%s: %s at %llu: expected %llu, found %llu\n", fault->part, fault->detail,
             (unsigned long long)fault->where, (unsigned long long)fault->expected,
             (unsigned long long)fault->found);
     abort();

