@@ -43,7 +43,7 @@ T = TypeVar("T")
 # ---- threads ---------------------------------------------------------------------------------
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def prefetch(items: Iterator[T]) -> Iterator[T]:
     """The items, in order; each is made in another thread while the one before it is used."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, None)
@@ -179,7 +179,7 @@ class Shipper:
 
     def _each(self, found: list[Source]) -> Iterator[tuple[Source, Manifest | None]]:
         """Each with its manifest, once it counts; a file that is gone has none."""
-        for made in ahead(self._made(found)):
+        for made in prefetch(self._made(found)):
             identity = made.source.identity
             yield made.source, self._lake.commit(identity.table, identity.daemon, made.fill)
 
@@ -234,7 +234,7 @@ class Shipper:
     def _made(self, found: Sequence[Source]) -> Iterator[_Made]:
         """The files, as Parquet."""
         tally = _Tally()
-        for part in ahead(self._parts(found)):
+        for part in prefetch(self._parts(found)):
             if isinstance(part, _Decoded):
                 manifest = self._manifest(
                     part.source.identity, part.head, tally.content(part.kinds)
@@ -246,7 +246,7 @@ class Shipper:
 
     def _parts(self, found: Sequence[Source]) -> Iterator[pa.RecordBatch | _Decoded]:
         """The files, decoded."""
-        for one, memory in ahead(self._in_memory(found)):
+        for one, memory in prefetch(self._in_memory(found)):
             walk = Walk()
             walk.enter(one.path, memory)
             yield from self._decoder.batches(walk)

@@ -7,12 +7,13 @@
 /* Records whose memory is fetched together, before the first of them is applied. */
 struct group {
     uint32_t first, end;          /* numbers of the records */
-    uint32_t keys[PG_AHEAD + 1];  /* of each: its first hash in key_hashes[]; last: the end */
+    uint32_t keys[PG_PREFETCH_MAX + 1];  /* of each: its first hash in key_hashes[]; last: the end
+                                            */
     uint32_t arms;                /* records that may take a slot */
     uint32_t watermark_count;
-    uint32_t watermarks[PG_AHEAD];    /* places in the group, of records on watch keys */
-    uint64_t reach[PG_AHEAD];     /* of each: up to which watermark it visits watchers */
-    uint32_t rows[PG_AHEAD];      /* by place: the row that the watch key may have */
+    uint32_t watermarks[PG_PREFETCH_MAX];    /* places in the group, of records on watch keys */
+    uint64_t reach[PG_PREFETCH_MAX];     /* of each: up to which watermark it visits watchers */
+    uint32_t rows[PG_PREFETCH_MAX];      /* by place: the row that the watch key may have */
     uint64_t scope;               /* of the key that was hashed last, and what it began with */
     struct hash_scope begin;
 };
@@ -88,7 +89,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
 {
     uint32_t n = g->first;
     g->watermark_count = g->arms = g->keys[0] = 0;
-    for (; n < q->frame.count && n < g->first + PG_AHEAD; n++) {
+    for (; n < q->frame.count && n < g->first + PG_PREFETCH_MAX; n++) {
         const wire_record *r = record_at(q, n);
         uint32_t *keys = &g->keys[n - g->first];
         if (keys[0] + watch_keys_most(r) > PG_WATCH_KEYS_MAX && n != g->first)
@@ -97,7 +98,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
         at += record_bytes(r);
     }
     g->end = n;
-    ahead_watermarks(a, &a->hashes[g->first], g->watermarks, g->reach, g->watermark_count, g->rows);
+    prefetch_watermarks(a, &a->hashes[g->first], g->watermarks, g->reach, g->watermark_count, g->rows);
 }
 
 /* ---- applying one record ------------------------------------------------------------------ */

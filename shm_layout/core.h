@@ -17,7 +17,7 @@
  * watermark
  *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
  *   messages.c    the command socket                         notices.c  replay buffer -> messages
- *   ahead.c       memory fetched early                       scan.c     readers
+ *   prefetch.c    memory fetched early                       scan.c     readers
  *   quotas.c      owners, quotas, accounts                   bulk_loads.c  rows of bulk loads, done
  * once
  *   migrate.c     authoritative state into other sizes                     publish.c  notices
@@ -110,10 +110,10 @@ static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when full */
     return UNLIKELY(s->free[0] == 0) ? PG_NIL : s->free[s->free[0]--];
 }
 static inline void slots_give(struct slots *s, uint32_t slot) { s->free[++s->free[0]] = slot; }
-/* Fetches the slot that slots_take will give `ahead` calls from now. */
-static inline void slots_prefetch(const struct slots *s, uint32_t ahead)
+/* Fetches the slot that slots_take will give `distance` calls from now. */
+static inline void slots_prefetch(const struct slots *s, uint32_t distance)
 {
-    const uint32_t slot = LIKELY(s->free[0] > ahead) ? s->free[s->free[0] - ahead] : 0;
+    const uint32_t slot = LIKELY(s->free[0] > distance) ? s->free[s->free[0] - distance] : 0;
     fetch(&s->hot[slot]);
     fetch(&s->cold[slot]);
 }
@@ -191,7 +191,7 @@ int64_t wheel_next_deadline_ns(const struct wheel *w);
 uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
                        void *context, bool *more);
 /* The same; on_soon comes before each group of on_due. */
-uint32_t wheel_advance_ahead(struct wheel *w, int64_t now_ns, uint32_t budget,
+uint32_t wheel_advance_prefetch(struct wheel *w, int64_t now_ns, uint32_t budget,
                              wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
                              bool *more);
 /* True if every slot for which armed(ctl state) holds is linked exactly once, in a bucket

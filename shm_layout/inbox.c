@@ -134,7 +134,7 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
  * */
 
 #define PER_MESSAGE 512
-#define BYTES_AHEAD 8             /* outcomes whose bytes are fetched before they are copied */
+#define BYTES_PREFETCH 8             /* outcomes whose bytes are fetched before they are copied */
 
 static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
 {
@@ -170,7 +170,7 @@ static uint32_t fitting(struct pg_arena *a, const struct pg_session *s, uint64_t
     uint64_t used = sizeof(struct pg_frame);
     uint32_t n = 0, slot = s->inbox_next;
     for (; slot != PG_NIL && n < PER_MESSAGE; n++) {
-        ahead_news(a);
+        prefetch_news(a);
         const struct pg_cold *c = &a->slots.cold[slot];
         const struct pg_operation *op = operation_at(a, slot);
         used += sizeof(struct pg_outcome) + c->key_len + c->payload_len + (op->keys + 7u) / 8;
@@ -191,8 +191,8 @@ static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sin
     sink_put(out, &f, sizeof f);
     struct pg_outcome *heads = sink_take(out, count * sizeof *heads);
     for (uint32_t n = 0; n < count; n++) {
-        if (n + BYTES_AHEAD < count)
-            ahead_bytes(a, slots[n + BYTES_AHEAD]);
+        if (n + BYTES_PREFETCH < count)
+            prefetch_bytes(a, slots[n + BYTES_PREFETCH]);
         outcome_write(a, slots[n], &heads[n]);
         outcome_bytes(a, slots[n], out);
     }

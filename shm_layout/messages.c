@@ -221,14 +221,14 @@ static struct pg_ack ack_at(const struct request *q, uint32_t i)
     return ack;
 }
 
-static void acks_ahead(const struct pg_arena *a, const struct request *q, uint32_t first)
+static void acks_prefetch(const struct pg_arena *a, const struct request *q, uint32_t first)
 {
-    uint32_t slots[PG_AHEAD], count = 0;
-    for (uint32_t i = first; i < q->frame.count && i < first + PG_AHEAD; i++) {
+    uint32_t slots[PG_PREFETCH_MAX], count = 0;
+    for (uint32_t i = first; i < q->frame.count && i < first + PG_PREFETCH_MAX; i++) {
         slots[count] = ack_at(q, i).slot;
         count += slots[count] < a->slots.capacity;
     }
-    ahead_outcomes(a, slots, count);
+    prefetch_outcomes(a, slots, count);
 }
 
 /* Answered with nothing: what an ACK names is gone, or it is sent again. */
@@ -244,8 +244,8 @@ static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *wh
         return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + bytes);
     for (uint32_t i = 0; i < q->frame.count; i++) {
         const struct pg_ack ack = ack_at(q, i);
-        if (i % PG_AHEAD == 0)
-            acks_ahead(a, q, i);
+        if (i % PG_PREFETCH_MAX == 0)
+            acks_prefetch(a, q, i);
         inbox_acknowledge(a, s, &ack);
     }
     return true;

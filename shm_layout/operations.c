@@ -1022,7 +1022,7 @@ static bool is_unsettled(const struct pg_arena *a, struct pg_operation *op)
 bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
                      struct pg_fault *why)
 {
-    ahead_links(a, slots, *count);
+    prefetch_links(a, slots, *count);
     for (uint32_t i = 0; i < *count; i++) {
         struct pg_operation *op = operation_at(a, slots[i]);
         if (!chain_claim(a, slots[i], why))
@@ -1055,13 +1055,13 @@ void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
 {
     inboxes_reset(a);
     for (uint32_t slot = outcome; slot < a->slots.capacity; slot++) {
-        operation_prefetch(a, slot + OPERATIONS_AHEAD);
+        operation_prefetch(a, slot + OPERATIONS_PREFETCH);
         if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
             outcome_rebuild(a, slot);
     }
     records_sort_out(a);
     for (uint32_t slot = unsettled; slot < a->slots.capacity; slot++) {
-        operation_prefetch(a, slot + OPERATIONS_AHEAD);
+        operation_prefetch(a, slot + OPERATIONS_PREFETCH);
         if (armed_operation(a, slot))
             settle_again(a, slot);
     }

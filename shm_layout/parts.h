@@ -565,7 +565,7 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 }
 static inline bool is_bulk_loaded(const struct pg_hot *h) { return (h->flags & PG_F_BULK_LOADED) != 0; }
 /* For a walk over all slots: fetches an operation's blob so many slots ahead. */
-#define OPERATIONS_AHEAD 16
+#define OPERATIONS_PREFETCH 16
 static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
 {
     if (slot >= a->slots.capacity || !is_operation(a, slot))
@@ -630,22 +630,23 @@ static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
     return (slot_granules(&a->slots.cold[slot]) + notice) * PG_GRANULE;
 }
 
-/* ---- looking ahead -------------------------------------------------------------------------- */
+/* ---- prefetch ------------------------------------------------------------------------------- */
 
-#define PG_AHEAD 32               /* most ids that one of these calls takes */
+#define PG_PREFETCH_MAX 32        /* most ids that one of these calls takes */
 
 /* What operations on watch keys will touch. hashes[places[i]] is the i-th key's, reach[i] up to
  * which watermark its watchers will be visited; rows[places[i]] = the row that it may have. */
-void ahead_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
                   const uint64_t *reach, uint32_t count, uint32_t *rows);
-void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* What putting operations into their places touches first. */
-void ahead_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
-void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* To be called before each outcome of an inbox is looked at: the list leads only from blob to
  * blob. The order is that of all inboxes together. */
-void ahead_news(struct pg_arena *a);
-void ahead_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload, of what is short */
+void prefetch_news(struct pg_arena *a);
+void prefetch_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload, of what is short
+                                                                   */
 
 /* ---- inboxes ------------------------------------------------------------------------------- */
 

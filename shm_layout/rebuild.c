@@ -192,7 +192,7 @@ static void place_rebuild(struct pg_arena *a, uint32_t slot)
 
 int rebuild_places(struct pg_arena *a, struct pg_fault *why)
 {
-    uint32_t group[PG_AHEAD], count = 0;
+    uint32_t group[PG_PREFETCH_MAX], count = 0;
     memset(why, 0, sizeof *why);
     watches_unclaim(a);
     wheel_rebuild(a, slots_scan(a));
@@ -205,7 +205,7 @@ int rebuild_places(struct pg_arena *a, struct pg_fault *why)
             continue;
         operation_prefetch(a, slot);
         group[count++] = slot;
-        if (count == PG_AHEAD && !operations_link(a, group, &count, why))
+        if (count == PG_PREFETCH_MAX && !operations_link(a, group, &count, why))
             return 0;
     }
     return operations_link(a, group, &count, why);

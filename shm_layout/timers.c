@@ -517,7 +517,7 @@ static bool expire(void *context, uint32_t slot)
 
 static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
 {
-    ahead_ends(context, slots, count);
+    prefetch_ends(context, slots, count);
 }
 
 /* ---- steps of the wall clock
@@ -573,7 +573,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
         wall_note(a, wall_offset_ns);
     const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
     const uint64_t moved = a->wheel.state->moved;
-    const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
+    const uint32_t done = wheel_advance_prefetch(&a->wheel, now_ns, budget, expire,
                                               expire_soon, a, &left);
     wal_buffer_settle(a);
     a->metrics->moved += a->wheel.state->moved - moved;

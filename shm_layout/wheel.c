@@ -15,11 +15,11 @@
 
 enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 512,                   /* a batch large enough to fetch memory ahead */
+    DRAIN_EXTRA = 512,                   /* a batch large enough to prefetch memory */
     DRAIN_SMALL = 1024,                  /* members that may wait for the border */
     DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
 };
-enum { MOVE_AHEAD = 32 };                /* prefetch distance, in timers */
+enum { MOVE_PREFETCH = 32 };                /* prefetch distance, in timers */
 
 /* ---- division by constants of the arena ---------------------------------------------- */
 
@@ -338,13 +338,13 @@ static bool fire_members(struct advance *t, uint32_t bucket)
 {
     struct wheel *w = t->wheel;
     struct pg_bucket *b = &w->buckets[bucket];
-    uint32_t chunk = PG_NIL, ahead = fetch_members(w, b->tail);
+    uint32_t chunk = PG_NIL, prefetched = fetch_members(w, b->tail);
     while (b->tail != PG_NIL) {
         if (t->budget == 0)
             return false;
         if (b->tail / CELLS != chunk) {
             chunk = b->tail / CELLS;
-            ahead = fetch_members(w, ahead);
+            prefetched = fetch_members(w, prefetched);
             if (t->on_soon != NULL)
                 t->on_soon(t->context, w->chunks[chunk].slots, b->tail % CELLS);
         }
@@ -365,7 +365,7 @@ static inline bool fire(struct advance *t, uint32_t bucket)
 
 /* Takes the newest member, and fetches its slot and, on entering a chunk, the one after the
  * next. */
-static inline uint32_t pop_ahead(struct wheel *w, uint32_t bucket)
+static inline uint32_t pop_prefetch(struct wheel *w, uint32_t bucket)
 {
     uint32_t tail = w->buckets[bucket].tail, slot;
     if (tail % CELLS == PG_CHUNK_CELLS)
@@ -376,19 +376,19 @@ static inline uint32_t pop_ahead(struct wheel *w, uint32_t bucket)
 }
 
 /* Moves up to `most` members to finer levels. False: the budget is spent before. A slot's line
- * is fetched while MOVE_AHEAD others are handled. */
+ * is fetched while MOVE_PREFETCH others are handled. */
 static bool move(struct advance *t, uint32_t bucket, uint64_t most)
 {
     struct wheel *w = t->wheel;
     uint64_t count = w->buckets[bucket].count < most ? w->buckets[bucket].count : most;
-    uint32_t n = count < t->budget ? (uint32_t)count : t->budget, ahead[MOVE_AHEAD], in = 0;
+    uint32_t n = count < t->budget ? (uint32_t)count : t->budget, prefetched[MOVE_PREFETCH], in = 0;
 
-    for (; in < n && in < MOVE_AHEAD; in++)
-        ahead[in] = pop_ahead(w, bucket);
+    for (; in < n && in < MOVE_PREFETCH; in++)
+        prefetched[in] = pop_prefetch(w, bucket);
     for (uint32_t out = 0; out < n; out++) {
-        uint32_t slot = ahead[out % MOVE_AHEAD];
+        uint32_t slot = prefetched[out % MOVE_PREFETCH];
         if (in < n)
-            ahead[in++ % MOVE_AHEAD] = pop_ahead(w, bucket);
+            prefetched[in++ % MOVE_PREFETCH] = pop_prefetch(w, bucket);
         bucket_push(w, bucket_at(w->state, slot_tick(w, slot)), slot);
     }
     w->state->moved += n;
@@ -459,7 +459,7 @@ static void drain(struct advance *t)
     s->drained = s->clock;
 }
 
-uint32_t wheel_advance_ahead(struct wheel *w, int64_t now_ns, uint32_t budget,
+uint32_t wheel_advance_prefetch(struct wheel *w, int64_t now_ns, uint32_t budget,
                              wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
                              bool *more)
 {
@@ -478,7 +478,7 @@ uint32_t wheel_advance_ahead(struct wheel *w, int64_t now_ns, uint32_t budget,
 uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
                        void *context, bool *more)
 {
-    return wheel_advance_ahead(w, now_ns, budget, on_due, NULL, context, more);
+    return wheel_advance_prefetch(w, now_ns, budget, on_due, NULL, context, more);
 }
 
 /* ---- the next wake-up ---------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 struct timers;
 
 /* Ids are below the capacity; the benchmark never adds more than fit. Batches may be of any
- * length, so that a structure can fetch memory ahead. */
+ * length, so that a structure can prefetch memory. */
 struct kind {
     const char *name;
     struct timers *(*create)(uint32_t capacity, int64_t tick_ns);

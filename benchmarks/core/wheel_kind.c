@@ -2,7 +2,7 @@
 #include "core.h"
 #include "timers.h"
 
-enum { TAKE_AHEAD = 8, FANOUT = 256 };
+enum { TAKE_PREFETCH = 8, FANOUT = 256 };
 
 struct timers {
     struct slots slots;
@@ -42,7 +42,7 @@ static void destroy(struct timers *t)
 static void add(struct timers *t, const int64_t *deadlines_ns, uint32_t *ids, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        slots_prefetch(&t->slots, TAKE_AHEAD);
+        slots_prefetch(&t->slots, TAKE_PREFETCH);
         ids[i] = slots_take(&t->slots);
         t->slots.hot[ids[i]].deadline_ns = deadlines_ns[i];
         t->slots.hot[ids[i]].ctl = ctl_of(i, PG_S_ARMED);

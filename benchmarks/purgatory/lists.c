@@ -143,7 +143,7 @@ void rows_leave(struct baseline *b, const struct request *r)
 }
 
 /* Fetches what the walk will touch some cells from now. */
-static void fetch_ahead(const struct baseline *b, uint64_t cell)
+static void prefetch_cells(const struct baseline *b, uint64_t cell)
 {
     if (cell + 16 < b->cell_count)
         __builtin_prefetch(b->cells[cell + 16]);
@@ -156,7 +156,7 @@ static void fetch_ahead(const struct baseline *b, uint64_t cell)
 void rows_purge(struct baseline *b)
 {
     for (uint64_t i = 0; i < b->cell_count; i++) {
-        fetch_ahead(b, i);
+        prefetch_cells(b, i);
         for (struct row **link = &b->cells[i]; *link != NULL;) {
             row_check(b, *link);
             if ((*link)->forgotten && (*link)->head == NULL)

@@ -1,4 +1,4 @@
-/* ahead.c - fetches the memory that coming work will touch, a group of ids at a time.
+/* prefetch.c - fetches the memory that coming work will touch, a group of ids at a time.
  *
  * Ending one operation touches some twenty lines, each known only from the one before. Taken
  * one by one that is twenty trips to memory; step by step over a group, the trips overlap
@@ -64,7 +64,7 @@ static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
 static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t count)
 {
     for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
-        uint32_t rows[PG_AHEAD], left = 0;
+        uint32_t rows[PG_PREFETCH_MAX], left = 0;
         for (uint32_t i = 0; i < count; i++) {
             rows[i] = a->watches[watches[i]].key_row;
             watches[i] = fetch_around(a, watches[i]);
@@ -79,9 +79,9 @@ static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t c
     }
 }
 
-void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
-    uint32_t watches[PG_AHEAD], found = 0;
+    uint32_t watches[PG_PREFETCH_MAX], found = 0;
     fetch_slots(a, slots, count);
     for (uint32_t i = 0; i < count; i++)
         if (is_operation(a, slots[i]))
@@ -98,9 +98,9 @@ void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 /* ---- links ------------------------------------------------------------------------------ */
 
 /* For a rebuild, which has not looked at this state yet: what is out of bounds is left alone. */
-void ahead_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
-    uint32_t watches[PG_AHEAD], rows[PG_AHEAD], found = 0, known = 0;
+    uint32_t watches[PG_PREFETCH_MAX], rows[PG_PREFETCH_MAX], found = 0, known = 0;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t first = operation_at(a, slots[i])->first_watch;
         if (first < a->watch_rows)
@@ -131,10 +131,10 @@ static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
     return ends;
 }
 
-void ahead_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
                   const uint64_t *reach, uint32_t count, uint32_t *rows)
 {
-    uint32_t first[PG_AHEAD], slots[PG_AHEAD];
+    uint32_t first[PG_PREFETCH_MAX], slots[PG_PREFETCH_MAX];
     struct probe at;
     for (uint32_t i = 0; i < count; i++) {
         rows[places[i]] = index_first(&a->watermark_index, hashes[places[i]], &at);
@@ -146,13 +146,13 @@ void ahead_watermarks(const struct pg_arena *a, const uint32_t *hashes, const ui
         first[i] = row == PG_NIL || reach[i] == 0 ? PG_NIL : a->watermarks[row].first;
         fetch_watch(a, first[i]);
     }
-    ahead_ends(a, slots, first_reached(a, first, reach, count, slots));
+    prefetch_ends(a, slots, first_reached(a, first, reach, count, slots));
 }
 
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
 /* The last line, and the one behind it, where a free neighbour keeps its size. */
-void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     fetch_slots(a, slots, count);
     for (uint32_t i = 0; i < count; i++) {
@@ -166,7 +166,7 @@ void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t co
 #define FAR 48                    /* outcomes ahead: their slots, */
 #define NEAR 24                   /* and what the slots lead to */
 
-void ahead_news(struct pg_arena *a)
+void prefetch_news(struct pg_arena *a)
 {
     const uint32_t next = a->news_seen++;
     if (next + FAR < a->news_count)
@@ -175,7 +175,7 @@ void ahead_news(struct pg_arena *a)
         fetch_whole(operation_at(a, a->news[next + NEAR]), sizeof(struct pg_operation));
 }
 
-void ahead_bytes(const struct pg_arena *a, uint32_t slot)
+void prefetch_bytes(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint8_t *at = blob_at(&a->blobs, c->blob);
