@@ -129,7 +129,8 @@ FOR_PROGRAMS = {
 SECTIONS = {
     "daemon": (
         "shard", "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
-        "heartbeat_age_ns", "wakeups", "iterations", "iterations_full", "iteration_work", "iteration_budget",
+        "heartbeat_age_ns", "wakeups", "iterations", "iterations_full",
+        "iteration_work", "iteration_budget",
     ),
     "placement": (
         "placement", "node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_sampled",
@@ -153,8 +154,8 @@ SECTIONS = {
         "refused_other",
     ),
     "bulk_loads": (
-        "bulk_loads", "bulk_load_blocks", "bulk_load_rows", "bulk_load_rows_repeated", "refused_bulk_loads",
-        "refused_fenced",
+        "bulk_loads", "bulk_load_blocks", "bulk_load_rows", "bulk_load_rows_repeated",
+        "refused_bulk_loads", "refused_fenced",
     ),
     "wal": (
         "wal", "wal_error", "committed_lsn", "appended_lsn", "wal_buffer_used_bytes",

@@ -39,12 +39,22 @@ class Check(NamedTuple):
 
 TICKETS = (
     Check("armed_twice", "adds > 1", "arm_lsn", "adds"),
-    Check("never_armed", "adds + carried_over = 0 AND final_states > 0 AND sure", "end_lsn", "final_states, final_state"),
-    Check("ended_twice", "final_states > 1", "last_end_lsn", "final_states, end_lsn, last_end_lsn, final_state"),
-    Check("ended_before_armed", "carried_over = 0 AND end_lsn < arm_lsn", "end_lsn", "arm_lsn, final_state"),
+    Check(
+        "never_armed", "adds + carried_over = 0 AND final_states > 0 AND sure", "end_lsn",
+        "final_states, final_state",
+    ),
+    Check(
+        "ended_twice", "final_states > 1", "last_end_lsn",
+        "final_states, end_lsn, last_end_lsn, final_state",
+    ),
+    Check(
+        "ended_before_armed", "carried_over = 0 AND end_lsn < arm_lsn", "end_lsn",
+        "arm_lsn, final_state",
+    ),
     Check(
         "wrong_final_state",
-        "adds + carried_over > 0 AND final_state <> 'replaced' AND operation <> (final_state_kind = 'outcome')",
+        "adds + carried_over > 0 AND final_state <> 'replaced' "
+        "AND operation <> (final_state_kind = 'outcome')",
         "end_lsn", "operation, final_state",
     ),
     Check("early", "fires AND ended_ns < end_deadline_ns", "end_lsn", "ended_ns, end_deadline_ns"),
@@ -63,7 +73,8 @@ TICKETS = (
     ),
     Check(
         "unpark_unfounded",
-        "unpark_lsn > end_lsn OR (NOT parked AND unpark_lsn > unsure_lsn AND adds + carried_over > 0)",
+        "unpark_lsn > end_lsn "
+        "OR (NOT parked AND unpark_lsn > unsure_lsn AND adds + carried_over > 0)",
         "unpark_lsn", "parked, end_lsn, final_state",
     ),
     Check("unparked_twice", "unparks > 1", "unpark_lsn", "unparks"),
@@ -78,11 +89,13 @@ TICKETS = (
     Check("acked_twice", "acks > 1", "ack_lsn", "acks"),
     Check(
         "wrong_timestamps",
-        "adds = 1 AND recorded_add_lsn > 0 AND (recorded_add_lsn <> arm_lsn OR recorded_armed_ns <> armed_ns)",
+        "adds = 1 AND recorded_add_lsn > 0 "
+        "AND (recorded_add_lsn <> arm_lsn OR recorded_armed_ns <> armed_ns)",
         "end_lsn", "recorded_add_lsn, arm_lsn, recorded_armed_ns, armed_ns",
     ),
     Check(
-        "forgotten", "final_states = 0 AND adds + carried_over > 0 AND overdue_ns > deadline_ns", "arm_lsn",
+        "forgotten", "final_states = 0 AND adds + carried_over > 0 AND overdue_ns > deadline_ns",
+        "arm_lsn",
         "deadline_ns, last_ns",
     ),
 )  # fmt: skip

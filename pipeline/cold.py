@@ -408,7 +408,8 @@ def end_keys(
     rows."""
     reported = (t.path for t in tombstones) if has_timers(tier) else ()
     tier.commit(replace(
-        version, tombstones=(*version.tombstones, *tombstones), undelivered=(*version.undelivered, *reported)
+        version, tombstones=(*version.tombstones, *tombstones),
+        undelivered=(*version.undelivered, *reported),
     ))  # fmt: skip
     return settle(tier, hot)
 

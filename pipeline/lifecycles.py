@@ -156,8 +156,8 @@ def _end() -> list[Column]:
     """As the first record says that ended it."""
     ended, fired = F.expr(ENDED), F.col("kind").isin("fire", "outcome")
     lsn = F.when(ended, F.col("lsn"))
-    first = {"final_state_code": "final_state_code", "ended_ns": "at_ns", "ended_wall_ns": "wall_ns",
-             "recorded_add_lsn": "add_lsn"}  # fmt: skip
+    first = {"final_state_code": "final_state_code", "ended_ns": "at_ns",
+             "ended_wall_ns": "wall_ns", "recorded_add_lsn": "add_lsn"}  # fmt: skip
     reported = fired | (F.col("kind") == "end")
     return [
         F.count_if(ended).alias("final_states"),

@@ -212,7 +212,9 @@ LIFECYCLES = Table(
         Column("response_queue_ns", "long", about="ended to the batch of notices built, or to the"
                " answer to who cancelled or replaced it"),
         Column("send_ns", "long", about="built to handed to the socket"),
-        Column("receive_ns", "long", about="handed over to received, where a subscriber recorded it"),
+        Column(
+            "receive_ns", "long", about="handed over to received, where a subscriber recorded it"
+        ),
         Column("lateness_ns", "long", about="deadline, or armed if later, to ended; if expired"),
         Column("error", "int", about="of a failed operation"),
         Column("flags", "int", about="enum pg_entry_flag; bit 1: was due before a restart"),

@@ -83,7 +83,8 @@ class Range(InputPartition):
 
 
 OPTIONS = (
-    "path", "columns", "payloads", "node", "from_us", "to_us", "files", "lake", "max_rows", "retention_hold"
+    "path", "columns", "payloads", "node", "from_us", "to_us", "files", "lake", "max_rows",
+    "retention_hold",
 )  # fmt: skip
 
 

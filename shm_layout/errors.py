@@ -933,7 +933,10 @@ class WindowTaken(PurgatorydError):
     fencing_token: int
 
     def __str__(self) -> str:
-        return f"a newer run than {self.fencing_token} brings window {self.window}: this one adds no more"
+        return (
+            f"a newer run than {self.fencing_token} brings window {self.window}: "
+            "this one adds no more"
+        )
 
 
 class StartError(PurgatorydError):

@@ -59,8 +59,8 @@ COUNTERS: dict[str, str] = {
     "iterations": "times the wheel was advanced",
     "iterations_full": "of them, those that used up the budget of an iteration",
     "iteration_work": "timers moved or fired, by iterations that had any",
-    "iteration_budget": "what the budgets of those iterations allowed: the budget used is the share of "
-    "iteration_work in it",
+    "iteration_budget": "what the budgets of those iterations allowed: the budget used is the "
+    "share of iteration_work in it",
     "wakeups": "times the loop woke up",
     "records_redone": "records of the WAL that the arena was made of",
     "refused_full": "no free slot",

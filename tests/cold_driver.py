@@ -103,8 +103,8 @@ class Mortal:
         for where, name in (
             (tier, "replace_durably"), (tier, "write_durably"), (Path, "rename"),
             (Path, "unlink"), (shutil, "rmtree"),
-            (daemon, "open_bulk_load"), (daemon, "add"), (daemon, "cancel"), (daemon, "close_bulk_load"),
-            (daemon, "forget_bulk_load"),
+            (daemon, "open_bulk_load"), (daemon, "add"), (daemon, "cancel"),
+            (daemon, "close_bulk_load"), (daemon, "forget_bulk_load"),
         ):  # fmt: skip
             patch.setattr(where, name, self._counted(getattr(where, name)))
 

@@ -45,8 +45,10 @@ def puts(count: int, mode: int = PutMode.ERROR, delay_ns: int = SECOND_NS) -> li
     return [pd.put(b"key %d" % n, delay_ns, mode) for n in range(count)]
 
 
-def made(owner: Owner, first: int, *commands: Command, bulk_load: bytes = BULK_LOAD, fencing_token: int = 0
-         ) -> list[Status]:  # fmt: skip
+def made(
+    owner: Owner, first: int, *commands: Command, bulk_load: bytes = BULK_LOAD,
+    fencing_token: int = 0,
+) -> list[Status]:  # fmt: skip
     return [Status(a.status) for a in owner.bulk_load((bulk_load, first, fencing_token), *commands)]
 
 

@@ -216,8 +216,10 @@ def test_the_command_lists_and_forgets_bulk_loads(daemon: StartDaemon) -> None:
         for line in command(running, "bulk-load", "ls", "--json").stdout.split("\n")
         if line
     ]
-    assert {k: row[k] for k in ("bulk_load", "namespace", "state", "fencing_token", "rows", "upto")} == {
-        "bulk_load": bulk_load.hex, "namespace": "shop", "state": "open", "fencing_token": 7, "rows": 3, "upto": 7,
+    shown = ("bulk_load", "namespace", "state", "fencing_token", "rows", "upto")
+    assert {k: row[k] for k in shown} == {
+        "bulk_load": bulk_load.hex, "namespace": "shop", "state": "open",
+        "fencing_token": 7, "rows": 3, "upto": 7,
     }  # fmt: skip
     status = json.loads(command(running, "bulk-load", "status", str(bulk_load), "--json").stdout)
     assert (status["state"], status["done"]) == ("open", [[4, 7]])

@@ -125,7 +125,8 @@ def test_what_the_lake_lacks_of_a_resharding_is_named() -> None:
     born = [arena(name, 1, 0, OPENINGS) for name in OLD]
     assert continuity(segments, born + openings).lost == [("1-1", 8, 9, "resharding")]
     assert continuity(segments, born + openings[:1]).lost == [
-        ("1-0", 10, None, "resharding"), ("1-1", 8, 9, "resharding"), ("1-1", 10, None, "resharding"),
+        ("1-0", 10, None, "resharding"), ("1-1", 8, 9, "resharding"),
+        ("1-1", 10, None, "resharding"),
     ]  # fmt: skip
     young = [shard("2-0", OLD, 2, first=5), shard("2-1", OLD, 2, first=5)]
     assert continuity(segments, born + young).lost == continuity(segments, born + openings[:1]).lost

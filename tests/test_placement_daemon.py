@@ -497,7 +497,8 @@ def test_a_node_that_is_not_there_is_an_error() -> None:
 NUMA_LOCAL = {
     "client": "from purgatoryd.clients import Client\nc = Client('demo', numa_local=True)",
     "purgatory": "from purgatoryd.clients import Purgatory\nc = Purgatory('demo', numa_local=True)",
-    "subscriber": "from purgatoryd.clients import Subscriber\nc = Subscriber('demo', numa_local=True)",
+    "subscriber": "from purgatoryd.clients import Subscriber\n"
+    "c = Subscriber('demo', numa_local=True)",
     "asyncio": "import asyncio\nfrom purgatoryd.clients import AsyncClient\n"
     "async def main():\n    async with AsyncClient('demo', numa_local=True):\n        tell()\n"
     "asyncio.run(main())\nraise SystemExit",

@@ -114,8 +114,8 @@ def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
     found.balance.append(Balance("ab" * 16, "other", 1, 9, 2, 1, 2, 2, 2, 1))
     assert lines(capsys, found, part(), part("bulk_load")) == [
         ["the", "audit", "found", "nothing"],
-        ["daemon", "carried_over", "added", "cancelled", "replaced", "expired", "satisfied", "failed",
-         "open"],
+        ["daemon", "carried_over", "added", "cancelled", "replaced", "expired", "satisfied",
+         "failed", "open"],
         ["abababab", "1", "609", "302", "1", "182", "2", "2", "121"],
         ["daemon,", "clock", "late", "p50", "p99", "max"],
         ["eagle", "abababab", "live", "100", "µs", "198", "µs", "200", "µs"],

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 SMALL: dict[str, Any] = {
     "capacity": 128, "payload_bytes": 1 << 18, "replay_capacity": 64, "topics": 32,
-    "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "bulk_loads": 2,
-    "bulk_load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
+    "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4,
+    "bulk_loads": 2, "bulk_load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
 }  # fmt: skip
 WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
 KILLED = 9

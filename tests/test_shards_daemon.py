@@ -362,7 +362,8 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         eventually(lambda: figure("shards_serving") == 1)
         assert figure("degraded", reason="shard_restarting") == figure("state", state="degraded")
         assert (figure("shards"), figure("up"), figure("shard_restarts_total") >= 1) == (2, 1, True)
-        assert (deployment_status()["shards"], deployment_status()["serving"], deployment_status()["restarts"] >= 1) == (
+        status = deployment_status()
+        assert (status["shards"], status["serving"], status["restarts"] >= 1) == (
             2, 1, True,
         )  # fmt: skip
         done = cli("status")

@@ -35,8 +35,8 @@ _SEGMENT = struct.Struct("<8sII16s16sQqqQQQII4x")
 _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
-    "watermark", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "bulk_load",
-    "done", "block", "unpark", "metrics",
+    "watermark", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied",
+    "bulk_load", "done", "block", "unpark", "metrics",
 )  # fmt: skip
 _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
 

@@ -40,8 +40,9 @@ SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
 """Its reason held in the harness, or did not."""
 
 FILES = [
-    "batch.c", "inbox.c", "watermarks.c", "bulk_loads.c", "names.c", "operations.c", "replay_buffer.c",
-    "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c", "timers.c", "watches.c",
+    "batch.c", "inbox.c", "watermarks.c", "bulk_loads.c", "names.c", "operations.c",
+    "replay_buffer.c", "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c",
+    "timers.c", "watches.c",
 ]  # fmt: skip
 """Whatever stores authoritative state while a daemon runs."""
 
@@ -115,11 +116,15 @@ WATCHES = ("watch all", "watch any", "watch sum", "watch client")
 ENDS = ("cancel", "complete", "expire one", "expire burst", "drain expire", "ack")
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "batch.c": (
-        *PUTS[:1], "bulk", "cancel for key", "bump", "bulk_load", "settings", "drain", "changed batch",
+        *PUTS[:1], "bulk", "cancel for key", "bump", "bulk_load", "settings", "drain",
+        "changed batch",
     ),
     "inbox.c": ("inbox", *ENDS),
     "watermarks.c": (*WATERMARKS, "watch any", *ENDS),
-    "bulk_loads.c": (*ROWS, "bulk load open", "bulk load close", "bulk load forget", "bulk load status", "sweep bulk loads"),
+    "bulk_loads.c": (
+        *ROWS, "bulk load open", "bulk load close", "bulk load forget", "bulk load status",
+        "sweep bulk loads",
+    ),
     "names.c": ("put error", "publish", "settings", "bulk", "advance key"),
     "operations.c": (*WATCHES, *WATERMARKS, *ENDS, "bulk"),
     "replay_buffer.c": (

@@ -235,7 +235,8 @@ BULK_LOAD_ROWS = 8
 """Of a round."""
 WAL_CONFIG = CONFIG | {
     "capacity": 2048, "replay_capacity": 2048, "replay_bytes_max": 1 << 20,
-    "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "bulk_loads": 2, "bulk_load_blocks": 2,
+    "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "bulk_loads": 2,
+    "bulk_load_blocks": 2,
 }  # fmt: skip
 
 
