@@ -35,7 +35,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle docs clean
+.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-compare docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -113,11 +113,12 @@ crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test
 		tests/test_wal_files.py tests/test_wal_daemon.py tests/test_power_cut.py
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
-lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an error
+lint: build $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict $(wildcard tests examples benchmarks)
+	$(BIN)/python .ci/vocabulary.py
 
 bench-core: build ## measure the C core; writes benchmarks/results/core.json
 	$(BIN)/python benchmarks/bench_core.py
@@ -146,11 +147,15 @@ bench-idle: build ## measure what a daemon costs at rest and at work; writes ben
 bench-pipeline: build ## measure the pipeline; writes benchmarks/results/pipeline.json
 	$(BIN)/python benchmarks/bench_pipeline.py $(ARGS)
 
+bench-compare: build ## compare with another checkout that is built: OTHER=DIRECTORY; writes benchmarks/results/compare.json
+	$(BIN)/python benchmarks/compare.py --other $(OTHER) $(ARGS)
+
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
 	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)
 
-docs: build ## write docs/cli.md and the tables of docs/protocol.md, docs/tables.md, docs/metrics.md and docs/operations.md from the code
+docs: build ## write docs/cli.md, docs/api.md and the tables of docs/protocol.md, docs/tables.md, docs/metrics.md and docs/operations.md from the code
 	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md
+	$(BIN)/python -m purgatoryd.cli.api > build/api.md && mv build/api.md docs/api.md
 	$(BIN)/python -m purgatoryd.shm_layout.reference docs/protocol.md
 	$(BIN)/python -m purgatoryd.pipeline.reference docs/tables.md
 	$(BIN)/python -m purgatoryd.cli.exposition docs/metrics.md

@@ -89,7 +89,12 @@ def exit_of(error: errors.PurgatorydError) -> Exit:
     """The exit code of an error."""
     if isinstance(error, errors.ShardFailed) and error.code in _PASSED_ON:
         return Exit(error.code)
-    return next(code for kind, code in _BY_ERROR if isinstance(error, kind))
+    return exit_of_class(type(error))
+
+
+def exit_of_class(kind: type[errors.PurgatorydError]) -> Exit:
+    """The exit code of errors of a class, whatever figures they have."""
+    return next(code for known, code in _BY_ERROR if issubclass(kind, known))
 
 
 def figures(error: Exception) -> dict[str, Any]:

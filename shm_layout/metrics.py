@@ -214,9 +214,9 @@ def recorded(count: int, rest: bytes) -> dict[str, Histogram]:
     """The `count` histograms that stand behind the struct of a METRICS record."""
     heads = [_HISTOGRAM.unpack_from(rest, n * _HISTOGRAM.size) for n in range(count)]
     at, found = count * _HISTOGRAM.size, {}
-    for number, (low, high, max_ns, used, _) in enumerate(heads):
+    for number, (low, high, max_ns, used) in enumerate(heads):
         counts = [0] * BUCKETS
-        for times, bucket, _ in _BUCKET.iter_unpack(rest[at : at + used * _BUCKET.size]):
+        for times, bucket in _BUCKET.iter_unpack(rest[at : at + used * _BUCKET.size]):
             counts[bucket] = times
         at += used * _BUCKET.size
         name = histogram_name(number)

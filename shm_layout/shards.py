@@ -1,9 +1,9 @@
 """Which shard holds which namespace: the routing table of a deployment, and its file.
 
-A deployment of COUNT shards is so many daemons, each with its own arena and sockets. Its shard
-generation changes with COUNT only, and stands in the daemons' names: arenas of two shard
-generations never meet. The shard generation before the first is a daemon alone, whose name is the
-deployment's own.
+A deployment of COUNT shards is so many daemons, each with its own arena and sockets. Its
+shard generation changes with COUNT only, and stands in the daemons' names, so arenas of two
+shard generations never meet. Before the first shard generation there is a daemon alone, whose
+name is the deployment's own.
 
 The table is one small file that is replaced as a whole. Who runs the deployment is its only writer.
 """

@@ -105,7 +105,7 @@ def requests(core: Core, traffic: Traffic) -> None:
         traffic.note("reply", core.newest_reply)
     for message in (
         wire.encode_bulk_load(
-            7, 0, b"a load of 16 b..", 1, namespace=b"n", fencing_token=2, start=3
+            7, 0, b"a bulk load, 16b", 1, namespace=b"n", fencing_token=2, start=3
         ),
         wire.encode_namespace_set(8, b"n", {"owner_uid": 5, "quota_ops": 6}),
         wire.encode_place(9, b"n", 2),

@@ -20,7 +20,7 @@ from conftest import StartDaemon
 from pyspark.errors import PySparkException
 from real_daemon import PATIENCE_S, Daemon, eventually
 
-from purgatoryd.cli import reference
+from purgatoryd.cli import api, reference
 from purgatoryd.cli.app import COMMANDS, app
 from purgatoryd.cli.arena import print_table
 from purgatoryd.cli.exits import (
@@ -356,6 +356,13 @@ def test_a_file_that_spark_could_not_read_is_named_whole(said: str, detail: str)
         PySparkException(said.format(plain=plain, url=quote(plain, safe="/,'()")))
     )
     assert str(reported) == f"{plain}: {detail}"
+
+
+def test_page_of_the_python_interface_is_current() -> None:
+    page = api.page()
+    assert (DOCS / "api.md").read_text() == page, "run: make docs"
+    rows = [line for line in page.splitlines() if line.startswith("| `") or "&nbsp;" in line]
+    assert [row for row in rows if not row.rstrip(" |").endswith(".")] == []
 
 
 def test_page_of_the_command_line_is_current() -> None:

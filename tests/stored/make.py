@@ -288,7 +288,7 @@ def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
     them twice."""
     keys = [b"row %d" % (first + i) for i in range(BULK_LOAD_ROWS)]
     owner.send(driver.put(keys[0], S))
-    owner.bulk_load((b"a load of 16 b..", first, 0),
+    owner.bulk_load((b"a bulk load, 16b", first, 0),
                *(driver.put(key, 2 * S, PutMode.REPLACE) for key in keys))  # fmt: skip
     answered(core, owner, 1)
     owner.send(*(driver.cancel(key) for key in keys[:3]))
@@ -307,7 +307,7 @@ def answered(core: Purgatory, owner: Owner, batches: int) -> None:
 
 
 def outcomes(owner: Owner, of: bytes) -> None:
-    watermark, own, broken = b"level " + of, b"own key of " + of, b"broken " + of
+    watermark, own, broken = b"watermark " + of, b"own key of " + of, b"broken " + of
     owner.send(
         driver.watch(b"all " + of, driver.ALL, [Key(watermark, 2), Key(own, 1)], S, notice=True),
         driver.watch(b"sum " + of, driver.SUM, [Key(watermark, 0, 9)], S, threshold=3, payload=of),

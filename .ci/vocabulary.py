@@ -1,0 +1,87 @@
+"""Refuses words that the vocabulary replaced: `python .ci/vocabulary.py` (part of `make lint`).
+
+vocabulary.toml lists them. Prints each line that holds one, with the word to use.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = Path(__file__).with_suffix(".toml")
+SKIPPED = (
+    ".ci/vocabulary.toml", "LICENSE", "docs/names.md", "docs/img/*", "src/purgatoryd/*",
+    "tests/fuzz/corpus/*", "tests/stored/*.xz", "benchmarks/results/*",
+    "tests/public_names.txt", "*.png", "*.svg",
+)  # fmt: skip
+
+
+class Entry:
+    """A word, or a family of names, that must not return."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.use: str = fields["use"]
+        self._found = re.compile(fields["find"])
+        self._allowed = [re.compile(pattern) for pattern in fields.get("allow", [])]
+        self._in: list[str] = fields.get("in", ["*"])
+        self._not_in: list[str] = fields.get("not_in", [])
+
+    def concerns(self, path: str) -> bool:
+        """True if lines of this file are looked at."""
+        wanted = any(fnmatch(path, pattern) for pattern in self._in)
+        return wanted and not any(fnmatch(path, pattern) for pattern in self._not_in)
+
+    def is_in(self, line: str) -> bool:
+        """True if the line holds it outside of the contexts in which it is allowed."""
+        if not self._found.search(line):
+            return False
+        for allowed in self._allowed:
+            line = allowed.sub("", line)
+        return bool(self._found.search(line))
+
+
+def entries() -> list[Entry]:
+    """All of the list."""
+    return [Entry(fields) for fields in tomllib.loads(LIST.read_text())["word"]]
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Path and text of each tracked file that people read."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    for path in listed.splitlines():
+        if not any(fnmatch(path, pattern) for pattern in SKIPPED) and (ROOT / path).is_file():
+            yield path, (ROOT / path).read_text()
+
+
+def violations() -> Iterator[str]:
+    """A line for each place that holds a replaced word."""
+    words = entries()
+    for path, text in texts():
+        mine = [word for word in words if word.concerns(path)]
+        for word in mine:
+            if word.is_in(path):
+                yield f"{path}: file name: use {word.use}"
+        for number, line in enumerate(text.splitlines(), 1):
+            for word in mine:
+                if word.is_in(line):
+                    yield f"{path}:{number}: use {word.use}: {line.strip()[:100]}"
+
+
+def main() -> int:
+    """Print what is found; 1 if there is any."""
+    found = list(violations())
+    print(*found, sep="\n", end="\n" if found else "")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

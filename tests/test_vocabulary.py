@@ -1,0 +1,79 @@
+"""Replaced words: `make lint` finds them, and the table of old and new names is right."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import public_names
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "docs" / "names.md"
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("vocabulary", ROOT / ".ci" / "vocabulary.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+vocabulary = load_script()
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("daemon/store.py", "    journal: Path | None"),
+        ("shm_layout/core.h", "struct pg_stage *stage;"),
+        ("shm_layout/timers.c", "/* Pops the outbox's oldest. */"),
+        ("clients/stream.py", "raise SnapshotRequired(1, 2)"),
+        ("clients/core.py", "near: bool = False"),
+        ("daemon/reaper.py", "turns += 1"),
+        ("docs/guarantees.md", "The sender is told so."),
+        ("cli/settings.py", '("level-ttl", "level_ttl_ns")'),
+        ("daemon/shard.py", "beats = 0"),
+        ("docs/operations.md", "beside the arena"),
+    ],
+)
+def test_a_replaced_word_is_found(path: str, line: str) -> None:
+    assert any(word.concerns(path) and word.is_in(line) for word in vocabulary.entries())
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("daemon/log.py", 'JOURNALD = "/run/systemd/journal/socket"'),
+        ("shm_layout/wheel.c", "a level of the wheel"),
+        ("cli/exposition.py", 'labels=["daemon", "stage"]'),
+        ("shm_layout/layout.h", "enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_PARKED };"),
+        ("shm_layout/redo.c", "static bool redo_arm(const struct redo *r)"),
+    ],
+)
+def test_a_word_in_another_sense_is_allowed(path: str, line: str) -> None:
+    assert not any(word.concerns(path) and word.is_in(line) for word in vocabulary.entries())
+
+
+def renamed(section: str) -> Iterator[tuple[str, str]]:
+    """Old and new names of a section of the table."""
+    text = TABLE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    yield from re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", text, re.MULTILINE)
+
+
+def test_the_table_of_names_tells_today_s_names() -> None:
+    sections = public_names.sections()
+    options = {f"--{line.rpartition('--')[2]}" for line in sections["options"]}
+    for section, names in (
+        ("Options", options), ("Metrics", set(sections["metrics"])),
+        ("Settings", set(sections["settings"])),
+    ):  # fmt: skip
+        found = [(old.split()[0], new.split()[0]) for old, new in renamed(section)]
+        plain = [(old, new) for old, new in found if re.fullmatch(r"[\w-]+", old + new)]
+        assert len(plain) > 5, section
+        assert [old for old, _ in plain if old in names] == []
