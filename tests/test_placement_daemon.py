@@ -510,7 +510,7 @@ def tell():
 """
 
 
-@pytest.mark.parametrize("who", NUMA_LOCAL)
+@pytest.mark.parametrize("way", NUMA_LOCAL)
 def test_a_numa_local_client_leaves_the_loop_alone(
     way: str, pinned: Daemon, pair: tuple[int, int]
 ) -> None:
