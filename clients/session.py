@@ -141,7 +141,7 @@ class Session:
         self._queries: dict[int, Query] = {}
         self._outgoing: deque[Letter] = deque()
         self._moving = False
-        self._origin = 0
+        self._first_id = 0
         self.state = State.GREETING
         self.id = 0
         self.window = layout.WINDOW
@@ -292,9 +292,9 @@ class Session:
         self.id = self.welcome.session
         self.window = min(layout.WINDOW, self.welcome.window)
         self.state = State.OPEN
-        if self._moving and self.welcome.origin != self._origin:
+        if self._moving and self.welcome.first_id != self._first_id:
             self._give_up([b for b in self._flight.values() if not (b.doubtful or b.sent)])
-        self._moving, self._origin = False, self.welcome.origin
+        self._moving, self._first_id = False, self.welcome.first_id
         self._sequence = max(self.welcome.last, *self._flight, 0)
         self._address_again()
         for number, query in self._queries.items():

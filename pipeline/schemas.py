@@ -199,8 +199,7 @@ LIFECYCLES = Table(
         Column("add_lsn", "long", about="of the record that armed it"),
         Column("session", "long", about="of who armed it"),
         Column("worker", "word", about="who armed it: `uid:pid`, or the name that it gave"),
-        Column("deadline_ns", "long", about="the arena's clock; null in WALs of format 1.1"
-               " unless it expired"),
+        Column("deadline_ns", "long", about="the arena's clock"),
         Column("sent_ns", "long", about="the call, on the client's boot clock"),
         Column("received_ns", "long", about="the daemon had the message; boot clock"),
         Column("armed_ns", "long", about="the arena's clock"),

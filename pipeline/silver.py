@@ -213,7 +213,7 @@ def batches_of(bronze: DataFrame, final_states: DataFrame) -> DataFrame:
 
 def _stages() -> dict[str, Column]:
     """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
-    one, which WALs of format 1.0 do not have."""
+    one, which the export of an arena without a WAL does not have."""
     expired, virtual = F.col("final_state") == "expired", F.col("virtual")
     reported = F.col("ended_boot_ns").isNotNull()
     return {

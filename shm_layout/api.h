@@ -76,8 +76,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault);
 /* Holds on a live arena too, from a reader. */
 int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);
 
-/* ---- shards (merge.c, namespace_stats.c) --------------------------------------------------------
- * */
+/* ---- shards (merge.c, namespace_stats.c) -------------------------------------------------- */
 
 /* The partition that a key is in: CRC-32C of its bytes, modulo. */
 uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);

@@ -125,8 +125,7 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     return operations_watch(a, &w, result);
 }
 
-/* ---- records on watch keys --------------------------------------------------------------------
- * */
+/* ---- records on watch keys ---------------------------------------------------------------- */
 
 /* What such a record has found stands in the session's intent as long as it is under way. Cut
  * off by a kill or by the bound of a call it goes on with that, and with the answer so far:

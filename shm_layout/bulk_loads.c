@@ -142,8 +142,7 @@ bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *ro
     return false;
 }
 
-/* ---- bulk loads --------------------------------------------------------------------------------
- * */
+/* ---- bulk loads --------------------------------------------------------------------------- */
 
 uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16])
 {
@@ -344,8 +343,7 @@ bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, str
     return bulk_load_mark(a, a->bulk_load, row);
 }
 
-/* ---- recovery of the row under way ------------------------------------------------------------
- * */
+/* ---- recovery of the row under way -------------------------------------------------------- */
 
 static bool under_way(const struct pg_arena *a, const struct pg_session *s)
 {

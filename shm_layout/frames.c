@@ -80,7 +80,7 @@ static uint32_t timestamps_of(const struct pg_frame_head *f)
     }
 }
 
-/* How many bytes of pg_asked may stand before them. */
+/* How many bytes of pg_asked stand before them. */
 static uint64_t asked_bytes(const struct pg_frame_head *f)
 {
     return f->type == PG_WAL_END || timestamps_of(f) == 2 ? sizeof(struct pg_asked) : 0;
@@ -92,8 +92,8 @@ bool frame_fits(const struct pg_frame_head *f)
         f->bytes < frame_bytes(f->type, 0))
         return false;
     const uint64_t bytes = frame_bytes(f->type, extra_bytes(f));
-    const uint64_t stamped = bytes + timestamps_of(f) * sizeof(struct pg_timestamps);
-    return f->bytes == bytes || f->bytes == stamped || f->bytes == stamped + asked_bytes(f);
+    const uint64_t tail = timestamps_of(f) * sizeof(struct pg_timestamps) + asked_bytes(f);
+    return f->bytes == bytes || f->bytes == bytes + tail;
 }
 
 const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *f, const struct pg_timestamps **replaced)
@@ -116,8 +116,7 @@ const struct pg_asked *pg_frame_asked(const struct pg_frame_head *f)
     return (const struct pg_asked *)((const uint8_t *)f + f->bytes - bytes) - 1;
 }
 
-/* ---- bodies -----------------------------------------------------------------------------------
- * */
+/* ---- bodies ------------------------------------------------------------------------------ */
 
 struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n, uint32_t name_len)
 {

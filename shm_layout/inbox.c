@@ -130,8 +130,7 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
     }
 }
 
-/* ---- sending -----------------------------------------------------------------------------------
- * */
+/* ---- sending ------------------------------------------------------------------------------ */
 
 #define PER_MESSAGE 512
 #define BYTES_PREFETCH 8             /* outcomes whose bytes are fetched before they are copied */

@@ -173,7 +173,7 @@ struct pg_header {
     uint32_t daemon_why;          /* moving: enum pg_degraded, added up; before daemon_state */
     int64_t  daemon_since_boot_ns; /* moving, real clock: of daemon_state; before it */
     uint64_t term;                /* for replication: the leader's term; alone: 0 */
-    struct pg_region regions[40];
+    struct pg_region regions[40]; /* PG_R_COUNT of them, then space for later minors */
     uint64_t version;             /* written last at creation: PG_MAGIC once all is in place */
 };
 
@@ -588,8 +588,7 @@ struct pg_bulk_load_block {
     uint32_t pad;
 };
 
-/* ---- the replay buffer (authoritative) ---------------------------------------------------------
- * */
+/* ---- the replay buffer (authoritative) ---------------------------------------------------- */
 
 enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CAUSE_CANCELLED,
                 PG_CAUSE_PUBLISHED };
@@ -629,7 +628,7 @@ struct pg_entry {
 #define PG_WAL_BUFFER_MIN 4194304             /* bytes of the ring, a power of two */
 #define PG_WAL_BUFFER_MAX 1073741824
 #define PG_WAL_FRAME_MAX 131072            /* bytes; no frame is longer */
-#define PG_WAL_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
+#define PG_WAL_SEGMENT_MAGIC 0x31304c4157475050u  /* "PPGWAL01" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
 #define PG_WAL_MAJOR 1
 #define PG_WAL_MINOR 0
@@ -730,7 +729,7 @@ enum pg_wal_type {
 };
 /* Numbers that are taken for later; a reader of this version refuses them. */
 enum pg_wal_type_later {
-    PG_LATER_BATCH = 26,             /* for replication: a session's sequence and the statuses of
+    PG_LATER_BATCH = 64,             /* for replication: a session's sequence and the statuses of
                                         its
                                      newest batch, in the same group as their effects */
     PG_LATER_CONSUMER_GROUP,         /* for consumer groups: created, changed or deleted */
@@ -1332,7 +1331,7 @@ struct pg_welcome {
     int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
     uint32_t node;                /* NUMA node of the arena + 1, else of the threads; 0 = any */
     uint32_t reaper_cpu;          /* CPU of the loop + 1; 0 = any */
-    uint64_t origin;              /* the id that this session had at first: another than before
+    uint64_t first_id;            /* the id that this session had at first: another than before
                                      means another session, though the nonce is the same */
     uint32_t wal;             /* 1: the daemon keeps one, and PG_W_DURABLE is granted */
     uint32_t pad;

@@ -166,8 +166,7 @@ static bool topics_merge(struct merge *g)
     return fits(g, "topics in use", g->topics, g->to->topic_rows);
 }
 
-/* ---- what there has to be space for ------------------------------------------------------------
- * */
+/* ---- what there has to be space for ------------------------------------------------------- */
 
 static void owner_note(struct merge *g, uint32_t slot)
 {

@@ -73,7 +73,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .real_boot_ns = a->real_boot_ns,
                            .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
                            .reaper_cpu = placed->reaper_cpu,
-                           .origin = s->first_id != 0 ? s->first_id : s->id,
+                           .first_id = s->first_id != 0 ? s->first_id : s->id,
                            .wal = a->wal_buffer != NULL, .term = a->header->term};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
@@ -262,8 +262,7 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
     return true;
 }
 
-/* ---- bulk loads ---------------------------------------------------------------------------------
- * */
+/* ---- bulk loads --------------------------------------------------------------------------- */
 
 static bool bulk_load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_bulk_load_ask *ask,
                           struct refusal *why)

@@ -300,8 +300,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
            pg_rebuild(to, from->header->now_ns, why);
 }
 
-/* ---- a later ABI ------------------------------------------------------------------------------
- * */
+/* ---- a later ABI -------------------------------------------------------------------------- */
 
 /* A minor ABI only appends: to structs, and regions. What an earlier one lacks stays as it is in a
  * fresh arena. Whatever appends fields whose zero is wrong sets them here. */

@@ -97,8 +97,7 @@ static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *row
     return true;
 }
 
-/* ---- the rest ----------------------------------------------------------------------------------
- * */
+/* ---- the rest ----------------------------------------------------------------------------- */
 
 static void watermarks_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {

@@ -377,8 +377,7 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
     return true;
 }
 
-/* ---- arming ------------------------------------------------------------------------------------
- * */
+/* ---- arming ------------------------------------------------------------------------------- */
 
 #define BORN 0x80000000u          /* marks a row of a->rows[] that this call has made */
 #define FEW 8                     /* rows that are compared with each other; more in a hash set */
@@ -824,8 +823,7 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
     }
 }
 
-/* ---- the WAL ----------------------------------------------------------------------------------
- * */
+/* ---- the WAL ------------------------------------------------------------------------------ */
 
 /* Bounded, because a reader may follow records that are given to others meanwhile. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,

@@ -384,8 +384,7 @@ static bool redo_sent(const struct redo *r)
     return true;
 }
 
-/* ---- operations --------------------------------------------------------------------------------
- * */
+/* ---- operations --------------------------------------------------------------------------- */
 
 static bool redo_watch(const struct redo *r)
 {
@@ -501,8 +500,7 @@ static bool redo_nothing(const struct redo *r)
     return true;
 }
 
-/* ---- names -------------------------------------------------------------------------------------
- * */
+/* ---- names -------------------------------------------------------------------------------- */
 
 static bool redo_namespace(const struct redo *r)
 {
@@ -610,8 +608,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     return 1;
 }
 
-/* ---- frames in order ---------------------------------------------------------------------------
- * */
+/* ---- frames in order ---------------------------------------------------------------------- */
 
 enum { IN_SNAPSHOT = 1, IN_WAL = 2 };
 static const struct rule {

@@ -161,8 +161,7 @@ static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return frame_end(s);
 }
 
-/* ---- slots ------------------------------------------------------------------------------------
- * */
+/* ---- slots -------------------------------------------------------------------------------- */
 
 static const struct pg_timestamps *timestamps_at(const struct pg_arena *a, uint64_t slot)
 {

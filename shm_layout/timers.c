@@ -457,8 +457,7 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
     return true;
 }
 
-/* ---- expire -----------------------------------------------------------------------------------
- * */
+/* ---- expire ------------------------------------------------------------------------------- */
 
 /* True when a wall timer is really due by the wall clock; else it is placed again. */
 static bool wall_reached(struct pg_arena *a, uint32_t slot)

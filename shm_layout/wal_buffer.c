@@ -440,8 +440,7 @@ uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, 
     return to.used;
 }
 
-/* ---- the frame in doubt ------------------------------------------------------------------------
- * */
+/* ---- the frame in doubt ------------------------------------------------------------------- */
 
 /* Whether the effect that a frame describes is there. One function per type; each first looks
  * whether what the frame names can be there at all. */
@@ -595,8 +594,7 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_METRICS] = always_visible,
 };
 
-/* ---- init, recovery, check ---------------------------------------------------------------------
- * */
+/* ---- init, recovery, check ---------------------------------------------------------------- */
 
 void wal_buffer_init(struct pg_arena *a)
 {

@@ -290,7 +290,7 @@ class Welcome(NamedTuple):
     """NUMA node of the daemon's threads + 1; 0 = any."""
     reaper_cpu: int
     """CPU of its loop + 1; 0 = any."""
-    origin: int
+    first_id: int
     """The id that the session had at first."""
     wal: int
     """1: the daemon keeps a WAL."""

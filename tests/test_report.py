@@ -169,7 +169,7 @@ def test_figures_of_a_wal(spark: SparkSession, lake: Lake) -> None:
     assert found.lateness is not None
     assert (found.lateness.n, found.lateness.at(1.0)) == (4, 1 * S)
     assert sum(found.due.values()) == 12
-    assert found.advice == []  # format 1.0 does not tell when what ended was armed
+    assert found.advice == []  # records of the writer do not say when a timer was armed
     assert judged == []
 
 

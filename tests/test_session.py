@@ -21,7 +21,7 @@ REFUSED = 5  # the model daemon refuses every fifth batch, whenever it comes
 
 @dataclass
 class ServerSession:
-    origin: int = 0
+    first_id: int = 0
     last: int = 0
     replies: dict[int, bytes] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class ModelDaemon:
             self.sessions[number] = ServerSession(number)
         welcome = wire.WELCOME.pack(
             number, 7, bytes(16), 0, 1, 0, 0, self.sessions[number].last, 1, 0, 4, 1024, 1 << 23,
-            0, 0, 0, self.sessions[number].origin, 0, 0,
+            0, 0, 0, self.sessions[number].first_id, 0, 0,
         )  # fmt: skip
         return wire.encode_frame(Message.HELLO, number, sequence) + welcome
 

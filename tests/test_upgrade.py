@@ -412,7 +412,7 @@ def test_the_next_minor_takes_over_what_a_killed_daemon_appended(
         remove_arena_files(real.paths)
     real.env = before
     said = refused(real.start)
-    assert "minor version of a segment" in said
+    assert "minor version of a WAL segment" in said
 
 
 def keys_listed(real: Daemon) -> set[str]:

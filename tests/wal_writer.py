@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-SEGMENT_MAGIC, SNAPSHOT_MAGIC = b"PPGJRNL1", b"PPGSNAP1"
+SEGMENT_MAGIC, SNAPSHOT_MAGIC = b"PPGWAL01", b"PPGSNAP1"
 HEAD_BYTES = 4096
 SALT = 0x5EED
 NO_WALL = -(2**63)

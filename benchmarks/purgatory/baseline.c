@@ -77,8 +77,7 @@ static void watch(struct baseline *b, const struct pg_record *record, const uint
     request_drop(b, r);
 }
 
-/* ---- messages ---------------------------------------------------------------------------------
- * */
+/* ---- messages ----------------------------------------------------------------------------- */
 
 static void record_apply(struct baseline *b, const struct pg_record *record, const uint8_t *area)
 {

@@ -60,8 +60,7 @@ static inline bool disk_is_dead(const struct disk *d)
     return d->dead_at != 0 && d->calls >= d->dead_at;
 }
 
-/* ---- the directory ----------------------------------------------------------------------------
- * */
+/* ---- the directory ------------------------------------------------------------------------ */
 
 static inline struct directory *disk_directory(struct disk *d) { return &d->history[d->newest]; }
 
@@ -103,8 +102,7 @@ static inline void disk_remove(struct directory *dir, int row)
     dir->rows[row] = dir->rows[--dir->count];
 }
 
-/* ---- the calls ---------------------------------------------------------------------------------
- * */
+/* ---- the calls ---------------------------------------------------------------------------- */
 
 static inline int disk_new_file(struct disk *d)
 {
@@ -228,8 +226,7 @@ static inline struct pg_storage disk_storage(struct disk *d)
                                disk_rename, disk_fsync_dir, disk_close, disk_clock_ns};
 }
 
-/* ---- what happens to it ------------------------------------------------------------------------
- * */
+/* ---- what happens to it ------------------------------------------------------------------- */
 
 /* Afterwards calls see what was on the medium, and of what was not a random part. */
 static inline void disk_power_cut(struct disk *d)

@@ -356,8 +356,7 @@ static void random_steps(void)
     }
 }
 
-/* ---- rare moments ------------------------------------------------------------------------------
- * */
+/* ---- rare moments ------------------------------------------------------------------------- */
 
 /* The wall clock has gone slower, by less than a step: what is due by the other clock waits, and
  * its notice says for how long. */
@@ -498,8 +497,7 @@ static void messages(void)
     free(reply);
 }
 
-/* ---- hostile memory -----------------------------------------------------------------------------
- * */
+/* ---- hostile memory ----------------------------------------------------------------------- */
 
 /* Whatever the authoritative state holds: rebuild makes a whole arena of it or refuses, and stays
  * inside. */

@@ -67,8 +67,7 @@ static bool seen_add(struct seen *s, uint64_t hash)
     return true;
 }
 
-/* ---- a trial ----------------------------------------------------------------------------------
- * */
+/* ---- a trial ------------------------------------------------------------------------------ */
 
 #define DOUBLES_MAX 8
 #define WORDS_MAX 64              /* control words and commits of such a world */
@@ -121,8 +120,7 @@ static void violated(struct trial *t, const char *detail, const struct pg_fault 
         exit(1);
 }
 
-/* ---- authoritative state -----------------------------------------------------------------------
- * */
+/* ---- authoritative state ------------------------------------------------------------------ */
 
 static void authoritative_save(const struct authoritative *t, uint8_t *to)
 {
@@ -179,8 +177,7 @@ static uint64_t authoritative_hash(const struct world *w, const struct authorita
     return hash;
 }
 
-/* ---- what has to hold ---------------------------------------------------------------------------
- * */
+/* ---- what has to hold --------------------------------------------------------------------- */
 
 static bool whole(struct trial *t, const char *when)
 {
@@ -341,8 +338,7 @@ static void recovery_check(struct trial *t)
     ledger_check(t, &t->drained, "not the same at the end");
 }
 
-/* ---- readers ------------------------------------------------------------------------------------
- * */
+/* ---- readers ------------------------------------------------------------------------------ */
 
 static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
 {
