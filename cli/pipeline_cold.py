@@ -174,8 +174,8 @@ def cancel_command(
 ) -> None:  # fmt: skip
     """Cancel timers by their keys, in the tier and in the daemon.
 
-    Once it is done, none of them fires that did not fire before. What the daemon answered is
-    notified; the tier itself does not say which of them it had.
+    Once it is done, none of them fires that did not fire before. The command prints the
+    daemon's answers; the tier itself does not say which of them it had.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import cancel

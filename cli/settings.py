@@ -94,7 +94,7 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("allow-gid", "allow_gids", click.INT,
      "Group whose members may connect, likewise. May be repeated."),
     ("log-level", "log_level", click.Choice(["error", "warning", "info"]),
-     "What is reported on stderr, or to journald: this, and what is graver."),
+     "Minimum log level of messages on stderr or to journald."),
     ("shards", "shards", click.INT,
      "Divide the namespaces among so many daemons, each with an arena and a loop of its own; 0 = "
      "one daemon for all."),

@@ -129,7 +129,7 @@ class Config:
     durable_namespaces: tuple[str, ...] = ()
     """Namespaces whose every change is answered once it is on disk."""
     log_level: Literal["error", "warning", "info"] = "warning"
-    """What is reported: this, and what is graver."""
+    """Minimum log level of messages."""
     placement: Literal["auto", "none"] = "auto"
     """Who chooses CPUs and memory: the daemon, or the kernel."""
     cpus: str = ""

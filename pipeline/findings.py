@@ -75,7 +75,7 @@ def slow(
     """All findings in TOPICS and WORKERS, per hour; of groups with `least` values or more."""
     hour = F.date_trunc("hour", "window_start").alias("hour")
     nodes = gold.merge(topics, TOPICS, ["clock", "node", hour])
-    named = workers.where("worker IS NOT NULL")  # an import has no worker
+    named = workers.where("worker IS NOT NULL")
     people = gold.merge(named, WORKERS, ["clock", "node", "worker", hour])
     return [
         *_findings("node", nodes, limit_ns, least),

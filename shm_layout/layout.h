@@ -1169,8 +1169,8 @@ struct pg_frame {
     uint32_t flags;               /* enum pg_frame_flag */
     int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: go there first */
     uint64_t detail[2];           /* replies with an error: its figures; BATCH: [0] = when it was
-                                     packed, CLOCK_BOOTTIME of the daemon's host in ns, 0 = not sent
-                                     */
+                                     packed, CLOCK_BOOTTIME of the daemon's host in ns; 0 =
+                                     unknown */
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */

@@ -50,7 +50,7 @@ LONGEST_PER_MEDIAN = 20.0
 SIGMA = 1.0
 CANCELLED = 0.9
 BLOB_BYTES = 16 + 48
-FEW = 65_536  # so many have space in the replay buffer all at once
+FEW = 65_536  # so many fit into the replay buffer at once
 CANCELS_EVERY_S = 0.005  # once all timers are armed: cancels that are due by then go together
 
 Numbers = npt.NDArray[np.int64]
@@ -155,8 +155,7 @@ def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load
     return load
 
 
-# ---- space
-# ----------------------------------------------------------------------------------------
+# ---- space ---------------------------------------------------------------------------------------
 
 
 def fitting(asked: int, free_bytes: int) -> int:

@@ -5,7 +5,8 @@ the leader how far they are. The lowest of these offsets is the partition's high
 what lies below it survives the leader. A producer that asks for acks=all is answered when the
 high watermarks have passed its records, in all the partitions that it wrote to.
 
-In the purgatory a partition is a watch key, and its high watermark is that key's watermark:
+In the purgatory a partition is a watch key. The key's watermark is the high watermark of the
+partition:
 
     watch(request, AllOf({"orders-0": 1, "orders-1": 1}), timeout)    the producer's request
     advance("orders-0", high_watermark)                               whenever it may have risen

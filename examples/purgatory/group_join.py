@@ -39,8 +39,8 @@ HASTY_S = 0.2
 
 
 def take_part(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: joins the generations that it is asked to, and answers what it
-    received then."""
+    """A member's process: joins the generations that it is asked to join, and sends back how
+    each ended."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         while (generation := orders.recv()) is not None:
             if generation == 1:
@@ -80,7 +80,7 @@ def join(orders: dict[str, Connection], generation: int, *joining: str) -> None:
 
 
 def hear(orders: dict[str, Connection], *waiting: str) -> None:
-    """Prints what the members received that wait for a part."""
+    """Prints what the members that wait for a part received."""
     for member in waiting:
         print(f"{member} hears: {orders[member].recv()}")
 

@@ -1,13 +1,13 @@
 """Heartbeats: sessions that live as long as they are extended, and are declared dead once.
 
-Three members, each a process, have a session of SESSION_S seconds, and extend it with a heartbeat
+Three members, each a process, have a session of SESSION_S seconds, and extend it with heartbeats
 several times in that time. One of them is killed, one stalls, as in a long pause of a garbage
 collector, and one lives on. A watcher hears who died.
 
 A session needs no condition, so it is a plain timer, and who watches is a plain subscriber:
 
-    add(member, SESSION_S, topic="sessions", mode="extend")    a heartbeat: only ever to a later
-    time Subscriber(topics=["sessions"])                            each notice is a death
+    add(member, SESSION_S, topic="sessions", mode="extend")    a heartbeat: never shortens it
+    Subscriber(topics=["sessions"])                            each notice is a death
 
 Each timer fires once, under a ticket that is never used again, so each session dies once. The
 answer to a heartbeat says whether the session was alive: EXTENDED, or KEPT if it ended later
@@ -42,7 +42,7 @@ def heartbeat(client: Client, member: str) -> bool:
 
 
 def live(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: heartbeats, until it is asked to stall or to leave."""
+    """A member's process: sends heartbeats until it is asked to stall or to leave."""
     with Client(daemon, namespace=NAMESPACE) as client:
         heartbeat(client, member)
         orders.send("in")
