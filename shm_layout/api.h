@@ -244,8 +244,8 @@ uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void 
 uint64_t pg_overdue(const struct pg_arena *a);
 /* Slots that are not free, counted one by one. */
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations);
-/* When the operation in a slot ended, on the arena's clock; INT64_MIN = none that ended is in it.
- * */
+/* When the operation in a slot ended, on the arena's clock; INT64_MIN = none that ended is in
+ * it. */
 int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot);
 /* Notices first..last of a topic as one body, oldest first, as many as fit. `positions`
  * has space for last - first + 1. *lost = highest sequence of the range that is gone

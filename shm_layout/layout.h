@@ -430,8 +430,8 @@ struct pg_index_bucket {
 #define PG_WATERMARK_MAX 9223372036854775807u
 
 /* Authoritative but for root, first, latest and place. A watch key: its monotone watermark and its
- * watchers, which stand in a treap ordered by the watermark that each of them waits for. 56 bytes.
- * */
+ * watchers, which stand in a treap ordered by the watermark that each of them waits for. 56
+ * bytes. */
 struct pg_watched {
     uint64_t watermark;           /* stored (release) before any watcher is visited */
     uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32;

@@ -268,8 +268,8 @@ static inline unsigned wal_buffer_refusal(const struct pg_arena *a)
 static inline bool wal_buffer_full(const struct pg_arena *a) { return has_wal(a) && wal_buffer_over(a, 94); }
 /* The same with the answer, for what arms. False: it is refused. */
 bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r);
-/* Of a full WAL buffer: false = wait; true = there will be no space again, and this is the answer.
- * */
+/* Of a full WAL buffer: false = wait; true = there will be no space again, and this is the
+ * answer. */
 bool wal_buffer_gives_up(const struct pg_arena *a, struct pg_result *r);
 
 /* ---- slots that a rebuild finds ------------------------------------------------------------ */

@@ -383,8 +383,8 @@ static void a_wall_timer_waits_for_the_wall_clock(void)
     world_close(&w);
 }
 
-/* Withdrawn is only what was handed over: another notice without its commit is lost, and reported.
- * */
+/* Withdrawn is only what was handed over: another notice without its commit is lost, and
+ * reported. */
 static void a_notice_that_was_not_sent_is_not_withdrawn(void)
 {
     struct world w;

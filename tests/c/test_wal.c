@@ -828,8 +828,8 @@ static void test_an_end_tells_who_asked(void)
     world_close(&w);
 }
 
-/* Each moment is that at which it happened, and what is replaced is identified by ticket and slot.
- * */
+/* Each moment is that at which it happened, and what is replaced is identified by ticket and
+ * slot. */
 static void test_frames_tell_when_and_of_what(void)
 {
     struct world w = {.rng = {6}, .wal = malloc(FRAMES)};

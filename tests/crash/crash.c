@@ -208,8 +208,8 @@ static uint64_t answer_ticket(uint64_t ticket, uint64_t fresh)
     return ticket >> 8 < fresh ? ticket : ctl_of(PG_TICKET_MAX, ticket & 0xff);
 }
 
-/* What CANCEL_FOR_KEY ended, per record, in any order: watchers for the same watermark have none.
- * */
+/* What CANCEL_FOR_KEY ended, per record, in any order: watchers for the same watermark have
+ * none. */
 static uint64_t ended_keys(const struct reply *r, uint64_t at)
 {
     uint64_t sum = 0;

@@ -628,8 +628,8 @@ static void watermark_make(struct world *w, struct call *call, unsigned op)
     batch_make(w, call, &d);
 }
 
-/* Of a key that is to be forgotten with its last watcher, who is there if there is space for him.
- * */
+/* Of a key that is to be forgotten with its last watcher, who is there if there is space for
+ * him. */
 static void forgotten_make(struct world *w, struct call *call, unsigned op)
 {
     struct draft watched = {.count = 0}, d = {.count = 0};

@@ -83,8 +83,8 @@ static void machine_start(void)
     disk_mount();
 }
 
-/* ---- what is on disk ----------------------------------------------------------------------------
- * */
+/* ---- what is on disk
+ * ---------------------------------------------------------------------------- */
 
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
@@ -165,8 +165,8 @@ static uint64_t unsynced_read(void)
     return lsn;
 }
 
-/* ---- appending ----------------------------------------------------------------------------------
- * */
+/* ---- appending
+ * ---------------------------------------------------------------------------------- */
 
 static struct pg_arena *arena_make(uint64_t next_lsn)
 {
