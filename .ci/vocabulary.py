@@ -33,6 +33,11 @@ class Entry:
         self._in: list[str] = fields.get("in", ["*"])
         self._not_in: list[str] = fields.get("not_in", [])
 
+    @property
+    def patterns(self) -> list[str]:
+        """All paths that it names."""
+        return [*self._in, *self._not_in]
+
     def concerns(self, path: str) -> bool:
         """True if lines of this file are looked at."""
         wanted = any(fnmatch(path, pattern) for pattern in self._in)

@@ -77,3 +77,17 @@ def test_the_table_of_names_tells_today_s_names() -> None:
         plain = [(old, new) for old, new in found if re.fullmatch(r"[\w-]+", old + new)]
         assert len(plain) > 5, section
         assert [old for old, _ in plain if old in names] == []
+
+
+def test_new_names_of_the_table_are_in_the_code() -> None:
+    text = "\n".join(text for path, text in vocabulary.texts())
+    known = set(re.findall(r"[\w-]+", text)) | set(re.findall(r"\w+", text))
+    cells = re.findall(r"^\| `[^`]+` \| `([\w.-]+)` \|", TABLE.read_text(), re.MULTILINE)
+    assert len(cells) > 150
+    assert [cell for cell in cells if not {cell, cell.rpartition(".")[2]} & known] == []
+
+
+def test_each_path_of_the_list_is_there() -> None:
+    paths = [path for path, _ in vocabulary.texts()]
+    named = {pattern for word in vocabulary.entries() for pattern in word.patterns}
+    assert [p for p in named if not any(vocabulary.fnmatch(path, p) for path in paths)] == []
