@@ -36,7 +36,7 @@ struct pg_config {                /* what an arena is created with */
     uint32_t bulk_load_blocks;    /* of PG_BULK_LOAD_BLOCK_ROWS of their rows each */
     uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
-    uint64_t wal_buffer_bytes;         /* of the WAL's ring, a power of two; 0 = no WAL */
+    uint64_t wal_buffer_bytes;    /* of the WAL's ring, a power of two; 0 = no WAL */
     uint32_t page_size;
     uint32_t clock_kind;
     uint32_t shard;
@@ -84,8 +84,8 @@ uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
 struct pg_route {                 /* of a namespace: which shards take it */
     const uint32_t *shards;       /* one for each partition of its keys */
     uint32_t partitions;          /* 0: none takes it */
-    uint32_t fresh_topics;                /* 1: it comes from several arenas or goes to several, so
-                                             its
+    uint32_t fresh_topics;        /* 1: it comes from several arenas or goes to several, so
+                                     its
                                      topics begin again, and what was sent already stays behind */
 };
 struct pg_source {                /* an arena, attached with its private arena file and rebuilt */
@@ -100,21 +100,22 @@ struct pg_source {                /* an arena, attached with its private arena f
  * its nonce and its replies, and gets another id. Counters begin at 0. Refuses what has no space,
  * with both values. */
 int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
-              struct pg_fault *why);
+             struct pg_fault *why);
 
 struct pg_namespace_stats {       /* what a namespace has in one arena */
     uint64_t timers, parked, operations, outcomes, watermarks;
     uint64_t notices;             /* not sent yet */
     uint64_t bulk_loads;
     uint64_t topics;
-    uint64_t digest;              /* of timers to notices: adds up over the arenas of a deployment
-                                     */
+    uint64_t digest;              /* of timers to notices: adds up over the arenas of a
+                                     deployment */
     uint64_t settings;            /* digest */
     uint64_t streams;             /* digest of topics and bulk loads */
 };
 /* By row of the namespaces, of an arena that nobody changes meanwhile. Refuses an outcome whose
  * namespace nobody can tell. */
-int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows, struct pg_fault *why);
+int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows,
+                       struct pg_fault *why);
 
 /* ---- time (timers.c) --------------------------------------------------------------- */
 
@@ -156,14 +157,13 @@ void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t
 int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
                      struct pg_namespace_set *now, uint64_t detail[2]);
 
-/* ---- bulk loads (bulk_loads.c, messages.c)
- * -------------------------------------------------------- */
+/* ---- bulk loads (bulk_loads.c, messages.c) ------------------------------------------------- */
 
 /* The body of a BULK_LOAD message from an administrator, who may ask for STATUS and FORGET of any
  * bulk load. Returns enum pg_error with its figures in `detail`, else writes struct
  * pg_bulk_load_info and its parts to `out`, of PG_MESSAGE_MAX bytes. */
 int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out,
-                  uint64_t *out_bytes, uint64_t detail[2]);
+                       uint64_t *out_bytes, uint64_t detail[2]);
 /* Forgets bulk loads that were last used more than ttl_ns ago, one at most. */
 void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns);
 
@@ -212,7 +212,7 @@ void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
                   int64_t handed_boot_ns);
 /* Tail heartbeats of topics that changed since `since_boot_ns`, from row *cursor on. */
 uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, void *out,
-                  uint64_t out_bytes, struct pg_part *parts, uint32_t parts_max);
+                            uint64_t out_bytes, struct pg_part *parts, uint32_t parts_max);
 
 /* ---- inboxes (inbox.c) ----------------------------------------------------------------- */
 
@@ -269,7 +269,7 @@ void pg_confine(struct pg_arena *a);
 int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
-             uint64_t sent);
+                  uint64_t sent);
 /* The daemon got further, though its loop does not iterate: in its start, or in its end. */
 void pg_progress(struct pg_arena *a, int64_t real_boot_ns);
 
@@ -303,7 +303,7 @@ uint64_t pg_durable_lsn(const struct pg_arena *a);
  * *lsn = number of the last one (unchanged when there is none). out_bytes is PG_WAL_FRAME_MAX
  * at least. Safe while the daemon runs, from its group-commit thread. */
 uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
-                       uint64_t *upto, uint64_t *lsn);
+                            uint64_t *upto, uint64_t *lsn);
 
 /* ---- snapshots (snapshot.c): from a reader of a live arena ------------------------------ */
 
@@ -340,7 +340,7 @@ enum pg_walk_state {
 
 /* Reads segments in order, each whole in memory and aligned to 8 bytes; zeros at the start. */
 struct pg_walk {
-    struct pg_wal_segment header;     /* of the segment that is being read */
+    struct pg_wal_segment header; /* of the segment that is being read */
     const uint8_t *bytes;
     uint64_t size;
     uint64_t at;                  /* byte behind the last whole group */
@@ -374,7 +374,7 @@ void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t grou
  * (else NULL). NULL: it has none, as in exports of arenas without a WAL. The frame is one that a
  * walk gave. */
 const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *frame,
-                                    const struct pg_timestamps **replaced);
+                                                const struct pg_timestamps **replaced);
 /* What it tells of who asked for the end of a timer. NULL: it has none. */
 const struct pg_asked *pg_frame_asked(const struct pg_frame_head *frame);
 
@@ -469,8 +469,7 @@ int pg_redo_file(struct pg_arena *a, struct pg_redo *r, struct pg_walk *walk,
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t real_boot_ns,
                 int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why);
 
-/* ---- group commit (group_commit.c): from the WAL buffer to disk
- * ---------------------------------- */
+/* ---- group commit (group_commit.c): from the WAL buffer to disk ---------------------------- */
 
 /* The system calls of the group-commit thread; each returns what the call of that name does, and
  * sets errno. For tests, which give their own. */
@@ -494,8 +493,8 @@ uint64_t pg_group_commit_bytes(void);
  * PG_WAL_SEGMENT_MIN at least. storage NULL: the system's. After a refusal nothing is open; a call
  * that failed is named in `why`, `where` is the LSN and `found` its errno. */
 int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
-                      uint64_t wal_segment_bytes, const struct pg_walk *end,
-                      const struct pg_storage *storage, struct pg_fault *why);
+                         uint64_t wal_segment_bytes, const struct pg_walk *end,
+                         const struct pg_storage *storage, struct pg_fault *why);
 /* Commits one group of what was appended; 0 = nothing was. The thread does nothing else. */
 int pg_group_commit_iterate(struct pg_group_commit *c);
 int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why);    /* the thread */

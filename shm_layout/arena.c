@@ -68,8 +68,10 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"blocks of rows of bulk loads", c->bulk_load_blocks, 0, PG_CAPACITY_MAX},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
-        {"bits of the replay buffer entries", (uint64_t)__builtin_popcount(c->replay_capacity), 1, 1},
-        {"WAL buffer bytes", c->wal_buffer_bytes, c->wal_buffer_bytes == 0 ? 0 : PG_WAL_BUFFER_MIN, PG_WAL_BUFFER_MAX},
+        {"bits of the replay buffer entries", (uint64_t)__builtin_popcount(c->replay_capacity), 1,
+         1},
+        {"WAL buffer bytes", c->wal_buffer_bytes, c->wal_buffer_bytes == 0 ? 0 : PG_WAL_BUFFER_MIN,
+         PG_WAL_BUFFER_MAX},
         {"bits of the WAL buffer bytes", (uint64_t)__builtin_popcountll(c->wal_buffer_bytes), 0, 1},
         {"shards", c->shards, 0, PG_SHARDS_MAX},
         {"shard", c->shard, 0, c->shards == 0 ? 0 : c->shards - 1},
@@ -131,11 +133,13 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     if (c->bulk_load_blocks != 0) {
         plan_add(p, PG_R_BULK_LOAD_BLOCKS, sizeof(struct pg_bulk_load_block), c->bulk_load_blocks);
         plan_add(p, PG_R_BULK_LOAD_BITS, PG_BULK_LOAD_BLOCK_ROWS / 8, c->bulk_load_blocks);
-        plan_add(p, PG_R_BULK_LOAD_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->bulk_load_blocks));
+        plan_add(p, PG_R_BULK_LOAD_INDEX, sizeof(struct pg_index_bucket),
+                 index_buckets(c->bulk_load_blocks));
     }
     if (c->wal_buffer_bytes != 0) {
         plan_add(p, PG_R_TIMESTAMPS, sizeof(struct pg_timestamps), slots);
-        plan_add(p, PG_R_WAL_BUFFER, PG_WAL_BUFFER_HEAD, 1 + c->wal_buffer_bytes / PG_WAL_BUFFER_HEAD);
+        plan_add(p, PG_R_WAL_BUFFER, PG_WAL_BUFFER_HEAD,
+                 1 + c->wal_buffer_bytes / PG_WAL_BUFFER_HEAD);
     }
     p->length = round_up(p->length, PG_REGION_ALIGN);
 }
@@ -223,11 +227,11 @@ static void handle_open_derived(struct pg_arena *a)
                                   index_id_bits((uint64_t)a->slots.capacity +
                                                 a->header->replay_capacity)};
     a->watermark_index = (struct key_index){region(a, PG_R_WATERMARK_INDEX),
-                                        region_count(a, PG_R_WATERMARK_INDEX),
-                                        index_id_bits(a->watermark_rows)};
+                                            region_count(a, PG_R_WATERMARK_INDEX),
+                                            index_id_bits(a->watermark_rows)};
     a->bulk_load_index = (struct key_index){region(a, PG_R_BULK_LOAD_INDEX),
-                                       region_count(a, PG_R_BULK_LOAD_INDEX),
-                                       index_id_bits(a->bulk_load_block_rows)};
+                                            region_count(a, PG_R_BULK_LOAD_INDEX),
+                                            index_id_bits(a->bulk_load_block_rows)};
     a->blobs = (struct blob_pool){region(a, PG_R_BLOB_HEAP), region(a, PG_R_BLOB_MAP),
                                   region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS)};
 }
@@ -356,7 +360,8 @@ static struct pg_config config_of(const struct pg_header *h)
                               .watermarks = h->regions[PG_R_WATERMARKS].count,
                               .accounts = h->regions[PG_R_ACCOUNTS].count,
                               .bulk_loads = h->regions[PG_R_BULK_LOADS].count,
-                              .bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count, .inbox_max = 1,
+                              .bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count,
+                              .inbox_max = 1,
                               .wal_buffer_bytes = wal_buffer_bytes_of(h), .shard = h->shard,
                               .shards = h->shards};
 }
@@ -552,7 +557,7 @@ int pg_check_live(const struct pg_arena *a, struct pg_fault *fault)
     const uint64_t head = LOAD_ACQUIRE(&a->header->replay_head);
     const uint64_t tail = LOAD_ACQUIRE(&a->header->replay_tail);
     const uint64_t retained = tail - head < a->header->replay_capacity ? tail - head
-                                                                   : a->header->replay_capacity;
+                                                                       : a->header->replay_capacity;
     for (uint64_t p = tail - retained; p != tail; p++)
         if (!live_entry_sound(a, p, fault))
             return 0;
@@ -599,7 +604,7 @@ void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16])
 }
 
 void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
-             uint64_t sent)
+                  uint64_t sent)
 {
     a->header->loop_iterations = iterations;
     a->metrics->wakeups = wakeups;

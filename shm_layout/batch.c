@@ -7,11 +7,10 @@
 /* Records whose memory is fetched together, before the first of them is applied. */
 struct group {
     uint32_t first, end;          /* numbers of the records */
-    uint32_t keys[PG_PREFETCH_MAX + 1];  /* of each: its first hash in key_hashes[]; last: the end
-                                            */
+    uint32_t keys[PG_PREFETCH_MAX + 1];  /* of each: its first hash in key_hashes[]; last: end */
     uint32_t arms;                /* records that may take a slot */
     uint32_t watermark_count;
-    uint32_t watermarks[PG_PREFETCH_MAX];    /* places in the group, of records on watch keys */
+    uint32_t watermarks[PG_PREFETCH_MAX]; /* places in the group, of records on watch keys */
     uint64_t reach[PG_PREFETCH_MAX];     /* of each: up to which watermark it visits watchers */
     uint32_t rows[PG_PREFETCH_MAX];      /* by place: the row that the watch key may have */
     uint64_t scope;               /* of the key that was hashed last, and what it began with */
@@ -20,7 +19,10 @@ struct group {
 
 #define NO_SCOPE UINT64_MAX
 
-static bool of_watermark(unsigned op) { return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY; }
+static bool of_watermark(unsigned op)
+{
+    return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY;
+}
 
 static uint64_t reach_of(const wire_record *r)
 {
@@ -98,7 +100,8 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
         at += record_bytes(r);
     }
     g->end = n;
-    prefetch_watermarks(a, &a->hashes[g->first], g->watermarks, g->reach, g->watermark_count, g->rows);
+    prefetch_watermarks(a, &a->hashes[g->first], g->watermarks, g->reach, g->watermark_count,
+                        g->rows);
 }
 
 /* ---- applying one record ------------------------------------------------------------------ */
@@ -177,7 +180,8 @@ static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_
     uint64_t value = s->record->value;
     if (row == PG_NIL)
         return false;
-    if (s->record->op == PG_OP_BUMP && __builtin_add_overflow(value, a->watermarks[row].watermark, &value))
+    if (s->record->op == PG_OP_BUMP &&
+        __builtin_add_overflow(value, a->watermarks[row].watermark, &value))
         value = UINT64_MAX;
     if (s->record->op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
         answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
@@ -511,7 +515,8 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
 }
 
 /* Of a batch that goes on after a kill another copy was received, later than it was begun. */
-static void timestamps_learn(struct pg_arena *a, const struct request *q, const struct pg_session *s)
+static void timestamps_learn(struct pg_arena *a, const struct request *q,
+                             const struct pg_session *s)
 {
     const bool before = s->begun_boot_ns < q->received_boot_ns;
     a->sequence = q->frame.sequence;

@@ -48,7 +48,8 @@ static uint32_t block_hash(const struct pg_arena *a, uint32_t bulk_load, uint64_
 
 static bool block_is(const struct pg_arena *a, uint32_t block, uint32_t bulk_load, uint64_t number)
 {
-    return a->bulk_load_blocks[block].bulk_load == bulk_load + 1 && a->bulk_load_blocks[block].number == number;
+    return a->bulk_load_blocks[block].bulk_load == bulk_load + 1 &&
+           a->bulk_load_blocks[block].number == number;
 }
 
 /* PG_NIL: no row of it was done. */
@@ -160,7 +161,8 @@ uint32_t bulk_load_row_for_new(const struct pg_arena *a)
     return PG_NIL;
 }
 
-static uint32_t bulk_load_born(struct pg_arena *a, const struct pg_bulk_load *fields, unsigned *status)
+static uint32_t bulk_load_born(struct pg_arena *a, const struct pg_bulk_load *fields,
+                               unsigned *status)
 {
     const uint32_t bulk_load = bulk_load_row_for_new(a);
     *status = wal_buffer_refusal(a);
@@ -186,7 +188,8 @@ void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bul
 }
 
 /* Both only rise; each has a frame of its own, so that each is there or not. */
-static void bulk_load_raise(struct pg_arena *a, struct pg_bulk_load *l, uint64_t fencing_token, uint32_t state)
+static void bulk_load_raise(struct pg_arena *a, struct pg_bulk_load *l, uint64_t fencing_token,
+                            uint32_t state)
 {
     struct pg_bulk_load after = *l;
     if (fencing_token > l->fencing_token) {
@@ -225,7 +228,7 @@ uint32_t bulk_load_claim(struct pg_arena *a, const struct pg_bulk_load *wanted, 
 }
 
 static uint32_t bulk_load_seek(const struct pg_arena *a, const struct pg_bulk_load *wanted,
-                          unsigned *status)
+                               unsigned *status)
 {
     const uint32_t bulk_load = bulk_load_find(a, wanted->id);
     const bool denied = bulk_load != PG_NIL && a->bulk_loads[bulk_load].uid != wanted->uid;
@@ -267,13 +270,14 @@ void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_n
 /* ---- the rows of a batch -------------------------------------------------------------------- */
 
 void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
-                uint32_t namespace_row)
+                     uint32_t namespace_row)
 {
-    struct pg_bulk_load wanted = {.fencing_token = rows->fencing_token, .uid = s->uid, .state = PG_BULK_LOAD_OPEN,
-                             .namespace_row = namespace_row};
+    struct pg_bulk_load wanted = {.fencing_token = rows->fencing_token, .uid = s->uid,
+                                  .state = PG_BULK_LOAD_OPEN,
+                                  .namespace_row = namespace_row};
     memcpy(wanted.id, rows->bulk_load, sizeof wanted.id);
     a->bulk_load = namespace_row != PG_NIL ? bulk_load_claim(a, &wanted, &a->bulk_load_status)
-                                      : bulk_load_seek(a, &wanted, &a->bulk_load_status);
+                                           : bulk_load_seek(a, &wanted, &a->bulk_load_status);
     s->bulk_load_first = rows->first_row;
     STORE_RELEASE(&s->bulk_load, a->bulk_load == PG_NIL ? 0ull : a->bulk_load + 1ull);
 }
@@ -288,7 +292,8 @@ static unsigned row_status(struct pg_arena *a, const struct key *key, uint64_t r
         return PG_ST_BULK_LOADED;
     if (l->state == PG_BULK_LOAD_CLOSED)
         return PG_ST_CLOSED;
-    return block == PG_NIL && a->free_bulk_load_block == PG_NIL ? PG_ST_FULL_BULK_LOADS : PG_ST_NONE;
+    return block == PG_NIL && a->free_bulk_load_block == PG_NIL ? PG_ST_FULL_BULK_LOADS
+                                                                : PG_ST_NONE;
 }
 
 static void row_refuse(struct pg_arena *a, const struct key *key, unsigned status,
@@ -303,7 +308,8 @@ static void row_refuse(struct pg_arena *a, const struct key *key, unsigned statu
 
 bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
 {
-    const unsigned status = a->bulk_load_status != PG_ST_NONE ? a->bulk_load_status : row_status(a, key, row);
+    const unsigned status = a->bulk_load_status != PG_ST_NONE ? a->bulk_load_status
+                                                              : row_status(a, key, row);
     a->bulk_load_row = row;
     a->in_bulk_load = status == PG_ST_NONE;
     if (!a->in_bulk_load)
@@ -356,7 +362,8 @@ bool bulk_load_has_row(const struct pg_arena *a, const struct pg_session *s)
     const uint64_t row = s->bulk_load_first + s->applied;
     if (!under_way(a, s))
         return false;
-    return row_is_done(a, block_find(a, (uint32_t)s->bulk_load - 1, row / PG_BULK_LOAD_BLOCK_ROWS), row);
+    return row_is_done(a, block_find(a, (uint32_t)s->bulk_load - 1, row / PG_BULK_LOAD_BLOCK_ROWS),
+                       row);
 }
 
 void bulk_load_recover(struct pg_arena *a, const struct pg_session *s)
@@ -365,12 +372,11 @@ void bulk_load_recover(struct pg_arena *a, const struct pg_session *s)
         bulk_load_mark(a, (uint32_t)s->bulk_load - 1, s->bulk_load_first + s->applied);
 }
 
-/* ---- what is done
- * -------------------------------------------------------------------------------- */
+/* ---- what is done -------------------------------------------------------------------------- */
 
 /* The lowest block numbers from `from` on, in order. */
 uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t from,
-                   uint32_t picked[BULK_LOAD_PARTS], uint64_t *next)
+                        uint32_t picked[BULK_LOAD_PARTS], uint64_t *next)
 {
     uint32_t count = 0;
     *next = UINT64_MAX;
@@ -397,8 +403,9 @@ uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t f
 struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_load)
 {
     const struct pg_bulk_load *l = &a->bulk_loads[bulk_load];
-    struct pg_bulk_load_info info = {.fencing_token = l->fencing_token, .rows = l->rows, .upto = l->upto,
-                                .next = UINT64_MAX, .uid = l->uid, .state = l->state};
+    struct pg_bulk_load_info info = {.fencing_token = l->fencing_token, .rows = l->rows,
+                                     .upto = l->upto,
+                                     .next = UINT64_MAX, .uid = l->uid, .state = l->state};
     memcpy(info.bulk_load, l->id, sizeof info.bulk_load);
     return info;
 }
@@ -410,8 +417,7 @@ struct pg_bulk_load_part bulk_load_part(const struct pg_arena *a, uint32_t block
     return part;
 }
 
-/* ---- init, rebuild, check
- * ------------------------------------------------------------------------- */
+/* ---- init, rebuild, check ------------------------------------------------------------------ */
 
 void bulk_loads_init(struct pg_arena *a)
 {
@@ -426,17 +432,19 @@ static bool bulk_load_sound(const struct pg_arena *a, uint32_t bulk_load, struct
 {
     const struct pg_bulk_load *l = &a->bulk_loads[bulk_load];
     if (l->state > PG_BULK_LOAD_CLOSED)
-        return fault_set(why, "bulk loads", "state of a bulk load", bulk_load, PG_BULK_LOAD_CLOSED, l->state);
+        return fault_set(why, "bulk loads", "state of a bulk load", bulk_load, PG_BULK_LOAD_CLOSED,
+                         l->state);
     return l->state == PG_BULK_LOAD_NONE ||
            (l->namespace_row < a->namespace_rows && a->namespaces[l->namespace_row].name_len != 0) ||
-           fault_set(why, "bulk loads", "a namespace that is not there", bulk_load, a->namespace_rows,
-                     l->namespace_row);
+           fault_set(why, "bulk loads", "a namespace that is not there", bulk_load,
+                     a->namespace_rows, l->namespace_row);
 }
 
 static bool block_live(const struct pg_arena *a, uint32_t block)
 {
     const uint32_t bulk_load = a->bulk_load_blocks[block].bulk_load;
-    return bulk_load != 0 && bulk_load <= a->bulk_load_rows && a->bulk_loads[bulk_load - 1].state != PG_BULK_LOAD_NONE;
+    return bulk_load != 0 && bulk_load <= a->bulk_load_rows &&
+           a->bulk_loads[bulk_load - 1].state != PG_BULK_LOAD_NONE;
 }
 
 static void block_link(struct pg_arena *a, uint32_t block)
@@ -482,7 +490,8 @@ static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mix
         if (b->bulk_load == 0)
             continue;
         if (!block_live(a, i))
-            return fault_set(fault, "bulk loads", "a block of no bulk load", i, a->bulk_load_rows, b->bulk_load);
+            return fault_set(fault, "bulk loads", "a block of no bulk load", i, a->bulk_load_rows,
+                             b->bulk_load);
         if (a->secret != NULL && block_find(a, b->bulk_load - 1, b->number) != i)
             return fault_set(fault, "bulk loads", "a block that the index does not lead to", i, i,
                              block_find(a, b->bulk_load - 1, b->number));
@@ -490,19 +499,22 @@ static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mix
         ++*used;
     }
     return *used == a->metrics->bulk_load_blocks ||
-           fault_set(fault, "bulk loads", "count of blocks", 0, *used, a->metrics->bulk_load_blocks);
+           fault_set(fault, "bulk loads", "count of blocks", 0, *used,
+                     a->metrics->bulk_load_blocks);
 }
 
 static bool free_check(const struct pg_arena *a, uint64_t used, struct pg_fault *fault)
 {
     uint64_t free = 0;
-    for (uint32_t i = a->free_bulk_load_block; i != PG_NIL && free <= a->bulk_load_block_rows; free++) {
+    for (uint32_t i = a->free_bulk_load_block;
+         i != PG_NIL && free <= a->bulk_load_block_rows; free++) {
         if (i >= a->bulk_load_block_rows || a->bulk_load_blocks[i].bulk_load != 0)
             return fault_set(fault, "bulk loads", "a free block that is in use", i, 0, i);
         i = (uint32_t)a->bulk_load_blocks[i].number;
     }
     return free + used == a->bulk_load_block_rows ||
-           fault_set(fault, "bulk loads", "blocks in use and free", 0, a->bulk_load_block_rows, free + used);
+           fault_set(fault, "bulk loads", "blocks in use and free", 0, a->bulk_load_block_rows,
+                     free + used);
 }
 
 bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault)
@@ -520,7 +532,8 @@ bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault)
         bulk_loads++;
     }
     if (bulk_loads != a->metrics->bulk_loads)
-        return fault_set(fault, "bulk loads", "count of bulk loads", 0, bulk_loads, a->metrics->bulk_loads);
+        return fault_set(fault, "bulk loads", "count of bulk loads", 0, bulk_loads,
+                         a->metrics->bulk_loads);
     if (!blocks_check(a, &used, &found, fault) ||
         (a->secret != NULL && !free_check(a, used, fault)))
         return false;

@@ -88,7 +88,7 @@ static void put_real_at(const struct row *r, int64_t at_boot_ns)
 
 /* What a record tells of a timer's beginning: its own, or of the one that it replaces. */
 static void put_timestamps(const struct row *r, const struct pg_timestamps *timestamps,
-                     const enum pg_long_column columns[6])
+                           const enum pg_long_column columns[6])
 {
     put_unless(r, columns[0], timestamps->add_lsn, 0);
     put_unless(r, columns[1], timestamps->session, 0);
@@ -116,7 +116,8 @@ static bool put_all_timestamps(const struct row *r)
 }
 
 /* Who asked for an end, and what else is recorded of the timer that ended by it. */
-static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg_int_column bulk_loaded)
+static void put_asked(const struct row *r, enum pg_long_column deadline,
+                      enum pg_int_column bulk_loaded)
 {
     const struct pg_asked *asked = pg_frame_asked(r->frame);
     if (asked == NULL)
@@ -451,8 +452,7 @@ static void last_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, (uint32_t)j->frames);
 }
 
-/* ---- bulk loads
- * ------------------------------------------------------------------------------------- */
+/* ---- bulk loads ---------------------------------------------------------------------------- */
 
 static void bulk_load_row(const struct row *r, const void *body)
 {

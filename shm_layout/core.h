@@ -192,8 +192,8 @@ uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_d
                        void *context, bool *more);
 /* The same; on_soon comes before each group of on_due. */
 uint32_t wheel_advance_prefetch(struct wheel *w, int64_t now_ns, uint32_t budget,
-                             wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
-                             bool *more);
+                                wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
+                                bool *more);
 /* True if every slot for which armed(ctl state) holds is linked exactly once, in a bucket
  * that its deadline allows, and chains, counts, bitmaps and pool agree. `armed_count` is
  * how many slots must be linked. */

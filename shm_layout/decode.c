@@ -44,7 +44,8 @@ bool frame_read(struct request *q, struct refusal *why)
 static bool rows_sound(const struct request *q)
 {
     static const uint8_t none[sizeof q->rows.bulk_load];
-    return memcmp(q->rows.bulk_load, none, sizeof none) != 0 && q->rows.first_row <= PG_BULK_LOAD_ROW_MAX &&
+    return memcmp(q->rows.bulk_load, none, sizeof none) != 0 &&
+           q->rows.first_row <= PG_BULK_LOAD_ROW_MAX &&
            q->frame.count <= PG_BULK_LOAD_ROW_MAX - q->rows.first_row;
 }
 

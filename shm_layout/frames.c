@@ -96,7 +96,8 @@ bool frame_fits(const struct pg_frame_head *f)
     return f->bytes == bytes || f->bytes == bytes + tail;
 }
 
-const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *f, const struct pg_timestamps **replaced)
+const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *f,
+                                                const struct pg_timestamps **replaced)
 {
     const struct pg_timestamps *timestamps =
         (const struct pg_timestamps *)((const uint8_t *)f + f->bytes - sizeof *timestamps);
@@ -118,19 +119,20 @@ const struct pg_asked *pg_frame_asked(const struct pg_frame_head *f)
 
 /* ---- bodies ------------------------------------------------------------------------------ */
 
-struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n, uint32_t name_len)
+struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,
+                                         uint32_t name_len)
 {
     return (struct pg_wal_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
-                                   .durability = n->durability, .quota_timers = n->quota_timers,
-                                   .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
-                                   .park_beyond_ns = n->park_beyond_ns, .name_len = name_len};
+                                     .durability = n->durability, .quota_timers = n->quota_timers,
+                                     .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
+                                     .park_beyond_ns = n->park_beyond_ns, .name_len = name_len};
 }
 
 struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
 {
     return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
-                               .last_position = t->last_position, .row = row,
-                               .namespace_row = t->namespace_row, .name_len = name_len};
+                                 .last_position = t->last_position, .row = row,
+                                 .namespace_row = t->namespace_row, .name_len = name_len};
 }
 
 /* The uid that a slot counts for; PG_NIL = none. */
@@ -141,53 +143,57 @@ static uint32_t uid_of(const struct pg_arena *a, const struct pg_cold *c)
 }
 
 struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
-                         const struct pg_cold *c, uint64_t ticket)
+                             const struct pg_cold *c, uint64_t ticket)
 {
     int64_t wall_ns = NO_WALL;
     if (h->flags & PG_F_WALL)
         wall_ns = ((const struct pg_ext *)blob_at(&a->blobs, c->blob))->value;
     return (struct pg_wal_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
-                             .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
-                             .uid = uid_of(a, c), .payload_len = c->payload_len,
-                             .parked = ctl_state(h->ctl) == PG_S_PARKED,
-                             .bulk_loaded = is_bulk_loaded(h),
-                             .counted = c->account != 0, .key_len = c->key_len, .key_type = c->key_type};
+                               .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
+                               .uid = uid_of(a, c), .payload_len = c->payload_len,
+                               .parked = ctl_state(h->ctl) == PG_S_PARKED,
+                               .bulk_loaded = is_bulk_loaded(h),
+                               .counted = c->account != 0, .key_len = c->key_len,
+                               .key_type = c->key_type};
 }
 
-struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
-                             const struct pg_operation *op, uint64_t ticket)
+struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+                                 const struct pg_cold *c,
+                                 const struct pg_operation *op, uint64_t ticket)
 {
     return (struct pg_wal_watch){.ticket = ticket, .deadline_ns = h->deadline_ns,
-                               .armed_ns = op->armed_ns, .threshold = op->threshold,
-                               .session = op->session, .slot = slot, .topic = h->topic,
-                               .uid = uid_of(a, c), .counted = c->account != 0,
-                               .payload_len = c->payload_len, .keys = op->keys,
-                               .condition = op->condition, .notice = op->notice_blob != PG_NIL,
-                               .key_len = c->key_len, .key_type = c->key_type};
+                                 .armed_ns = op->armed_ns, .threshold = op->threshold,
+                                 .session = op->session, .slot = slot, .topic = h->topic,
+                                 .uid = uid_of(a, c), .counted = c->account != 0,
+                                 .payload_len = c->payload_len, .keys = op->keys,
+                                 .condition = op->condition, .notice = op->notice_blob != PG_NIL,
+                                 .key_len = c->key_len, .key_type = c->key_type};
 }
 
 struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born)
 {
     return (struct pg_wal_watermark){.watermark = l->watermark, .row = row, .error = l->error,
-                               .namespace_row = l->namespace_row,
-                               .flags = (uint16_t)((born ? PG_WM_BORN : 0) |
-                                                   (l->touched_s == PG_NIL ? PG_WM_FORGOTTEN : 0)),
-                               .key_len = l->key_len, .key_type = l->key_type};
+                                     .namespace_row = l->namespace_row,
+                                     .flags = (uint16_t)((born ? PG_WM_BORN : 0) |
+                                                         (l->touched_s == PG_NIL ? PG_WM_FORGOTTEN
+                                                                                 : 0)),
+                                     .key_len = l->key_len, .key_type = l->key_type};
 }
 
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
 {
     return (struct pg_wal_entry){.position = position, .ticket = e->ticket,
-                               .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
-                               .sequence = e->sequence, .previous = e->previous,
-                               .topic = e->topic, .payload_len = e->payload_len,
-                               .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
+                                 .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
+                                 .sequence = e->sequence, .previous = e->previous,
+                                 .topic = e->topic, .payload_len = e->payload_len,
+                                 .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
 }
 
 struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)
 {
-    struct pg_wal_bulk_load j = {.fencing_token = l->fencing_token, .namespace_row = l->namespace_row, .uid = l->uid,
-                          .state = l->state};
+    struct pg_wal_bulk_load j = {.fencing_token = l->fencing_token,
+                                 .namespace_row = l->namespace_row, .uid = l->uid,
+                                 .state = l->state};
     memcpy(j.bulk_load, l->id, sizeof j.bulk_load);
     return j;
 }

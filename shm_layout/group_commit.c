@@ -34,7 +34,7 @@ struct pg_group_commit {
     uint64_t end;                    /* byte at which the open segment ends */
     uint32_t salt;                   /* of the open segment */
     int directory, file;             /* descriptors; -1 = none. The file: the open segment */
-    uint64_t wal_segment_bytes;          /* of the segments to come */
+    uint64_t wal_segment_bytes;      /* of the segments to come */
     enum pg_storage_call call;       /* the last one that failed, and its errno */
     int error;
     int wake, moved;                 /* eventfds: for the thread; for who waits for commits */
@@ -396,7 +396,8 @@ static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, str
 {
     const struct pg_wal_buffer *s = c->wal_buffer;
 
-    if (c->wal_segment_bytes < PG_WAL_SEGMENT_MIN || c->wal_segment_bytes % PG_WAL_SEGMENT_HEAD != 0)
+    if (c->wal_segment_bytes < PG_WAL_SEGMENT_MIN ||
+        c->wal_segment_bytes % PG_WAL_SEGMENT_HEAD != 0)
         return fault_set(why, "wal", "bytes of a WAL segment", 0, PG_WAL_SEGMENT_MIN,
                          c->wal_segment_bytes);
     if (end->state == PG_WALK_GROUPS || end->state == PG_WALK_DAMAGED)
@@ -473,8 +474,8 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
 }
 
 int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
-                      uint64_t wal_segment_bytes, const struct pg_walk *end,
-                      const struct pg_storage *storage, struct pg_fault *why)
+                         uint64_t wal_segment_bytes, const struct pg_walk *end,
+                         const struct pg_storage *storage, struct pg_fault *why)
 {
     memset(c, 0, sizeof *c);
     *why = (struct pg_fault){0};
@@ -514,8 +515,8 @@ static void wait_for_kick(struct pg_group_commit *c)
     eventfd_t kicks;
 
     eventfd_read(c->wake, &kicks);
-    atomic_exchange(&c->kicked, false);  /* before the WAL buffer is looked at: a later kick counts
-                                            */
+    atomic_exchange(&c->kicked, false);  /* before the WAL buffer is looked at: a later kick
+                                            counts */
 }
 
 static void *run(void *context)

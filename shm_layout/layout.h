@@ -62,8 +62,8 @@ enum pg_region_id {
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_WATERMARK_INDEX,
-    PG_R_WAL_BUFFER,                   /* length 0: an arena without a WAL */
-    PG_R_TIMESTAMPS,                    /* the same */
+    PG_R_WAL_BUFFER,              /* length 0: an arena without a WAL */
+    PG_R_TIMESTAMPS,              /* the same */
     PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS, PG_R_BULK_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
@@ -88,8 +88,8 @@ enum pg_daemon_state {
 };
 /* Why, added up; a draining daemon says so, too. */
 enum pg_degraded {
-    PG_WHY_WAL = 1,           /* the WAL has stopped: nothing is armed any more */
-    PG_WHY_WAL_BUFFER = 2,             /* the disk is too slow: what is due waits for the WAL */
+    PG_WHY_WAL = 1,               /* the WAL has stopped: nothing is armed any more */
+    PG_WHY_WAL_BUFFER = 2,        /* the disk is too slow: what is due waits for the WAL */
     PG_WHY_LATE = 4,              /* what is due waits for the loop */
     PG_WHY_TIMERS = 8,            /* nearly as many timers are armed as there are slots */
     PG_WHY_PAYLOADS = 16          /* the payload memory is nearly full */
@@ -110,8 +110,8 @@ enum pg_placement_part {
     PG_PL_LOCK = 8,               /* memory stays in RAM */
     PG_PL_HUGE = 16,              /* the arena has huge pages */
     PG_PL_SPIN = 32,              /* the loop does not sleep shortly before a deadline */
-    PG_PL_CORE = 64               /* it chose the core of its loop, and leaves it for a better one
-                                     */
+    PG_PL_CORE = 64               /* it chose the core of its loop, and leaves it for a better
+                                     one */
 };
 enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLACE_MODES };
 
@@ -212,16 +212,16 @@ struct pg_metrics {
     uint64_t checks;              /* asked of owners of CLIENT conditions */
     uint64_t advances;
     uint64_t visits;              /* watchers looked at by advances */
-    uint64_t refused_busy;        /* the owner's inbox is full, or a replay buffer of unsent notices
-                                     */
+    uint64_t refused_busy;        /* the owner's inbox is full, or a replay buffer of unsent
+                                     notices */
     uint64_t refused_keys;        /* watch keys or watch records */
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
-    uint64_t refused_wal;     /* the WAL buffer was too full, or the WAL stopped */
+    uint64_t refused_wal;         /* the WAL buffer was too full, or the WAL stopped */
     uint64_t bulk_loads;          /* that are remembered (derived) */
     uint64_t bulk_load_blocks;    /* of their rows, in use (derived) */
     uint64_t bulk_load_rows;      /* that were done */
-    uint64_t bulk_load_rows_repeated;  /* that came again */
+    uint64_t bulk_load_rows_repeated; /* that came again */
     uint64_t refused_bulk_loads;  /* no free slots for a bulk load or for its rows */
     uint64_t refused_fenced;      /* rows of a bulk load that is closed, or of an older run of it */
     uint64_t parked;              /* timers without their payloads now (derived) */
@@ -316,8 +316,8 @@ struct pg_timestamps {
     uint64_t session;             /* of who asked for it; 0 = no message did */
     int64_t  sent_boot_ns;        /* its client packed the batch, by the client's clock; 0 = not
                                      reported */
-    int64_t  received_boot_ns;    /* real clock: the daemon took the batch from the socket; 0 = none
-                                     */
+    int64_t  received_boot_ns;    /* real clock: the daemon took the batch from the socket; 0 =
+                                     none */
     int64_t  applied_boot_ns;     /* real clock: the daemon began to apply the batch */
     int64_t  armed_ns;            /* on the arena's clock */
 };
@@ -348,8 +348,8 @@ struct pg_chunk {                 /* one cache line; a bucket is a chain of them
 };
 
 struct pg_bucket {
-    uint32_t tail;                /* cell of the newest member, chunk * 16 + 1..15; PG_NIL = empty
-                                     */
+    uint32_t tail;                /* cell of the newest member, chunk * 16 + 1..15; PG_NIL =
+                                     empty */
     uint32_t count;
 };
 
@@ -446,8 +446,8 @@ struct pg_watched {
     uint16_t namespace_row;
     uint8_t  key_len;             /* 0 = row not used; written last */
     uint8_t  key_type;
-    uint32_t place;               /* derived: where the watermark index has it, bucket * 16 + cell
-                                     */
+    uint32_t place;               /* derived: where the watermark index has it, bucket * 16 +
+                                     cell */
 };
 
 /* Authoritative: key_row, slot, sibling; target too for ALL and ANY. One key of one operation. */
@@ -491,7 +491,7 @@ struct pg_operation {
     uint8_t  check;               /* enum pg_check_state */
     uint8_t  in_inbox;            /* derived */
     uint8_t  has_own;             /* 1 = the bitmap of own keys is there */
-    uint8_t  notified;                /* 1 = the owner's socket had its outcome before */
+    uint8_t  notified;            /* 1 = the owner's socket had its outcome before */
     uint8_t  pad[8];              /* the blob goes on at a whole granule */
 };
 
@@ -646,14 +646,14 @@ enum pg_storage_call { PG_CALL_NONE, PG_CALL_OPEN, PG_CALL_FALLOCATE, PG_CALL_WR
  * ring is position % size. committed <= tail <= appended <= committed + size. */
 struct pg_wal_buffer {
     uint64_t size;                /* bytes of the ring; fixed at creation */
-    uint64_t appended;              /* authoritative, daemon: end of the newest frame */
+    uint64_t appended;            /* authoritative, daemon: end of the newest frame */
     uint64_t tail;                /* authoritative, daemon, release: end of the newest frame whose
                                      effect is done. At most one frame stands between tail and
                                      appended */
     uint64_t next_lsn;            /* authoritative, daemon: of the next frame; stored after
                                      `appended` */
-    uint64_t pad0[4];             /* the group-commit thread's fields have cache lines of their own
-                                     */
+    uint64_t pad0[4];             /* the group-commit thread's fields have cache lines of their
+                                     own */
     uint64_t committed;           /* group commit, release: up to here all is on disk, and its
                                      bytes of the ring are free */
     uint64_t committed_lsn;       /* group commit, release: of the newest frame on disk; 0 = none */
@@ -687,57 +687,56 @@ struct pg_frame_head {
  * pg_asked in END, and in such an ARM. They are there if the frame is longer by them: there are
  * none in what an arena without a WAL exports. */
 enum pg_wal_type {
-    PG_WAL_PAD = 1,                 /* the rest of the ring before its end; never in a file */
-    PG_WAL_GROUP,                   /* files: pg_wal_group, first in each commit */
-    PG_WAL_SEAL,                    /* files: nothing; behind the last group */
-    PG_WAL_NAMESPACE,               /* pg_wal_namespace, name */
-    PG_WAL_TOPIC,                   /* pg_wal_topic, name */
-    PG_WAL_ARM,                     /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a
-                                       timer, or one
+    PG_WAL_PAD = 1,               /* the rest of the ring before its end; never in a file */
+    PG_WAL_GROUP,                 /* files: pg_wal_group, first in each commit */
+    PG_WAL_SEAL,                  /* files: nothing; behind the last group */
+    PG_WAL_NAMESPACE,             /* pg_wal_namespace, name */
+    PG_WAL_TOPIC,                 /* pg_wal_topic, name */
+    PG_WAL_ARM,                   /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a
+                                     timer, or one
                                      that replaces another */
-    PG_WAL_MOVE,                    /* pg_wal_move, pg_wal_row if in_bulk_load: extended */
-    PG_WAL_END,                     /* pg_wal_end: cancelled, or an outcome acknowledged */
-    PG_WAL_FIRE,                    /* pg_wal_fire: became a replay buffer entry */
-    PG_WAL_SENT,                    /* pg_wal_sent: notices were handed to the socket */
-    PG_WAL_WATCH,                   /* pg_wal_watch, a pg_wal_watch_key per watch key, key, payload
-                                       */
-    PG_WAL_WATERMARK,                   /* pg_wal_watermark, at birth the key: a watch key's
-                                           watermark or error
-                                       */
-    PG_WAL_GONE,                    /* pg_wal_gone: a watch key was forgotten */
-    PG_WAL_OUTCOME,                 /* pg_wal_outcome, bitmap of missing keys: an operation ended */
-    PG_WAL_SESSION,                 /* pg_wal_session: a session ended, its outcomes with it */
-    PG_WAL_HEAD,                    /* snapshots, first: pg_wal_head */
-    PG_WAL_ENTRY,                   /* pg_wal_entry, key, payload: a notice that was published; in
+    PG_WAL_MOVE,                  /* pg_wal_move, pg_wal_row if in_bulk_load: extended */
+    PG_WAL_END,                   /* pg_wal_end: cancelled, or an outcome acknowledged */
+    PG_WAL_FIRE,                  /* pg_wal_fire: became a replay buffer entry */
+    PG_WAL_SENT,                  /* pg_wal_sent: notices were handed to the socket */
+    PG_WAL_WATCH,                 /* pg_wal_watch, a pg_wal_watch_key per watch key, key,
+                                     payload */
+    PG_WAL_WATERMARK,             /* pg_wal_watermark, at birth the key: a watch key's
+                                     watermark or
+                                     error */
+    PG_WAL_GONE,                  /* pg_wal_gone: a watch key was forgotten */
+    PG_WAL_OUTCOME,               /* pg_wal_outcome, bitmap of missing keys: an operation ended */
+    PG_WAL_SESSION,               /* pg_wal_session: a session ended, its outcomes with it */
+    PG_WAL_HEAD,                  /* snapshots, first: pg_wal_head */
+    PG_WAL_ENTRY,                 /* pg_wal_entry, key, payload: a notice that was published; in
                                      snapshots, any that was not sent yet */
-    PG_WAL_LAST,                    /* snapshots, last: pg_wal_last */
-    PG_WAL_OPENED,                  /* pg_wal_opened, name: a session began */
-    PG_WAL_REPLIED,                 /* pg_wal_replied: answers were handed to the socket */
-    PG_WAL_BULK_LOAD,               /* pg_wal_bulk_load: a bulk load began, was fenced, closed or
-                                       forgotten */
-    PG_WAL_DONE,                    /* pg_wal_done: a row of a bulk load was done without a new
-                                       timer */
-    PG_WAL_BLOCK,                   /* snapshots: pg_wal_block: which rows of a bulk load were done
-                                       */
-    PG_WAL_UNPARK,                  /* pg_wal_unpark, pg_wal_row if in_bulk_load, key, payload: what
-                                       was parked
+    PG_WAL_LAST,                  /* snapshots, last: pg_wal_last */
+    PG_WAL_OPENED,                /* pg_wal_opened, name: a session began */
+    PG_WAL_REPLIED,               /* pg_wal_replied: answers were handed to the socket */
+    PG_WAL_BULK_LOAD,             /* pg_wal_bulk_load: a bulk load began, was fenced, closed or
+                                     forgotten */
+    PG_WAL_DONE,                  /* pg_wal_done: a row of a bulk load was done without a new
+                                     timer */
+    PG_WAL_BLOCK,                 /* snapshots: pg_wal_block: which rows of a bulk load were
+                                     done */
+    PG_WAL_UNPARK,                /* pg_wal_unpark, pg_wal_row if in_bulk_load, key, payload: what
+                                     was parked
                                      is armed */
-    PG_WAL_METRICS,                 /* pg_wal_metrics, its pg_wal_histogram, all their
-                                       pg_wal_bucket: once a
+    PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, all their
+                                     pg_wal_bucket: once a
                                      minute */
     PG_WAL_TYPES
 };
 /* Numbers that are taken for later; a reader of this version refuses them. */
 enum pg_wal_type_later {
-    PG_LATER_BATCH = 64,             /* for replication: a session's sequence and the statuses of
-                                        its
+    PG_LATER_BATCH = 64,          /* for replication: a session's sequence and the statuses of its
                                      newest batch, in the same group as their effects */
-    PG_LATER_CONSUMER_GROUP,         /* for consumer groups: created, changed or deleted */
-    PG_LATER_LEASE,                /* for consumer groups: job, member, attempt, end of the lease */
-    PG_LATER_JOB,                /* for consumer groups: acknowledged, retried or dead */
-    PG_LATER_SCHEDULE,              /* for schedules: put, fired or deleted, with its next
-                                       occurrence */
-    PG_LATER_CURSOR                /* for durable subscribers: the position that was committed */
+    PG_LATER_CONSUMER_GROUP,      /* for consumer groups: created, changed or deleted */
+    PG_LATER_LEASE,               /* for consumer groups: job, member, attempt, end of the lease */
+    PG_LATER_JOB,                 /* for consumer groups: acknowledged, retried or dead */
+    PG_LATER_SCHEDULE,            /* for schedules: put, fired or deleted, with its next
+                                     occurrence */
+    PG_LATER_CURSOR               /* for durable subscribers: the position that was committed */
 };
 
 struct pg_wal_group {
@@ -790,8 +789,8 @@ struct pg_wal_arm {
     uint32_t uid;                 /* of who asked for it; PG_NIL = nobody's message */
     uint32_t payload_len;
     uint8_t  counted;             /* 1 = in the quota of that uid */
-    uint8_t  in_bulk_load;        /* 1 = the row of a bulk load: a pg_wal_row stands before the key
-                                     */
+    uint8_t  in_bulk_load;        /* 1 = the row of a bulk load: a pg_wal_row stands before the
+                                     key */
     uint8_t  key_len;
     uint8_t  key_type;
     uint32_t parked;              /* 1 = is parked: the payload is nowhere but here; in snapshots
@@ -1212,15 +1211,15 @@ struct pg_record {                /* 32 bytes */
     int64_t  time_ns;             /* PUT: deadline or delay */
     uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket;
                                      WATCH: SUM's threshold;
-                                     ADVANCE_KEY: watermark; BUMP: n; FAIL: code; COMPLETE: version
-                                     */
+                                     ADVANCE_KEY: watermark; BUMP: n; FAIL: code; COMPLETE:
+                                     version */
 };
 
 enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* forgotten when the operation ends */
 
 struct pg_watch_key {             /* 24 bytes, then key_len bytes */
-    uint64_t target;              /* ALL, ANY: target; SUM: base, 2^64 - 1 = the watermark at arming
-                                     */
+    uint64_t target;              /* ALL, ANY: target; SUM: base, 2^64 - 1 = the watermark at
+                                     arming */
     uint64_t cap;                 /* SUM: most that this key may add; else 0 */
     uint8_t  key_len;
     uint8_t  key_type;
@@ -1259,14 +1258,14 @@ enum pg_status {
     PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
     PG_ST_BUSY = 26,
     PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is
-                                     used, of OPS when, on the real clock, the next one is allowed
-                                     */
+                                     used, of OPS when, on the real clock, the next one is
+                                     allowed */
     PG_ST_WRONG_SHARD = 28,       /* PUBLISH: the namespace is in another shard */
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
     PG_ST_OVERFLOW = 30,          /* a watermark past 2^63 - 1 */
-    PG_ST_WAL = 31,           /* the WAL has stopped: nothing is armed any more */
-    PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then stops
-                                     */
+    PG_ST_WAL = 31,               /* the WAL has stopped: nothing is armed any more */
+    PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then
+                                     stops */
     PG_ST_FULL_BULK_LOADS = 33,   /* no free slots for the bulk load or its rows */
     PG_ST_FENCED = 34,            /* a newer run of the bulk load has begun */
     PG_ST_CLOSED = 35             /* the bulk load is closed, and this row was not done */
@@ -1292,7 +1291,7 @@ enum pg_error {
     PG_ERR_STOPPING = 11,
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
     PG_ERR_INTERNAL = 13,
-    PG_ERR_NO_WAL = 14,       /* durability is asked for, and there is no WAL */
+    PG_ERR_NO_WAL = 14,           /* durability is asked for, and there is no WAL */
     PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, BULK_LOAD. detail: rows */
     PG_ERR_NOT_DURABLE = 16,      /* applied, but the WAL stopped before it was on disk;
                                      detail: the newest LSN on disk, errno */
@@ -1333,7 +1332,7 @@ struct pg_welcome {
     uint32_t reaper_cpu;          /* CPU of the loop + 1; 0 = any */
     uint64_t first_id;            /* the id that this session had at first: another than before
                                      means another session, though the nonce is the same */
-    uint32_t wal;             /* 1: the daemon keeps one, and PG_W_DURABLE is granted */
+    uint32_t wal;                 /* 1: the daemon keeps one, and PG_W_DURABLE is granted */
     uint32_t pad;
     uint64_t term;                /* for replication: of the leader that answers; alone: 0 */
 };
@@ -1377,8 +1376,8 @@ struct pg_bulk_load_info {        /* 56 bytes */
     uint64_t fencing_token;
     uint64_t rows;                /* done */
     uint64_t upto;                /* behind the highest row that is done */
-    uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are all
-                                     */
+    uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are
+                                     all */
     uint32_t uid;
     uint32_t state;               /* enum pg_bulk_load_state; NONE = no such bulk load */
 };

@@ -7,8 +7,8 @@
 #include "core.h"
 
 #define FIRST_POSITION 1          /* so that a topic can name a notice that is gone: position 0 */
-#define RECENT_NS 60000000000     /* so long silent, a session may lose its row to a new one anyway
-                                     */
+#define RECENT_NS 60000000000     /* so long silent, a session may lose its row to a new one
+                                     anyway */
 #define OWNS (PG_NIL - 1)         /* of a session, before it has a row: an operation of its comes */
 
 struct merge {
@@ -199,8 +199,7 @@ static bool slots_fit(const struct merge *g)
                 (uint64_t)g->to->blobs.granules * PG_GRANULE);
 }
 
-/* ---- watermarks and bulk loads
- * --------------------------------------------------------------------------- */
+/* ---- watermarks and bulk loads ------------------------------------------------------------- */
 
 static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
 {
@@ -285,8 +284,7 @@ static bool bulk_loads_merge(struct merge *g)
     return true;
 }
 
-/* ---- sessions
- * ------------------------------------------------------------------------------------ */
+/* ---- sessions ------------------------------------------------------------------------------ */
 
 /* What a record under way has noted names rows of the source. Where its watch key is not, nothing
  * of the record will be applied. */
@@ -297,8 +295,9 @@ static void session_rename(struct merge *g, struct pg_session *s)
     s->bulk_load = bulk_load == PG_NIL ? 0 : bulk_load + 1ull;
     if (s->intent[0] == 0)
         return;
-    const uint32_t watermark = s->intent[3] < g->from->watermark_rows ? g->source->watermarks[s->intent[3]]
-                                                              : PG_NIL;
+    const uint32_t watermark = s->intent[3] < g->from->watermark_rows
+                                   ? g->source->watermarks[s->intent[3]]
+                                   : PG_NIL;
     s->intent[3] = watermark;
     if (watermark == PG_NIL)
         s->intent[0] = 0;
@@ -404,8 +403,7 @@ static bool sessions_merge(struct merge *g)
     return fits(g, "sessions open", g->sessions, g->to->secret->sessions);
 }
 
-/* ---- slots
- * --------------------------------------------------------------------------------------- */
+/* ---- slots --------------------------------------------------------------------------------- */
 
 static bool account_merge(struct merge *g, uint32_t slot)
 {
@@ -484,8 +482,7 @@ static bool slots_merge(struct merge *g)
     return fits(g, "watches in use", g->watches, g->to->watch_rows);
 }
 
-/* ---- the replay buffer
- * ----------------------------------------------------------------------------------- */
+/* ---- the replay buffer --------------------------------------------------------------------- */
 
 /* First all that was sent, then all that was not, each in the order of firing. */
 struct tally {
@@ -518,7 +515,7 @@ static bool entry_seek(struct merge *g, struct pg_source *s, bool sent)
 }
 
 static struct tally entries_count(struct merge *g, struct pg_source *sources, uint32_t count,
-                                 bool sent)
+                                  bool sent)
 {
     struct tally all = {0, 0};
     for (uint32_t i = 0; i < count; i++) {
@@ -566,7 +563,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
 
 /* As many of the youngest as there is space for, `all` being those there are. */
 static bool entries_merge(struct merge *g, struct pg_source *sources, uint32_t count, bool sent,
-                           struct tally all, struct tally space)
+                          struct tally all, struct tally space)
 {
     struct pg_source *s;
     for (; (s = oldest_of(g, sources, count, sent)) != NULL; s->next++) {
@@ -590,7 +587,8 @@ static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t co
     const struct tally unsent = entries_count(g, sources, count, false);
     const uint64_t free = (uint64_t)(g->to->blobs.granules - g->to->blobs.heap->used) * PG_GRANULE;
     const uint64_t most = h->replay_bytes_max < free ? h->replay_bytes_max : free;
-    const struct tally space = {minus(h->replay_capacity, unsent.entries), minus(most, unsent.bytes)};
+    const struct tally space = {minus(h->replay_capacity, unsent.entries),
+                                minus(most, unsent.bytes)};
     if (!fits(g, "notices not sent yet", unsent.entries, h->replay_capacity))
         return false;
     for (uint32_t i = 0; i < count; i++)
@@ -602,8 +600,7 @@ static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t co
     return entries_merge(g, sources, count, false, unsent, unsent);
 }
 
-/* ---- all of it
- * --------------------------------------------------------------------------------------- */
+/* ---- all of it ----------------------------------------------------------------------------- */
 
 static bool each(struct merge *g, struct pg_source *sources, uint32_t count,
                  bool (*step)(struct merge *g))
@@ -618,7 +615,7 @@ static bool each(struct merge *g, struct pg_source *sources, uint32_t count,
 }
 
 int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
-              struct pg_fault *why)
+             struct pg_fault *why)
 {
     struct merge g = {.to = to, .why = why};
     memset(why, 0, sizeof *why);

@@ -265,7 +265,7 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
 /* ---- bulk loads --------------------------------------------------------------------------- */
 
 static bool bulk_load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_bulk_load_ask *ask,
-                          struct refusal *why)
+                               struct refusal *why)
 {
     static const uint8_t none[sizeof ask->bulk_load];
     if (bytes < sizeof *ask)
@@ -274,7 +274,8 @@ static bool bulk_load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_bu
     const bool named = ask->action == PG_LA_OPEN || ask->action == PG_LA_CLOSE;
     if (ask->action >= PG_BULK_LOAD_ACTIONS || memcmp(ask->bulk_load, none, sizeof none) == 0 ||
         (!named && ask->fencing_token != 0) || (ask->action != PG_LA_STATUS && ask->from != 0))
-        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_bulk_load_ask, action), ask->action);
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_bulk_load_ask, action),
+                       ask->action);
     if (bytes != sizeof *ask + ask->name_len || named != (ask->name_len != 0) ||
         ask->name_len > PG_NAMESPACE_MAX ||
         !name_sound((struct name){(const char *)body + sizeof *ask, ask->name_len}))
@@ -282,25 +283,29 @@ static bool bulk_load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_bu
     return true;
 }
 
-static bool bulk_load_refused(const struct pg_arena *a, const struct pg_bulk_load_ask *ask, uint32_t bulk_load,
-                         unsigned status, uint32_t uid, struct refusal *why)
+static bool bulk_load_refused(const struct pg_arena *a, const struct pg_bulk_load_ask *ask,
+                              uint32_t bulk_load,
+                              unsigned status, uint32_t uid, struct refusal *why)
 {
     switch (status) {
     case PG_ST_NONE: return true;
     case PG_ST_DENIED: return refused(why, PG_ERR_DENIED, uid, 0);
-    case PG_ST_FENCED: return refused(why, PG_ERR_FENCED, a->bulk_loads[bulk_load].fencing_token, ask->fencing_token);
+    case PG_ST_FENCED:
+        return refused(why, PG_ERR_FENCED, a->bulk_loads[bulk_load].fencing_token,
+                       ask->fencing_token);
     case PG_ST_FULL_BULK_LOADS: return refused(why, PG_ERR_BULK_LOADS_FULL, a->bulk_load_rows, 0);
     default: return refused(why, PG_ERR_BUSY, status, 0);
     }
 }
 
 /* Of OPEN and CLOSE. */
-static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *ask, const uint8_t *body,
-                       uint32_t uid, struct refusal *why)
+static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *ask,
+                            const uint8_t *body, uint32_t uid, struct refusal *why)
 {
     const struct name name = {(const char *)body + sizeof *ask, ask->name_len};
     struct pg_bulk_load wanted = {.fencing_token = ask->fencing_token, .uid = uid,
-                             .state = ask->action == PG_LA_OPEN ? PG_BULK_LOAD_OPEN : PG_BULK_LOAD_CLOSED};
+                                  .state = ask->action == PG_LA_OPEN ? PG_BULK_LOAD_OPEN
+                                                                     : PG_BULK_LOAD_CLOSED};
     uint32_t status;
     unsigned refusal;
     if (access_of(a, names_find_namespace(a, name), uid) == ACCESS_DENIED)
@@ -320,14 +325,14 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
 
 /* Of STATUS and FORGET; uid PG_NIL: an administrator. */
 static bool bulk_load_allowed(const struct pg_arena *a, uint32_t bulk_load, uint32_t uid,
-                         struct refusal *why)
+                              struct refusal *why)
 {
     return bulk_load == PG_NIL || uid == PG_NIL || a->bulk_loads[bulk_load].uid == uid ||
            refused(why, PG_ERR_DENIED, uid, 0);
 }
 
-static bool bulk_load_apply(struct pg_arena *a, const struct pg_bulk_load_ask *ask, const uint8_t *body,
-                       uint32_t uid, struct refusal *why)
+static bool bulk_load_apply(struct pg_arena *a, const struct pg_bulk_load_ask *ask,
+                            const uint8_t *body, uint32_t uid, struct refusal *why)
 {
     const uint32_t bulk_load = bulk_load_find(a, ask->bulk_load);
     if (ask->action == PG_LA_OPEN || ask->action == PG_LA_CLOSE)
@@ -344,7 +349,7 @@ static bool bulk_load_apply(struct pg_arena *a, const struct pg_bulk_load_ask *a
 
 /* Returns how many parts follow the info, whose `next` says where the next ones begin. */
 static uint32_t bulk_load_report(const struct pg_arena *a, const struct pg_bulk_load_ask *ask,
-                            struct pg_bulk_load_info *info, uint32_t picked[BULK_LOAD_PARTS])
+                                 struct pg_bulk_load_info *info, uint32_t picked[BULK_LOAD_PARTS])
 {
     const uint32_t bulk_load = bulk_load_find(a, ask->bulk_load);
     *info = (struct pg_bulk_load_info){.next = UINT64_MAX};
@@ -352,11 +357,13 @@ static uint32_t bulk_load_report(const struct pg_arena *a, const struct pg_bulk_
     if (bulk_load == PG_NIL)
         return 0;
     *info = bulk_load_info(a, bulk_load);
-    return ask->action == PG_LA_STATUS ? bulk_load_pick(a, bulk_load, ask->from, picked, &info->next) : 0;
+    return ask->action == PG_LA_STATUS
+               ? bulk_load_pick(a, bulk_load, ask->from, picked, &info->next)
+               : 0;
 }
 
 static void bulk_load_reply(const struct pg_arena *a, const struct pg_bulk_load_info *info,
-                       const uint32_t *picked, uint32_t count, struct sink *out)
+                            const uint32_t *picked, uint32_t count, struct sink *out)
 {
     sink_put(out, info, sizeof *info);
     for (uint32_t i = 0; i < count; i++) {
@@ -366,7 +373,7 @@ static void bulk_load_reply(const struct pg_arena *a, const struct pg_bulk_load_
 }
 
 static bool handle_bulk_load(struct pg_arena *a, struct request *q, struct sink *out,
-                        struct refusal *why)
+                             struct refusal *why)
 {
     const uint8_t *body = q->bytes + sizeof q->frame;
     struct pg_session *s;
@@ -384,7 +391,7 @@ static bool handle_bulk_load(struct pg_arena *a, struct request *q, struct sink 
 }
 
 int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out_bytes,
-                  uint64_t *used, uint64_t detail[2])
+                       uint64_t *used, uint64_t detail[2])
 {
     struct refusal why = {PG_ERR_NONE, {0, 0}};
     struct sink out = {out_bytes, 0, PG_MESSAGE_MAX, false};
@@ -492,7 +499,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     if (!name_sound(name))
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
     if (a->wal_buffer == NULL && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
-                             ((s->fields & PG_N_PARK) && s->park_beyond_ns != 0)))
+                                  ((s->fields & PG_N_PARK) && s->park_beyond_ns != 0)))
         return refused(why, PG_ERR_NO_WAL, 0, 0);
     if (wal_buffer_refusal(a) != PG_ST_NONE)
         return refused(why, PG_ERR_BUSY, wal_buffer_refusal(a), 0);

@@ -126,7 +126,7 @@ void histograms_write(const struct pg_arena *a, struct pg_wal_histogram *to)
     for (uint32_t i = 0; i < PG_HISTOGRAMS; i++) {
         const struct pg_histogram *h = &a->histograms[i];
         to[i] = (struct pg_wal_histogram){.sum_ns = h->sum_ns, .sum_high = h->sum_high,
-                                        .max_ns = h->max_ns, .buckets = buckets_used(h)};
+                                          .max_ns = h->max_ns, .buckets = buckets_used(h)};
         buckets = buckets_write(h, buckets);
     }
 }

@@ -115,7 +115,7 @@ static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
 }
 
 static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t row,
-                          struct pg_fault *why)
+                              struct pg_fault *why)
 {
     const struct pg_watched *l = &from->watermarks[row];
     to->watermarks[row] = *l;
@@ -129,7 +129,8 @@ static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, 
     return true;
 }
 
-static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
+                               struct pg_fault *why)
 {
     for (uint32_t row = 0; row < from->watermark_rows; row++) {
         if (from->watermarks[row].key_len == 0)
@@ -143,7 +144,8 @@ static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
 }
 
 /* Rows keep their numbers: blocks and sessions name them. */
-static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from,
+                               struct pg_fault *why)
 {
     for (uint32_t i = to->bulk_load_rows; i < from->bulk_load_rows; i++)
         if (from->bulk_loads[i].state != PG_BULK_LOAD_NONE)
@@ -154,7 +156,7 @@ static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from,
 }
 
 static bool bulk_load_blocks_migrate(struct pg_arena *to, const struct pg_arena *from,
-                                struct pg_fault *why)
+                                     struct pg_fault *why)
 {
     uint32_t used = 0;
     for (uint32_t i = 0; i < from->bulk_load_block_rows; i++) {
@@ -210,8 +212,7 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
     return true;
 }
 
-/* ---- replay buffer
- * ------------------------------------------------------------------------------- */
+/* ---- replay buffer ------------------------------------------------------------------------- */
 
 /* The youngest that fit keep their positions; older ones count as withdrawn, unless they
  * still wait for the socket. */
@@ -332,8 +333,8 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
 {
     static const enum pg_region_id authoritative[] = {
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
-        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_TIMESTAMPS,
-        PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
+        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS,
+        PG_R_TIMESTAMPS, PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
         if (!region_convert(to, from, authoritative[i], why))

@@ -49,7 +49,8 @@ static uint64_t watch_mark(const struct pg_arena *a, const struct pg_operation *
 {
     const struct pg_watch *w = &a->watches[watch];
     const struct pg_watched *l = &a->watermarks[w->key_row];
-    const uint8_t *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
+    const uint8_t *key = watermark_granules(l) == 0 ? l->key
+                                                    : blob_at(&a->blobs, watermark_blob(l));
     const bool target = op->condition == PG_C_ALL || op->condition == PG_C_ANY;
     return mark(KEY, l->key_type, target ? w->target : 0, key, l->key_len);
 }
@@ -84,7 +85,8 @@ static void slot_stats(const struct pg_arena *a, uint32_t slot, struct pg_namesp
     row->digest += operation_mark(a, slot);
 }
 
-static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *rows, struct pg_fault *why)
+static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *rows,
+                        struct pg_fault *why)
 {
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE)
@@ -105,7 +107,8 @@ static void watermarks_stats(const struct pg_arena *a, struct pg_namespace_stats
         const struct pg_watched *l = &a->watermarks[i];
         if (l->key_len == 0)
             continue;
-        const uint8_t *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
+        const uint8_t *key = watermark_granules(l) == 0 ? l->key
+                                                        : blob_at(&a->blobs, watermark_blob(l));
         const uint64_t id = mark(KEY, l->key_type, 0, key, l->key_len);
         rows[l->namespace_row].watermarks++;
         rows[l->namespace_row].digest += mark(WATERMARK, l->watermark, l->error, &id, sizeof id);
@@ -134,7 +137,8 @@ static void bulk_loads_stats(const struct pg_arena *a, struct pg_namespace_stats
             continue;
         rows[l->namespace_row].bulk_loads++;
         rows[l->namespace_row].streams +=
-            mark(BULK_LOAD, l->fencing_token, mark(BULK_LOAD, 0, 0, l->id, sizeof l->id), about, sizeof about);
+            mark(BULK_LOAD, l->fencing_token, mark(BULK_LOAD, 0, 0, l->id, sizeof l->id), about,
+                 sizeof about);
     }
     for (uint32_t i = 0; i < a->bulk_load_block_rows; i++) {
         if (a->bulk_load_blocks[i].bulk_load == 0)
@@ -165,7 +169,8 @@ static void names_stats(const struct pg_arena *a, struct pg_namespace_stats *row
     }
 }
 
-int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows, struct pg_fault *why)
+int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows,
+                       struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     memset(rows, 0, a->namespace_rows * sizeof *rows);

@@ -140,8 +140,8 @@ uint32_t pg_notices(struct pg_arena *a, void *bytes, uint64_t size, struct pg_pa
 
 /* ---- tail heartbeats ---------------------------------------------------------------------- */
 
-uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, void *bytes,
-                  uint64_t size, struct pg_part *parts, uint32_t parts_max)
+uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor,
+                            void *bytes, uint64_t size, struct pg_part *parts, uint32_t parts_max)
 {
     struct sink out = {bytes, 0, size, false};
     uint32_t count = 0;

@@ -678,8 +678,7 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     return true;
 }
 
-/* ---- triggers
- * ------------------------------------------------------------------------------------ */
+/* ---- triggers ------------------------------------------------------------------------------ */
 
 /* Ends one and counts it in the trigger's answer. Meanwhile its slot + 1 stands above the count:
  * by that a rebuild knows whether it is counted. */
@@ -838,7 +837,7 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
         if (op->condition == PG_C_SUM)
             memcpy(&share, shares + n * sizeof share, sizeof share);
         out[n] = (struct pg_wal_watch_key){.target = watch_at(a, x)->target, .base = share.base,
-                                         .cap = share.cap, .row = watch_at(a, x)->key_row};
+                                           .cap = share.cap, .row = watch_at(a, x)->key_row};
         if (op->has_own && own[n / 8] >> n % 8 & 1)
             out[n].flags = PG_WK_OWN;
     }
@@ -910,8 +909,7 @@ void operation_release(struct pg_arena *a, uint32_t slot)
     watches_give(a, op->first_watch);
 }
 
-/* ---- rebuild
- * -------------------------------------------------------------------------------------- */
+/* ---- rebuild ------------------------------------------------------------------------------- */
 
 #define UNCLAIMED (PG_NIL - 1)    /* in `left` of records that no operation was seen to have */
 
@@ -1066,8 +1064,7 @@ void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
     watermarks_drop_forgotten(a);
 }
 
-/* ---- check
- * ---------------------------------------------------------------------------------------- */
+/* ---- check --------------------------------------------------------------------------------- */
 
 static bool missing_noted(const struct pg_arena *a, uint32_t slot)
 {

@@ -36,8 +36,8 @@ struct pg_arena {
     struct pg_private *secret;    /* NULL for readers */
     struct pg_session *sessions;
     struct pg_reply_memory *replies;
-    struct slots slots;           /* capacity + 1: one in reserve, so that replace works when full
-                                     */
+    struct slots slots;           /* capacity + 1: one in reserve, so that replace works when
+                                     full */
     struct wheel wheel;
     struct key_index index;
     struct blob_pool blobs;
@@ -62,20 +62,20 @@ struct pg_arena {
     uint64_t *bulk_load_bits;
     struct key_index bulk_load_index;
     uint32_t bulk_load_rows, bulk_load_block_rows;
-    uint32_t free_bulk_load_block;     /* the chain's first; PG_NIL = none */
+    uint32_t free_bulk_load_block; /* the chain's first; PG_NIL = none */
     uint32_t bulk_load_block;     /* that a row was last looked up in, or PG_NIL */
     uint32_t bulk_load;           /* of the running batch */
     unsigned bulk_load_status;    /* why no row of that batch is admitted, or PG_ST_NONE */
     bool in_bulk_load;            /* the record under way is a row: */
     uint64_t bulk_load_row;
     const struct put *parking;    /* the record under way parks this; NULL = it does not */
-    struct pg_wal_buffer *wal_buffer;       /* NULL: no WAL */
+    struct pg_wal_buffer *wal_buffer; /* NULL: no WAL */
     uint8_t *ring;
-    struct pg_timestamps *timestamps;        /* by slot; NULL: no WAL */
-    struct pg_timestamps batch_timestamps;           /* of what the running batch arms, as far as it
-                                                        is known before */
+    struct pg_timestamps *timestamps; /* by slot; NULL: no WAL */
+    struct pg_timestamps batch_timestamps; /* of what the running batch arms, as far as it
+                                              is known before */
     uint64_t sequence;            /* of the running batch; 0 = none runs */
-    uint64_t wal_buffer_end;           /* position behind the frame being written */
+    uint64_t wal_buffer_end;      /* position behind the frame being written */
     bool durable;                 /* the running batch is to be answered after its commit */
     uint64_t durable_lsn;         /* that the reply of the last call waits for; 0 = none */
     uint32_t uid;                 /* of the running call's sender; PG_NIL = nobody's message */
@@ -83,8 +83,8 @@ struct pg_arena {
     bool inbox_news;              /* some session has something unsent */
     uint32_t news_count, news_seen;
     uint32_t news[PG_NEWS];       /* slots that came into inboxes last, to be fetched early */
-    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by inbox_next
-                                     */
+    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by
+                                     inbox_next */
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     struct rebuild rebuild;
@@ -93,17 +93,17 @@ struct pg_arena {
     int64_t real_boot_ns;         /* of the running call */
     struct pg_session *worked;    /* on whose batch the last call worked; NULL = on none */
     int64_t begun_boot_ns;        /* of the batch that the last call has answered; 0 = none */
-    uint32_t notified_first;          /* slots of the last OUTCOMES message, by inbox_next */
+    uint32_t notified_first;      /* slots of the last OUTCOMES message, by inbox_next */
     uint32_t notified_count;
     uint32_t real_s;              /* the same in whole seconds */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
     uint64_t first_number;        /* of a ticket, given after it; 0 in a fresh arena */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
-    uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable
-                                     */
+    uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is
+                                     reusable */
     uint32_t hashes[PG_BATCH_RECORDS];
-    uint32_t key_hashes[PG_WATCH_KEYS_MAX];  /* of the watch keys of the group under way */
+    uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* of the watch keys of the group under way */
     uint8_t name_uses[PG_BATCH_NAMES];      /* of the running batch: what its ops need of a name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
@@ -207,12 +207,13 @@ static inline uint64_t wal_watch_extra(uint32_t keys, uint64_t bytes)
     return keys * sizeof(struct pg_wal_watch_key) + bytes;
 }
 struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,
-                                     uint32_t name_len);
+                                         uint32_t name_len);
 struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len);
 struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
-                         const struct pg_cold *c, uint64_t ticket);
-struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
-                             const struct pg_operation *op, uint64_t ticket);
+                             const struct pg_cold *c, uint64_t ticket);
+struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+                                 const struct pg_cold *c,
+                                 const struct pg_operation *op, uint64_t ticket);
 struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born);
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
 struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
@@ -226,7 +227,7 @@ struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
 struct key;
 static inline bool has_wal(const struct pg_arena *a) { return UNLIKELY(a->wal_buffer != NULL); }
 void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
-                     struct name name);
+                          struct name name);
 void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
 /* A timer whose fields are written, but for its control word; replaced: slot, PG_NIL = none. */
 void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
@@ -234,17 +235,19 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot);
 void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
 void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
-void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns);
+void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
+                     int64_t handed_boot_ns);
 void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
 /* What the row is going to be; at birth with its key, else NULL. */
 void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
-                 const struct key *key);
+                          const struct key *key);
 void wal_append_gone(struct pg_arena *a, uint32_t row);
 /* An operation whose cause, error, end and missing keys are written. */
 void wal_append_outcome(struct pg_arena *a, uint32_t slot);
 void wal_append_session(struct pg_arena *a, const struct pg_session *s);
 /* A session whose fields are written, but for its id. */
-void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name);
+void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id,
+                       struct name name);
 /* A notice that is going to be the newest entry. */
 void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
 void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
@@ -265,7 +268,10 @@ static inline unsigned wal_buffer_refusal(const struct pg_arena *a)
 }
 /* What ends, moves or advances waits then. Below that, any one of them fits with all that
  * follows from it. */
-static inline bool wal_buffer_full(const struct pg_arena *a) { return has_wal(a) && wal_buffer_over(a, 94); }
+static inline bool wal_buffer_full(const struct pg_arena *a)
+{
+    return has_wal(a) && wal_buffer_over(a, 94);
+}
 /* The same with the answer, for what arms. False: it is refused. */
 bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r);
 /* Of a full WAL buffer: false = wait; true = there will be no space again, and this is the
@@ -420,8 +426,7 @@ bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, 
 void quotas_rebuild(struct pg_arena *a);             /* counts at 0: linking the slots counts */
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
-/* ---- bulk loads: rows that are done once
- * --------------------------------------------------------- */
+/* ---- bulk loads: rows that are done once --------------------------------------------------- */
 
 uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NIL: none */
 uint32_t bulk_load_row_for_new(const struct pg_arena *a);               /* PG_NIL: all in use */
@@ -438,7 +443,7 @@ bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
 bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row);
 /* Before the records of a batch, of that namespace. */
 void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
-                uint32_t namespace_row);
+                     uint32_t namespace_row);
 /* Of a PUT, before it is applied: whether this row may be done. False: answered. */
 bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
 /* Whether a PUT or UNPARK with this status has done the row, by what it said in its frame. */
@@ -456,7 +461,7 @@ bool bulk_load_has_row(const struct pg_arena *a, const struct pg_session *s);
 void bulk_load_recover(struct pg_arena *a, const struct pg_session *s);
 #define BULK_LOAD_PARTS 64        /* blocks in one answer to STATUS */
 uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t from,
-                   uint32_t picked[BULK_LOAD_PARTS], uint64_t *next);
+                        uint32_t picked[BULK_LOAD_PARTS], uint64_t *next);
 struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_load);
 struct pg_bulk_load_part bulk_load_part(const struct pg_arena *a, uint32_t block);
 void bulk_loads_init(struct pg_arena *a);
@@ -476,8 +481,7 @@ static inline uint32_t watermark_blob(const struct pg_watched *l)
     memcpy(&blob, l->key, sizeof blob);
     return blob;
 }
-uint32_t watermark_find(const struct pg_arena *a, const struct key *key);   /* PG_NIL: watermark 0
-                                                                               */
+uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL: watermark 0 */
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
 /* A new row at watermark 0; PG_NIL with *status = why not. With `to_join` it is forgotten until an
  * operation joins it: if a kill comes before, it goes. */
@@ -503,11 +507,8 @@ static inline void watermark_left(struct pg_arena *a, uint32_t row)
         watermark_left_by_one(a, row);
 }
 void watermarks_init(struct pg_arena *a);
-bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free
-                                                                               list
-                                                                           */
-void watermarks_drop_forgotten(struct pg_arena *a);         /* which a crash left without a watcher
-                                                               */
+bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why); /* blobs, index, free list */
+void watermarks_drop_forgotten(struct pg_arena *a); /* which a crash left without a watcher */
 bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 /* ---- watches: who waits for which watermark -------------------------------------------------- */
@@ -563,7 +564,10 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 {
     return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
 }
-static inline bool is_bulk_loaded(const struct pg_hot *h) { return (h->flags & PG_F_BULK_LOADED) != 0; }
+static inline bool is_bulk_loaded(const struct pg_hot *h)
+{
+    return (h->flags & PG_F_BULK_LOADED) != 0;
+}
 /* For a walk over all slots: fetches an operation's blob so many slots ahead. */
 #define OPERATIONS_PREFETCH 16
 static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
@@ -637,7 +641,7 @@ static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
 /* What operations on watch keys will touch. hashes[places[i]] is the i-th key's, reach[i] up to
  * which watermark its watchers will be visited; rows[places[i]] = the row that it may have. */
 void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
-                  const uint64_t *reach, uint32_t count, uint32_t *rows);
+                         const uint64_t *reach, uint32_t count, uint32_t *rows);
 void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* What putting operations into their places touches first. */
 void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
@@ -645,13 +649,12 @@ void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t
 /* To be called before each outcome of an inbox is looked at: the list leads only from blob to
  * blob. The order is that of all inboxes together. */
 void prefetch_news(struct pg_arena *a);
-void prefetch_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload, of what is short
-                                                                   */
+/* Key and payload, of what is short. */
+void prefetch_bytes(const struct pg_arena *a, uint32_t slot);
 
 /* ---- inboxes ------------------------------------------------------------------------------- */
 
-void inbox_add(struct pg_arena *a, uint32_t slot);       /* the owner's; frees an ownerless outcome
-                                                            */
+void inbox_add(struct pg_arena *a, uint32_t slot); /* the owner's; frees an ownerless outcome */
 void inbox_remove(struct pg_arena *a, uint32_t slot);
 static inline bool inbox_full(const struct pg_arena *a, const struct pg_session *s)
 {
@@ -691,8 +694,7 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields);
 void replay_supersede(struct pg_arena *a, uint32_t id);
 /* Rolls a half-done append forward and drops the withdrawn. */
 bool replay_settle(struct pg_arena *a, struct pg_fault *why);
-bool replay_rebuild(struct pg_arena *a, struct pg_fault *why);          /* marks blobs, indexes keys
-                                                                           */
+bool replay_rebuild(struct pg_arena *a, struct pg_fault *why); /* marks blobs, indexes keys */
 /* The head of a body of `count` notices from sequence `first`, and one record of it. */
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
                                uint32_t count);

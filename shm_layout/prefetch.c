@@ -132,7 +132,7 @@ static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
 }
 
 void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
-                  const uint64_t *reach, uint32_t count, uint32_t *rows)
+                         const uint64_t *reach, uint32_t count, uint32_t *rows)
 {
     uint32_t first[PG_PREFETCH_MAX], slots[PG_PREFETCH_MAX];
     struct probe at;

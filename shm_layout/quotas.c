@@ -23,7 +23,8 @@ void restrictions_note(struct pg_arena *a)
     a->restricted = uids_limited(a->header);
     for (uint32_t i = 0; i < a->namespace_rows; i++)
         a->restricted |= a->namespaces[i].name_len != 0 &&
-                      (a->namespaces[i].owner_uid != PG_NIL || namespace_limited(&a->namespaces[i]));
+                         (a->namespaces[i].owner_uid != PG_NIL ||
+                          namespace_limited(&a->namespaces[i]));
 }
 
 unsigned access_of(const struct pg_arena *a, uint32_t row, uint32_t uid)

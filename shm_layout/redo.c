@@ -120,8 +120,7 @@ static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
 
 /* Of a frame without a pg_timestamps; in a snapshot its number is not that of the record. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
-/* ---- bulk loads
- * ---------------------------------------------------------------------------------- */
+/* ---- bulk loads ---------------------------------------------------------------------------- */
 
 /* A bulk load that is not there was forgotten since. */
 static bool row_done(const struct redo *r, const struct pg_wal_row *row)
@@ -129,7 +128,8 @@ static bool row_done(const struct redo *r, const struct pg_wal_row *row)
     const uint32_t bulk_load = bulk_load_find(r->a, row->bulk_load);
     return below(r, "row of a bulk load", PG_BULK_LOAD_ROW_MAX, row->row) &&
            (bulk_load == PG_NIL || bulk_load_mark(r->a, bulk_load, row->row) ||
-            refuse(r, "no space for the rows of a bulk load", r->a->bulk_load_block_rows, row->row));
+            refuse(r, "no space for the rows of a bulk load", r->a->bulk_load_block_rows,
+                   row->row));
 }
 
 static bool redo_done(const struct redo *r)
@@ -142,7 +142,8 @@ static bool redo_block(const struct redo *r)
     const struct pg_wal_block *j = r->body;
     struct pg_wal_row row;
     memcpy(row.bulk_load, j->bulk_load, sizeof row.bulk_load);
-    if (!below(r, "number of a block of rows", PG_BULK_LOAD_ROW_MAX / PG_BULK_LOAD_BLOCK_ROWS + 1, j->number))
+    if (!below(r, "number of a block of rows", PG_BULK_LOAD_ROW_MAX / PG_BULK_LOAD_BLOCK_ROWS + 1,
+               j->number))
         return false;
     for (uint32_t i = 0; i < PG_BULK_LOAD_BLOCK_ROWS; i++) {
         row.row = j->number * PG_BULK_LOAD_BLOCK_ROWS + i;
@@ -155,8 +156,9 @@ static bool redo_block(const struct redo *r)
 static bool redo_bulk_load(const struct redo *r)
 {
     const struct pg_wal_bulk_load *j = r->body;
-    struct pg_bulk_load l = {.fencing_token = j->fencing_token, .uid = j->uid, .namespace_row = j->namespace_row,
-                        .state = j->state};
+    struct pg_bulk_load l = {.fencing_token = j->fencing_token, .uid = j->uid,
+                             .namespace_row = j->namespace_row,
+                             .state = j->state};
     uint32_t bulk_load = bulk_load_find(r->a, j->bulk_load);
     if (!below(r, "state of a bulk load", PG_BULK_LOAD_CLOSED + 1, j->state) ||
         !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
@@ -173,7 +175,8 @@ static bool redo_bulk_load(const struct redo *r)
     memcpy(l.id, j->bulk_load, sizeof l.id);
     bulk_load = bulk_load_row_for_new(r->a);
     if (bulk_load == PG_NIL)
-        return refuse(r, "no space for another bulk load", r->a->bulk_load_rows, r->a->metrics->bulk_loads);
+        return refuse(r, "no space for another bulk load", r->a->bulk_load_rows,
+                      r->a->metrics->bulk_loads);
     bulk_load_write(r->a, bulk_load, &l);
     return true;
 }
@@ -205,7 +208,8 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
                          .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
                                   (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0),
                          .topic = (uint16_t)j->topic};
-    timestamps_write(r, j->slot, &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
+    timestamps_write(r, j->slot,
+                     &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     armed_note(h, &a->slots.cold[j->slot], armed_ns_in(r, j));
     return true;
 }
@@ -235,10 +239,10 @@ static bool redo_unpark(const struct redo *r)
 {
     const struct pg_wal_unpark *j = r->body;
     const struct pg_wal_arm arm = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
-                                 .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
-                                 .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
-                                 .counted = j->counted, .key_len = j->key_len,
-                                 .key_type = j->key_type, .bulk_loaded = j->bulk_loaded};
+                                   .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
+                                   .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
+                                   .counted = j->counted, .key_len = j->key_len,
+                                   .key_type = j->key_type, .bulk_loaded = j->bulk_loaded};
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
@@ -279,8 +283,7 @@ static bool redo_end(const struct redo *r)
     return true;
 }
 
-/* ---- the replay buffer
- * ------------------------------------------------------------------------------ */
+/* ---- the replay buffer --------------------------------------------------------------------- */
 
 /* Takes note of a notice. *wanted: its entry is to be made, for it was not sent, as far as is
  * known yet, nor is it there. A snapshot's topics may be further on than its entries. */
@@ -410,7 +413,8 @@ static bool redo_watch(const struct redo *r)
         return refuse(r, "no space for an operation with so many watch keys",
                       r->a->purgatory->free_watches, j->keys);
     slot_count(r->a, j->slot, 1);
-    timestamps_write(r, j->slot, &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .session = j->session,
+    timestamps_write(r, j->slot,
+                     &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .session = j->session,
                                              .armed_ns = j->armed_ns});
     return true;
 }
@@ -539,17 +543,17 @@ static bool redo_topic(const struct redo *r)
     return true;
 }
 
-/* ---- a snapshot's first and last frame
- * ------------------------------------------------------------ */
+/* ---- a snapshot's first and last frame ----------------------------------------------------- */
 
 static bool redo_head(const struct redo *r)
 {
     const struct pg_wal_head *j = r->body;
     struct pg_header *h = r->a->header;
     const uint64_t number = j->next_ticket - j->shard * PG_TICKET_SHARD;
-    if (!below(r, "replay buffer entries of the arena that is to be filled", h->replay_capacity + 1ull,
-               j->replay_capacity) ||
-        !below(r, "published past the tail of the replay buffer", j->replay_tail + 1, j->published) ||
+    if (!below(r, "replay buffer entries of the arena that is to be filled",
+               h->replay_capacity + 1ull, j->replay_capacity) ||
+        !below(r, "published past the tail of the replay buffer", j->replay_tail + 1,
+               j->published) ||
         !below(r, "notices not sent yet", j->replay_capacity + 1ull,
                j->replay_tail - j->published) ||
         !below(r, "the next ticket", PG_TICKET_SHARD, number - 1))
@@ -578,7 +582,8 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     const struct pg_frame_head *f = frame;
     const struct pg_wal_head *j = (const void *)(f + 1);
     memset(why, 0, sizeof *why);
-    if (bytes < frame_bytes(PG_WAL_HEAD, 0) || f->type != PG_WAL_HEAD || f->lsn != 1 || !frame_fits(f))
+    if (bytes < frame_bytes(PG_WAL_HEAD, 0) || f->type != PG_WAL_HEAD || f->lsn != 1 ||
+        !frame_fits(f))
         return fault_set(why, "redo", "a snapshot without its first frame", 0, PG_WAL_HEAD,
                          bytes < sizeof *f ? 0 : f->type);
     c->payload_bytes = j->payload_bytes;
@@ -703,8 +708,7 @@ int pg_redo_file(struct pg_arena *a, struct pg_redo *state, struct pg_walk *walk
     return 1;
 }
 
-/* ---- the end
- * -------------------------------------------------------------------------------------- */
+/* ---- the end ------------------------------------------------------------------------------- */
 
 /* Counted past the tickets of what a power cut may have lost: more than a WAL buffer holds. */
 #define TICKETS_LOST (PG_WAL_BUFFER_MAX / 64)
@@ -789,7 +793,8 @@ static void watermarks_finish(struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
         struct pg_watched *l = &a->watermarks[row];
-        const uint8_t *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
+        const uint8_t *key = watermark_granules(l) == 0 ? l->key
+                                                        : blob_at(&a->blobs, watermark_blob(l));
         if (l->key_len == 0)
             continue;
         l->hash = key_hash(a, l->namespace_row, l->key_type, key, l->key_len);

@@ -143,9 +143,11 @@ static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *f
 {
     const struct pg_entry *e = replay_at(a, p);
     if (e->commit != p + 1)
-        return fault_set(fault, "replay buffer", "an entry without its commit", p, p + 1, e->commit);
+        return fault_set(fault, "replay buffer", "an entry without its commit", p, p + 1,
+                         e->commit);
     if (!entry_sound(a, e))
-        return fault_set(fault, "replay buffer", "an entry names what is not there", p, 0, e->topic);
+        return fault_set(fault, "replay buffer", "an entry names what is not there", p, 0,
+                         e->topic);
     if (e->previous > p || (e->previous == 0) != (e->sequence == 1))
         return fault_set(fault, "replay buffer", "a topic's chain is broken", p, e->sequence,
                          e->previous);
@@ -165,8 +167,8 @@ static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault
     if (!entry_check(a, position, why))
         return false;
     if (!blobs_rebuild_mark(&a->blobs, e->blob, entry_granules(e)))
-        return fault_set(why, "replay buffer", "an entry's blob overlaps or is outside", position, 0,
-                         e->blob);
+        return fault_set(why, "replay buffer", "an entry's blob overlaps or is outside", position,
+                         0, e->blob);
     a->header->replay_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
     entry_index(a, position);
     return true;

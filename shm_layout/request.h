@@ -10,8 +10,8 @@ struct request {
     const uint8_t *bytes;
     uint64_t len;
     struct pg_frame frame;        /* copied: the bytes may be unaligned */
-    struct pg_rows rows;          /* which rows of a bulk load the records are, where in_bulk_load
-                                     */
+    struct pg_rows rows;          /* which rows of a bulk load the records are, where
+                                     in_bulk_load */
     bool in_bulk_load;
     const uint8_t *names, *records, *area;
     uint32_t uid, pid;

@@ -14,7 +14,8 @@ enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, B
 /* The body of the next frame; NULL: it does not fit any more. `timestamps`: what stands at its end,
  * if any. */
 static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
-                              enum pg_wal_type type, uint64_t extra, const struct pg_timestamps *timestamps)
+                              enum pg_wal_type type, uint64_t extra,
+                              const struct pg_timestamps *timestamps)
 {
     const uint64_t bytes = frame_bytes(type, extra);
     const uint64_t whole = bytes + (timestamps == NULL ? 0 : sizeof *timestamps);
@@ -124,7 +125,7 @@ static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     if (a->wal_buffer != NULL)
         s->end_lsn = LOAD_ACQUIRE(&a->wal_buffer->next_lsn) - 1;
     *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,
-                            .end_lsn = s->end_lsn};
+                              .end_lsn = s->end_lsn};
     s->done = 1;
     return frame_end(s);
 }
@@ -187,8 +188,9 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
 {
     const uint32_t bytes = c->key_len + c->payload_len;
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
-    struct pg_wal_watch *j = frame_begin_with(s, out, PG_WAL_WATCH, wal_watch_extra(op->keys, bytes),
-                                            timestamps_at(a, s->next));
+    struct pg_wal_watch *j = frame_begin_with(s, out, PG_WAL_WATCH,
+                                              wal_watch_extra(op->keys, bytes),
+                                              timestamps_at(a, s->next));
     if (j == NULL)
         return false;
     struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(j + 1);
@@ -237,8 +239,7 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     return out->used == before || frame_end(s);
 }
 
-/* ---- watermarks
- * ------------------------------------------------------------------------------------ */
+/* ---- watermarks ---------------------------------------------------------------------------- */
 
 static bool watermark_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
@@ -260,8 +261,7 @@ static bool watermark_write(const struct pg_arena *a, struct pg_snapshot *s, str
     return frame_end(s);
 }
 
-/* ---- the replay buffer
- * ---------------------------------------------------------------------------------- */
+/* ---- the replay buffer --------------------------------------------------------------------- */
 
 static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_entry *e,
                        struct sink *out)
@@ -292,8 +292,7 @@ static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return out->used == before || frame_end(s);
 }
 
-/* ---- bulk_loads
- * ------------------------------------------------------------------------------------------ */
+/* ---- bulk_loads ---------------------------------------------------------------------------- */
 
 static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
@@ -325,8 +324,7 @@ static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return frame_end(s);
 }
 
-/* ---- all of it
- * -------------------------------------------------------------------------------------- */
+/* ---- all of it ----------------------------------------------------------------------------- */
 
 typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
 
@@ -341,7 +339,8 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
     const struct pg_header *h = a->header;
     const uint64_t counts[] = {[HEAD] = 1, [NAMESPACES] = a->namespace_rows,
                                [TOPICS] = a->topic_rows, [SLOTS] = a->slots.capacity,
-                               [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0, [BULK_LOADS] = a->bulk_load_rows,
+                               [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0,
+                               [BULK_LOADS] = a->bulk_load_rows,
                                [BLOCKS] = a->bulk_load_block_rows, [LAST] = 1};
     s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
     s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];

@@ -519,8 +519,7 @@ static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
     prefetch_ends(context, slots, count);
 }
 
-/* ---- steps of the wall clock
- * --------------------------------------------------------------------- */
+/* ---- steps of the wall clock --------------------------------------------------------------- */
 
 #define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
 
@@ -573,7 +572,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
     const uint64_t moved = a->wheel.state->moved;
     const uint32_t done = wheel_advance_prefetch(&a->wheel, now_ns, budget, expire,
-                                              expire_soon, a, &left);
+                                                 expire_soon, a, &left);
     wal_buffer_settle(a);
     a->metrics->moved += a->wheel.state->moved - moved;
     a->metrics->iterations++;
@@ -591,8 +590,7 @@ int64_t pg_next_ns(const struct pg_arena *a)
     return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
 }
 
-/* ---- linking, for a rebuild
- * ---------------------------------------------------------------------- */
+/* ---- linking, for a rebuild ---------------------------------------------------------------- */
 
 void timers_link_own(struct pg_arena *a, uint32_t slot)
 {
@@ -624,8 +622,7 @@ bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     return true;
 }
 
-/* ---- check
- * ------------------------------------------------------------------------------------------ */
+/* ---- check --------------------------------------------------------------------------------- */
 
 /* Where a wall timer stands is by drift away from the wall clock at most, but for a step that is
  * under way. */

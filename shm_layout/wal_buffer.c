@@ -154,7 +154,7 @@ static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint
 /* ---- what happens ---------------------------------------------------------------------------- */
 
 void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
-                     struct name name)
+                          struct name name)
 {
     struct pg_wal_namespace *body = frame_begin(a, PG_WAL_NAMESPACE, name.len);
     *body = wal_namespace_of(row, fields, name.len);
@@ -196,11 +196,11 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
     struct pg_wal_unpark *body =
         frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->in_bulk_load) + bytes, BEGUN);
     *body = (struct pg_wal_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
-                                 .wall_ns = j.wall_ns, .at_ns = a->moment_ns, .slot = slot,
-                                 .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
-                                 .counted = j.counted, .in_bulk_load = a->in_bulk_load,
-                                 .key_len = j.key_len, .key_type = j.key_type,
-                                 .bulk_loaded = j.bulk_loaded};
+                                   .wall_ns = j.wall_ns, .at_ns = a->moment_ns, .slot = slot,
+                                   .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
+                                   .counted = j.counted, .in_bulk_load = a->in_bulk_load,
+                                   .key_len = j.key_len, .key_type = j.key_type,
+                                   .bulk_loaded = j.bulk_loaded};
     memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
     timestamps_tell(a, slot, body);
     frame_end(a);
@@ -245,9 +245,9 @@ void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int
 {
     struct pg_wal_move *body = frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->in_bulk_load));
     *body = (struct pg_wal_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
-                               .deadline_ns = deadline_ns, .wall_ns = wall_ns,
-                               .at_ns = a->moment_ns, .slot = slot, .uid = a->uid,
-                               .in_bulk_load = a->in_bulk_load};
+                                 .deadline_ns = deadline_ns, .wall_ns = wall_ns,
+                                 .at_ns = a->moment_ns, .slot = slot, .uid = a->uid,
+                                 .in_bulk_load = a->in_bulk_load};
     row_write(a, body + 1);
     frame_end(a);
 }
@@ -257,8 +257,8 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
     const struct pg_hot *h = &a->slots.hot[slot];
     struct pg_wal_end *body = frame_begin_with(a, PG_WAL_END, 0, ENDED);
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
-                              .cause = cause, .uid = a->uid, .topic = h->topic,
-                              .ended_boot_ns = a->real_boot_ns};
+                                .cause = cause, .uid = a->uid, .topic = h->topic,
+                                .ended_boot_ns = a->real_boot_ns};
     timestamps_tell(a, slot, body);
     asked_tell(a, slot, body, 1);
     frame_end(a);
@@ -269,11 +269,11 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
     const struct pg_topic *t = &a->topics[e->topic];
     struct pg_wal_fire *body = frame_begin_with(a, PG_WAL_FIRE, 0, BEGUN);
     *body = (struct pg_wal_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
-                               .fired_ns = e->fired_ns, .position = a->header->replay_tail,
-                               .sequence = t->sequence + 1, .previous = t->last_position,
-                               .slot = slot, .topic = e->topic, .flags = entry_flags(e),
-                               .bulk_loaded = is_bulk_loaded(&a->slots.hot[slot]),
-                               .ended_boot_ns = a->real_boot_ns};
+                                 .fired_ns = e->fired_ns, .position = a->header->replay_tail,
+                                 .sequence = t->sequence + 1, .previous = t->last_position,
+                                 .slot = slot, .topic = e->topic, .flags = entry_flags(e),
+                                 .bulk_loaded = is_bulk_loaded(&a->slots.hot[slot]),
+                                 .ended_boot_ns = a->real_boot_ns};
     timestamps_tell(a, slot, body);
     frame_end(a);
 }
@@ -292,11 +292,12 @@ void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
     frame_end(a);
 }
 
-void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
+void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
+                     int64_t handed_boot_ns)
 {
     struct pg_wal_sent *body = frame_begin(a, PG_WAL_SENT, 0);
     *body = (struct pg_wal_sent){.from = a->header->published, .upto = upto, .built_ns = a->now_ns,
-                               .built_boot_ns = built_boot_ns, .handed_boot_ns = handed_boot_ns};
+                                 .built_boot_ns = built_boot_ns, .handed_boot_ns = handed_boot_ns};
     frame_end(a);
 }
 
@@ -317,7 +318,7 @@ void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 }
 
 void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
-                 const struct key *key)
+                          const struct key *key)
 {
     struct pg_wal_watermark *body = frame_begin(a, PG_WAL_WATERMARK, key == NULL ? 0 : key->len);
     *body = wal_watermark_of(row, fields, key != NULL);
@@ -343,10 +344,10 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
     const uint32_t bitmap = (op->keys + 7u) / 8;
     struct pg_wal_outcome *body = frame_begin_with(a, PG_WAL_OUTCOME, bitmap, BEGUN);
     *body = (struct pg_wal_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
-                                  .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
-                                  .error = op->error, .keys = op->keys, .cause = op->cause,
-                                  .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
-                                  .ended_boot_ns = a->real_boot_ns};
+                                    .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
+                                    .error = op->error, .keys = op->keys, .cause = op->cause,
+                                    .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
+                                    .ended_boot_ns = a->real_boot_ns};
     if (op->notice_blob != PG_NIL) {
         body->position = a->header->replay_tail + 1;
         body->sequence = t->sequence + 1;
@@ -361,15 +362,16 @@ void wal_append_session(struct pg_arena *a, const struct pg_session *s)
 {
     struct pg_wal_session *body = frame_begin(a, PG_WAL_SESSION, 0);
     *body = (struct pg_wal_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
-                                  .pid = s->pid, .dropped = s->inbox_count};
+                                    .pid = s->pid, .dropped = s->inbox_count};
     frame_end(a);
 }
 
-void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name)
+void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id,
+                       struct name name)
 {
     struct pg_wal_opened *body = frame_begin(a, PG_WAL_OPENED, name.len);
     *body = (struct pg_wal_opened){.session = id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
-                                 .pid = s->pid, .name_len = name.len};
+                                   .pid = s->pid, .name_len = name.len};
     if (name.len != 0)
         memcpy(body + 1, name.bytes, name.len);
     frame_end(a);
@@ -382,8 +384,8 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
         return;
     struct pg_wal_replied *body = frame_begin(a, PG_WAL_REPLIED, 0);
     *body = (struct pg_wal_replied){.session = session, .sequence = sequence, .count = count,
-                                  .built_boot_ns = built_boot_ns,
-                                  .handed_boot_ns = handed_boot_ns};
+                                    .built_boot_ns = built_boot_ns,
+                                    .handed_boot_ns = handed_boot_ns};
     frame_end(a);
     wal_buffer_settle(a);
 }
@@ -398,7 +400,7 @@ void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
                            buckets * sizeof(struct pg_wal_bucket);
     struct pg_wal_metrics *body = frame_begin(a, PG_WAL_METRICS, extra);
     *body = (struct pg_wal_metrics){.at_boot_ns = real_boot_ns, .histogram_count = PG_HISTOGRAMS,
-                                  .bucket_count = buckets};
+                                    .bucket_count = buckets};
     histograms_write(a, (struct pg_wal_histogram *)(body + 1));
     frame_end(a);
     wal_buffer_settle(a);
@@ -419,11 +421,10 @@ void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
     frame_end(a);
 }
 
-/* ---- the group-commit thread's side
- * ---------------------------------------------------------------------- */
+/* ---- the group-commit thread's side -------------------------------------------------------- */
 
 uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
-                       uint64_t *upto, uint64_t *lsn)
+                            uint64_t *upto, uint64_t *lsn)
 {
     struct sink to = {out, 0, out_bytes, false};
     const uint64_t tail = LOAD_ACQUIRE(&a->wal_buffer->tail);
@@ -462,7 +463,8 @@ static bool namespace_visible(const struct pg_arena *a, const void *body)
     const struct pg_wal_namespace *j = body;
     if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
         return false;
-    const struct pg_wal_namespace found = wal_namespace_of(j->row, &a->namespaces[j->row], j->name_len);
+    const struct pg_wal_namespace found = wal_namespace_of(j->row, &a->namespaces[j->row],
+                                                           j->name_len);
     return memcmp(&found, j, sizeof found) == 0;
 }
 
@@ -575,7 +577,8 @@ static bool bulk_load_visible(const struct pg_arena *a, const void *body)
     const uint32_t bulk_load = bulk_load_find(a, j->bulk_load);
     if (bulk_load == PG_NIL || j->state == PG_BULK_LOAD_NONE)
         return bulk_load == PG_NIL && j->state == PG_BULK_LOAD_NONE;
-    return a->bulk_loads[bulk_load].fencing_token == j->fencing_token && a->bulk_loads[bulk_load].state == j->state;
+    return a->bulk_loads[bulk_load].fencing_token == j->fencing_token &&
+           a->bulk_loads[bulk_load].state == j->state;
 }
 
 static bool done_visible(const struct pg_arena *a, const void *body)
@@ -584,14 +587,15 @@ static bool done_visible(const struct pg_arena *a, const void *body)
 }
 
 static const visible_fn visible[PG_WAL_TYPES] = {
-    [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible, [PG_WAL_ARM] = arm_visible,
-    [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible, [PG_WAL_FIRE] = fire_visible,
-    [PG_WAL_SENT] = sent_visible, [PG_WAL_WATCH] = watch_visible, [PG_WAL_WATERMARK] = watermark_visible,
-    [PG_WAL_GONE] = gone_visible, [PG_WAL_OUTCOME] = outcome_visible,
+    [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible,
+    [PG_WAL_ARM] = arm_visible, [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible,
+    [PG_WAL_FIRE] = fire_visible, [PG_WAL_SENT] = sent_visible, [PG_WAL_WATCH] = watch_visible,
+    [PG_WAL_WATERMARK] = watermark_visible, [PG_WAL_GONE] = gone_visible,
+    [PG_WAL_OUTCOME] = outcome_visible,
     [PG_WAL_SESSION] = session_visible, [PG_WAL_ENTRY] = published_visible,
     [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = always_visible,
-    [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible, [PG_WAL_UNPARK] = unpark_visible,
-    [PG_WAL_METRICS] = always_visible,
+    [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible,
+    [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
 };
 
 /* ---- init, recovery, check ---------------------------------------------------------------- */
@@ -674,7 +678,8 @@ bool wal_buffer_recover(struct pg_arena *a, struct pg_fault *why)
         return false;
     if (s->tail == s->appended)
         return lsn == 0 || lsn + 1 == s->next_lsn ||
-               fault_set(why, "wal_buffer", "number of the next frame", s->tail, lsn + 1, s->next_lsn);
+               fault_set(why, "wal_buffer", "number of the next frame", s->tail, lsn + 1,
+                         s->next_lsn);
     const uint64_t at = past_padding(a, s->tail);
     const struct pg_frame_head *f = frame_at(a, at);
     if (at + f->bytes != s->appended)
@@ -707,6 +712,6 @@ bool wal_buffer_check(const struct pg_arena *a, struct pg_fault *fault)
         !frames_sound(a, a->wal_buffer->appended, &lsn, fault))
         return false;
     return lsn == 0 || lsn + 1 == a->wal_buffer->next_lsn ||
-           fault_set(fault, "wal_buffer", "number of the next frame", a->wal_buffer->appended, lsn + 1,
-                     a->wal_buffer->next_lsn);
+           fault_set(fault, "wal_buffer", "number of the next frame", a->wal_buffer->appended,
+                     lsn + 1, a->wal_buffer->next_lsn);
 }

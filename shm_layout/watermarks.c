@@ -30,7 +30,8 @@ static inline bool has_key(const struct pg_arena *a, uint32_t row, const struct 
 {
     const struct pg_watched *l = &a->watermarks[row];
     return l->hash == k->hash && l->key_len == k->len && l->key_type == k->type &&
-           l->namespace_row == k->namespace_row && same_bytes(watermark_key(a, row), k->bytes, k->len);
+           l->namespace_row == k->namespace_row && same_bytes(watermark_key(a, row), k->bytes,
+                                                              k->len);
 }
 
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
@@ -155,7 +156,7 @@ void watermark_free(struct pg_arena *a, uint32_t row)
 }
 
 static void watermark_append(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error,
-                        uint32_t touched_s)
+                             uint32_t touched_s)
 {
     struct pg_watched next = a->watermarks[row];
     next.watermark = watermark;
@@ -289,14 +290,14 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
             return fault_set(fault, "watermarks", "hash of a watch key", row,
                              key_hash(a, k.namespace_row, k.type, k.bytes, k.len), k.hash);
         if (a->secret != NULL && watermark_find(a, &k) != row)
-            return fault_set(fault, "watermarks", "a watch key that the index does not lead to", row,
-                             row, watermark_find(a, &k));
+            return fault_set(fault, "watermarks", "a watch key that the index does not lead to",
+                             row, row, watermark_find(a, &k));
         if (!index_find_id(&a->watermark_index, l->hash, row, &at) ||
             at.bucket * (PG_INDEX_CELLS + 1) + at.cell != l->place)
             return fault_set(fault, "watermarks", "place in the index", row, l->place, at.cell);
         if (l->root == PG_NIL && l->touched_s == PG_NIL && a->wal_buffer == NULL)
-            return fault_set(fault, "watermarks", "a forgotten watch key that nobody watches", row, 0,
-                             l->touched_s);
+            return fault_set(fault, "watermarks", "a forgotten watch key that nobody watches", row,
+                             0, l->touched_s);
         *granules += watermark_granules(l);
         used++;
     }

@@ -460,8 +460,8 @@ static void drain(struct advance *t)
 }
 
 uint32_t wheel_advance_prefetch(struct wheel *w, int64_t now_ns, uint32_t budget,
-                             wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
-                             bool *more)
+                                wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
+                                bool *more)
 {
     struct pg_wheel *s = w->state;
     struct advance t = {w, budget, on_due, on_soon, context};

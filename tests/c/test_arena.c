@@ -39,7 +39,8 @@ static struct pg_config config_random(struct rng *r)
         .now_ns = (int64_t)(rng_next(r) >> (3 + rng_below(r, 60))), .stream_id = 1,
         .secret = {rng_next(r), rng_next(r)}, .capacity = 1 + (uint32_t)rng_below(r, KEYS),
         .replay_capacity = 16u << rng_below(r, 3), .fanout = fanouts[rng_below(r, 6)],
-        .namespaces = 1, .topics = KINDS, .sessions = 2, .watches = 8, .watermarks = 8, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL};
+        .namespaces = 1, .topics = KINDS, .sessions = 2, .watches = 8, .watermarks = 8,
+        .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL};
 }
 
 static void *zeroed(uint64_t bytes)
@@ -171,7 +172,8 @@ static void step_cancel(struct world *w)
     const bool noticed = t->fired_ticket != 0 && t->fired_position >= w->a->header->replay_head;
 
     pg_cancel(w->a, &put, 0, &r);
-    CHECK_EQUAL(r.ticket & 0xff, t->ticket ? PG_ST_CANCELLED : noticed ? PG_ST_FIRED : PG_ST_UNKNOWN);
+    CHECK_EQUAL(r.ticket & 0xff,
+                t->ticket ? PG_ST_CANCELLED : noticed ? PG_ST_FIRED : PG_ST_UNKNOWN);
     CHECK_EQUAL(r.ticket >> 8, t->ticket ? t->ticket : noticed ? t->fired_ticket : 0);
     w->armed -= t->ticket != 0;
     t->ticket = 0;
@@ -503,8 +505,9 @@ static void messages(void)
  * inside. */
 static void damaged_authoritative_state(void)
 {
-    static const enum pg_region_id authoritative[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES, PG_R_TOPICS,
-                                              PG_R_REPLAY_BUFFER};
+    static const enum pg_region_id authoritative[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES,
+                                                      PG_R_TOPICS,
+                                                      PG_R_REPLAY_BUFFER};
     for (uint64_t seed = 1; seed <= 600; seed++) {
         struct world w;
         struct pg_fault why;

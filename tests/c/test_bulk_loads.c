@@ -3,10 +3,12 @@
 #include "check.h"
 #include "core.h"
 
-enum { IDS = 4, BULK_LOADS = 3, BLOCKS = 4, FIRSTS = 5, RECORDS = 6, LAYOUT = 4711, SECOND = 1000000000,
+enum { IDS = 4, BULK_LOADS = 3, BLOCKS = 4, FIRSTS = 5, RECORDS = 6, LAYOUT = 4711,
+      SECOND = 1000000000,
        MESSAGE = 4096, DONE_MAX = 256 };
 
-static const uint64_t firsts[FIRSTS] = {0, 7, PG_BULK_LOAD_BLOCK_ROWS - 3, 9 * PG_BULK_LOAD_BLOCK_ROWS,
+static const uint64_t firsts[FIRSTS] = {0, 7, PG_BULK_LOAD_BLOCK_ROWS - 3,
+                                        9 * PG_BULK_LOAD_BLOCK_ROWS,
                                         PG_BULK_LOAD_ROW_MAX - RECORDS};
 
 struct done {
@@ -86,8 +88,8 @@ static void open_world(struct world *w, uint64_t seed)
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
         .stream_id = 1, .secret = {seed, 2}, .capacity = 300, .replay_capacity = 512, .fanout = 8,
         .namespaces = 2, .topics = 2, .sessions = 2, .watches = 1, .watermarks = 1,
-        .watermark_ttl_ns = SECOND, .inbox_max = 1, .bulk_loads = BULK_LOADS, .bulk_load_blocks = BLOCKS,
-        .clock_kind = PG_CLOCK_VIRTUAL, .now_ns = SECOND,
+        .watermark_ttl_ns = SECOND, .inbox_max = 1, .bulk_loads = BULK_LOADS,
+        .bulk_load_blocks = BLOCKS, .clock_kind = PG_CLOCK_VIRTUAL, .now_ns = SECOND,
         .wal_buffer_bytes = seed % 2 ? PG_WAL_BUFFER_MIN : 0};
     w->arena = zeroed(pg_arena_bytes(&w->config));
     w->secret = zeroed(pg_private_bytes(&w->config));
@@ -209,11 +211,11 @@ static void ask_step(struct world *w)
         CHECK(memcmp(info->bulk_load, ((const struct pg_bulk_load_ask *)(head(w) + 1))->bulk_load,
                      sizeof info->bulk_load) == 0);
     const uint32_t parts = ((const struct pg_frame *)w->reply)->count;
-    CHECK_EQUAL(used, sizeof(struct pg_frame) + sizeof *info + parts * sizeof(struct pg_bulk_load_part));
+    CHECK_EQUAL(used, sizeof(struct pg_frame) + sizeof *info +
+                parts * sizeof(struct pg_bulk_load_part));
 }
 
-/* ---- kills, and hostile bytes
- * ---------------------------------------------------------------------- */
+/* ---- kills, and hostile bytes -------------------------------------------------------------- */
 
 static void restart(struct world *w)
 {

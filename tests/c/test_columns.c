@@ -25,7 +25,8 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
     case PG_WAL_NAMESPACE: return ((struct pg_wal_namespace *)body)->name_len = len;
     case PG_WAL_TOPIC: return ((struct pg_wal_topic *)body)->name_len = len;
     case PG_WAL_OPENED: return ((struct pg_wal_opened *)body)->name_len = len;
-    case PG_WAL_OUTCOME: return (((struct pg_wal_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
+    case PG_WAL_OUTCOME:
+        return (((struct pg_wal_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
     case PG_WAL_MOVE: return wal_row_bytes(((struct pg_wal_move *)body)->in_bulk_load = keys & 1);
     case PG_WAL_ARM:
         ((struct pg_wal_arm *)body)->key_len = key_len;
@@ -68,9 +69,9 @@ static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
 static uint64_t segment_write(struct rng *r)
 {
     struct pg_wal_segment header = {.magic = PG_WAL_SEGMENT_MAGIC, .first_lsn = 1, .first_group = 1,
-                                .salt = 7, .clock_kind = (uint32_t)rng_below(r, 2)};
+                                    .salt = 7, .clock_kind = (uint32_t)rng_below(r, 2)};
     struct pg_wal_group group = {.number = 1, .boot_ns = (int64_t)rng_next(r),
-                               .wall_ns = (int64_t)rng_next(r)};
+                                 .wall_ns = (int64_t)rng_next(r)};
     uint64_t end = PG_WAL_SEGMENT_HEAD + PG_GROUP_HEAD;
     memset(file, 0, sizeof file);
     pg_wal_segment_begin(file, &header);

@@ -19,13 +19,12 @@ struct world {
     _Alignas(8) uint8_t ring[RING];
     struct pg_frame_head *log[LSNS];   /* what was appended under each LSN, last */
     uint64_t acknowledged;        /* LSN up to which it was said to be on disk */
-    bool uniform;                 /* all frames have the same length, so that old ones fit anywhere
-                                     */
+    bool uniform;                 /* all frames have the same length, so that old ones fit
+                                     anywhere */
     struct pg_group_commit *c;
 };
 
-/* ---- a WAL buffer
- * ------------------------------------------------------------------------------------ */
+/* ---- a WAL buffer -------------------------------------------------------------------------- */
 
 static void world_fresh_arena(struct world *w, uint64_t next_lsn)
 {
@@ -97,8 +96,7 @@ static void append_some(struct world *w)
         append_one(w, random_bytes(w));
 }
 
-/* ---- what is on disk
- * ------------------------------------------------------------------------------ */
+/* ---- what is on disk ----------------------------------------------------------------------- */
 
 /* The next segment file of the directory by name; NULL: there is none behind `after`. */
 static const char *next_segment(struct disk *d, const char *after)
@@ -171,8 +169,7 @@ static void work(struct world *w, unsigned iterations)
     }
 }
 
-/* ---- power cuts and deaths
- * ------------------------------------------------------------------------- */
+/* ---- power cuts and deaths ----------------------------------------------------------------- */
 
 /* The process is killed; or the arena is lost too; or power is gone, too. */
 static void fall(struct world *w)
@@ -226,8 +223,7 @@ static void test_power_cuts(void)
     printf("%u seeds with five cuts each\n", power_cuts);
 }
 
-/* ---- calls that fail
- * -------------------------------------------------------------------------------- */
+/* ---- calls that fail ----------------------------------------------------------------------- */
 
 /* Fills two segments and begins a third. */
 static bool script(struct world *w, struct pg_fault *why)

@@ -4,7 +4,8 @@
 #include "check.h"
 #include "core.h"
 
-enum { LAYOUT = 4711, SECOND = 1000000000, MESSAGE = 4096, RECORDS = 4, TTL_S = 10, REPLAY_CAPACITY = 16 };
+enum { LAYOUT = 4711, SECOND = 1000000000, MESSAGE = 4096, RECORDS = 4, TTL_S = 10,
+      REPLAY_CAPACITY = 16 };
 
 static struct pg_arena *a;
 static void *arena, *secret;
@@ -31,10 +32,11 @@ static void arena_open(uint32_t accounts, uint64_t ops)
 {
     const struct pg_config c = {
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
-        .stream_id = 1, .secret = {1, 2}, .capacity = 10, .replay_capacity = REPLAY_CAPACITY, .fanout = 8,
-        .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .watermarks = 4,
-        .watermark_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .bulk_loads = 1, .bulk_load_blocks = 1,
-        .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL, .shard = 1, .shards = 2};
+        .stream_id = 1, .secret = {1, 2}, .capacity = 10, .replay_capacity = REPLAY_CAPACITY,
+        .fanout = 8, .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .watermarks = 4,
+        .watermark_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .bulk_loads = 1,
+        .bulk_load_blocks = 1, .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL,
+        .shard = 1, .shards = 2};
     arena = zeroed(pg_arena_bytes(&c));
     secret = zeroed(pg_private_bytes(&c));
     a = malloc(pg_handle_bytes());
@@ -326,7 +328,8 @@ static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
 
 static void a_bulk_load_lives_from_when_it_was_last_claimed(void)
 {
-    const struct pg_bulk_load wanted = {.id = {1}, .fencing_token = 1, .uid = 5, .state = PG_BULK_LOAD_OPEN};
+    const struct pg_bulk_load wanted = {.id = {1}, .fencing_token = 1, .uid = 5,
+                                        .state = PG_BULK_LOAD_OPEN};
     unsigned refused;
     arena_open(1, 0);
     struct client c = greeted(5);
@@ -343,8 +346,7 @@ static void a_bulk_load_lives_from_when_it_was_last_claimed(void)
     arena_close();
 }
 
-/* ---- what is reported
- * ---------------------------------------------------------------------------- */
+/* ---- what is reported ---------------------------------------------------------------------- */
 
 static void a_topic_that_changed_lately_is_reported(void)
 {
@@ -354,7 +356,8 @@ static void a_topic_that_changed_lately_is_reported(void)
     publish('t');
     CHECK_EQUAL(pg_tail_heartbeats(a, now_s * SECOND, &cursor, reply, sizeof reply, &part, 1), 1);
     cursor = 0;
-    CHECK_EQUAL(pg_tail_heartbeats(a, now_s * SECOND + 1, &cursor, reply, sizeof reply, &part, 1), 0);
+    CHECK_EQUAL(pg_tail_heartbeats(a, now_s * SECOND + 1, &cursor, reply, sizeof reply, &part, 1),
+                0);
     arena_close();
 }
 

@@ -226,7 +226,8 @@ static uint64_t batch_write(struct world *w, uint32_t session, const struct comm
 
 static uint64_t watermark_random(struct rng *r)
 {
-    static const uint64_t extremes[] = {0, PG_WATERMARK_MAX, 1ull << 63, UINT64_MAX - 1, UINT64_MAX};
+    static const uint64_t extremes[] = {0, PG_WATERMARK_MAX, 1ull << 63, UINT64_MAX - 1,
+                                        UINT64_MAX};
     return rng_below(r, 16) == 0 ? extremes[rng_below(r, 5)] : rng_below(r, 12);
 }
 
@@ -463,8 +464,7 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
     return extra;
 }
 
-/* ---- steps
- * --------------------------------------------------------------------------------------- */
+/* ---- steps --------------------------------------------------------------------------------- */
 
 static void step_batch(struct world *w)
 {
@@ -700,8 +700,7 @@ static void test_random_steps(void)
     CHECK(satisfied > 1000);
 }
 
-/* ---- hostile bytes
- * ---------------------------------------------------------------------------------- */
+/* ---- hostile bytes ------------------------------------------------------------------------- */
 
 static void test_hostile_bytes(void)
 {

@@ -241,7 +241,8 @@ static struct pg_config config_of_test(void)
         .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .replay_capacity = 32,
         .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
         .watermarks = WATCHED + 2, .watermark_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
-        .bulk_loads = 1, .bulk_load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
+        .bulk_loads = 1, .bulk_load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL,
+        .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
 }
 
 static void world_open(struct world *w)
@@ -393,7 +394,8 @@ static void bulk_load(struct world *w, unsigned action, uint64_t fencing_token)
         struct pg_frame frame;
         struct pg_bulk_load_ask ask;
         char name;
-    } message = {frame_of(w, PG_M_BULK_LOAD), {.bulk_load = {1}, .fencing_token = fencing_token, .action = action,
+    } message = {frame_of(w, PG_M_BULK_LOAD),
+                 {.bulk_load = {1}, .fencing_token = fencing_token, .action = action,
                                           .name_len = 1}, 'n'};
     CHECK(send(w, &message, offsetof(__typeof__(message), name) + 1) > sizeof message.frame);
 }
@@ -655,7 +657,7 @@ static void test_durable_replies(void)
 static void take(struct world *w)
 {
     const uint64_t used = pg_wal_buffer_copy(w->a, w->position, w->wal + w->used,
-                                        FRAMES - w->used, &w->position, &w->lsn);
+                                             FRAMES - w->used, &w->position, &w->lsn);
     w->used += used;
     CHECK(w->position == w->a->wal_buffer->tail);
     STORE_RELEASE(&w->a->wal_buffer->committed, w->position);
@@ -862,8 +864,7 @@ static void test_frames_tell_when_and_of_what(void)
     world_close(&w);
 }
 
-/* ---- a snapshot during the work
- * ------------------------------------------------------------------ */
+/* ---- a snapshot during the work ------------------------------------------------------------ */
 
 struct photographer {
     const struct world *world;
@@ -925,8 +926,7 @@ static void test_a_snapshot_during_the_work(void)
     world_close(&w);
 }
 
-/* ---- noise
- * ----------------------------------------------------------------------------------------- */
+/* ---- noise --------------------------------------------------------------------------------- */
 
 static void spoil(struct rng *r, uint8_t *bytes, uint64_t len)
 {

@@ -34,8 +34,8 @@ static uint64_t frame_write(uint8_t *at, struct rng *r, uint64_t lsn)
 static void segment_write(struct written *s, struct rng *r, uint64_t lsn, uint64_t group, bool seal)
 {
     struct pg_wal_segment header = {.magic = PG_WAL_SEGMENT_MAGIC, .uuid = {7}, .first_lsn = lsn,
-                                .first_group = group, .bytes = BYTES,
-                                .salt = (uint32_t)rng_next(r) | 1};
+                                    .first_group = group, .bytes = BYTES,
+                                    .salt = (uint32_t)rng_next(r) | 1};
     uint64_t at = PG_WAL_SEGMENT_HEAD;
 
     *s = (struct written){.first_group = group, .salt = header.salt, .sealed = seal};
@@ -55,7 +55,7 @@ static void segment_write(struct written *s, struct rng *r, uint64_t lsn, uint64
     s->used = at;
     if (seal) {
         pg_wal_segment_end((struct pg_frame_head *)(s->bytes + at), s->salt, group + GROUPS - 1,
-                       lsn - 1);
+                           lsn - 1);
         s->used += sizeof(struct pg_frame_head);
     }
     CHECK(s->used + 512 < BYTES);
@@ -229,7 +229,8 @@ static void cut_one(const struct written *s, const struct written *old, uint64_t
     groups = walk_one(&w, s, bytes, behind == NOTHING ? cut : BYTES, &refused);
     while (behind != NOTHING && cut < s->used && bytes[cut] == s->bytes[cut])
         cut++;                                       /* what stands there happens to be right */
-    CHECK_EQUAL(refused, cut < (behind == NOTHING ? PG_WAL_SEGMENT_HEAD : sizeof(struct pg_wal_segment)));
+    CHECK_EQUAL(refused,
+                cut < (behind == NOTHING ? PG_WAL_SEGMENT_HEAD : sizeof(struct pg_wal_segment)));
     if (refused)
         return;
     CHECK_EQUAL(groups, cut < s->groups[0] ? 0 : group_of(s, cut));
@@ -247,7 +248,8 @@ static void test_every_cut(void)
     segment_write(&old, &r, FIRST_LSN - 500, FIRST_GROUP - 100, true);
     segment_write(&s, &r, FIRST_LSN, FIRST_GROUP, true);
     for (uint64_t cut = 0; cut <= s.used; cut++)     /* a stale header is another segment's */
-        for (enum behind b = NOTHING; b < (cut < PG_WAL_SEGMENT_HEAD ? STALE : BEHINDS); b++, tried++)
+        for (enum behind b = NOTHING; b < (cut < PG_WAL_SEGMENT_HEAD ? STALE : BEHINDS); b++,
+             tried++)
             cut_one(&s, &old, cut, b);
     printf("%" PRIu64 " cuts\n", tried);
 }

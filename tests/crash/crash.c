@@ -172,7 +172,8 @@ static uint64_t authoritative_hash(const struct world *w, const struct authorita
         hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);
     }
     for (uint32_t i = 2; i < t->count; i++)       /* all but the header and the hot slots */
-        if (t->pieces[i].at != (uint8_t *)w->a->watches && t->pieces[i].at != (uint8_t *)w->a->watermarks)
+        if (t->pieces[i].at != (uint8_t *)w->a->watches &&
+            t->pieces[i].at != (uint8_t *)w->a->watermarks)
             hash = ledger_bytes(hash, t->pieces[i].at, t->pieces[i].bytes);
     return hash;
 }
@@ -394,8 +395,7 @@ static void readers_check(struct trial *t)
     }
 }
 
-/* ---- stepping
- * -------------------------------------------------------------------------------------- */
+/* ---- stepping ------------------------------------------------------------------------------ */
 
 static void double_keep(struct trial *t)
 {
@@ -423,7 +423,7 @@ static void kill_here(void *context)
         const bool in_arena = twin_authoritative.pieces[i].at >= t->w.arena &&
                               twin_authoritative.pieces[i].at < t->w.arena + t->w.arena_bytes;
         twin_authoritative.pieces[i].at += in_arena ? t->twin.arena - t->w.arena
-                                            : t->twin.secret - t->w.secret;
+                                                    : t->twin.secret - t->w.secret;
     }
     authoritative_restore(&twin_authoritative, t->shadow);
     double_keep(t);
@@ -446,8 +446,7 @@ static void run_recovery(void *context)
     world_recover(&t->w, t->recover_ns, &why);
 }
 
-/* ---- one trial
- * --------------------------------------------------------------------------------------- */
+/* ---- one trial ----------------------------------------------------------------------------- */
 
 struct image {
     uint8_t *arena, *secret, *handle;
@@ -589,8 +588,7 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     return statuses;
 }
 
-/* ---- the summary
- * ------------------------------------------------------------------------------------- */
+/* ---- the summary --------------------------------------------------------------------------- */
 
 /* A string instruction traps once per repeat, and a memset of pages is of no interest here. */
 static void step_without_repeats(char **argv)

@@ -45,7 +45,7 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
 
 /* Of what it has armed or parked, while that lives. */
 static bool timestamps_recorded(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
-                      uint64_t ticket)
+                                uint64_t ticket)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
     const uint64_t ctl = w->a->slots.hot[slot].ctl;

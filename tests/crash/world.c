@@ -117,7 +117,8 @@ void world_authoritative(const struct world *w, struct authoritative *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
                                                 PG_R_TOPICS, PG_R_REPLAY_BUFFER, PG_R_WATCHES,
-                                                PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_TIMESTAMPS, PG_R_BULK_LOADS,
+                                                PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_TIMESTAMPS,
+                                                PG_R_BULK_LOADS,
                                                 PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS};
     const struct pg_header *h = (const struct pg_header *)w->arena;
     const struct pg_private *s = (const struct pg_private *)w->secret;
@@ -139,8 +140,8 @@ void world_authoritative(const struct world *w, struct authoritative *t)
 static const uint8_t names[16] = "\1\1nt\1\1nu\1\1mv";
 
 struct draft {
-    struct pg_rows rows;          /* which rows of a bulk load the records are, where in_bulk_load
-                                     */
+    struct pg_rows rows;          /* which rows of a bulk load the records are, where
+                                     in_bulk_load */
     bool in_bulk_load;
     uint32_t count;
     struct pg_record records[RECORDS_MAX];
@@ -252,12 +253,13 @@ static uint8_t watch_key_write(const struct world *w, uint8_t *at, uint32_t key)
     return len;
 }
 
-static struct pg_record *record_new(struct world *w, struct draft *d, unsigned op, bool on_watermark)
+static struct pg_record *record_new(struct world *w, struct draft *d, unsigned op,
+                                    bool on_watermark)
 {
     uint8_t key[64];
     const uint32_t watch_keys = w->shape == SHARED_KEY ? 1 : WATCH_KEYS;
     const uint8_t len = on_watermark ? watch_key_write(w, key, below(w, watch_keys))
-                                 : key_write(w, key, some_key(w));
+                                     : key_write(w, key, some_key(w));
     memcpy(draft_take(d, len), key, len);
     CHECK(d->count < RECORDS_MAX);
     struct pg_record *r = &d->records[d->count++];
@@ -401,7 +403,8 @@ static void bulk_load_id(struct world *w, uint8_t id[16])
 /* Rows on both sides of a block's end, in more blocks than there are. */
 static void rows_draft(struct world *w, struct draft *d, uint32_t records, unsigned modes)
 {
-    static const uint64_t first[] = {0, 3, PG_BULK_LOAD_BLOCK_ROWS - 2, 5 * PG_BULK_LOAD_BLOCK_ROWS};
+    static const uint64_t first[] = {0, 3, PG_BULK_LOAD_BLOCK_ROWS - 2,
+                                     5 * PG_BULK_LOAD_BLOCK_ROWS};
     d->in_bulk_load = true;
     d->rows = (struct pg_rows){.first_row = first[below(w, 4)] + below(w, 3),
                                .fencing_token = below(w, 4) == 0 ? below(w, 3) : 1};
@@ -576,7 +579,8 @@ static void park_some(struct world *w)
 static void unpark_make(struct world *w, struct call *call, unsigned in_bulk_load)
 {
     park_some(w);
-    struct draft d = {.in_bulk_load = in_bulk_load != 0, .rows = {.first_row = below(w, 6), .fencing_token = 2}};
+    struct draft d = {.in_bulk_load = in_bulk_load != 0,
+                      .rows = {.first_row = below(w, 6), .fencing_token = 2}};
     bulk_load_id(w, d.rows.bulk_load);
     unpark_draft(w, &d);
     batch_make(w, call, &d);
@@ -600,7 +604,8 @@ static void bulk_load_make(struct world *w, struct call *call, unsigned unused)
 static void bulk_load_ask_make(struct world *w, struct call *call, unsigned action)
 {
     const bool named = action == PG_LA_OPEN || action == PG_LA_CLOSE;
-    struct pg_bulk_load_ask ask = {.action = action, .name_len = named, .fencing_token = named ? below(w, 4) : 0};
+    struct pg_bulk_load_ask ask = {.action = action, .name_len = named,
+                                   .fencing_token = named ? below(w, 4) : 0};
     bulk_load_id(w, ask.bulk_load);
     frame_write(call, &w->clients[below(w, CLIENTS)], PG_M_BULK_LOAD, 0, 0);
     call_append(call, &ask, sizeof ask);
@@ -1023,7 +1028,8 @@ static struct pg_config config_of(struct world *w)
         .fanout = 2u << below(w, 3), .namespaces = 2, .topics = 2 + below(w, 3),
         .sessions = SESSIONS, .accounts = 2 + below(w, 3), .bulk_loads = 1 + below(w, BULK_LOADS),
         .bulk_load_blocks = 1 + below(w, BULK_LOAD_BLOCKS), .watches = 8 + below(w, 12),
-        .watermarks = 4 + below(w, 4), .watermark_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
+        .watermarks = 4 + below(w, 4), .watermark_ttl_ns = 60000000000, .inbox_max = 2 + below(w,
+                                                                                               6),
         .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = below(w, 2) ? PG_WAL_BUFFER_MIN : 0,
         .shard = 1, .shards = 2};
 }

@@ -36,10 +36,10 @@ static void head_add(struct file *f, struct input *in, unsigned flags)
         .payload_bytes = c->payload_bytes, .replay_bytes_max = c->replay_bytes_max,
         .wal_buffer_bytes = 0, .watermark_ttl_ns = c->watermark_ttl_ns, .inbox_max = c->inbox_max,
         .tick_ns = c->tick_ns, .next_ticket = 1000, .next_incarnation = 100,
-        .replay_tail = take_byte(in), .published = take_byte(in), .start_lsn = 1, .capacity = c->capacity,
-        .replay_capacity = c->replay_capacity, .fanout = c->fanout, .namespaces = c->namespaces,
-        .topics = c->topics, .watches = c->watches, .watermarks = c->watermarks,
-        .clock_kind = c->clock_kind, .shards = 1};
+        .replay_tail = take_byte(in), .published = take_byte(in), .start_lsn = 1,
+        .capacity = c->capacity, .replay_capacity = c->replay_capacity, .fanout = c->fanout,
+        .namespaces = c->namespaces, .topics = c->topics, .watches = c->watches,
+        .watermarks = c->watermarks, .clock_kind = c->clock_kind, .shards = 1};
     memcpy(body, &head, sizeof head);
     for (unsigned patches = flags & F_HEAD ? take_byte(in) % 8 : 0; patches > 0; patches--) {
         const uint8_t at = take_byte(in);
@@ -72,7 +72,7 @@ static void frames_add(struct file *f, struct input *in, unsigned flags)
 static void file_begin(struct file *f, uint64_t magic)
 {
     const struct pg_wal_segment header = {.magic = magic, .first_lsn = 1, .first_group = 1,
-                                      .bytes = FILE_MAX, .salt = 7};
+                                          .bytes = FILE_MAX, .salt = 7};
     pg_wal_segment_begin(f->bytes, &header);
     f->used = PG_GROUP_HEAD;
     f->frames = 0;
@@ -84,7 +84,8 @@ static void file_end(struct file *f)
     uint8_t *begin = f->bytes + PG_WAL_SEGMENT_HEAD;
     if (f->frames > 0)
         pg_group_seal(begin, f->used, 7, &group);
-    pg_wal_segment_end((void *)(begin + (f->frames > 0 ? f->used : 0)), 7, f->frames > 0, f->frames);
+    pg_wal_segment_end((void *)(begin + (f->frames > 0 ? f->used : 0)), 7, f->frames > 0,
+                       f->frames);
 }
 
 /* ---- the target ------------------------------------------------------------------------------ */
@@ -92,7 +93,8 @@ static void file_end(struct file *f)
 /* The arena that the snapshot begins with, empty; false: refused, or larger than worth a try. */
 static bool arena_make(struct pg_config *c, void **arena, void **secret)
 {
-    const struct pg_frame_head *head = (void *)(snapshot.bytes + PG_WAL_SEGMENT_HEAD + PG_GROUP_HEAD);
+    const struct pg_frame_head *head =
+        (void *)(snapshot.bytes + PG_WAL_SEGMENT_HEAD + PG_GROUP_HEAD);
     struct pg_fault why;
     *c = fuzz_config;
     if (!pg_redo_config(head, head->bytes, c, &why))

@@ -83,8 +83,7 @@ static void machine_start(void)
     disk_mount();
 }
 
-/* ---- what is on disk
- * ---------------------------------------------------------------------------- */
+/* ---- what is on disk ----------------------------------------------------------------------- */
 
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
@@ -165,8 +164,7 @@ static uint64_t unsynced_read(void)
     return lsn;
 }
 
-/* ---- appending
- * ---------------------------------------------------------------------------------- */
+/* ---- appending ----------------------------------------------------------------------------- */
 
 static struct pg_arena *arena_make(uint64_t next_lsn)
 {
@@ -223,8 +221,7 @@ static uint64_t wait_committed(struct pg_arena *a, struct pg_group_commit *c)
 static void append(struct pg_arena *a, struct pg_group_commit *c)
 {
     int unsynced = open(UNSYNCED, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    put(a, 0, 0);                                    /* its frame is not its first: names are born
-                                                        */
+    put(a, 0, 0);                          /* its frame is not its first: names are born */
     printf("ready\n");
     for (uint64_t n = 1;; n++) {
         put(a, n, PAYLOAD);
