@@ -100,8 +100,7 @@ class AsyncClient:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # ---- open and close
-    # ------------------------------------------------------------------------------
+    # ---- open and close ----------------------------------------------------------------------
 
     async def connect(self) -> Self:
         """Opens the session. Raises DaemonUnreachable."""

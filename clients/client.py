@@ -395,8 +395,7 @@ class Client:
             self._settle("flush", timeout)
             core.raise_uncollected()
 
-    # ---- open and close
-    # ------------------------------------------------------------------------------
+    # ---- open and close ----------------------------------------------------------------------
 
     def close(self) -> None:
         """Flushes, ends the session and closes the connection; raises as flush does.

@@ -113,8 +113,7 @@ class Core:
         self.fork_guard = ForkGuard("client")
         self.check = self.fork_guard.check
 
-    # ---- open and close
-    # ------------------------------------------------------------------------------
+    # ---- open and close ----------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:

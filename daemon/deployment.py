@@ -241,8 +241,7 @@ class Deployment:
     def _stopped(self) -> bool:
         return self._lifecycle.state is STOPPED
 
-    # ---- one iteration
-    # ------------------------------------------------------------------------------
+    # ---- one iteration -----------------------------------------------------------------------
 
     def _iterate(self, now_ns: int, ready: Set[int]) -> bool:
         """True = there is more to do at once."""

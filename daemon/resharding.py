@@ -195,8 +195,7 @@ def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, Namespac
                 raise Unplaceable(name, why)
 
 
-# ---- the next shard generation
-# ------------------------------------------------------------------------
+# ---- the next shard generation ---------------------------------------------------------------
 
 
 def _made(

@@ -367,8 +367,7 @@ def of_clocks(events: DataFrame) -> DataFrame:
     return judge(segments.withColumn("before_ns", before), [CLOCK])
 
 
-# ---- bulk loads
-# -----------------------------------------------------------------------------------
+# ---- bulk loads ------------------------------------------------------------------------------
 
 
 def rows_of_bulk_loads(events: DataFrame) -> DataFrame:

@@ -29,8 +29,7 @@ SERVICE = ("request_queue", "local", "response_queue", "send")
 _TIMESTAMPS = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
 
 
-# ---- which rows are final states
-# ---------------------------------------------------------------------
+# ---- which rows are final states -------------------------------------------------------------
 
 
 def is_add() -> Column:
@@ -78,8 +77,7 @@ def _clock(bulk_loaded: Column) -> Column:
     return F.when(bulk_loaded, "bulk_load").otherwise(arena)
 
 
-# ---- lifecycles
-# -----------------------------------------------------------------------------------
+# ---- lifecycles ------------------------------------------------------------------------------
 
 
 def lifecycles(

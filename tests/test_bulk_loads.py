@@ -244,8 +244,7 @@ def test_a_forgotten_bulk_load_begins_anew(core: Purgatory) -> None:
     assert core.bulk_loads()[BULK_LOAD].fencing_token == 0
 
 
-# ---- runs, and the end of a bulk load
-# -----------------------------------------------------------------
+# ---- runs, and the end of a bulk load --------------------------------------------------------
 
 
 def test_a_newer_run_shuts_out_an_older_one(core: Purgatory) -> None:

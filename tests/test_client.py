@@ -633,8 +633,7 @@ def test_async_without_a_daemon(daemon_dir: object) -> None:
     asyncio.run(scenario())
 
 
-# ---- open and close
-# ------------------------------------------------------------------------------------
+# ---- open and close --------------------------------------------------------------------------
 
 
 def test_a_closed_client_says_so(real: Daemon) -> None:

@@ -71,8 +71,7 @@ def check_timestamps(wal: Path, frame: Frame, timestamps: dict[str, int], begun_
     assert steps == sorted(steps)
 
 
-# ---- timestamps
-# -------------------------------------------------------------------------------------
+# ---- timestamps ------------------------------------------------------------------------------
 
 
 def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
