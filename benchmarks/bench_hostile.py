@@ -1,7 +1,7 @@
 """Measures what others notice of an attack, on a real daemon.
 
 A client looks up a timer, again and again, for a while without and a while with each attack of
-tests/attacker.py, and a while next to a process that takes as much of the processors as the
+tests/attacker.py, and a while with a process that takes as much of the processors as the
 attacker did and leaves the daemon alone, in turns. As root the attacker has another uid each time,
 because the last one is refused by then; else it has the daemon's own, which is cut off but never
 refused. Writes benchmarks/results/hostile.json and the table of docs/benchmarks.md.
@@ -125,7 +125,7 @@ def processor_s(pid: int) -> float:
 
 
 def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
-    """A run without the attack, one with it, and one next to the same load."""
+    """A run without the attack, one with it, and one with the same load."""
     trips = {"without": bench.probe(seconds)[0]}
     with at_work(bench.attacker(attack)) as attacker:
         before_s = processor_s(attacker)

@@ -6,8 +6,8 @@ answers at once (`memory`); a WAL, and answers once the batch is on disk (`durab
 
 Recovery: a daemon with so many timers in its WAL is killed, and its shared memory and what the
 kernel keeps of its files are removed, as a reboot does. Then the time from the start of the process
-until it is ready: with the timers in the segments alone, and with them in a snapshot; next to it
-that of a daemon with an empty WAL.
+until it is ready: with the timers in the segments alone, and with them in a snapshot; and, to
+compare, that of a daemon with an empty WAL.
 
 The WAL is written under --directory, which must not be a tmpfs. Writes
 benchmarks/results/wal.json.

@@ -352,7 +352,7 @@ def _labels() -> str:
 
 
 def refresh(page: str) -> str:
-    """The text of a page with its table made again."""
+    """The text of a page with its table regenerated."""
     return _MARK.sub(lambda _: f"<!-- metrics -->\n{table()}<!-- end -->", page)
 
 

@@ -140,7 +140,7 @@ def table() -> str:
 
 
 def refresh(page: str) -> str:
-    """The text of a page with its table made again."""
+    """The text of a page with its table regenerated."""
     before, _, rest = page.partition(MARKS[0])
     return before + MARKS[0] + table() + MARKS[1] + rest.partition(MARKS[1])[2]
 

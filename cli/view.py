@@ -310,7 +310,7 @@ def _until(due_ns: int, now_ns: int) -> int | None:
 
 
 def _rate(counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
-    """Per second. A restart begins again: counters that fell say nothing."""
+    """Per second. A restart resets the counters: those that fell say nothing."""
     seconds = (now.at_ns - before.at_ns) / 1e9
     more = sum(now.metrics.counters[one] - before.metrics.counters[one] for one in counters)
     return max(0.0, more / seconds) if seconds else 0.0

@@ -2,7 +2,7 @@
 completes them or when they time out, whichever is first, each exactly once.
 
 Semantics after Kafka's DelayedOperation and DelayedOperationPurgatory. No callback runs
-under a lock of ours, so operations may complete one another, watch again, or shut down from
+under a lock of ours, so operations may complete one another, add new ones, or shut down from
 within a callback. Instead of a lock, an operation has at most one thread at work on it; a
 second one that wants to try leaves word, and the first tries again before it goes. So no
 trigger is lost, and try_complete, on_complete and on_expiration of one operation never

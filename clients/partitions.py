@@ -60,7 +60,7 @@ class Partitions:
 
     @property
     def all(self) -> list[Partition | None]:
-        """What the clients of the partitions receive; None = a plain namespace."""
+        """What each partition's client is given; None = a plain namespace."""
         if self.count == 1:
             return [None]
         breakers: dict[int, Breaker] = {}

@@ -305,7 +305,7 @@ class Merged:
             inbox.close()
 
     def _follow(self) -> None:
-        """With another number of shards the topics begin again, with what nobody was sent.
+        """With another number of shards the topics start over, with what nobody was sent.
 
         Of what was sent and did not arrive nothing is left, so each topic's end is reported.
         """

@@ -49,7 +49,7 @@ _NO_ERROR = b"\0\0"
 
 @dataclass(slots=True)
 class _Owner:
-    """Where a session sent last, and what was sent to it since."""
+    """The peer from which a session sent last, and what was sent there since."""
 
     session: int
     route: bytes

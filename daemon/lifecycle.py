@@ -35,7 +35,7 @@ MOVES: Mapping[DaemonState, frozenset[DaemonState]] = {
     DEGRADED: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
     DRAINING: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
 }
-"""Where each state may go. From any of them the process may end; the next one begins again."""
+"""Where each state may go. From any of them the process may end; the next one starts over."""
 
 MEANING = {
     Degraded.WAL: "the WAL has stopped, nothing is armed any more",

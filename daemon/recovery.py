@@ -30,7 +30,7 @@ Make = Callable[[Mapping[str, Any]], Arena]
 Clock = Callable[[Walk], tuple[int, int, int]]
 """From where a walk ended: now and the shift of all times (arena's clock), and the wall offset."""
 Step = Callable[[str], None]
-"""Receives in words what comes next: one step takes bounded time, all of them may take long."""
+"""Is given a text for the next step: one step takes bounded time, all of them may take long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Snapshots of an arena: the file, and the process of its own that writes it next to the daemon.
+"""Snapshots of an arena: the file, and the process that writes it while the daemon runs.
 
 That process also removes what nobody needs, so that the daemon's loop never waits for a file.
 The arena changes meanwhile: the snapshot counts once the WAL has all that happened until
@@ -88,7 +88,7 @@ def tidy_and_tell(directory: Path, keep: Keep) -> None:
 
 
 def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subprocess.Popen[bytes]:
-    """The process next to the daemon: a snapshot if wanted, then what nobody needs goes."""
+    """Start the process: a snapshot if wanted, then what nobody needs goes."""
     arguments = [arena, directory, os.getpid(), keep.age_ns, keep.bytes, int(snapshot)]
     return subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.daemon.snapshot", *map(str, arguments)],

@@ -1,9 +1,9 @@
 """Files of timers on their way into a daemon that Spark's workers cannot reach.
 
     SPOOL/<daemon>/<bulk_load>-<partition>.parquet         to be added; its name came by rename
-    SPOOL/<daemon>/done/<bulk_load>-<partition>.parquet    added; .json next to it: what was
-    answered SPOOL/<daemon>/refused/<name>.parquet             cannot be added; .json next to it:
-    why SPOOL/<daemon>/agent                              the lock of the one agent
+    SPOOL/<daemon>/done/<bulk_load>-<partition>.parquet    added; its .json has the answers
+    SPOOL/<daemon>/refused/<name>.parquet                  cannot be added; its .json says why
+    SPOOL/<daemon>/agent                                   the lock of the one agent
 
 Rows are known to the daemon by their bulk load and number. So an agent that was killed begins the
 file again, and nothing is added twice; nor is a file that was mended and moved back.

@@ -42,7 +42,7 @@ def resident(file: FileIO | BinaryIO) -> bytes:
 def read(path: Path, paced: Callable[[int], object] = int, upto: int | None = None) -> Any:
     """A file's first `upto` bytes, or all, in memory of their own.
 
-    `paced` receives how many bytes are about to be read. Raises BadPath, WalDamaged.
+    `paced` is given the number of bytes that are about to be read. Raises BadPath, WalDamaged.
     """
     try:
         with path.open("rb", buffering=0) as file:

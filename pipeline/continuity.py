@@ -1,6 +1,6 @@
 """Which records of a WAL are in the lake without a hole, and what became of the others.
 
-From the manifests alone. A run is the records between two holes; an audit begins again with each,
+From the manifests alone. A run is the records between two holes; an audit starts over with each,
 from a snapshot. What is missing has a cause:
 
     retention    the segments went before they were shipped: the exporter saw that they, and all

@@ -317,7 +317,7 @@ def spans(bounds: Mapping[str, Sequence[int]]) -> tuple[Span, Span]:
 SAME = {"epoch", "segment"}
 """Numbers that hardly change within a file."""
 SOUGHT = ["lsn", "at", "kind", "ticket", "key", *POSITIONS]
-"""What is looked for: of these the least and the greatest value stand next to each row group."""
+"""Columns that are searched: each row group has the least and the greatest value of these."""
 
 
 def parquet_writer(file: BinaryIO | pa.NativeFile, table: Table) -> pq.ParquetWriter:

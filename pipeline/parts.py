@@ -1,8 +1,8 @@
 """Silver and gold on disk: parts, each with the rows of some segments.
 
-    LAKE/silver/lifecycles/<part>/*.parquet        rows
-    LAKE/silver/parts/<part>.json             written last; without it the files do not exist
-    LAKE/silver/lock                          one writer at a time
+    LAKE/silver/lifecycles/<part>/*.parquet    rows
+    LAKE/silver/parts/<part>.json              written last; without it the files do not exist
+    LAKE/silver/lock                           one writer at a time
 
 Parts are numbered. Of a segment that stands in several, the newest counts, whole. So making a
 segment again replaces its rows, and a crash leaves the older ones in place. gold/ is the same

@@ -62,7 +62,7 @@ SMALL_ROWS = 1_000_000
 
 
 Pacing = Callable[[int], object]
-"""Receives how many rows go next, and may wait."""
+"""Is given the number of rows that go next, and may wait."""
 
 
 def at_once(rows: int) -> None:

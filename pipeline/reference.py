@@ -14,7 +14,7 @@ _MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def refresh(page: str) -> str:
-    """The text of a page with all its tables made again."""
+    """The text of a page with all its tables regenerated."""
     return _MARK.sub(
         lambda mark: f"<!-- table {mark[1]} -->\n{table_text(mark[1])}<!-- end -->", page
     )

@@ -185,7 +185,7 @@ class Shipper:
 
     def _new(self, found: list[Source]) -> list[Source]:
         here = {one.identity.daemon for one in found}
-        self._done = {one for one in self._done if one.daemon in here}  # numbers begin again
+        self._done = {one for one in self._done if one.daemon in here}  # numbers start over
         for one in sorted(found, key=lambda one: one.identity.first_lsn):
             if one.identity.daemon not in self._reached:
                 self._take_on(one.identity)

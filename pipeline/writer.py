@@ -6,8 +6,8 @@ Options: `name`, the daemon. Which columns to take: `key` (string or binary), `d
 or `delay` (seconds), `topic`, `namespace`, `payload`; each is the column of that name unless given,
 and all but the key and a time may be missing. `put`: error, replace, keep or extend, as for add.
 `row`: a column that numbers the rows; else their places in their partitions do, which a
-repeated task must then meet again in the same order. `bulk_load`: a UUID for this bulk load, made
-again for each write unless given; the same again adds nothing. It needs `row`, because another
+repeated task must then meet again in the same order. `bulk_load`: a UUID for this bulk load, a
+new one for each write unless given; the same again adds nothing. It needs `row`, because another
 write may have other partitions. `refused`: "error", or "count" to go on;
 `report`: a file on the driver's host that gets the counts, as JSON. `durable`: "true" to be
 answered once the WAL has it. `directory`: $PURGATORYD_DIR of the workers. `tcp`,

@@ -84,9 +84,8 @@ uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
 struct pg_route {                 /* of a namespace: which shards take it */
     const uint32_t *shards;       /* one for each partition of its keys */
     uint32_t partitions;          /* 0: none takes it */
-    uint32_t fresh_topics;        /* 1: it comes from several arenas or goes to several, so
-                                     its
-                                     topics begin again, and what was sent already stays behind */
+    uint32_t fresh_topics;        /* 1: it comes from several arenas or goes to several, so its
+                                     topics start over, and what was sent already stays behind */
 };
 struct pg_source {                /* an arena, attached with its private arena file and rebuilt */
     const struct pg_arena *arena;
@@ -308,8 +307,8 @@ uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, 
 /* ---- snapshots (snapshot.c): from a reader of a live arena ------------------------------ */
 
 struct pg_snapshot {              /* zeros at the start, but for `quiet` */
-    uint32_t quiet;               /* 1: nobody changes the arena meanwhile, so that the snapshot
-                                     is whole without any WAL */
+    uint32_t quiet;               /* 1: nobody changes the arena meanwhile, so that the snapshot is
+                                     whole without any WAL */
     uint32_t done;                /* 1: LAST was written */
     uint64_t phase;
     uint64_t next, end;           /* within the phase */

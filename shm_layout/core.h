@@ -6,32 +6,44 @@
  * argument.  One file per part of the arena; no part reaches into another's bytes.  Every part
  * brings its own piece of init, rebuild and check.
  *
- *   arena.c       geometry, create, attach, check            wheel.c    the timing wheel
- *   rebuild.c     all derived state, from authoritative state            index.c    key -> id
- *   slots.c       hot and cold slots, free stack             columns.c  frames -> columns
- *   blobs.c       key and payload bytes                      names.c    namespaces, topics
- *   replay_buffer.c  fired timers until they are overwritten  hash.c     keyed hash
- *   timers.c      put, cancel, get, expire                   session.c  sessions, replies
- *   operations.c  watch, trigger, end                        watermarks.c watch keys
- *   inbox.c       what an owner has to be notified of               watches.c  who waits for which
- * watermark
- *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
- *   messages.c    the command socket                         notices.c  replay buffer -> messages
- *   prefetch.c    memory fetched early                       scan.c     readers
- *   quotas.c      owners, quotas, accounts                   bulk_loads.c  rows of bulk loads, done
- * once
- *   migrate.c     authoritative state into other sizes                     publish.c  notices
- * without a timer
- *   merge.c       authoritative state of several arenas into one of them   namespace_stats.c   what
- * a namespace has
- *   wal_buffer.c       the WAL's ring                         frames.c   what a frame says
- *   snapshot.c    authoritative state -> frames                            redo.c     frames ->
- * authoritative state
- *   wal_segment.c     frames in files                            crc32c.c   their checksum
- *   group_commit.c   ring -> files: the one part with a thread
- *   memory.c      which node memory is on: system calls alone
- *   metrics.c     how long things take
- *   local.c       the wheel alone
+ *   arena.c            geometry, create, attach, check
+ *   rebuild.c          all derived state, from authoritative state
+ *   migrate.c          authoritative state into other sizes
+ *   merge.c            authoritative state of several arenas into one of them
+ *   slots.c            hot and cold slots, free stack
+ *   blobs.c            key and payload bytes
+ *   index.c            key -> id
+ *   hash.c             keyed hash
+ *   names.c            namespaces, topics
+ *   namespace_stats.c  what a namespace has
+ *   quotas.c           owners, quotas, accounts
+ *   wheel.c            the timing wheel
+ *   local.c            the wheel alone
+ *   timers.c           put, cancel, get, expire
+ *   replay_buffer.c    fired timers until they are overwritten
+ *   notices.c          replay buffer -> messages
+ *   publish.c          notices without a timer
+ *   operations.c       watch, trigger, end
+ *   watermarks.c       watch keys
+ *   watches.c          who waits for which watermark
+ *   inbox.c            what a session's owner is to be notified of
+ *   messages.c         the command socket
+ *   decode.c           the bytes of commands: bounds and rules
+ *   batch.c            records, each applied once
+ *   session.c          sessions, replies
+ *   bulk_loads.c       rows of bulk loads, done once
+ *   scan.c             readers
+ *   prefetch.c         memory fetched early
+ *   metrics.c          how long things take
+ *   wal_buffer.c       the WAL's ring
+ *   frames.c           what a frame says
+ *   group_commit.c     ring -> files: the one part with a thread
+ *   wal_segment.c      frames in files
+ *   crc32c.c           their checksum
+ *   snapshot.c         authoritative state -> frames
+ *   redo.c             frames -> authoritative state
+ *   columns.c          frames -> columns
+ *   memory.c           which node memory is on: system calls alone
  */
 #ifndef PURGATORYD_CORE_H
 #define PURGATORYD_CORE_H

@@ -434,15 +434,15 @@ struct pg_index_bucket {
  * bytes. */
 struct pg_watched {
     uint64_t watermark;           /* stored (release) before any watcher is visited */
-    uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32;
-                                     free row: those behind the next one, u32 each: guesses */
+    uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32; free
+                                     row: those behind the next one, u32 each: guesses */
     uint32_t hash;
     uint32_t error;               /* sticky until cleared; 0 = none */
     uint32_t root;                /* derived; free row: the next free one */
     uint32_t first;               /* derived: the watcher with the lowest target */
     uint32_t latest;              /* derived: the one with the highest, for rising targets */
-    uint32_t touched_s;           /* real clock: last change or last watcher; PG_NIL = forgotten
-                                     as soon as nobody watches */
+    uint32_t touched_s;           /* real clock: last change or last watcher; PG_NIL = forgotten as
+                                     soon as nobody watches */
     uint16_t namespace_row;
     uint8_t  key_len;             /* 0 = row not used; written last */
     uint8_t  key_type;
@@ -692,17 +692,14 @@ enum pg_wal_type {
     PG_WAL_SEAL,                  /* files: nothing; behind the last group */
     PG_WAL_NAMESPACE,             /* pg_wal_namespace, name */
     PG_WAL_TOPIC,                 /* pg_wal_topic, name */
-    PG_WAL_ARM,                   /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a
-                                     timer, or one
-                                     that replaces another */
+    PG_WAL_ARM,                   /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a timer,
+                                     or one that replaces another */
     PG_WAL_MOVE,                  /* pg_wal_move, pg_wal_row if in_bulk_load: extended */
     PG_WAL_END,                   /* pg_wal_end: cancelled, or an outcome acknowledged */
     PG_WAL_FIRE,                  /* pg_wal_fire: became a replay buffer entry */
     PG_WAL_SENT,                  /* pg_wal_sent: notices were handed to the socket */
-    PG_WAL_WATCH,                 /* pg_wal_watch, a pg_wal_watch_key per watch key, key,
-                                     payload */
-    PG_WAL_WATERMARK,             /* pg_wal_watermark, at birth the key: a watch key's
-                                     watermark or
+    PG_WAL_WATCH,                 /* pg_wal_watch, a pg_wal_watch_key per watch key, key, payload */
+    PG_WAL_WATERMARK,             /* pg_wal_watermark, at birth the key: a watch key's watermark or
                                      error */
     PG_WAL_GONE,                  /* pg_wal_gone: a watch key was forgotten */
     PG_WAL_OUTCOME,               /* pg_wal_outcome, bitmap of missing keys: an operation ended */
@@ -717,14 +714,11 @@ enum pg_wal_type {
                                      forgotten */
     PG_WAL_DONE,                  /* pg_wal_done: a row of a bulk load was done without a new
                                      timer */
-    PG_WAL_BLOCK,                 /* snapshots: pg_wal_block: which rows of a bulk load were
-                                     done */
+    PG_WAL_BLOCK,                 /* snapshots: pg_wal_block: which rows of a bulk load were done */
     PG_WAL_UNPARK,                /* pg_wal_unpark, pg_wal_row if in_bulk_load, key, payload: what
-                                     was parked
-                                     is armed */
-    PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, all their
-                                     pg_wal_bucket: once a
-                                     minute */
+                                     was parked is armed */
+    PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, all their pg_wal_bucket:
+                                     once a minute */
     PG_WAL_TYPES
 };
 /* Numbers that are taken for later; a reader of this version refuses them. */
@@ -1209,10 +1203,9 @@ struct pg_record {                /* 32 bytes */
     uint32_t ext_len;             /* WATCH: bytes of its watch keys; PUT, for tag and slack: bytes
                                      of its struct pg_ext; 0 */
     int64_t  time_ns;             /* PUT: deadline or delay */
-    uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket;
-                                     WATCH: SUM's threshold;
-                                     ADVANCE_KEY: watermark; BUMP: n; FAIL: code; COMPLETE:
-                                     version */
+    uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket; WATCH:
+                                     SUM's threshold; ADVANCE_KEY: watermark; BUMP: n; FAIL: code;
+                                     COMPLETE: version */
 };
 
 enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* forgotten when the operation ends */
@@ -1293,15 +1286,15 @@ enum pg_error {
     PG_ERR_INTERNAL = 13,
     PG_ERR_NO_WAL = 14,           /* durability is asked for, and there is no WAL */
     PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, BULK_LOAD. detail: rows */
-    PG_ERR_NOT_DURABLE = 16,      /* applied, but the WAL stopped before it was on disk;
-                                     detail: the newest LSN on disk, errno */
-    PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD: the WAL cannot take it now.
-                                     detail: why, BUSY or WAL of enum pg_status */
+    PG_ERR_NOT_DURABLE = 16,      /* applied, but the WAL stopped before it was on disk; detail: the
+                                     newest LSN on disk, errno */
+    PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD: the WAL cannot take it now. detail: why,
+                                     BUSY or WAL of enum pg_status */
     PG_ERR_BULK_LOADS_FULL = 18,  /* BULK_LOAD. detail: bulk loads that are remembered at most */
     PG_ERR_FENCED = 19,           /* BULK_LOAD: a newer run of it has begun. detail: its fencing
                                      token, yours */
-    PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet.
-                                     detail: shard, shards; of a deployment: version, shards */
+    PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet. detail:
+                                     shard, shards; of a deployment: version, shards */
     PG_ERR_PLACED = 21            /* PLACE: it was born otherwise. detail: its partitions, yours */
 };
 

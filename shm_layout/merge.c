@@ -326,8 +326,8 @@ static bool is_further(const struct pg_session *f, const struct pg_session *than
     return (f->current != 0 ? f->applied + 1 : 0) > (than->current != 0 ? than->applied + 1 : 0);
 }
 
-/* Two batches of one number were begun, in two shards. No answer is right for both, so whoever
- * sends one of them again receives that it is in doubt. */
+/* Two batches of one number were begun, in two shards. No answer is right for both, so a
+ * client that sends one of them again learns that it is in doubt. */
 static bool are_at_odds(const struct merge *g, const struct pg_session *f,
                         const struct pg_session *s)
 {
@@ -494,7 +494,7 @@ static const struct pg_entry *entry_next(const struct pg_source *s)
     return replay_at(s->arena, s->next);
 }
 
-/* Of topics that begin again, nobody can tell which of their notices he had. */
+/* For topics that start over, nobody can tell which of their notices a subscriber had. */
 static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
 {
     const uint32_t ns = g->from->topics[e->topic].namespace_row;

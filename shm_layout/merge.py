@@ -25,7 +25,7 @@ class Route:
     shards: tuple[int, ...]
     """One for each partition of its keys."""
     fresh_topics: bool = False
-    """Its topics begin again, and what was sent stays behind."""
+    """Its topics start over, and what was sent stays behind."""
 
 
 @dataclass(frozen=True, slots=True)

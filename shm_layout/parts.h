@@ -72,8 +72,8 @@ struct pg_arena {
     struct pg_wal_buffer *wal_buffer; /* NULL: no WAL */
     uint8_t *ring;
     struct pg_timestamps *timestamps; /* by slot; NULL: no WAL */
-    struct pg_timestamps batch_timestamps; /* of what the running batch arms, as far as it
-                                              is known before */
+    struct pg_timestamps batch_timestamps; /* of what the running batch arms, as far as it is known
+                                              before */
     uint64_t sequence;            /* of the running batch; 0 = none runs */
     uint64_t wal_buffer_end;      /* position behind the frame being written */
     bool durable;                 /* the running batch is to be answered after its commit */

@@ -28,7 +28,7 @@ _LIMIT = re.compile(r"^#define (PG_\w+) .*?(?:/\*(.*?)\*/)?$", re.MULTILINE)
 
 
 def refresh(page: str) -> str:
-    """The text of a page with all its tables made again."""
+    """The text of a page with all its tables regenerated."""
     return _MARK.sub(lambda mark: f"<!-- {mark[1]} {mark[2]}".rstrip() + " -->\n"
                      + _TABLES[mark[1]](mark[2]) + "<!-- end -->", page)  # fmt: skip
 

@@ -174,7 +174,7 @@ def test_a_stranger_is_notified_that_the_arena_is_not_for_him(
         assert "cannot be read by this user" in said
 
 
-def test_a_stranger_is_notified_which_socket_is_shut(shared_dir: Path, daemon: StartDaemon) -> None:
+def test_a_stranger_learns_which_socket_is_shut(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo")
 
     def add() -> tuple[int, str]:
