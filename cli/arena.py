@@ -253,8 +253,8 @@ def print_table(rows: list[dict[str, Any]], title: str) -> None:
     from rich.table import Table
 
     table = Table(*rows[0], title=title, title_justify="left")
-    reported = [{field: human(field, value) for field, value in row.items()} for row in rows]
-    for row in reported:
+    readable = [{field: human(field, value) for field, value in row.items()} for row in rows]
+    for row in readable:
         table.add_row(*row.values())
     console = Console(highlight=False)
     width = console.measure(table, options=console.options.update(max_width=ANY_WIDTH)).maximum
@@ -263,7 +263,7 @@ def print_table(rows: list[dict[str, Any]], title: str) -> None:
     if width <= console.width:
         console.print(table)
     else:
-        console.print(title, *map(_block, reported), sep="\n\n")
+        console.print(title, *map(_block, readable), sep="\n\n")
 
 
 def _block(row: dict[str, str]) -> str:

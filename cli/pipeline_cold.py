@@ -152,10 +152,10 @@ def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFra
 
 def id_of(files: tuple[Path, ...]) -> str:
     """What names a bulk load of these files, as they are now."""
-    reported = [
+    stamps = [
         (str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files
     ]
-    return f"files-{zlib.crc32(repr(sorted(reported)).encode()):08x}"
+    return f"files-{zlib.crc32(repr(sorted(stamps)).encode()):08x}"
 
 
 @cold_command.command("cancel", cls=Command)
@@ -185,8 +185,8 @@ def cancel_command(
     table = keys_in(file, namespace) if file else keys_given(keys, namespace, key_type)
     with daemon_of(name, tcp, server_key, key_file) as hot:
         found = cancel(tier, table, hot)
-    reported = ", ".join(f"{count} {subject.lower()}" for subject, count in sorted(found.items()))
-    text = f"{table.num_rows} keys; the daemon: {reported or 'not asked, it has none of them'}"
+    answers = ", ".join(f"{count} {subject.lower()}" for subject, count in sorted(found.items()))
+    text = f"{table.num_rows} keys; the daemon: {answers or 'not asked, it has none of them'}"
     emit({"keys": table.num_rows, "daemon": found}, text, as_json)
 
 
@@ -334,11 +334,11 @@ def window_record(window: Window) -> dict[str, Any]:
 
 def window_text(window: Window) -> str:
     """A window for people."""
-    reported = ", ".join(
+    answers = ", ".join(
         f"{count} {subject.lower()}" for subject, count in sorted(window.results.items())
     )
     until = units.format_wall(window.until.end_ns)
-    return f"{window.state} until {until}: {window.rows} rows ({reported or 'none'})"
+    return f"{window.state} until {until}: {window.rows} rows ({answers or 'none'})"
 
 
 # ---- compact, verify, status -----------------------------------------------------------------

@@ -290,26 +290,26 @@ def print_lifecycle(lifecycle: Lifecycle) -> None:
 
     from purgatoryd.pipeline.trace import record
 
-    reported = record(lifecycle)
-    table = Table("at", "lsn", "event", title=lifecycle_title(reported), title_justify="left")
-    for event in reported["events"]:
+    document = record(lifecycle)
+    table = Table("at", "lsn", "event", title=lifecycle_title(document), title_justify="left")
+    for event in document["events"]:
         table.add_row(event["at"] or "", str(event["lsn"] or ""), event["event"])
-    for stage, span in reported["stages_ns"].items():
+    for stage, span in document["stages_ns"].items():
         table.add_row(
-            "", stage, f"{units.format_duration(span):>8} {bar(span, reported['stages_ns'])}"
+            "", stage, f"{units.format_duration(span):>8} {bar(span, document['stages_ns'])}"
         )
     Console().print(table)
 
 
-def lifecycle_title(reported: dict[str, Any]) -> str:
+def lifecycle_title(document: dict[str, Any]) -> str:
     """Who it is, and how it ended."""
-    late = reported["lateness_ns"]
-    how = reported["final_state"] or "open"
+    late = document["lateness_ns"]
+    how = document["final_state"] or "open"
     how += "" if late is None else f", {units.format_duration(late)} late"
     subject = (
-        f"{reported['node']}, ticket {reported['ticket']}"
-        if reported["ticket"]
-        else reported["node"]
+        f"{document['node']}, ticket {document['ticket']}"
+        if document["ticket"]
+        else document["node"]
     )
     return f"{subject}: {how}"
 

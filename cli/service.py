@@ -191,10 +191,10 @@ def stop_command(
     armed = sum(arena.armed for arena in arenas)
     for arena in arenas:
         arena.close()
-    reported = f"stopped {name}, process {pid}; {armed} armed"
+    text = f"stopped {name}, process {pid}; {armed} armed"
     if export is not None:
         export_arena(paths, export)
-    emit({"stopped": name, "pid": pid, "armed": armed}, reported, as_json)
+    emit({"stopped": name, "pid": pid, "armed": armed}, text, as_json)
     # a crash-looping shard keeps what it has
     return Exit.DONE if drained and not (drain and armed) else Exit.NEGATIVE
 

@@ -343,8 +343,8 @@ def release_command(name: str, wal_dir: Path, hold: str, as_json: bool) -> int:
     from purgatoryd.shm_layout.retention_holds import remove_hold
 
     found = remove_hold(folder(wal_dir, name), hold)
-    reported = "removed" if found else "unknown"
-    emit({"hold": hold, "release": reported}, f"{hold}: {reported}", as_json)
+    result = "removed" if found else "unknown"
+    emit({"hold": hold, "release": result}, f"{hold}: {result}", as_json)
     return Exit.DONE if found else Exit.NEGATIVE
 
 

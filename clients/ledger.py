@@ -78,21 +78,21 @@ class Ledger(Closing):
     def answered(self, daemon: bytes, rows: bytes, body: bytes, names: int, names_bytes: int,
                  count: int, results: bytes) -> None:  # fmt: skip
         """A batch was answered: `rows` and `body` as they were sent, `results` as they came."""
-        reported = f'"acked_boot_ns":{boot_now_ns()}'
+        acked = f'"acked_boot_ns":{boot_now_ns()}'
         calls = _calls(body, names, names_bytes, count)
         answers = wire.decode_results(results[: count * wire.RESULT.size])
         self._note(daemon, (
             f'{{{_act(call.op, word & 0xFF, rows, number)},'
-            f'{_subject(word >> 8, call.namespace, call.key)},"found":"{found}",{reported}}}\n'
+            f'{_subject(word >> 8, call.namespace, call.key)},"found":"{found}",{acked}}}\n'
             for number, (call, (word, _)) in enumerate(zip(calls, answers, strict=True))
             if call.op and (found := _FOUND.get(word & 0xFF))
         ))  # fmt: skip
 
     def ended(self, daemon: bytes, outcomes: Iterable[RawOutcome]) -> None:
         """The owner of operations was notified how they ended."""
-        reported = f'"acked_boot_ns":{boot_now_ns()}'
+        acked = f'"acked_boot_ns":{boot_now_ns()}'
         self._note(daemon, (
-            f'{{"op":"outcome","ticket":{raw.ticket},"found":"{_CAUSES[raw.cause]}",{reported}}}\n'
+            f'{{"op":"outcome","ticket":{raw.ticket},"found":"{_CAUSES[raw.cause]}",{acked}}}\n'
             for raw in outcomes if raw.cause
         ))  # fmt: skip
 
@@ -112,12 +112,12 @@ class Ledger(Closing):
         )
         self._note(source.daemon, (line,))
 
-    def lost(self, source: Source, reported: Lagged) -> None:
+    def lost(self, source: Source, lagged: Lagged) -> None:
         """A subscriber reported to its caller that notices are gone."""
         line = (
-            f'{{"op":"lost","namespace":{json.dumps(reported.namespace)},{source.text},'
-            f'"topic":{json.dumps(reported.topic)},"sequence":{reported.first_lost},'
-            f'"upto":{reported.last_lost}}}\n'
+            f'{{"op":"lost","namespace":{json.dumps(lagged.namespace)},{source.text},'
+            f'"topic":{json.dumps(lagged.topic)},"sequence":{lagged.first_lost},'
+            f'"upto":{lagged.last_lost}}}\n'
         )
         self._note(source.daemon, (line,))
 

@@ -121,8 +121,8 @@ class Inbox:
             return self._next()
         try:
             notice = self._next()
-        except Lagged as reported:
-            self._ledger.lost(self._source, reported)
+        except Lagged as lagged:
+            self._ledger.lost(self._source, lagged)
             raise
         if notice is not None:
             self._ledger.received(self._source, notice)
@@ -152,12 +152,12 @@ class Inbox:
 
     def end(self) -> list[Lagged]:
         """Closes one whose daemon is gone for good: what has to be reported of its topics."""
-        reported = self._stream.broken()
+        lost = self._stream.broken()
         if self._ledger is not None:
-            for one in reported:
+            for one in lost:
                 self._ledger.lost(self._source, one)
         self.close()
-        return reported
+        return lost
 
     def close(self) -> None:
         """Closes socket and arena."""

@@ -49,9 +49,9 @@ class Log:
     def _tell(self, level: str, message: str, fields: Mapping[str, object]) -> None:
         if LEVELS[level] > LEVELS[self.level]:
             return
-        reported = {**self._fields, **fields}
-        if self._journald is None or not self._sent(entry(level, message, reported)):
-            print(line(level, message, reported), file=sys.stderr, flush=True)
+        all_fields = {**self._fields, **fields}
+        if self._journald is None or not self._sent(entry(level, message, all_fields)):
+            print(line(level, message, all_fields), file=sys.stderr, flush=True)
 
     def _sent(self, data: bytes) -> bool:
         assert self._journald is not None

@@ -124,8 +124,8 @@ def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
     Without a snapshot nobody knows the capacities, nor what lives unless the first record is there.
     """
     segments, openings = in_place(lake)
-    reported = sorted((*openings.values(), *segments), key=lambda m: m.wall_to_us)
-    newest = {m.daemon: m for m in reported}
+    manifests = sorted((*openings.values(), *segments), key=lambda m: m.wall_to_us)
+    newest = {m.daemon: m for m in manifests}
     capacities = {
         daemon: _capacities(*lake.files([opening])) for daemon, opening in openings.items()
     }

@@ -127,8 +127,8 @@ def passes(error: Exception) -> bool:
 
 def _set_aside(path: Path, answers: Answers, bad: str) -> Delivered:
     refused = path.parent / REFUSED / path.name
-    reported = json.dumps({"bad": bad, **answers.record()}, indent=1)
-    refused.with_suffix(".json").write_text(reported + "\n")
+    report = json.dumps({"bad": bad, **answers.record()}, indent=1)
+    refused.with_suffix(".json").write_text(report + "\n")
     return Delivered(_moved(path, refused), answers, bad=bad)
 
 

@@ -478,10 +478,10 @@ RESHARDED = (
 def of_reshardings(known: DataFrame, openings: DataFrame, states: Sequence[State]) -> DataFrame:
     """What the shards of one number left armed is what those of the next began with, each once."""
     asked = F.broadcast(openings.sparkSession.createDataFrame(states, STATE))
-    reported = openings.where(ARMED).select("daemon", "segment", "ticket").distinct()
+    listed = openings.where(ARMED).select("daemon", "segment", "ticket").distinct()
     left = known.where("adds + carried_over > 0 AND final_states = 0").select(*KEYS, "ticket")
     columns = ("resharding", "old", "daemon", "ticket")
-    armed = reported.join(asked, ["daemon", "segment"]).select(*columns).unionByName(
+    armed = listed.join(asked, ["daemon", "segment"]).select(*columns).unionByName(
         left.join(asked, list(KEYS)).select(*columns)
     )  # fmt: skip
     both = armed.groupBy("resharding", "ticket").agg(

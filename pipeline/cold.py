@@ -406,10 +406,10 @@ def end_keys(
 ) -> dict[str, int]:
     """Commits `version` with tombstones; under the lock. The daemon is notified once it has
     rows."""
-    reported = (t.path for t in tombstones) if has_timers(tier) else ()
+    paths = (t.path for t in tombstones) if has_timers(tier) else ()
     tier.commit(replace(
         version, tombstones=(*version.tombstones, *tombstones),
-        undelivered=(*version.undelivered, *reported),
+        undelivered=(*version.undelivered, *paths),
     ))  # fmt: skip
     return settle(tier, hot)
 

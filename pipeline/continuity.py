@@ -244,10 +244,10 @@ def predecessors(manifests: Iterable[Manifest]) -> dict[str, set[str]]:
 
     `manifests`: as successors() has them. Raises LakeBroken if what they tell is a ring.
     """
-    reported = [*manifests]
-    found = {one.daemon: set(one.predecessors) for one in reported if one.predecessors}
+    listed = [*manifests]
+    found = {one.daemon: set(one.predecessors) for one in listed if one.predecessors}
     in_turn(found)
-    for before, after in successors(reported).items():
+    for before, after in successors(listed).items():
         # it only looks so: nobody comes before himself
         if after not in all_predecessors(found, before):
             found.setdefault(after, set()).add(before)
@@ -303,8 +303,8 @@ class Excluded(NamedTuple):
 
 def excluded(manifests: Iterable[Manifest]) -> Excluded:
     """Of the daemons in `manifests`, as predecessors() has them. Raises LakeBroken."""
-    reported = [*manifests]
-    before, coming = predecessors(reported), set(_coming(reported))
+    listed = [*manifests]
+    before, coming = predecessors(listed), set(_coming(listed))
     gone = set().union(*(all_predecessors(before, one) for one in before.keys() - coming))
     return Excluded(gone, coming - gone)
 
@@ -331,8 +331,8 @@ def _reshardings(manifests: Iterable[Manifest]) -> Iterator[Resharding]:
 def by_predecessors(manifests: Iterable[Manifest]) -> Iterator[tuple[Manifest, ...]]:
     """Those of daemons that took the place of the same others, of each change of the number of
     shards."""
-    reported = sorted((one for one in manifests if one.predecessors), key=_predecessors)
-    for _, own in groupby(reported, _predecessors):
+    ordered = sorted((one for one in manifests if one.predecessors), key=_predecessors)
+    for _, own in groupby(ordered, _predecessors):
         yield tuple(own)
 
 

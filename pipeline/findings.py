@@ -89,8 +89,8 @@ def _findings(subject: str, merged: DataFrame, limit_ns: int, least: int) -> Ite
         (F.col(f"{measure}_n") >= least) & (F.col(f"{measure}_p99_ns") > limit_ns)
         for measure in ("service", "lateness")
     ]
-    reported = merged.select("clock", "node", F.col(subject).alias("name"), "hour", *figures)
-    for row in reported.where(over[0] | over[1]).orderBy("hour", "node", "name").collect():
+    hours = merged.select("clock", "node", F.col(subject).alias("name"), "hour", *figures)
+    for row in hours.where(over[0] | over[1]).orderBy("hour", "node", "name").collect():
         for measure in ("service", "lateness"):
             if row[f"{measure}_n"] >= least and row[f"{measure}_p99_ns"] > limit_ns:
                 yield _finding(subject, row, measure, limit_ns)

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 def read_fleet(path: Path) -> tuple[dict[str, Host], dict[str, str]]:
     """({daemon's uuid: host}, {namespace: group}) of a file. Raises BadPath, InvalidSetting."""
     try:
-        reported = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadPath(str(path), f"cannot be read: {error}") from error
     hosts: dict[str, Host] = {}
-    for name, about in _table(path, "hosts", reported.get("hosts", {})).items():
+    for name, about in _table(path, "hosts", document.get("hosts", {})).items():
         host, daemon = _host(path, name, about)
         if daemon in hosts:
             raise InvalidSetting(f"{name}.daemon", daemon, "of one host alone", str(path))
         hosts[daemon] = host
-    return hosts, _groups(path, _table(path, "groups", reported.get("groups", {})))
+    return hosts, _groups(path, _table(path, "groups", document.get("groups", {})))
 
 
 def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
@@ -59,11 +59,11 @@ def _of(path: Path, name: str, value: Any, kinds: Any, bound: str) -> Any:
     return value
 
 
-def _groups(path: Path, reported: dict[str, Any]) -> dict[str, str]:
+def _groups(path: Path, groups: dict[str, Any]) -> dict[str, str]:
     bound = "a list of namespaces"
     return {
         _of(path, f"groups.{name}", space, str, bound): name
-        for name, some in reported.items()
+        for name, some in groups.items()
         for space in _of(path, f"groups.{name}", some, list, bound)
     }
 

@@ -175,8 +175,8 @@ class Lake:
     def commit(self, table: str, daemon: str, write: Callable[[BinaryIO], Manifest]) -> Manifest:
         """`write` fills a file and says what is in it. It counts, also after a power cut, or
         nothing is there."""
-        folder, reported = self.folder(table, daemon), self.folder(MANIFESTS, daemon)
-        for one in (folder, reported):
+        folder, manifests = self.folder(table, daemon), self.folder(MANIFESTS, daemon)
+        for one in (folder, manifests):
             private_folder(one)
         made: list[Manifest] = []
 
@@ -188,7 +188,7 @@ class Lake:
         with path.open("rb") as file:
             drop(file)
         manifest = replace(made[0], bytes=path.stat().st_size)
-        replace_durably(reported / f"{manifest.name}.json", record(manifest))
+        replace_durably(manifests / f"{manifest.name}.json", record(manifest))
         return manifest
 
     def names(self, daemon: str) -> Names:
@@ -239,9 +239,9 @@ def _remove_unless_held(folder: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        reported = fields_of(path, Manifest)
-        reported |= {name: Span(*reported[name]) for name in ("notices", "handed")}
-        made = Manifest(**reported)
+        fields = fields_of(path, Manifest)
+        fields |= {name: Span(*fields[name]) for name in ("notices", "handed")}
+        made = Manifest(**fields)
         own = f"daemon={made.daemon}", made.name
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no manifest: {error}") from error
@@ -261,26 +261,26 @@ def fields_of(path: Path, kind: type[Any]) -> dict[str, Any]:
     Raises LakeMismatch if the file has another format number or none, TypeError if its fields are
     not those of `kind`, OSError and ValueError if it cannot be read.
     """
-    reported = json.loads(path.read_bytes())
-    if isinstance(reported, dict) and (found := reported.pop("format", None)) != FORMAT:
+    document = json.loads(path.read_bytes())
+    if isinstance(document, dict) and (found := document.pop("format", None)) != FORMAT:
         raise LakeMismatch(str(path), FORMAT, found)
-    return checked(reported, kind)
+    return checked(document, kind)
 
 
-def checked(reported: Any, kind: type[Any]) -> dict[str, Any]:
-    """Return `reported` if it is a JSON object with exactly the fields of the dataclass `kind`.
+def checked(document: Any, kind: type[Any]) -> dict[str, Any]:
+    """Return `document` if it is a JSON object with exactly the fields of the dataclass `kind`.
 
     Raises TypeError otherwise, and if a number or a string has another type.
     """
-    if not isinstance(reported, dict):
-        raise TypeError(f"a {type(reported).__name__} and no object")
+    if not isinstance(document, dict):
+        raise TypeError(f"a {type(document).__name__} and no object")
     types = {one.name: _PLAIN.get(str(one.type)) for one in fields(kind)}
-    if wrong := types.keys() ^ reported.keys():
+    if wrong := types.keys() ^ document.keys():
         raise TypeError(f"unknown or missing fields: {', '.join(sorted(wrong))}")
     for name, wanted in types.items():
-        if wanted is not None and type(reported[name]) is not wanted:
-            raise TypeError(f"{name} is {reported[name]!r}")
-    return reported
+        if wanted is not None and type(document[name]) is not wanted:
+            raise TypeError(f"{name} is {document[name]!r}")
+    return document
 
 
 _PLAIN = {"int": int, "str": str}

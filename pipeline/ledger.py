@@ -223,7 +223,7 @@ def _at_run(rows: DataFrame, bounds: DataFrame, ledger_ns: str, given: str = GIV
 def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
     """What was acknowledged, with what the WAL says of the ticket."""
     bytes_ = F.expr("IF(key_type = 'str', CAST(key AS binary), unhex(key))")
-    reported = ledger.where("op IN ('add', 'watch', 'cancel', 'unpark', 'outcome')").select(
+    acknowledged = ledger.where("op IN ('add', 'watch', 'cancel', 'unpark', 'outcome')").select(
         "daemon", "op", "ticket", "namespace", "key", "found", "acked_boot_ns", "file",
         F.when(F.col("key").isNotNull(), F.xxhash64("namespace", "key_type", bytes_)).alias(
             "ledger_key"
@@ -232,10 +232,10 @@ def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
     fields = ("run", "key_hash", "final_state", "arm_lsn", "end_lsn", "parked", "unparks")
     lived = known.where("adds + carried_over > 0").groupBy("daemon", "ticket")
     newest = lived.agg(F.max_by(F.struct(*fields), "run").alias("lifecycle"))
-    both = reported.join(newest, ["daemon", "ticket"], "left")
+    both = acknowledged.join(newest, ["daemon", "ticket"], "left")
     known_ = F.col("lifecycle").isNotNull().alias("known")
     return both.select(
-        *reported.columns, "lifecycle.*", known_, F.lit(None).cast("long").alias("lsn")
+        *acknowledged.columns, "lifecycle.*", known_, F.lit(None).cast("long").alias("lsn")
     )
 
 
@@ -245,10 +245,10 @@ def _rows(ledger: DataFrame, events: DataFrame) -> DataFrame:
     made = rows_of_bulk_loads(events).groupBy("daemon", *place).agg(
         F.max("run").alias("run"), F.max("lsn").alias("lsn")
     )  # fmt: skip
-    reported = ledger.where("op = 'row'").select(
+    acknowledged = ledger.where("op = 'row'").select(
         "daemon", "bulk_load", "row", "ticket", "acked_boot_ns", "file"
     )
-    rows = reported.join(made, ["daemon", "bulk_load", "row"], "left")
+    rows = acknowledged.join(made, ["daemon", "bulk_load", "row"], "left")
     return rows.withColumn("known", F.col("lsn").isNotNull())
 
 

@@ -78,11 +78,11 @@ def _facts(rows: DataFrame) -> DataFrame:
     key = F.when(F.expr(ARMED), F.xxhash64("namespace", "key_type", "key")).alias("key_hash")
     space = F.xxhash64("namespace").alias("namespace_hash")
     wall = F.unix_micros("at") * 1000
-    reported = rows.where(
+    recorded = rows.where(
         f"ticket IS NOT NULL AND ({ARMED} OR {MOVED} OR "
         "kind IN ('unpark', 'fire', 'outcome', 'end'))"
     )
-    own = reported.select(*_LIFECYCLE, wall.alias("wall_ns"), key, space, _final_state_code())
+    own = recorded.select(*_LIFECYCLE, wall.alias("wall_ns"), key, space, _final_state_code())
     its = {name: f"replaced_{name}" for name in ("add_lsn", "armed_ns")} | {"ticket": "replaced"}
     replaced = rows.where("replaced IS NOT NULL").select(
         *(F.col(its.get(name, name)).alias(name) for name in _LIFECYCLE),
@@ -158,12 +158,12 @@ def _end() -> list[Column]:
     lsn = F.when(ended, F.col("lsn"))
     first = {"final_state_code": "final_state_code", "ended_ns": "at_ns",
              "ended_wall_ns": "wall_ns", "recorded_add_lsn": "add_lsn"}  # fmt: skip
-    reported = fired | (F.col("kind") == "end")
+    recorded = fired | (F.col("kind") == "end")
     return [
         F.count_if(ended).alias("final_states"),
         F.min(lsn).alias("end_lsn"),
         F.max(lsn).alias("last_end_lsn"),
         *(F.min_by(source, lsn).alias(name) for name, source in first.items()),
         F.min(F.when(fired, F.col("deadline_ns"))).alias("end_deadline_ns"),
-        F.min(F.when(reported, F.col("armed_ns"))).alias("recorded_armed_ns"),
+        F.min(F.when(recorded, F.col("armed_ns"))).alias("recorded_armed_ns"),
     ]

@@ -114,13 +114,13 @@ def records(
     """What the WALs of the arenas `now` have, and of those whose successors they are, that
     `version` has not. Segments are shipped in their order."""
     segments = lake.manifests()
-    reported = version.successors | successors([*segments, *lake.manifests(OPENINGS)])
+    successor_of = version.successors | successors([*segments, *lake.manifests(OPENINGS)])
     for folder in wals:
-        reported |= successors_in(folder)
+        successor_of |= successors_in(folder)
     own = {
         arena: successor
-        for arena, successor in reported.items()
-        if newest_successor(reported, arena) in now
+        for arena, successor in successor_of.items()
+        if newest_successor(successor_of, arena) in now
     }
     arenas = frozenset((*now, *own))
     seen = {arena: version.wals.get(arena, 0) for arena in arenas}

@@ -213,18 +213,18 @@ def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
 
 
 def _json(part: Part) -> bytes:
-    reported = {
+    document = {
         "format": FORMAT, "number": part.number, "files": part.files,
         "sources": [[*segment, names] for segment, names in part.sources.items()],
     }  # fmt: skip
-    return json.dumps(reported).encode()
+    return json.dumps(document).encode()
 
 
 def _read(path: Path) -> Part:
     try:
-        reported = fields_of(path, Part)
-        sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in reported["sources"]}
-        return Part(**{**reported, "sources": sources})
+        fields = fields_of(path, Part)
+        sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in fields["sources"]}
+        return Part(**{**fields, "sources": sources})
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -101,8 +101,8 @@ def key_tables(verdict: Verdict, parts: Iterable[Profile]) -> Group:
     late = _table("daemon, clock", "late p50", "p99", "max")
     for part in parts:
         spread = part.lateness
-        reported = [duration(spread.at(rank)) if spread else "" for rank in (0.5, 0.99, 1.0)]
-        late.add_row(f"{part.node} {part.daemon[:8]} {part.clock}", *reported)
+        cells = [duration(spread.at(rank)) if spread else "" for rank in (0.5, 0.99, 1.0)]
+        late.add_row(f"{part.node} {part.daemon[:8]} {part.clock}", *cells)
     return Group(balances, late)
 
 

@@ -138,10 +138,10 @@ def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
     found = F.broadcast(_handed(batches))
     inside = (ended.number >= found.begin) & (ended.number < found.upto)
     same = (ended.place == found.place) & (ended.stream == found.of_stream)
-    reported = ended.join(found, same & inside & ended.daemon.startswith(found.of_daemon), "left")
+    joined = ended.join(found, same & inside & ended.daemon.startswith(found.of_daemon), "left")
     earlier = (F.col("stream") != NOTICES) & (F.col("built_ns") < F.col("ended_boot_ns"))
     built = F.when(earlier, F.col("ended_boot_ns")).otherwise(F.col("built_ns"))
-    return reported.withColumn("built_ns", built)
+    return joined.withColumn("built_ns", built)
 
 
 def _place() -> list[Column]:
@@ -155,8 +155,8 @@ def _place() -> list[Column]:
     stream = F.when(asked, F.col("ended_by")).otherwise(NOTICES)
     number = F.when(asked, F.col("ended_batch")).otherwise(F.col("position"))
     block = F.when(asked, number).otherwise(F.shiftright(number, BLOCK_BITS))
-    reported = stream.isNotNull() & number.isNotNull()
-    place = F.when(reported, F.xxhash64("daemon", stream, block))
+    known = stream.isNotNull() & number.isNotNull()
+    place = F.when(known, F.xxhash64("daemon", stream, block))
     return [stream.alias("stream"), number.alias("number"), place.alias("place")]
 
 
@@ -213,13 +213,13 @@ def _stages() -> dict[str, Column]:
     """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
     one, which the export of an arena without a WAL does not have."""
     expired, virtual = F.col("final_state") == "expired", F.col("virtual")
-    reported = F.col("ended_boot_ns").isNotNull()
+    recorded = F.col("ended_boot_ns").isNotNull()
     return {
         "request_queue_ns": F.col("applied_ns") - F.col("received_ns"),
         "local_ns": F.when(~virtual, F.col("armed_ns") - F.col("applied_ns")),
         "remote_ns": F.col("ended_ns") - F.col("armed_ns"),
         "response_queue_ns": F.col("built_ns") - F.col("ended_boot_ns"),
-        "send_ns": F.when(reported, F.col("handed_ns") - F.col("built_ns")),
+        "send_ns": F.when(recorded, F.col("handed_ns") - F.col("built_ns")),
         "receive_ns": F.col("notified_ns") - F.col("handed_ns"),
         "lateness_ns": F.when(expired, F.col("ended_ns") - F.greatest("deadline_ns", "armed_ns")),
     }

@@ -126,10 +126,10 @@ class Settings:
             options.get("retention_hold", ""),
         )
 
-    def misses(self, reported: Manifest) -> bool:
+    def misses(self, manifest: Manifest) -> bool:
         """True if no row of it is in the time range. Nothing else tells: a header has the time at
         which the file was begun, and its records may be older, or of a clock that was put back."""
-        return reported.wall_to_us < self.from_us or reported.wall_from_us >= self.to_us
+        return manifest.wall_to_us < self.from_us or manifest.wall_from_us >= self.to_us
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -234,8 +234,8 @@ class WalReader(DataSourceReader):
             return found
         lake = Lake(self.settings.lake)
         wanted = {(one.identity.table, one.identity.daemon) for one in found}
-        reported = (m for table, daemon in wanted for m in lake.manifests(table, daemon))
-        missed = {one.identity for one in reported if self.settings.misses(one)}
+        manifests = (m for table, daemon in wanted for m in lake.manifests(table, daemon))
+        missed = {one.identity for one in manifests if self.settings.misses(one)}
         return [one for one in found if one.identity not in missed]
 
     def _names(self, wanted: Sequence[Source]) -> dict[str, Names]:

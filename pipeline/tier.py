@@ -317,8 +317,8 @@ class Tier:
         return any(self._daemons())
 
     def _daemons(self) -> list[str]:
-        reported = (self.version().daemon, *(window.daemon for window in self.windows(1)))
-        return [daemon for daemon in reported if daemon]
+        daemons = (self.version().daemon, *(window.daemon for window in self.windows(1)))
+        return [daemon for daemon in daemons if daemon]
 
     def unfinished(self) -> Window | None:
         """The window that is being promoted; there is one at most, the newest."""
@@ -354,11 +354,11 @@ class Tier:
 def read_version(path: Path) -> Version:
     """The version in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        reported = fields_of(path, Version)
+        fields = fields_of(path, Version)
         for name in ("rows", "tombstones"):
-            reported[name] = tuple(ColdFile(**checked(part, ColdFile)) for part in reported[name])
-        reported |= {name: tuple(reported[name]) for name in ("undelivered", "replaced")}
-        found = Version(**reported)
+            fields[name] = tuple(ColdFile(**checked(part, ColdFile)) for part in fields[name])
+        fields |= {name: tuple(fields[name]) for name in ("undelivered", "replaced")}
+        found = Version(**fields)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no version of the cold tier: {error!r}") from error
     if path.stem != f"{found.number:012d}":
@@ -369,10 +369,10 @@ def read_version(path: Path) -> Version:
 def read_window(path: Path) -> Window:
     """The window in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        reported = fields_of(path, Window)
-        reported |= {name: Frontier(*reported[name]) for name in ("since", "until")}
-        reported["namespaces"] = tuple(reported["namespaces"])
-        found = Window(**reported)
+        fields = fields_of(path, Window)
+        fields |= {name: Frontier(*fields[name]) for name in ("since", "until")}
+        fields["namespaces"] = tuple(fields["namespaces"])
+        found = Window(**fields)
         known_here = all(isinstance(n, int) for n in (*found.since, *found.until))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no window: {error!r}") from error

@@ -123,9 +123,9 @@ def is_alive(header: Any) -> bool:
 
 def _health(header: Any, suspicion: Condition | None) -> Health:
     state = DaemonState(header.daemon_state)
-    reported = Condition.RECOVERING if state in STARTS else Condition[state.name]
+    condition = Condition.RECOVERING if state in STARTS else Condition[state.name]
     return Health(
-        suspicion or reported,
+        suspicion or condition,
         Degraded(header.daemon_why),
         int(header.daemon_pid),
         int(header.daemon_since_boot_ns),

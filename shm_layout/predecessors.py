@@ -31,9 +31,9 @@ def read_predecessors(directory: Path) -> Predecessors:
     """Those of the WAL in `directory`. Raises BadPath if the file is not one of ours."""
     path = directory / FILE
     try:
-        reported = json.loads(path.read_bytes())
-        upto = {bytes.fromhex(uuid).hex(): int(lsn) for uuid, lsn in reported["upto"].items()}
-        return Predecessors(upto, int(reported["shards"]))
+        document = json.loads(path.read_bytes())
+        upto = {bytes.fromhex(uuid).hex(): int(lsn) for uuid, lsn in document["upto"].items()}
+        return Predecessors(upto, int(document["shards"]))
     except FileNotFoundError:
         return Predecessors()
     except OSError as error:

@@ -353,11 +353,11 @@ def _decode(frame: Any) -> Frame:
     fields = _fields(ffi.cast(f"struct pg_wal_{kind} *", body))
     replaced = ffi.new("struct pg_timestamps **")
     tail = [lib.pg_frame_timestamps(frame, replaced), replaced[0], lib.pg_frame_asked(frame)]
-    reported = [_fields(struct) for struct in tail]
+    parsed = [_fields(struct) for struct in tail]
     size = size_of(f"pg_wal_{kind}")
     rest = frame.bytes - size_of("pg_frame_head") - size
     rest -= sum(ffi.sizeof(struct[0]) for struct in tail if struct != ffi.NULL)
-    return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)), *reported)
+    return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)), *parsed)
 
 
 def _fields(struct: Any) -> dict[str, int]:
