@@ -190,7 +190,8 @@ class AdmissionControl:
         """
         self._now_ns = now_ns
         more = [
-            self._hear(socket_index, monitor) for socket_index, monitor in enumerate(self._monitors)
+            self._receive(socket_index, monitor)
+            for socket_index, monitor in enumerate(self._monitors)
         ]
         self._note_flow()
         if now_ns >= self._look_ns:
@@ -199,7 +200,7 @@ class AdmissionControl:
             self._shut_listeners()
         return any(more)
 
-    def _hear(self, socket_index: int, monitor: zmq.Socket[bytes]) -> bool:
+    def _receive(self, socket_index: int, monitor: zmq.Socket[bytes]) -> bool:
         if not int(monitor.get(zmq.EVENTS)) & _POLLIN:
             return False
         came: set[int] = set()

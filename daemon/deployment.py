@@ -267,13 +267,13 @@ class Deployment:
                 shard.stop()
 
     def _look_at(self, shard: Shard, now_ns: int) -> None:
-        shard.hear()
+        shard.receive()
         if shard.said_ready(now_ns):
             log.info(f"shard {shard.name} is ready", shard=shard.number, process=shard.pid)
             for namespace in self._registry.table.namespaces_of(shard.number):
-                shard.tell(self._birth(namespace))
+                shard.send(self._birth(namespace))
             if self._draining:
-                shard.tell(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
+                shard.send(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
         if shard.ended(now_ns, requested=self._stop_requested or self._draining):
             self._note_end(shard)
 
@@ -335,7 +335,7 @@ class Deployment:
         """By one of the shards: who listens to a reserved namespace listens to all of them."""
         serving = next((shard for shard in self._shards if shard.serves), None)
         if serving is not None:
-            serving.tell(publishing(key, payload))
+            serving.send(publishing(key, payload))
 
     def _heartbeat(self, now_ns: int) -> None:
         """The manager hears of this loop's progress, and this loop of that of each shard."""
@@ -430,7 +430,7 @@ class Deployment:
                 shard.try_again(boot_ns())
         self._settle()  # who is drained may end before anything else is sent to it
         for shard in self._shards:
-            shard.tell(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
+            shard.send(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
 
     # ---- births ----------------------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ class Deployment:
             log.error(f"the routing table cannot be written: {error}")
             return _refused(message, WireError.INTERNAL, (error.errno or 0, 0))
         for shard in {*placement.shards}:
-            self._shards[shard].tell(self._birth(placement.namespace))
+            self._shards[shard].send(self._birth(placement.namespace))
         return _placed(message, placement)
 
     def _birth(self, namespace: str) -> bytes:

@@ -98,7 +98,7 @@ class Lifecycle(ABC, Generic[Why]):
         was, self.state, self.why = self.state, state, why or self._sound
         self._since_boot_ns = boot_ns() if state != was else self._since_boot_ns
         self._store()
-        self._tell(was)
+        self._announce(was)
 
     def settle(self, why: Why, *, draining: bool) -> None:
         """Moves to where one that serves belongs, if it is not there."""
@@ -131,7 +131,7 @@ class Lifecycle(ABC, Generic[Why]):
     def _causes(self) -> Sequence[str]:
         """For programs, each once."""
 
-    def _tell(self, was: DaemonState) -> None:
+    def _announce(self, was: DaemonState) -> None:
         reasons = self._reasons()
         text = self.state.name.lower() + (f": {reasons}" if reasons else "")
         self.supervisor.status(text)

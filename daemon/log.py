@@ -36,17 +36,17 @@ class Log:
 
     def error(self, message: str, **fields: object) -> None:
         """Somebody has to do something."""
-        self._tell("error", message, fields)
+        self._write("error", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
         """Somebody may have to."""
-        self._tell("warning", message, fields)
+        self._write("warning", message, fields)
 
     def info(self, message: str, **fields: object) -> None:
         """Good to know afterwards."""
-        self._tell("info", message, fields)
+        self._write("info", message, fields)
 
-    def _tell(self, level: str, message: str, fields: Mapping[str, object]) -> None:
+    def _write(self, level: str, message: str, fields: Mapping[str, object]) -> None:
         if LEVELS[level] > LEVELS[self.level]:
             return
         all_fields = {**self._fields, **fields}

@@ -191,9 +191,9 @@ class Shard:
         if self._admin is None:
             self.signal(signal.SIGTERM)
         else:
-            self.tell(wire.encode_frame(Message.STOP))
+            self.send(wire.encode_frame(Message.STOP))
 
-    def tell(self, request: bytes) -> None:
+    def send(self, request: bytes) -> None:
         """Sends a request on its admin socket, if it is ready; nobody waits for the answer."""
         if self._admin is not None:
             with suppress(zmq.Again):
@@ -230,7 +230,7 @@ class Shard:
         return at_boot_ns != before
 
     def _ping(self) -> None:
-        self.tell(wire.encode_frame(Message.PING, sequence=self._reload))
+        self.send(wire.encode_frame(Message.PING, sequence=self._reload))
 
     def reload(self) -> None:
         """Has it read its settings again; one that starts does so once it is ready."""
@@ -270,7 +270,7 @@ class Shard:
             self._said += os.read(self._said_fd, _SAID_MAX)
         return self._said.startswith(b"ready") and self._said.endswith(b"\n")
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Takes the answers that have come."""
         while self._admin is not None:
             try:

@@ -21,7 +21,7 @@ class Supervisor:
         `watchdog_ns`: alive() is to be called more often than that; 0 = never.
         """
         self.watchdog_ns = watchdog_ns
-        self._unheard: tuple[str, ...] = ()
+        self._unsent: tuple[str, ...] = ()
         """What the manager had no space for, and has to be sent again."""
         self._address = address.replace("@", "\0", 1) if address[:1] == "@" else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
@@ -38,7 +38,7 @@ class Supervisor:
 
     def ready(self) -> None:
         """The daemon serves, for the first time or again after reloading()."""
-        self._tell("READY=1")
+        self._notify("READY=1")
 
     def status(self, text: str) -> None:
         """A line for people."""
@@ -50,24 +50,24 @@ class Supervisor:
 
     def alive(self) -> None:
         """There was progress; what the manager had no space for is said again."""
-        if self._unheard:
-            self._tell(*self._unheard)
+        if self._unsent:
+            self._notify(*self._unsent)
         if self.watchdog_ns:
             self._send("WATCHDOG=1")
 
     def reloading(self) -> None:
         """Settings are about to be read again; ready() says that it is done."""
-        self._unheard = ()
+        self._unsent = ()
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
     def stopping(self) -> None:
         """The daemon serves no more, and brings what it has to disk."""
-        self._tell("STOPPING=1", _MORE_TIME)
+        self._notify("STOPPING=1", _MORE_TIME)
 
-    def _tell(self, *lines: str) -> None:
+    def _notify(self, *lines: str) -> None:
         """What the manager has to know, if not now then later."""
-        self._unheard = () if self._send(*lines) else lines
+        self._unsent = () if self._send(*lines) else lines
 
     def _send(self, *lines: str) -> bool:
         """Never waits: a manager that does not listen is none of the daemon's business.

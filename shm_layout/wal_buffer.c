@@ -137,13 +137,13 @@ static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
     *frame_timestamps(body, 0) = timestamps;
 }
 
-static void timestamps_tell(const struct pg_arena *a, uint32_t slot, void *body)
+static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body)
 {
     *frame_timestamps(body, 0) = a->timestamps[slot];
 }
 
 /* Before the `count` timestamps of the frame with this body. */
-static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count)
+static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     struct pg_asked *at = (struct pg_asked *)(frame_timestamps(body, 0) + 1 - count) - 1;
@@ -202,7 +202,7 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
                                    .key_len = j.key_len, .key_type = j.key_type,
                                    .bulk_loaded = j.bulk_loaded};
     memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
-    timestamps_tell(a, slot, body);
+    timestamps_write(a, slot, body);
     frame_end(a);
 }
 
@@ -233,7 +233,7 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
         body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
         body->replaced_slot = replaced;
         *frame_timestamps(body, 1) = a->timestamps[replaced];
-        asked_tell(a, replaced, body, 2);
+        asked_write(a, replaced, body, 2);
     }
     body->in_bulk_load = a->in_bulk_load;
     arm_bytes(a, c, body);
@@ -259,8 +259,8 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
                                 .cause = cause, .uid = a->uid, .topic = h->topic,
                                 .ended_boot_ns = a->real_boot_ns};
-    timestamps_tell(a, slot, body);
-    asked_tell(a, slot, body, 1);
+    timestamps_write(a, slot, body);
+    asked_write(a, slot, body, 1);
     frame_end(a);
 }
 
@@ -274,7 +274,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
                                  .slot = slot, .topic = e->topic, .flags = entry_flags(e),
                                  .bulk_loaded = is_bulk_loaded(&a->slots.hot[slot]),
                                  .ended_boot_ns = a->real_boot_ns};
-    timestamps_tell(a, slot, body);
+    timestamps_write(a, slot, body);
     frame_end(a);
 }
 
@@ -354,7 +354,7 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
         body->previous = t->last_position;
     }
     memcpy(body + 1, op + 1, bitmap);
-    timestamps_tell(a, slot, body);
+    timestamps_write(a, slot, body);
     frame_end(a);
 }
 

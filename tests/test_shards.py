@@ -369,7 +369,7 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
             continue
         for _ in range(3):
             one.heartbeat()
-            one.hear()
+            one.receive()
         assert one.unanswered_pings == 3
         one.signal(signal.SIGKILL)
         while not one.ended(0, requested=False):
@@ -385,7 +385,7 @@ def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
     with zmq.Context() as context:
         says_ready = ["/bin/sh", "-c", "echo ready; exec sleep 1000"]
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), says_ready, context)
-        monkeypatch.setattr(one, "tell", asked.append)
+        monkeypatch.setattr(one, "send", asked.append)
         one.start()
         while not one.said_ready(0):
             continue
@@ -451,7 +451,7 @@ def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.Mon
     one._lifecycle.state = DaemonState.STOPPED
     one._manager = cast("Any", SimpleNamespace(step=said.append, alive=lambda: None))
     last, arena = one._shards[1], Reported()
-    for name, value in {"_process": one, "_admin": one, "_arena": arena, "tell": id}.items():
+    for name, value in {"_process": one, "_admin": one, "_arena": arena, "send": id}.items():
         monkeypatch.setattr(last, name, value)
     for moves in (1, 1, 0, 0, 1):
         arena.heartbeat_boot_ns += moves
