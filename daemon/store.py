@@ -234,7 +234,8 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
         if not opening.force:
             raise
         set_aside(opening.wal)
-        _save_snapshot(arena, opening)
+        if isinstance(arena, Arena):  # of what is converted, the new arena has the snapshot
+            _save_snapshot(arena, opening)
         return Walk.before(arena)
 
 
@@ -427,7 +428,7 @@ def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
         raise ArenaMismatch(name, "boot clock", f"at least {header.now_ns} ns", f"{now_ns} ns")
 
 
-def _refuse_other_shard(arena: Arena, config: Config) -> None:
+def _refuse_other_shard(arena: Arena | Previous, config: Config) -> None:
     fields, header = core_config(config), arena.header
     wanted, found = (fields["shard"], fields["shards"]), (header.shard, header.shards)
     if found != wanted:
@@ -506,13 +507,14 @@ def _convert(old: Previous, opening: Opening) -> Arena:
     What an earlier ABI had no space for has size 0 there, and gets that of the settings.
     """
     _refuse_other_clock(old, opening.config)
+    _refuse_other_shard(old, opening.config)
     _refuse_other_wal(old, opening)
     sizes = {name: size for name, size in _current(old).items() if size}
     fields = core_config(opening.config) | sizes | _identity(old, opening)
     opening.step("converting the arena of an earlier version")
-    _commit_appended(old, opening)
     with _in_place(opening, fields) as new:
         new.convert_from(old)
+        _commit_appended(old, opening)
         new.rebuild(_now_ns(old, opening.config))
     old.close()
     return new

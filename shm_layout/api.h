@@ -70,8 +70,10 @@ int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why
  * reverse. */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
 /* Copies all authoritative state of `from`, of an earlier minor ABI, as it stands into the fresh
- * arena `to` of the same sizes; pg_rebuild must follow. Refuses other sizes, with both values. */
-int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
+ * arena `to` of the same sizes; pg_rebuild must follow. Refuses other sizes, with both values. What
+ * `from` appended is sound then, the frame in doubt is decided there too, and it may be brought to
+ * its WAL. */
+int pg_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why);
 int pg_check(struct pg_arena *a, struct pg_fault *fault);
 /* Holds on a live arena too, from a reader. */
 int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);

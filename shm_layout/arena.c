@@ -396,18 +396,29 @@ static bool regions_fit(const struct pg_header *h, struct pg_fault *why)
            same(why, "payload bytes", h->regions[PG_R_BLOBS].length, h->payload_bytes);
 }
 
+/* What is read of an arena of an earlier ABI in its place is there. */
+static bool heads_inside(const struct pg_header *h, struct pg_fault *why)
+{
+    const struct pg_region *wal = &h->regions[PG_R_WAL_BUFFER];
+    const uint64_t heads = offsetof(struct pg_purgatory, inbox_max) + sizeof(uint64_t);
+    return (h->regions[PG_R_PURGATORY].length >= heads ||
+            same(why, "bytes of the purgatory's heads", heads, h->regions[PG_R_PURGATORY].length)) &&
+           (wal->count == 0 ||
+            same(why, "stride of the WAL buffer", PG_WAL_BUFFER_HEAD, wal->stride));
+}
+
 /* Of an earlier ABI: its regions are where its header says, and inside. */
 static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < sizeof h->regions / sizeof h->regions[0]; i++) {
         const struct pg_region *r = &h->regions[i];
         if (r->offset > h->length || r->length > h->length - r->offset ||
-            r->offset % PG_GRANULE != 0 || (uint64_t)r->stride * r->count != r->length)
+            r->offset % PG_GRANULE != 0 || (uint64_t)r->stride * r->count != r->length ||
+            (r->length == 0) != (r->count == 0))
             return fault_set(why, "header", "a region outside the arena file", i, h->length,
                              r->offset);
     }
-    return same(why, "bytes of the purgatory's heads", sizeof(struct pg_purgatory),
-                h->regions[PG_R_PURGATORY].length);
+    return heads_inside(h, why);
 }
 
 static bool header_known(const struct pg_header *h, uint64_t bytes, uint64_t layout_id,

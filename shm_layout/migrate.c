@@ -358,13 +358,45 @@ static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
            fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
 }
 
-int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+/* What the frame in doubt describes of a namespace may have been finished. */
+static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
+{
+    const struct pg_region *f = &from->header->regions[PG_R_NAMESPACES];
+    for (uint32_t i = 0; i < f->count; i++)
+        memcpy((uint8_t *)from->header + f->offset + (uint64_t)i * f->stride, &to->namespaces[i],
+               f->stride);
+}
+
+/* Decides whether the frame in doubt counts, where its effect can be looked for, and tells `from`,
+ * in whose WAL it belongs. next_lsn first, as in wal_buffer_recover. */
+static bool wal_buffer_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
+{
+    struct pg_wal_buffer *t = to->wal_buffer, *f = from->wal_buffer;
+    if (t == NULL || f == NULL)
+        return true;
+    if (!region_convert(to, from, PG_R_WAL_BUFFER, why) || !names_sound(to, why) ||
+        !wal_buffer_recover(to, why))
+        return false;
+    if (f->tail != f->appended) {
+        namespaces_finish(to, from);
+        STORE_RELEASE(&f->next_lsn, t->next_lsn);
+        STORE_RELEASE(&f->appended, t->appended);
+        STORE_RELEASE(&f->tail, t->appended);
+    }
+    memset(t, 0, sizeof *t);
+    wal_buffer_init(to);
+    t->next_lsn = f->next_lsn;
+    t->committed_lsn = f->next_lsn - 1;
+    return true;
+}
+
+int pg_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
-    wal_buffer_migrate(to->wal_buffer, from->wal_buffer);
     to->header->replay_head = from->header->replay_head;
     to->header->published = from->header->published;
     to->header->replay_tail = from->header->replay_tail;
-    return regions_convert(to, from, why) && private_convert(to, from, why);
+    return regions_convert(to, from, why) && private_convert(to, from, why) &&
+           wal_buffer_convert(to, from, why);
 }

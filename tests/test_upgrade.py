@@ -18,7 +18,7 @@ import pytest
 from conftest import StartDaemon
 from machine import needs
 from purgatory_driver import Command
-from raw_wire import Raw, batch
+from raw_wire import Raw, batch, put
 from real_daemon import (
     PATIENCE_S,
     Daemon,
@@ -34,9 +34,13 @@ from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Lagged, Notice, Purgatory, Subscriber
 from purgatoryd.clients.stream import Stream
+from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.store import Opening, open_arena
+from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout import shm, wire
-from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import OtherAbi
 from purgatoryd.shm_layout.layout import (
     ABI,
@@ -50,9 +54,10 @@ from purgatoryd.shm_layout.layout import (
     Cause,
     KeyType,
     Message,
+    size_of,
 )
 from purgatoryd.shm_layout.paths import Paths, paths_in
-from purgatoryd.shm_layout.wal import Walk, segments
+from purgatoryd.shm_layout.wal import Walk, segments, snapshots
 from purgatoryd.shm_layout.wal import contents as contents_of
 
 SAME = (
@@ -389,7 +394,7 @@ def test_the_next_minor_takes_over_all_that_is_stored(later: Mapping[str, str]) 
         command, env={**os.environ, **later}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert " 8 passed" in done.stdout, done.stdout
+    assert "8 passed" in done.stdout, done.stdout
 
 
 def test_the_next_minor_takes_over_what_a_killed_daemon_appended(
@@ -413,6 +418,83 @@ def test_the_next_minor_takes_over_what_a_killed_daemon_appended(
     real.env = before
     said = refused(real.start)
     assert "minor version of a WAL segment" in said
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["its effect is there", "it has none"])
+def test_the_next_minor_decides_the_frame_in_doubt_as_a_rebuild_would(
+    later: Mapping[str, str], paths: Paths, *, seen: bool
+) -> None:
+    config = Config(name="demo", capacity=100, wal_dir=str(paths.directory / "wal"))
+    wal = paths.directory / "wal" / "demo"
+    with locked(wal):
+        arena = open_arena(Opening(config, paths))
+        appended = append_one_in_doubt(arena, seen=seen)
+        arena.close()
+    command = [sys.executable, "-c", OPENED, str(paths.directory)]
+    done = subprocess.run(command, env={**os.environ, **later}, capture_output=True, check=True)
+    assert json.loads(done.stdout) == [*range(1, appended + 1)]
+    assert snapshots(wal)[-1].lsn == appended + 1
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.store import Opening, open_arena
+from purgatoryd.daemon.wal import locked
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.wal import Walk, segments
+folder = Path(sys.argv[1])
+config = Config(name="demo", capacity=100, wal_dir=str(folder / "wal"))
+with locked(folder / "wal" / "demo"):
+    arena = open_arena(Opening(config, paths_in(folder, "demo")))
+    arena.check()
+walk = Walk()
+walk.enter(segments(folder / "wal" / "demo")[0].path)
+print([frame.lsn for frame in walk.frames()])
+"""
+
+
+def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
+    """Arms timers as if killed at the last one's frame; the number of those that count."""
+    now_ns = boot_ns()
+    asked = os.geteuid(), os.getpid(), now_ns, now_ns
+    _, reply = arena.handle(wire.encode_hello(b"a client's nonce"), *asked)
+    session = wire.decode_reply(bytes(reply)).session
+    for number in range(1, 6):
+        arena.handle(batch(session, number, [put(b"%d" % number, FAR_NS)]), *asked)
+    buffer, at = arena.wal_buffer, 0
+    ring = ffi.cast("uint8_t *", buffer) + lib.PG_WAL_BUFFER_HEAD
+    while at + ffi.cast("struct pg_frame_head *", ring + at).bytes != buffer.appended:
+        at += ffi.cast("struct pg_frame_head *", ring + at).bytes
+    appended = int(buffer.next_lsn) - 1
+    if seen:
+        buffer.tail = at
+        return appended
+    frame = bytearray(ffi.buffer(ring + at, buffer.appended - at))
+    struct.pack_into("<Q", frame, 8, appended + 1)
+    struct.pack_into("<Q", frame, size_of("pg_frame_head"), 99)  # the ticket
+    ffi.memmove(ring + buffer.appended, frame, len(frame))
+    buffer.appended += len(frame)
+    buffer.next_lsn += 1
+    return appended
+
+
+def test_the_next_minor_refuses_the_arena_of_another_shard(
+    later: Mapping[str, str], paths: Paths
+) -> None:
+    open_arena(Opening(Config(name="demo", shard=1, shards=4), paths)).close()
+    command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "demo"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **later},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == Exit.UNUSABLE
+    assert "shard is 1 of 4, expected 0 of 1" in done.stderr
 
 
 def keys_listed(real: Daemon) -> set[str]:
