@@ -19,6 +19,7 @@ from purgatoryd.shm_layout.wal import (
     File,
     Walk,
     has_header,
+    is_other_version,
     refuse_lost_segments,
     segments,
     snapshots,
@@ -67,7 +68,7 @@ def recover(directory: Path, way: Way) -> Arena:
         return restored(newest)
     except WalError as error:
         lost = isinstance(error, WalDamaged) and error.detail == _MISSING
-        if not older or (lost and not way.force):
+        if not older or (lost and not way.force) or is_other_version(error):
             raise
         first = error
     log.warning(f"{first}; the older snapshot is taken")
@@ -166,7 +167,7 @@ class _Restore:
         try:
             return self._read(paths, walk)
         except WalError as error:
-            if not self._way.force:
+            if not self._way.force or is_other_version(error):
                 raise
             log.warning(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
             return walk

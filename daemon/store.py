@@ -55,7 +55,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.wal import GroupCommit, Walk, segments
+from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
 _SIZES = {
@@ -230,8 +230,8 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
     try:
         refuse_other_wal(opening.wal, arena.uuid)
         return newest_end(opening.wal, arena)
-    except WalError:
-        if not opening.force:
+    except WalError as error:
+        if not opening.force or is_other_version(error):
             raise
         set_aside(opening.wal)
         if isinstance(arena, Arena):  # of what is converted, the new arena has the snapshot

@@ -42,6 +42,8 @@ _HEADER_DAMAGES = {
     "bytes of a WAL segment", "magic of a WAL segment", "checksum of a WAL segment's header",
 }  # fmt: skip
 """What a walk names when a header is not what was written."""
+_VERSIONS = {"version of a WAL segment", "minor version of a WAL segment"}
+"""What a walk names when another version wrote the file."""
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_WAL_SEGMENT_HEAD
@@ -117,6 +119,11 @@ def has_header(path: Path) -> bool:
             return False
     walk, fault = ffi.new("struct pg_walk *"), ffi.new("struct pg_fault *")
     return bool(lib.pg_walk_segment(walk, ffi.from_buffer(block), _HEAD, fault))
+
+
+def is_other_version(error: WalError) -> bool:
+    """True if it says that a file is of another version: nothing of it is lost, or to be left."""
+    return isinstance(error, WalMismatch) and error.field in _VERSIONS
 
 
 def has_gone(path: Path) -> bool:

@@ -57,7 +57,7 @@ from purgatoryd.shm_layout.layout import (
     size_of,
 )
 from purgatoryd.shm_layout.paths import Paths, paths_in
-from purgatoryd.shm_layout.wal import Walk, segments, snapshots
+from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, Walk, segments, snapshots
 from purgatoryd.shm_layout.wal import contents as contents_of
 
 SAME = (
@@ -369,6 +369,32 @@ def test_a_daemon_goes_on_with_a_stored_wal(
     reader.check()
     reader.close()
     assert keys == {b"of boot %d" % boot for boot in range(3)}
+
+
+@pytest.mark.parametrize("field", ["major", "minor"])
+@pytest.mark.parametrize("suffix", [SEGMENT, SNAPSHOT])
+@pytest.mark.parametrize("force", [(), ("--force-wal",)], ids=["plain", "forced"])
+def test_a_wal_of_another_version_is_refused_and_untouched(
+    field: str, suffix: str, force: tuple[str, ...], paths: Paths, daemon: StartDaemon
+) -> None:
+    wal = paths.directory / "wal"
+    StoredWal(WALS[-1], wal / "demo")
+    newest = max((wal / "demo").glob(f"*{suffix}"))
+    newest.write_bytes(of_later(field, newest.read_bytes()))
+    before = {path.name: path.read_bytes() for path in (wal / "demo").glob("*.*")}
+    said = refused(lambda: daemon("demo", *MORE, "--wal-dir", str(wal), *force))
+    assert f"{newest}: " in said
+    assert "version of a" in said
+    assert {path.name: path.read_bytes() for path in (wal / "demo").glob("*.*")} == before
+
+
+def of_later(field: str, data: bytes) -> bytes:
+    """A WAL segment or snapshot as of the next minor or major."""
+    changed = bytearray(data)
+    head = ffi.from_buffer("struct pg_wal_segment *", changed)
+    setattr(head, field, getattr(head, field) + 1)
+    head.crc = lib.pg_crc32c(0, head, ffi.offsetof("struct pg_wal_segment", "crc"))
+    return bytes(changed)
 
 
 def test_every_format_of_the_wal_is_stored() -> None:
