@@ -231,7 +231,7 @@ def test_a_deployment_and_each_of_its_shards(three: Web) -> None:
     assert [row["armed"] for row in whole["shards"]] == [one["armed"] for one in reported]
     assert (whole["runner"]["condition"], whole["runner"]["serving"]) == ("ready", 3)
     assert {one["runner"] for one in reported} == {None}
-    assert "not shard 3" in json.loads(of_shard(three, 3).text)["error"]
+    assert "must be 0 to 2" in json.loads(of_shard(three, 3).text)["error"]
     assert {of_shard(three, bad).status for bad in ("x", "-1", "%00", "1e3", "99999")} == {400}
 
 
@@ -299,7 +299,7 @@ def test_a_browser_shows_the_shards_of_a_deployment(browser: Browser, three: Web
         assert page.locator("#shards").is_hidden()
         assert page.text_content("#choice [aria-current]") == "shard 1"
         page.goto(three.address + "#9")
-        page.wait_for_selector(".past #alarm:has-text('not shard 9')")
+        page.wait_for_selector(".past #alarm:has-text('must be 0 to')")
         page.click("#choice a:text-is('all')")
         page.wait_for_selector("body:not(.past) #name:text-is('demo')")
 
