@@ -439,7 +439,7 @@ def test_views_in_json_outlive_the_arena(demo: Daemon) -> None:
         remove_arena_files(demo.paths)
         assert "demo" in next(view for view in reported if "error" in view)["error"]
         demo.start()
-        assert next(view for view in reported if "error" not in view)["condition"] == "ready"
+        assert any(view.get("condition") == "ready" for view in reported)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == Exit.DONE
 
