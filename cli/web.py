@@ -79,12 +79,15 @@ def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_js
         closing(Viewer(name, frozen_ns)) as viewer,
         on_socket(path) if path else on_port(listen) as listening,
     ):
-        address = where(listening)
-        emit({"listening": address}, f"listening on {address}", as_json)
         past = Past(viewer)
         settings = uvicorn.Config(
             site(past), access_log=False, log_level="warning", server_header=False
         )
+        # Imports what it serves with. An interrupt inside of an import's exec() would make the
+        # interpreter end by SIGINT, although it is caught here.
+        settings.load()
+        address = where(listening)
+        emit({"listening": address}, f"listening on {address}", as_json)
         asyncio.run(serve(past, uvicorn.Server(settings), listening))
 
 
