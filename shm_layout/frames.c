@@ -3,7 +3,7 @@
 #include "core.h"
 
 static const uint16_t body_bytes[PG_WAL_TYPES] = {
-    [PG_WAL_GROUP] = sizeof(struct pg_wal_group),
+    [PG_WAL_COMMIT_GROUP] = sizeof(struct pg_wal_group),
     [PG_WAL_NAMESPACE] = sizeof(struct pg_wal_namespace),
     [PG_WAL_TOPIC] = sizeof(struct pg_wal_topic),
     [PG_WAL_ARM] = sizeof(struct pg_wal_arm),

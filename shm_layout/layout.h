@@ -7,7 +7,9 @@
  *
  * Rules of change.  Arena: a field that moves or changes its meaning raises PG_ABI_MAJOR; fields
  * appended to a struct, regions and extension kinds raise PG_ABI_MINOR, and pg_convert fills what
- * an earlier minor lacks with zeros.  WAL: record types and parts behind a record raise
+ * an earlier minor lacks with zeros.  It copies the rows of regions: a struct that stands inside
+ * another one, or in a blob, cannot grow; what it lacks needs a region or an extension kind of its
+ * own.  WAL: record types and parts behind a record raise
  * PG_WAL_MINOR; all else raises PG_WAL_MAJOR.  Wire: messages, flags and statuses may be
  * added; all else raises PG_WIRE_VERSION.  A reader takes its own version and earlier minors, and
  * refuses all others.  The layout id in the header is computed from all sizes and offsets below,
@@ -688,7 +690,7 @@ struct pg_frame_head {
  * none in what an arena without a WAL exports. */
 enum pg_wal_type {
     PG_WAL_PAD = 1,               /* the rest of the ring before its end; never in a file */
-    PG_WAL_GROUP,                 /* files: pg_wal_group, first in each commit */
+    PG_WAL_COMMIT_GROUP,          /* files: pg_wal_group, first in each commit */
     PG_WAL_SEAL,                  /* files: nothing; behind the last group */
     PG_WAL_NAMESPACE,             /* pg_wal_namespace, name */
     PG_WAL_TOPIC,                 /* pg_wal_topic, name */

@@ -308,7 +308,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 static bool rows_convert(uint8_t *to, uint32_t to_bytes, const uint8_t *from, uint32_t from_bytes,
                          uint64_t rows)
 {
-    if (from_bytes > to_bytes)
+    if (from_bytes == 0 || from_bytes > to_bytes)
         return false;
     for (uint64_t i = 0; i < rows; i++)
         memcpy(to + i * to_bytes, from + i * from_bytes, from_bytes);

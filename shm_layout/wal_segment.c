@@ -43,7 +43,7 @@ void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_w
     uint8_t *at = (uint8_t *)group + PG_GROUP_HEAD, *end = (uint8_t *)group + bytes;
 
     *head = (struct pg_frame_head){
-        .bytes = PG_GROUP_HEAD, .lsn = ((struct pg_frame_head *)at)->lsn - 1, .type = PG_WAL_GROUP};
+        .bytes = PG_GROUP_HEAD, .lsn = ((struct pg_frame_head *)at)->lsn - 1, .type = PG_WAL_COMMIT_GROUP};
     *(struct pg_wal_group *)(head + 1) = *fields;
     ((struct pg_wal_group *)(head + 1))->bytes = bytes - PG_GROUP_HEAD;
     frame_seal(head, salt, fields->number);
@@ -85,7 +85,7 @@ static const struct pg_wal_group *next_group(const struct pg_walk *w)
     const struct pg_frame_head *f = frame_at(w, w->at, w->size);
     const struct pg_wal_group *g;
 
-    if (!f || f->type != PG_WAL_GROUP || f->bytes != PG_GROUP_HEAD || f->lsn != w->lsn)
+    if (!f || f->type != PG_WAL_COMMIT_GROUP || f->bytes != PG_GROUP_HEAD || f->lsn != w->lsn)
         return NULL;
     g = (const void *)(f + 1);
     if (g->number != w->group + 1 || g->bytes == 0)
