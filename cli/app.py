@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from traceback import format_exception
 from typing import Any
 
 import click
 
 from purgatoryd import __version__
-from purgatoryd.cli.exits import Exit, help_table
+from purgatoryd.cli.exits import Exit, help_table, say
 
 # command: module of purgatoryd.cli; in the order of --help
 COMMANDS = {
@@ -95,5 +96,5 @@ def main() -> None:
         sys.stderr.write("purgatoryd: out of memory\n")
         sys.exit(Exit.UNUSABLE)
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        say("".join(format_exception(error)).rstrip())
         sys.exit(Exit.BUG)

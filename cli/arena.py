@@ -130,7 +130,7 @@ SECTIONS = {
     "daemon": (
         "shard", "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
         "heartbeat_age_ns", "wakeups", "iterations", "iterations_full",
-        "iteration_work", "iteration_budget",
+        "iteration_work", "iteration_budget", "log_dropped",
     ),
     "placement": (
         "placement", "node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_sampled",

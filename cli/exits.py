@@ -104,14 +104,26 @@ def figures(error: Exception) -> dict[str, Any]:
 
 def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
     """Tells the error on stderr, as text or as one JSON object; returns the exit code."""
-    if as_json:
-        reported = {"error": type(error).__name__, "message": str(error), **figures(error)}
-        click.echo(json.dumps(reported, default=str), err=True)
-    else:
-        from purgatoryd.daemon.log import line_prefix
+    from purgatoryd.daemon.log import line_prefix
 
-        click.echo(f"{line_prefix('error')}purgatoryd: {error}", err=True)
+    reported = {"error": type(error).__name__, "message": str(error), **figures(error)}
+    say(
+        json.dumps(reported, default=str)
+        if as_json
+        else f"{line_prefix('error')}purgatoryd: {error}"
+    )
     return exit_of(error)
+
+
+def say(text: str) -> None:
+    """Print a line on stderr. A daemon leaves that to its log, which waits for no reader; whoever
+    has replaced sys.stderr gets the line there."""
+    from purgatoryd.daemon.log import log
+
+    if log.writes and sys.stderr is sys.__stderr__:
+        log.last_words(text)
+    else:
+        click.echo(text, err=True)
 
 
 @contextmanager

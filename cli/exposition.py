@@ -109,13 +109,13 @@ def _counters(name: str, found: Metrics) -> Iterator[Metric]:
         if counter.startswith(REFUSED):
             refused.add_metric([name, counter.removeprefix(REFUSED)], value)
             continue
-        meaning = COUNTERS[counter]
-        if counter in SINCE_START:
-            meaning += ", since the daemon's start"
-        family = CounterMetricFamily(f"{PREFIX}{counter}", meaning, labels=["daemon"])
-        family.add_metric([name], value)
-        yield family
+        yield _counter(name, counter, _meaning(counter), value)
     yield refused
+
+
+def _meaning(counter: str) -> str:
+    since = ", since the daemon's start" if counter in SINCE_START else ""
+    return COUNTERS[counter] + since
 
 
 def _gauges(name: str, found: Metrics) -> Iterator[Metric]:
@@ -129,15 +129,20 @@ def _gauge(name: str, gauge: str, meaning: str, value: float) -> Metric:
     return family
 
 
+def _counter(name: str, counter: str, meaning: str, value: float) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}{counter}", meaning, labels=["daemon"])
+    family.add_metric([name], value)
+    return family
+
+
 def deployment_families(name: str, found: StatusRecord) -> Iterator[Metric]:
     """All families of the process that runs the shards of a deployment."""
     yield _gauge(name, "readable", READABLE, 1)
     yield from _process(name, found, {one: one in found.causes for one in Cause})
     yield _gauge(name, "shards", SHARDS, found.shards)
     yield _gauge(name, "shards_serving", SERVING, found.serving)
-    restarts = CounterMetricFamily(f"{PREFIX}shard_restarts", RESTARTS, labels=["daemon"])
-    restarts.add_metric([name], found.restarts)
-    yield restarts
+    yield _counter(name, "shard_restarts", RESTARTS, found.restarts)
+    yield _counter(name, "log_dropped", _meaning("log_dropped"), found.log_dropped)
 
 
 def _process(name: str, found: StatusRecord, reasons: Mapping[str, bool]) -> Iterator[Metric]:

@@ -63,7 +63,8 @@ def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -
         health, found = look(file, frozen_ns), file.header
     except FileNotFoundError:
         return set()
-    figures = {"shards": found.shards, "serving": found.serving, "restarts": found.restarts}
+    names = "shards", "serving", "restarts", "log_dropped"
+    figures = {name: getattr(found, name) for name in names}
     shown = record(name, health) | {"degraded_by": found.reasons} | figures
     emit(shown, status_text(name, health, "; ".join(found.reasons)), as_json)
     return {_EXITS.get(health.condition, Exit.NEGATIVE)}

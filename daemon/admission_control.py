@@ -32,6 +32,7 @@ from pathlib import Path
 
 import zmq
 
+from purgatoryd.daemon.allowance import Allowance
 from purgatoryd.daemon.listeners import Listeners
 from purgatoryd.daemon.log import log
 
@@ -107,23 +108,6 @@ class Refusal:
 
     until_ns: int = 0
     span_ns: int = REFUSED_NS // 2
-
-
-@dataclass(slots=True)
-class Allowance:
-    """Of a peer: how much it may still do, as of `at_ns`."""
-
-    left: float
-    at_ns: int
-
-    def take(self, amount: float, now_ns: int, most: float, per_s: float) -> bool:
-        """False if there is not so much left; it grows by `per_s` in a second, up to `most`."""
-        self.left = min(most, self.left + (now_ns - self.at_ns) * per_s / 1e9)
-        self.at_ns = now_ns
-        if self.left < amount:
-            return False
-        self.left -= amount
-        return True
 
 
 class AdmissionControl:

@@ -28,7 +28,7 @@ from purgatoryd.daemon.lifecycle import (
     DeploymentLifecycle,
     publishing,
 )
-from purgatoryd.daemon.log import log
+from purgatoryd.daemon.log import announce, log
 from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, system_failures
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.resharding import Resharding, settle
@@ -329,7 +329,7 @@ class Deployment:
     def _go_live(self) -> None:
         self._lifecycle.enter(READY)
         directory = self._sockets.directory
-        print(f"ready name={self._config.name} pid={os.getpid()} dir={directory}", flush=True)
+        announce(f"ready name={self._config.name} pid={os.getpid()} dir={directory}")
 
     def _announce(self, key: str, payload: bytes) -> None:
         """By one of the shards: who listens to a reserved namespace listens to all of them."""

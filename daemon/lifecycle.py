@@ -200,7 +200,7 @@ class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
         shards, serving, restarts = self._figures
         return replace(
             found, causes=self._causes(), reasons=reasons, shards=shards, serving=serving,
-            restarts=restarts,
+            restarts=restarts, log_dropped=log.dropped,
         )  # fmt: skip
 
     def _reasons(self) -> str:

@@ -1,60 +1,165 @@
-"""What the daemon has to say to whoever looks after it: fields for journald, or lines on stderr,
-which end with the fields.
+"""Log messages of the daemon: fields for journald, or lines on stderr that end with the fields.
 
-Not the standard library's logging: importing that takes longer than mapping a million timers, at
-every restart.
+A message is queued, and a thread writes it: a full disk, a closed terminal or a reader that has
+stopped holds up that thread alone. Nothing here raises. A message that finds the queue full, that
+exceeds the rate of its kind, or that nobody takes is dropped and counted; the next line that is
+written says how many were dropped. The thread may block, since O_NONBLOCK on stderr would be in
+force for every process that shares it.
+
+The standard library's logging takes longer to import than a million timers take to map.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from queue import SimpleQueue
+from threading import Event, Thread, stack_size
+
+from purgatoryd.daemon.allowance import Allowance
+from purgatoryd.daemon.clock import boot_ns
 
 LEVELS = {"error": 3, "warning": 4, "info": 6}
-"""By how grave they are, as syslog counts."""
+"""Severities as syslog numbers them."""
 JOURNALD = "/run/systemd/journal/socket"
+QUEUE_MAX = 1000
+"""Messages that wait for the thread; one more is dropped."""
+BURST, PER_S = 200, 0.2
+"""Rate limit of each kind of message: those of one statement are of one kind."""
+FLUSH_S = 2.0
+"""How long the end of a process waits for what is queued."""
+_AGAIN_S = 0.02
+"""Pause before the next attempt, where another process made stderr non-blocking."""
+_STACK_BYTES = 256 * 1024
+"""Stack of the thread; with the setting `lock` it stays in RAM as a whole."""
 
 
 class Log:
-    """How much is logged, where, and what is added to every message."""
+    """The level, the destination, and the fields that are added to every message."""
 
     def __init__(self) -> None:
         self.level = "warning"
+        self.writes = False
+        """This process is a daemon: whatever it prints is left to the thread."""
         self._fields: dict[str, object] = {}
         self._journald: socket.socket | None = None
+        self._refused = self._unwritten = self._reported = 0
+        """Drops: before the queue, by the loop; after it, by the thread; reported in a line."""
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """Start empty, also in a forked child: its parent writes what was queued, and the thread is
+        the parent's."""
+        self._queue: SimpleQueue[Callable[[], bool | None]] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._rates: dict[tuple[object, int], Allowance] = {}
 
     def set_up(self, level: str, **fields: object) -> None:
-        """Tells what is at least as grave as `level`; `fields` go with each message.
+        """Log messages at least as severe as `level`, each with `fields`.
 
-        To journald with all fields if that is where stderr leads.
+        They go to journald with all fields if stderr leads there. The thread starts now, so that it
+        is there when the daemon's threads are placed.
         """
-        self.level, self._fields = level, fields
+        self.level, self._fields, self.writes = level, fields, True
         if self._journald is None and leads_to_journald(2):
             self._journald = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sys.unraisablehook = self._unraisable
+        self._start()
+
+    def _unraisable(self, raised: sys.UnraisableHookArgs) -> None:
+        """Python would print it, and wait for the reader of stderr."""
+        self.error(f"ignored {raised.exc_value!r} in {raised.object!r}")
+
+    def _start(self) -> None:
+        """Without memory for the thread messages wait, and the next one starts it."""
+        if self._thread is not None:
+            return
+        before = stack_size(_STACK_BYTES)
+        try:
+            thread = Thread(target=self._work, args=(self._queue,), name="log", daemon=True)
+            thread.start()
+            self._thread = thread
+            atexit.register(self.flush)
+        except (RuntimeError, MemoryError):
+            pass
+        finally:
+            stack_size(before)
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were not written since the start of the process."""
+        return self._refused + self._unwritten
 
     def error(self, message: str, **fields: object) -> None:
         """Somebody has to do something."""
-        self._write("error", message, fields)
+        self._put("error", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
         """Somebody may have to."""
-        self._write("warning", message, fields)
+        self._put("warning", message, fields)
 
     def info(self, message: str, **fields: object) -> None:
         """Good to know afterwards."""
-        self._write("info", message, fields)
+        self._put("info", message, fields)
 
-    def _write(self, level: str, message: str, fields: Mapping[str, object]) -> None:
+    def last_words(self, text: str) -> None:
+        """Log why the process ends, as it is; the end waits for it as flush() does."""
+        self._queue.put(partial(_written, 2, text))
+
+    def flush(self, timeout_s: float = FLUSH_S) -> None:
+        """Wait until all that was queued is written, or for `timeout_s`."""
+        if self._thread is not None:
+            done = Event()
+            self._queue.put(done.set)
+            done.wait(timeout_s)
+
+    def _put(self, level: str, message: str, fields: Mapping[str, object]) -> None:
         if LEVELS[level] > LEVELS[self.level]:
             return
-        all_fields = {**self._fields, **fields}
-        if self._journald is None or not self._sent(entry(level, message, all_fields)):
-            print(line(level, message, all_fields), file=sys.stderr, flush=True)
+        if self._queue.qsize() >= QUEUE_MAX or not self._allowed():
+            self._refused += 1
+            return
+        self._queue.put(partial(self._write, level, message, fields))
+        self._start()
+
+    def _allowed(self) -> bool:
+        """Take one message from the allowance of the statement that logs it."""
+        caller, now_ns = sys._getframe(3), boot_ns()
+        kind = caller.f_code, caller.f_lineno
+        return self._rates.setdefault(kind, Allowance(BURST, now_ns)).take(1, now_ns, BURST, PER_S)
+
+    # ---- in the thread -----------------------------------------------------------------------
+
+    def _work(self, queue: SimpleQueue[Callable[[], bool | None]]) -> None:
+        """Do the queued tasks, until the process ends."""
+        while True:
+            task = queue.get()
+            try:
+                written = task() is not False
+            except Exception:
+                written = False
+            self._unwritten += not written
+
+    def _write(self, level: str, message: str, fields: Mapping[str, object]) -> bool:
+        dropped = self.dropped - self._reported
+        all_fields = {**self._fields, **fields, **({"dropped": dropped} if dropped else {})}
+        if not (
+            self._sent(entry(level, message, all_fields))
+            or _written(2, line(level, message, all_fields))
+        ):
+            return False
+        self._reported += dropped
+        return True
 
     def _sent(self, data: bytes) -> bool:
-        assert self._journald is not None
+        if self._journald is None:
+            return False
         try:
             self._journald.sendto(data, JOURNALD)
         except OSError:  # journald is not there, or takes nothing of this size
@@ -63,7 +168,28 @@ class Log:
 
 
 log = Log()
-"""Of this process."""
+"""The log of this process."""
+
+
+def announce(text: str) -> None:
+    """Write a line to stdout; a reader that is gone or has stopped holds up nobody."""
+    try:
+        Thread(target=_written, args=(1, text), daemon=True).start()
+    except (RuntimeError, MemoryError):  # no memory for a thread
+        _written(1, text)
+
+
+def _written(fd: int, text: str) -> bool:
+    """Write a line. False = at least the end of it is lost."""
+    data = f"{text}\n".encode(errors="backslashreplace")
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            time.sleep(_AGAIN_S)
+        except OSError:
+            return False
+    return True
 
 
 def leads_to_journald(fd: int) -> bool:
@@ -100,7 +226,7 @@ def entry(level: str, message: str, fields: Mapping[str, object]) -> bytes:
 
 def _field(name: str, value: str) -> bytes:
     """A value of several lines is written with its length before it."""
-    data = value.encode()
+    data = value.encode(errors="backslashreplace")
     if b"\n" not in data:
         return f"{name}=".encode() + data + b"\n"
     return f"{name}\n".encode() + len(data).to_bytes(8, "little") + data + b"\n"

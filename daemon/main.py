@@ -20,7 +20,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock, boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, DaemonLifecycle
-from purgatoryd.daemon.log import log
+from purgatoryd.daemon.log import announce, log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
@@ -40,6 +40,8 @@ LOCK_MODE = 0o600
 LOCK_POLL_S = 0.02
 ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that ask for a clean end."""
+OF_THE_LOG = (signal.SIGPIPE, signal.SIGTTOU)
+"""Signals that a line to a closed pipe or to a terminal may raise: ignored."""
 
 
 def serve(
@@ -182,7 +184,7 @@ def _go_live(arena: Arena, paths: Paths, lifecycle: DaemonLifecycle) -> None:
     _precise_sleep()
     arena.set_state(ArenaState.READY, os.getpid())
     lifecycle.enter(READY)
-    print(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}", flush=True)
+    announce(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}")
 
 
 def _allow_connections() -> None:
@@ -269,6 +271,8 @@ def signals() -> Iterator[int]:
     """
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    for number in OF_THE_LOG:
+        signal.signal(number, signal.SIG_IGN)
     try:
         yield read_fd
     finally:

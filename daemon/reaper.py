@@ -16,6 +16,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.lifecycle import STOPPED, DaemonLifecycle, publishing, reasons
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.sockets import Message, Sockets
 from purgatoryd.daemon.wal import Memory
@@ -192,7 +193,7 @@ class Reaper:
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_bulk_loads(real_ns, self._bulk_load_ttl_ns)
-        self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent)
+        self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)
         self._wal.heartbeat()
         self._settle()

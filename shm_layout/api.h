@@ -270,7 +270,7 @@ void pg_confine(struct pg_arena *a);
 int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
-                  uint64_t sent);
+                  uint64_t sent, uint64_t log_dropped);
 /* The daemon got further, though its loop does not iterate: in its start, or in its end. */
 void pg_progress(struct pg_arena *a, int64_t real_boot_ns);
 

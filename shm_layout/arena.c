@@ -615,11 +615,12 @@ void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16])
 }
 
 void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
-                  uint64_t sent)
+                  uint64_t sent, uint64_t log_dropped)
 {
     a->header->loop_iterations = iterations;
     a->metrics->wakeups = wakeups;
     a->metrics->messages_sent = sent;
+    a->metrics->log_dropped = log_dropped;
     pg_progress(a, real_boot_ns);
 }
 

@@ -529,9 +529,11 @@ class Arena(_Owned):
         """Has the WAL, if there is one, keep the histograms as they are now."""
         lib.pg_wal_append_metrics(self._a, real_boot_ns)
 
-    def heartbeat(self, real_boot_ns: int, iterations: int, wakeups: int, sent: int) -> None:
+    def heartbeat(
+        self, real_boot_ns: int, iterations: int, wakeups: int, sent: int, log_dropped: int
+    ) -> None:
         """Stores the loop's progress for readers."""
-        lib.pg_heartbeat(self._a, real_boot_ns, iterations, wakeups, sent)
+        lib.pg_heartbeat(self._a, real_boot_ns, iterations, wakeups, sent, log_dropped)
 
     def progress(self, real_boot_ns: int) -> None:
         """Stores for readers that the daemon got further, though its loop does not iterate."""

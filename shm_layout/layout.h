@@ -237,6 +237,7 @@ struct pg_metrics {
     uint64_t refused_stopping;    /* the daemon drains */
     uint64_t iteration_work;      /* timers moved or fired, by iterations that had any */
     uint64_t iteration_budget;    /* how many those iterations might have */
+    uint64_t log_dropped;         /* log messages that were not written */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */

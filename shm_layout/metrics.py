@@ -62,6 +62,8 @@ COUNTERS: dict[str, str] = {
     "iteration_budget": "what the budgets of those iterations allowed: the budget used is the "
     "share of iteration_work in it",
     "wakeups": "times the loop woke up",
+    "log_dropped": "log messages that were not written: their kind came too often, or their reader "
+    "is slow, full or gone",
     "records_redone": "records of the WAL that the arena was made of",
     "refused_full": "no free slot",
     "refused_payload": "no space for key and payload",
@@ -79,7 +81,7 @@ COUNTERS: dict[str, str] = {
     "refused_other": "a deadline too far or a watermark too high, no ticket left, "
     "one watch key twice, or a publish in another shard",
 }
-SINCE_START = {"wakeups", "messages_sent"}
+SINCE_START = {"wakeups", "messages_sent", "log_dropped"}
 """Counted since the start of the daemon."""
 
 # Name -> what it tells; the unit is at its end: seconds, bytes, or a number of things.

@@ -65,6 +65,8 @@ class StatusRecord:
     """Of its shards, those that are ready and answer."""
     restarts: int = 0
     """Starts of shards that had ended, since its own."""
+    log_dropped: int = 0
+    """Log messages of its process that were not written."""
 
     epoch: ClassVar[int] = 0
     next_deadline_ns: ClassVar[int] = NONE_NS

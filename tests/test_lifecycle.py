@@ -275,6 +275,8 @@ def test_a_late_reader_finds_each_move_since_the_first_start(
         ("recovering", "ready"), ("ready", "degraded"),
     ]  # fmt: skip
     with contextlib.closing(Reader.attach(real.paths)) as reader:
+        # a move stands in the header a moment before it is published
+        eventually(lambda: len(notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)) >= len(moves))
         found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)
     assert [(one["was"], one["state"]) for one in map(said, found)] == moves
     assert {notice.key for notice in found} == {"state"}

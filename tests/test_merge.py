@@ -256,7 +256,7 @@ def test_only_idle_sessions_without_operations_are_left_behind() -> None:
     Owner(core, 2).send(put(b"k", FAR_NS))
     core.advance(61 * 10**9)
     Owner(core, 3)
-    lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1)
+    lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1, 0)
     [new] = resharded(shards, 1, {b"n": (0,)}).cores
     retained = new.rows_of_sessions()
     assert len(retained) == 2

@@ -26,6 +26,7 @@ from purgatoryd.clients import Admin, Client, InvalidArgument, Subscriber
 from purgatoryd.clients.remote import Remote
 from purgatoryd.daemon import placement
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.placement_plan import plan_placement
 from purgatoryd.shm_layout import curve, memory, shm
@@ -343,6 +344,7 @@ def test_a_cgroup_that_takes_and_gives_back(
     one.look(arena)
     assert (arena.placed.applied, arena.placed.reaper_cpu) == (PlacementPart.CPUS | CORE, 2)
     assert asked == [({3}, {0, 1, 2}), ({0, 1}, {0, 1}), ({2}, {0, 1})]
+    log.flush()
     assert "the scheduler does better than a pin" in capfd.readouterr().err
 
 
@@ -443,6 +445,7 @@ def test_what_this_user_may_not_is_refused_and_reported(capfd: pytest.CaptureFix
     placed = run_as(STRANGER, lambda: settled(config))
     assert placed.clamped == PlacementPart.REALTIME | PlacementPart.LOCK
     assert placed.applied == PlacementPart(0)
+    log.flush()
     reported = capfd.readouterr().err
     assert "purgatoryd: placement: no SCHED_FIFO: " in reported
     assert "purgatoryd: placement: no memory that stays in RAM: " in reported

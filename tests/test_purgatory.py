@@ -755,7 +755,7 @@ def test_watermarks_stay_for_their_time_to_live_across_a_restart() -> None:
         *(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)),
         pd.watch(b"x", ALL, [Key(b"k", 2), Key(b"mine", 0)]),
     )
-    lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1)
+    lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1, 0)
     message = owner.message([pd.advance(b"k", 1), pd.cancel(b"none"), pd.advance(b"k", 2)])
     step(core, message)
     dict(core.watermarks())[b"k"].watermark = 2  # stored, its watchers not visited yet

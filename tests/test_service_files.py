@@ -142,7 +142,7 @@ def test_settings_that_are_no_good_change_nothing(
 
 
 def test_journald_gets_fields_and_what_it_does_not_take_goes_to_stderr(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journald"))
@@ -159,11 +159,13 @@ def test_journald_gets_fields_and_what_it_does_not_take_goes_to_stderr(
         )
     (tmp_path / "journald").unlink()
     logger.error("nobody there", errno=5, peer="a = [b]")
+    logger.flush()
     said = "<3>purgatoryd: nobody there [name=demo errno=5 peer='a = [b]']\n"
-    assert capsys.readouterr().err == said
+    assert capfd.readouterr().err == said
     logger.set_up("warning")
     logger.error("no fields")
-    assert capsys.readouterr().err == "<3>purgatoryd: no fields\n"
+    logger.flush()
+    assert capfd.readouterr().err == "<3>purgatoryd: no fields\n"
 
 
 def test_stderr_leads_to_journald_if_systemd_says_so(

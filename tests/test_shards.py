@@ -34,6 +34,7 @@ from purgatoryd.daemon import deployment, shard
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Deployment, Registry
 from purgatoryd.daemon.lifecycle import DeploymentLifecycle
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import serve
 from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
@@ -297,6 +298,7 @@ def test_a_folder_without_space_stops_no_deployment(
     lifecycle.enter(DaemonState.STARTING)
     lifecycle.heartbeat()
     assert lifecycle.state is DaemonState.STARTING
+    log.flush()
     assert capfd.readouterr().err.count("the state cannot be written down: ") == 2
 
 

@@ -145,7 +145,7 @@ def build() -> tuple[Purgatory, Owner]:
     core.publish_all()
     unsent(core)
     core.advance(KILLED_NS)
-    lib.pg_heartbeat(core.a, KILLED_NS, 100, 50, 10)
+    lib.pg_heartbeat(core.a, KILLED_NS, 100, 50, 10, 0)
     lib.pg_set_state(core.a, lib.PG_READY, 4242)
     core.check()
     return core, owner
