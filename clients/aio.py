@@ -349,6 +349,7 @@ class AsyncClient:
         core, limit_s = self._core, self.timeout if timeout is None else timeout
         answers, deadline_s = core.answers, time.monotonic() + limit_s
         while not done():
+            core.give_up()
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 raise core.overdue(subject, limit_s)
@@ -429,7 +430,7 @@ class AsyncClient:
             self._schedule()
             await self._until(lambda: core.session.state is State.CLOSED, "bye", BYE_S)
         except DaemonError:
-            pass  # an unfinished session is the first that the daemon evicts
+            pass  # the daemon ends the session once the connection is gone
         finally:
             self._drop()
 

@@ -433,7 +433,7 @@ class Client:
                 core.session.bye()
                 self._drive(_When(lambda: core.session.state is State.CLOSED), "bye", BYE_S)
             except DaemonError:
-                pass  # an unfinished session is the first that the daemon evicts
+                pass  # the daemon ends the session once the connection is gone
             finally:
                 core.close()
                 self._wake.set()
@@ -489,6 +489,7 @@ class Client:
         core, limit_s = self._core, self.timeout if timeout is None else timeout
         answers, deadline_s = -1, 0.0
         while not goal.done:
+            core.give_up()
             blocked = core.push()
             if not blocked and core.take_soon():
                 continue

@@ -31,6 +31,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidTime,
     PermissionDenied,
     SessionExpired,
+    SessionTableFull,
     TableBroken,
 )
 from purgatoryd.shm_layout.layout import (
@@ -348,6 +349,14 @@ class Core:
         elif self.channel is not None and not self.channel.connected:
             self._follow()
         self.pull()
+
+    def give_up(self) -> None:
+        """Raises SessionTableFull if no session was free; the next call asks again."""
+        refusal = self.session.refusal
+        if isinstance(refusal, SessionTableFull):
+            self.session.refusal = None
+            self.session.resend()
+            raise refusal
 
     def overdue(self, subject: str, waited_s: float) -> DaemonError:
         """The error for a call that got no answer within `waited_s` seconds."""

@@ -343,7 +343,7 @@ class Session:
         elif reply.error == WireError.NOT_DURABLE:  # applied: the session goes on
             del self._flight[reply.sequence]
             batch.settle(NotDurable(*reply.detail))
-        elif reply.error != WireError.STOPPING:  # the daemon's successor will be asked again
+        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # it is sent again
             self._abandon(batch, reply.refusal())
 
     def _note_answer(self, batch: Batch, results: bytes) -> None:

@@ -78,7 +78,7 @@ class Config:
     """Buckets in one level of the wheel."""
     topics: int = 1_024
     namespaces: int = 64
-    sessions: int = 128
+    sessions: int = 1_024
     """Client sessions that are remembered at once."""
     watches: int = 131_072
     """Records of the purgatory: one per watch key of each operation."""

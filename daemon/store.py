@@ -65,6 +65,7 @@ _SIZES = {
     "namespaces in use": "namespaces",
     "topics in use": "topics",
     "sessions open": "sessions",
+    "answers remembered": "sessions",
     "watches in use": "watches",
     "watch keys in use": "watch_keys",
     "accounts in use": "accounts",

@@ -155,23 +155,40 @@ uint64_t pg_arena_bytes(const struct pg_config *config)
     return plan.length;
 }
 
-static uint64_t private_rows_offset(void) { return round_up(sizeof(struct pg_private), 256); }
+#define RESERVED_ANSWERS 65536u   /* of the answer pool: whole windows of 16 sessions */
+#define ANSWERS_PER_SESSION 256u  /* its share of a larger pool */
 
-static uint64_t private_replies_offset(uint64_t sessions, uint32_t session_bytes)
+/* Results in the answer pool of so many sessions. */
+static uint32_t answers_of(uint32_t sessions)
 {
-    return round_up(private_rows_offset() + sessions * session_bytes, PG_REGION_ALIGN);
+    const uint64_t whole = (uint64_t)sessions * PG_WINDOW * PG_BATCH_RECORDS;
+    const uint64_t share = (uint64_t)sessions * ANSWERS_PER_SESSION;
+    const uint64_t answers = share < RESERVED_ANSWERS ? RESERVED_ANSWERS : share;
+    return (uint32_t)(whole < answers ? whole : answers);
 }
 
-static uint64_t private_length(uint64_t sessions, uint32_t session_bytes, uint32_t reply_bytes)
+struct private_plan {
+    uint64_t rows, replies, heap, map, answers, length;
+};
+
+static struct private_plan private_plan(uint32_t sessions, uint32_t session_bytes,
+                                        uint32_t reply_bytes)
 {
-    return round_up(private_replies_offset(sessions, session_bytes) +
-                    sessions * PG_WINDOW * reply_bytes, PG_REGION_ALIGN);
+    struct private_plan p = {.rows = round_up(sizeof(struct pg_private), 256)};
+    const uint32_t answers = answers_of(sessions);
+    p.replies = round_up(p.rows + (uint64_t)sessions * session_bytes, PG_REGION_ALIGN);
+    p.heap = round_up(p.replies + (uint64_t)sessions * PG_WINDOW * reply_bytes, PG_REGION_ALIGN);
+    p.map = round_up(p.heap + sizeof(struct pg_blob_heap), PG_REGION_ALIGN);
+    p.answers = round_up(p.map + blob_map_words(answers) * sizeof(uint64_t), PG_REGION_ALIGN);
+    p.length = round_up(p.answers + (uint64_t)answers * sizeof(struct pg_result),
+                        PG_REGION_ALIGN);
+    return p;
 }
 
 uint64_t pg_private_bytes(const struct pg_config *config)
 {
-    return config_valid(config) ? private_length(config->sessions, sizeof(struct pg_session),
-                                                 sizeof(struct pg_reply_memory)) : 0;
+    return config_valid(config) ? private_plan(config->sessions, sizeof(struct pg_session),
+                                               sizeof(struct pg_reply_memory)).length : 0;
 }
 
 /* ---- the handle ---------------------------------------------------------------------- */
@@ -253,6 +270,11 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->secret = secret;
     a->sessions = (struct pg_session *)((uint8_t *)secret + a->secret->rows_offset);
     a->replies = (struct pg_reply_memory *)((uint8_t *)secret + a->secret->replies_offset);
+    a->answers = (struct blob_pool){
+        (struct pg_blob_heap *)((uint8_t *)secret + a->secret->heap_offset),
+        (uint64_t *)((uint8_t *)secret + a->secret->map_offset),
+        (uint8_t *)secret + a->secret->answers_offset, a->secret->answers};
+    a->session_rows = a->secret->sessions;
 }
 
 /* ---- create -------------------------------------------------------------------------- */
@@ -290,17 +312,23 @@ static void header_fill(struct pg_header *h, const struct pg_config *c, const st
 
 static void private_fill(struct pg_private *s, const struct pg_config *c)
 {
+    const struct private_plan p = private_plan(c->sessions, sizeof(struct pg_session),
+                                               sizeof(struct pg_reply_memory));
     s->magic = PG_PRIVATE_MAGIC;
     s->layout_id = c->layout_id;
-    s->length = pg_private_bytes(c);
+    s->length = p.length;
     memcpy(s->uuid, c->uuid, sizeof s->uuid);
     memcpy(s->secret, c->secret, sizeof s->secret);
     s->sessions = c->sessions;
     s->window = PG_WINDOW;
     s->session_bytes = sizeof(struct pg_session);
     s->reply_bytes = sizeof(struct pg_reply_memory);
-    s->rows_offset = private_rows_offset();
-    s->replies_offset = private_replies_offset(c->sessions, s->session_bytes);
+    s->rows_offset = p.rows;
+    s->replies_offset = p.replies;
+    s->heap_offset = p.heap;
+    s->map_offset = p.map;
+    s->answers_offset = p.answers;
+    s->answers = answers_of(c->sessions);
     s->next_session = 1;
 }
 
@@ -322,6 +350,8 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     wheel_init(&a->wheel, &shape, config->now_ns);
     index_init(&a->index);
     blobs_init(&a->blobs);
+    blobs_init(&a->answers);
+    a->session_rows = 0;
     names_rebuild(a);
     a->purgatory->watermark_ttl_ns = config->watermark_ttl_ns;
     a->purgatory->inbox_max = config->inbox_max;
@@ -449,6 +479,19 @@ static bool uuid_fits(const uint8_t ours[16], const uint8_t theirs[16], struct p
            same(why, "private arena file: uuid of another arena", a[1], b[1]);
 }
 
+static bool private_regions_fit(const struct pg_private *s, struct pg_fault *why)
+{
+    const struct private_plan p = private_plan(s->sessions, s->session_bytes, s->reply_bytes);
+    return same(why, "private arena file: rows", p.rows, s->rows_offset) &&
+           same(why, "private arena file: replies", p.replies, s->replies_offset) &&
+           same(why, "private arena file: heap of the answer pool", p.heap, s->heap_offset) &&
+           same(why, "private arena file: map of the answer pool", p.map, s->map_offset) &&
+           same(why, "private arena file: answer pool", p.answers, s->answers_offset) &&
+           same(why, "private arena file: results in the answer pool", answers_of(s->sessions),
+                s->answers) &&
+           same(why, "private arena file: length for its sessions", p.length, s->length);
+}
+
 static bool private_fits(const struct pg_private *s, const struct pg_header *h, uint64_t bytes,
                          struct pg_fault *why)
 {
@@ -460,11 +503,7 @@ static bool private_fits(const struct pg_private *s, const struct pg_header *h, 
            same(why, "private arena file: length", s->length, bytes) &&
            uuid_fits(h->uuid, s->uuid, why) &&
            same(why, "private arena file: window", PG_WINDOW, s->window) &&
-           same(why, "private arena file: rows", private_rows_offset(), s->rows_offset) &&
-           same(why, "private arena file: replies",
-                private_replies_offset(s->sessions, s->session_bytes), s->replies_offset) &&
-           same(why, "private arena file: length for its sessions",
-                private_length(s->sessions, s->session_bytes, s->reply_bytes), s->length);
+           private_regions_fit(s, why);
 }
 
 static bool private_current(const struct pg_private *s, struct pg_fault *why)

@@ -379,6 +379,7 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 {
     struct step s = {.q = q, .session = session, .memory = m, .put.account = a->account,
                      .group.scope = NO_SCOPE};
+    struct pg_result *results = reply_results(a, m);
     const uint8_t *at = q->area;
     for (s.n = 0; s.n < q->frame.count; s.n++) {
         s.record = record_at(q, s.n);
@@ -387,10 +388,10 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
                 s.group.first = s.n;
                 group_begin(a, q, &s.group, at);
             }
-            if (!record_apply(a, &s, at, &m->results[s.n]))
+            if (!record_apply(a, &s, at, &results[s.n]))
                 return false;
-            if (UNLIKELY(refuses(&m->results[s.n])))
-                refusal_note(a, &s, &m->results[s.n]);
+            if (UNLIKELY(refuses(&results[s.n])))
+                refusal_note(a, &s, &results[s.n]);
             STORE_RELEASE(&session->applied, s.n + 1);
         }
         at += record_bytes(s.record);
@@ -445,6 +446,7 @@ static void names_again(struct pg_arena *a, const struct request *q)
 static bool names_begin(struct pg_arena *a, const struct request *q,
                         const struct pg_reply_memory *m)
 {
+    const struct pg_result *results = reply_results(a, m);
     const uint8_t *at = q->names;
     bool unknown = false, lacking = false;
     a->account = account_for(a, q->uid);
@@ -452,7 +454,7 @@ static bool names_begin(struct pg_arena *a, const struct request *q,
     memset(a->name_uses, 0, sizeof a->name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
         const wire_record *r = record_at(q, i);
-        if (LIKELY(!name_refused(&m->results[i])))
+        if (LIKELY(!name_refused(&results[i])))
             a->name_uses[r->name] |= op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
     }
     for (uint32_t i = 0; i < q->frame.names; i++) {
@@ -477,11 +479,12 @@ static bool name_lacks(const struct pg_arena *a, const wire_record *r)
 
 /* Answers the records whose names are not to be had: see name_refused(). */
 RARE static void names_refuse(struct pg_arena *a, const struct request *q,
-                              const struct pg_session *s, struct pg_reply_memory *m)
+                              const struct pg_session *s, const struct pg_reply_memory *m)
 {
+    struct pg_result *results = reply_results(a, m);
     for (uint32_t n = s->applied; n < q->frame.count; n++)
         if (name_lacks(a, record_at(q, n)))
-            m->results[n] = (struct pg_result){a->name_status[record_at(q, n)->name], 0};
+            results[n] = (struct pg_result){a->name_status[record_at(q, n)->name], 0};
 }
 
 static void names_end(struct pg_arena *a, const struct request *q)
@@ -493,16 +496,16 @@ static void names_end(struct pg_arena *a, const struct request *q)
 
 /* ---- the batch ------------------------------------------------------------------------------ */
 
-static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct request *q,
-                        struct pg_reply_memory *m, uint32_t sum)
+bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request *q, uint32_t sum)
 {
+    struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
     if (s->current == q->frame.sequence && m->checksum == sum && s->count == q->frame.count)
-        return;                   /* continued: its work was over the bound, or the daemon died */
+        return true;              /* continued: its work was over the bound, or the daemon died */
     STORE_RELEASE(&s->current, 0ull);         /* from here on none is under way */
     reply_forget(a, m);
+    if (!reply_begin(a, s, m, q->frame.count))
+        return false;
     m->checksum = sum;
-    m->count = q->frame.count;
-    memset(m->results, 0, q->frame.count * sizeof(struct pg_result));
     STORE_RELEASE(&s->intent[0], 0ull);
     s->applied = 0;
     s->bulk_load = 0;
@@ -512,6 +515,7 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     s->worked_ns = 0;
     measure(a, PG_HG_REQUEST_QUEUE, a->real_boot_ns - q->received_boot_ns, 1);
     STORE_RELEASE(&s->current, q->frame.sequence);
+    return true;
 }
 
 /* Of a batch that goes on after a kill another copy was received, later than it was begun. */
@@ -540,12 +544,11 @@ static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct re
     bulk_load_begin(a, s, &q->rows, arms && !a->draining ? ns : PG_NIL);
 }
 
-bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s, uint32_t sum)
+bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s)
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
 
     a->worked = s;
-    batch_begin(a, s, q, m, sum);
     timestamps_learn(a, q, s);
     const bool lacking = names_begin(a, q, m);
     if (q->in_bulk_load)

@@ -549,6 +549,20 @@ class NoWal(MessageRefused):
         return "durability needs a daemon with a WAL: purgatoryd run --wal-dir DIRECTORY"
 
 
+class SessionTableFull(MessageRefused):
+    """All sessions of the daemon are open.
+
+    `detail`: how many it can have, and for how many ns the most idle one has sent nothing.
+    """
+
+    def __str__(self) -> str:
+        sessions, silent_ns = self.detail
+        return (
+            f"session table full: {sessions} of {sessions} sessions are open, the most idle one "
+            f"was last used {silent_ns / 1e9:.0f} s ago; raise --sessions or close idle clients"
+        )
+
+
 @keeps_figures
 class NotDurable(DaemonError):
     """A durable call was applied, and the WAL stopped before it was on disk.

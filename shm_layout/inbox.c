@@ -100,7 +100,7 @@ void inbox_drop(struct pg_arena *a, struct pg_session *s)
 void inboxes_reset(struct pg_arena *a)
 {
     a->orphans = PG_NIL;
-    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+    for (uint32_t i = 0; i < a->session_rows; i++) {
         struct pg_session *s = &a->sessions[i];
         s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
         s->inbox_count = 0;
@@ -210,7 +210,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     a->notified_count = 0;
     if (!a->inbox_news)
         return 0;
-    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+    for (uint32_t i = 0; i < a->session_rows; i++) {
         struct pg_session *s = &a->sessions[i];
         if (s->id == 0 || s->inbox_next == PG_NIL)
             continue;
@@ -224,7 +224,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
 
 void pg_inbox_again(struct pg_arena *a, uint64_t session, int64_t idle_since_boot_ns)
 {
-    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+    for (uint32_t i = 0; i < a->session_rows; i++) {
         struct pg_session *s = &a->sessions[i];
         if (s->id == 0 || s->inbox_head == PG_NIL ||
             (session != 0 ? s->id != session : s->inbox_boot_ns > idle_since_boot_ns))

@@ -1092,6 +1092,11 @@ struct pg_private {
     uint64_t replies_offset;      /* sessions x window x struct pg_reply_memory */
     uint64_t next_session;        /* authoritative: serial number of the next session */
     uint64_t version;             /* written last: PG_PRIVATE_MAGIC */
+    uint64_t heap_offset;         /* derived: struct pg_blob_heap of the answer pool */
+    uint64_t map_offset;          /* derived: which granules of the answer pool are in use */
+    uint64_t answers_offset;      /* the answer pool: `answers` x struct pg_result */
+    uint32_t answers;             /* results that the replies of all sessions hold at most */
+    uint32_t pad;
 };
 
 /* Authoritative. One client session. `last` moves only after every result of that
@@ -1128,13 +1133,16 @@ struct pg_result {
     int64_t  deadline_ns;         /* of the timer concerned; 0 when there is none */
 };
 
+/* One reply of a session. Its results stand in the answer pool, `count` of them from `answers` on,
+ * from the start of the batch until the row serves another batch. */
 struct pg_reply_memory {
     uint64_t sequence;            /* of the batch whose results these are; 0 = none */
     uint32_t count;
     uint32_t checksum;            /* of the batch: a re-sent batch must be the same bytes */
     uint32_t extra_blob;          /* keys that CANCEL_FOR_KEY ended; PG_NIL = none */
     uint32_t extra_bytes;
-    struct pg_result results[1024];
+    uint32_t answers;             /* granule of the answer pool; PG_NIL = none, or forgotten */
+    uint32_t pad;
 };
 
 /* ---- the wire: commands --------------------------------------------------------- */
@@ -1292,7 +1300,8 @@ enum pg_error {
     PG_ERR_NOT_DURABLE = 16,      /* applied, but the WAL stopped before it was on disk; detail: the
                                      newest LSN on disk, errno */
     PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD: the WAL cannot take it now. detail: why,
-                                     BUSY or WAL of enum pg_status */
+                                     BUSY or WAL of enum pg_status. BATCH: the answer pool is full
+                                     of recent answers. detail: its results */
     PG_ERR_BULK_LOADS_FULL = 18,  /* BULK_LOAD. detail: bulk loads that are remembered at most */
     PG_ERR_FENCED = 19,           /* BULK_LOAD: a newer run of it has begun. detail: its fencing
                                      token, yours */

@@ -23,11 +23,12 @@ static void reply_refusal(const struct request *q, struct sink *out, const struc
     sink_put(out, &f, sizeof f);
 }
 
-static void reply_results(const struct pg_arena *a, const struct request *q, struct sink *out,
-                          const struct pg_reply_memory *m)
+static void reply_write(const struct pg_arena *a, const struct request *q, struct sink *out,
+                        const struct pg_reply_memory *m)
 {
     reply_head(q, out, m->count);
-    sink_put(out, m->results, (uint64_t)m->count * sizeof(struct pg_result));
+    if (m->count != 0)
+        sink_put(out, reply_results(a, m), (uint64_t)m->count * sizeof(struct pg_result));
     if (m->extra_blob != PG_NIL)
         sink_put(out, blob_at(&a->blobs, m->extra_blob), m->extra_bytes);
 }
@@ -99,12 +100,12 @@ static bool handle_repeated(struct pg_arena *a, const struct request *q,
                             struct refusal *why)
 {
     const struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
-    if (m->sequence != q->frame.sequence)
+    if (m->sequence != q->frame.sequence || answer_granules(m) != m->count)
         return refused(why, PG_ERR_STALE, s->last >= PG_WINDOW ? s->last - PG_WINDOW + 1 : 1,
                        q->frame.sequence);
     if (m->checksum != sum)
         return refused(why, PG_ERR_CHANGED, m->checksum, sum);
-    reply_results(a, q, out, m);
+    reply_write(a, q, out, m);
     a->durable = true;            /* whether it has to be is not remembered */
     a->metrics->batches_repeated++;
     return true;
@@ -166,8 +167,10 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
         *wait_ns = q->frame.at_ns;
         return true;
     }
-    if (batch_apply(a, q, s, sum))
-        reply_results(a, q, out, session_reply(a, s, q->frame.sequence));
+    if (!batch_begin(a, s, q, sum))
+        return refused(why, PG_ERR_BUSY, a->secret->answers, 0);
+    if (batch_apply(a, q, s))
+        reply_write(a, q, out, session_reply(a, s, q->frame.sequence));
     return true;
 }
 

@@ -252,11 +252,28 @@ static bool replay_migrate(struct pg_arena *to, const struct pg_arena *from, str
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
+static bool answers_migrate(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_reply_memory *m, struct pg_fault *why)
+{
+    const uint32_t granules = answer_granules(m);
+    if (granules == 0)
+        return true;
+    const uint32_t answers = blobs_take(&to->answers, granules);
+    if (answers == PG_NIL)
+        return fits(why, "answers remembered", blobs_used(&from->answers), to->answers.granules);
+    memcpy(blob_at(&to->answers, answers), blob_at(&from->answers, m->answers),
+           (size_t)granules * PG_GRANULE);
+    m->answers = answers;
+    return true;
+}
+
 bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
                      struct pg_fault *why)
 {
     for (uint64_t n = 0; n < PG_WINDOW; n++) {
         struct pg_reply_memory *m = session_reply(to, &to->sessions[session], n);
+        if (!answers_migrate(to, from, m, why))
+            return false;
         if (reply_granules(m) == 0)
             continue;
         m->extra_blob = blob_copy(to, from, m->extra_blob, reply_granules(m));
@@ -347,14 +364,16 @@ static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
 {
     struct pg_private *t = to->secret;
     const struct pg_private *f = from->secret;
-    if (t->sessions != f->sessions)
+    if (t->sessions != f->sessions || t->answers != f->answers)
         return fault_set(why, "convert", "sessions", 0, t->sessions, f->sessions);
     memcpy(t->secret, f->secret, sizeof t->secret);
     t->next_session = f->next_session;
     return (rows_convert((uint8_t *)to->sessions, t->session_bytes,
                          (const uint8_t *)from->sessions, f->session_bytes, f->sessions) &&
             rows_convert((uint8_t *)to->replies, t->reply_bytes, (const uint8_t *)from->replies,
-                         f->reply_bytes, (uint64_t)f->sessions * PG_WINDOW)) ||
+                         f->reply_bytes, (uint64_t)f->sessions * PG_WINDOW) &&
+            rows_convert(to->answers.bytes, PG_GRANULE, from->answers.bytes, PG_GRANULE,
+                         f->answers)) ||
            fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
 }
 

@@ -36,6 +36,8 @@ struct pg_arena {
     struct pg_private *secret;    /* NULL for readers */
     struct pg_session *sessions;
     struct pg_reply_memory *replies;
+    struct blob_pool answers;     /* of the private arena file: results of all replies */
+    uint32_t session_rows;        /* rows from here on are free */
     struct slots slots;           /* capacity + 1: one in reserve, so that replace works when
                                      full */
     struct wheel wheel;
@@ -727,8 +729,20 @@ static inline bool name_refused(const struct pg_result *r)
 #define PG_ENDED_KEYS_BYTES 16384 /* of the keys that CANCEL_FOR_KEY ends in one batch */
 /* What its ended keys hold now. */
 uint32_t reply_granules(const struct pg_reply_memory *m);
+/* Granules of the answer pool that its results hold now. */
+uint32_t answer_granules(const struct pg_reply_memory *m);
+/* Its results; NULL: it holds none. */
+static inline struct pg_result *reply_results(const struct pg_arena *a,
+                                              const struct pg_reply_memory *m)
+{
+    return m->answers == PG_NIL ? NULL : (struct pg_result *)blob_at(&a->answers, m->answers);
+}
 /* Frees what a reply remembers, before its memory serves another batch. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
+/* Prepares an empty reply for `count` results, all 0. If the pool has no space, sessions that sent
+ * nothing for a minute lose their results. False: all others are recent, and nothing changed. */
+bool reply_begin(struct pg_arena *a, const struct pg_session *s, struct pg_reply_memory *m,
+                 uint32_t count);
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
 /* Of each record under way: its answer holds, or it is applied when it is sent again. */
 void sessions_recover(struct pg_arena *a);
@@ -740,7 +754,7 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
 
 uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
                    uint32_t granules);               /* PG_NIL: no space */
-/* Of a session of `to` that has the copy of another one's replies: their blobs. */
+/* Copies what the replies of a session hold; `to` has a copy of the rows. */
 bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
                      struct pg_fault *why);
 /* The namespace of a slot in use, also of an outcome; PG_NIL: none has its key. */

@@ -50,7 +50,7 @@ void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t
 
 static bool has_session(const struct pg_arena *a, uint32_t uid)
 {
-    for (uint32_t i = 0; i < a->secret->sessions; i++)
+    for (uint32_t i = 0; i < a->session_rows; i++)
         if (a->sessions[i].id != 0 && a->sessions[i].uid == uid)
             return true;
     return false;

@@ -71,7 +71,10 @@ uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session
 
 /* ---- batch.c -------------------------------------------------------------------------- */
 
-/* Applies a batch, or goes on with it. False: the bounded work of this call is used up. */
-bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s, uint32_t sum);
+/* Begins a batch whose fingerprint is `sum`, or goes on with it. False: there is no space for its
+ * results, and nothing changed. */
+bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request *q, uint32_t sum);
+/* Applies the batch that was begun. False: the bounded work of this call is used up. */
+bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s);
 
 #endif

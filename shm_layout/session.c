@@ -5,7 +5,7 @@
 static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8_t nonce[16],
                                            uint32_t uid)
 {
-    for (uint32_t i = 0; i < a->secret->sessions; i++)
+    for (uint32_t i = 0; i < a->session_rows; i++)
         if (a->sessions[i].id != 0 && a->sessions[i].uid == uid &&
             memcmp(a->sessions[i].nonce, nonce, sizeof a->sessions[i].nonce) == 0)
             return &a->sessions[i];
@@ -26,17 +26,21 @@ int64_t sessions_silence_ns(const struct pg_arena *a)
     return a->real_boot_ns - most_silent(a)->used_boot_ns;
 }
 
-/* A free row, else the one that was silent longest, if that is at least a minute: whoever
- * it was gets SESSION_EXPIRED, never a second application. */
-#define EVICTABLE_AFTER_NS 60000000000
-
-static struct pg_session *row_for_new(struct pg_arena *a)
+static struct pg_session *row_for_new(const struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->secret->sessions; i++)
         if (a->sessions[i].id == 0)
             return &a->sessions[i];
-    return sessions_silence_ns(a) >= EVICTABLE_AFTER_NS ? most_silent(a) : NULL;
+    return NULL;
 }
+
+static void rows_count(struct pg_arena *a)
+{
+    while (a->session_rows != 0 && a->sessions[a->session_rows - 1].id == 0)
+        a->session_rows--;
+}
+
+/* ---- replies ------------------------------------------------------------------------------ */
 
 /* A batch that is not applied whole yet has space for all keys it may end. */
 uint32_t reply_granules(const struct pg_reply_memory *m)
@@ -46,15 +50,90 @@ uint32_t reply_granules(const struct pg_reply_memory *m)
     return blob_granules(m->sequence == 0 ? PG_ENDED_KEYS_BYTES : m->extra_bytes);
 }
 
-void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
+uint32_t answer_granules(const struct pg_reply_memory *m)
+{
+    return m->answers == PG_NIL ? 0 : m->count;
+}
+
+static void answers_forget(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    const uint32_t granules = answer_granules(m), answers = m->answers;
+    STORE_RELEASE(&m->answers, PG_NIL);
+    if (granules != 0)
+        blobs_give(&a->answers, answers, granules);
+}
+
+static void extra_forget(struct pg_arena *a, struct pg_reply_memory *m)
 {
     const uint32_t granules = reply_granules(m), blob = m->extra_blob;
     STORE_RELEASE(&m->extra_blob, PG_NIL);
-    STORE_RELEASE(&m->sequence, 0ull);
     if (granules == 0)
         return;
     blobs_give(&a->blobs, blob, granules);
     a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+}
+
+/* Results first: a sequence without results is refused when it is sent again. */
+void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    answers_forget(a, m);
+    extra_forget(a, m);
+    STORE_RELEASE(&m->sequence, 0ull);
+    STORE_RELEASE(&m->count, 0u);
+}
+
+/* Clients send a batch again within seconds. */
+#define RECENT_NS 60000000000
+
+static uint32_t session_answers(const struct pg_arena *a, const struct pg_session *s)
+{
+    uint32_t granules = 0;
+    for (uint64_t i = 0; i < PG_WINDOW; i++)
+        granules += answer_granules(session_reply(a, s, i));
+    return granules;
+}
+
+/* The session with answers that was silent longest, and has no batch under way; NULL: all were
+ * active within a minute. */
+static struct pg_session *silent_with_answers(const struct pg_arena *a,
+                                              const struct pg_session *but)
+{
+    struct pg_session *found = NULL;
+    for (uint32_t i = 0; i < a->session_rows; i++) {
+        struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || s == but || s->current != 0 ||
+            a->real_boot_ns - s->used_boot_ns < RECENT_NS ||
+            (found != NULL && s->used_boot_ns >= found->used_boot_ns) || session_answers(a, s) == 0)
+            continue;
+        found = s;
+    }
+    return found;
+}
+
+static uint32_t answers_take(struct pg_arena *a, const struct pg_session *s, uint32_t count)
+{
+    uint32_t answers;
+    while ((answers = blobs_take(&a->answers, count)) == PG_NIL) {
+        const struct pg_session *silent = silent_with_answers(a, s);
+        if (silent == NULL)
+            return PG_NIL;
+        for (uint64_t i = 0; i < PG_WINDOW; i++)
+            answers_forget(a, session_reply(a, silent, i));
+    }
+    return answers;
+}
+
+bool reply_begin(struct pg_arena *a, const struct pg_session *s, struct pg_reply_memory *m,
+                 uint32_t count)
+{
+    const uint32_t answers = count == 0 ? PG_NIL : answers_take(a, s, count);
+    if (answers == PG_NIL && count != 0)
+        return false;
+    STORE_RELEASE(&m->count, count);
+    STORE_RELEASE(&m->answers, answers);
+    if (count != 0)
+        memset(reply_results(a, m), 0, count * sizeof(struct pg_result));
+    return true;
 }
 
 static void replies_forget(struct pg_arena *a, const struct pg_session *s)
@@ -72,8 +151,6 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s = row_for_new(a);
     if (s == NULL)
         return NULL;
-    if (s->id != 0)
-        session_end(a, s);
     const uint64_t serial = a->secret->next_session++;
     const uint64_t random = keyed_hash(a->secret->secret, serial, nonce, 16);
     memset(s, 0, sizeof *s);
@@ -87,6 +164,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     if (has_wal(a) && !wal_buffer_full(a))         /* nothing that is kept depends on it */
         wal_append_opened(a, s, id, worker);
     STORE_RELEASE(&s->id, id);
+    if (s - a->sessions >= a->session_rows)
+        a->session_rows = (uint32_t)(s - a->sessions) + 1;
     return s;
 }
 
@@ -98,6 +177,7 @@ void session_end(struct pg_arena *a, struct pg_session *s)
     STORE_RELEASE(&s->id, 0ull);
     inbox_drop(a, s);
     replies_forget(a, s);
+    rows_count(a);
 }
 
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
@@ -130,6 +210,9 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
     if (s->current != 0 && (s->applied > s->count || s->count > PG_BATCH_RECORDS))
         return fault_set(fault, "sessions", "more applied than a batch has", i, s->count,
                          s->applied);
+    if (s->current != 0 && s->count != answer_granules(session_reply(a, s, s->current)))
+        return fault_set(fault, "sessions", "results of the batch under way", i, s->count,
+                         answer_granules(session_reply(a, s, s->current)));
     if (s->last != 0 && session_reply(a, s, s->last)->sequence != s->last)
         return fault_set(fault, "sessions", "the last reply is not remembered", i, s->last,
                          session_reply(a, s, s->last)->sequence);
@@ -143,11 +226,27 @@ static void session_settle(struct pg_arena *a, struct pg_session *s)
 {
     if (s->current <= s->last)
         s->current = 0;
-    for (uint32_t i = 0; s->id == 0 && i < PG_WINDOW; i++)
-        session_reply(a, s, i)->extra_blob = PG_NIL;
+    for (uint32_t i = 0; s->id == 0 && i < PG_WINDOW; i++) {
+        struct pg_reply_memory *m = session_reply(a, s, i);
+        m->count = 0;
+        m->answers = m->extra_blob = PG_NIL;
+    }
 }
 
-/* Keys that CANCEL_FOR_KEY ended are held with the reply that names them. */
+/* Results and ended keys are held with the reply that has them. */
+static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
+{
+    const struct pg_reply_memory *m = &a->replies[i];
+    if (answer_granules(m) != 0 &&
+        !blobs_rebuild_mark(&a->answers, m->answers, answer_granules(m)))
+        return fault_set(why, "sessions", "a reply's results overlap or are outside", i,
+                         a->answers.granules, m->answers);
+    return reply_granules(m) == 0 ||
+           blobs_rebuild_mark(&a->blobs, m->extra_blob, reply_granules(m)) ||
+           fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
+                     m->extra_blob);
+}
+
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
@@ -155,14 +254,13 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
         if (a->sessions[i].id != 0 && !session_sound(a, i, why))
             return false;
     }
-    for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
-        struct pg_reply_memory *m = &a->replies[i];
-        if (reply_granules(m) == 0)
-            continue;
-        if (!blobs_rebuild_mark(&a->blobs, m->extra_blob, reply_granules(m)))
-            return fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
-                             m->extra_blob);
-    }
+    a->session_rows = a->secret->sessions;
+    rows_count(a);
+    blobs_rebuild_begin(&a->answers);
+    for (uint32_t i = 0; i < a->session_rows * PG_WINDOW; i++)
+        if (!reply_rebuild(a, i, why))
+            return false;
+    blobs_rebuild_end(&a->answers);
     return true;
 }
 
@@ -209,7 +307,7 @@ static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
  * is whole, or was never begun: nothing of it may be left that a later recovery takes for more. */
 static void record_recover(struct pg_arena *a, struct pg_session *s)
 {
-    struct pg_result *r = &session_reply(a, s, s->current)->results[s->applied];
+    struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];
     if (on_watch_key(s)) {
         trigger_recover(a, r);
     } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
@@ -235,23 +333,29 @@ void sessions_recover(struct pg_arena *a)
 
 struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row)
 {
-    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+    for (uint32_t i = 0; i < a->session_rows; i++) {
         const struct pg_session *s = &a->sessions[i];
         if (under_way(s) && on_watch_key(s) && s->intent[3] == row &&
             s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_FAIL)
-            return &session_reply(a, s, s->current)->results[s->applied];
+            return &reply_results(a, session_reply(a, s, s->current))[s->applied];
     }
     return NULL;
 }
 
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {
+    uint64_t answers = 0;
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
-        if (a->sessions[i / PG_WINDOW].id != 0)
-            *granules += reply_granules(&a->replies[i]);
+        if (a->sessions[i / PG_WINDOW].id == 0)
+            continue;
+        *granules += reply_granules(&a->replies[i]);
+        answers += answer_granules(&a->replies[i]);
     }
-    for (uint32_t i = 0; i < a->secret->sessions; i++)
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
         if (a->sessions[i].id != 0 && !session_sound(a, i, fault))
             return false;
-    return true;
+        if (a->sessions[i].id != 0 && i >= a->session_rows)
+            return fault_set(fault, "sessions", "a row behind the last one", i, a->session_rows, i);
+    }
+    return blobs_check(&a->answers, answers, fault);
 }

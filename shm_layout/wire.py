@@ -21,6 +21,7 @@ from purgatoryd.shm_layout.errors import (
     MessageRefused,
     NoWal,
     ProtocolError,
+    SessionTableFull,
 )
 from purgatoryd.shm_layout.layout import KeyType, Message, NamespaceField, WireError, struct_format
 
@@ -264,8 +265,14 @@ class Reply(NamedTuple):
             name = WireError(self.error).name
         except ValueError:
             name = "an error this client does not know"
-        kind = NoWal if self.error == WireError.NO_WAL else MessageRefused
+        kind = _REFUSALS.get(self.error, MessageRefused)
         return kind(error=self.error, name=name, detail=self.detail)
+
+
+_REFUSALS: dict[int, type[MessageRefused]] = {
+    WireError.NO_WAL: NoWal,
+    WireError.SESSIONS_FULL: SessionTableFull,
+}
 
 
 class Welcome(NamedTuple):

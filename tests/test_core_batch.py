@@ -151,19 +151,49 @@ def test_bye_ends_the_session(peer: Peer) -> None:
     assert peer.hello().session != peer.session
 
 
-def test_sessions_are_full_until_one_is_silent_for_a_minute(core: Core, peer: Peer) -> None:
+def test_no_session_is_taken_from_a_silent_client(core: Core, peer: Peer) -> None:
     second = Peer(core, b"2" * 16)
-    second.now_ns = peer.now_ns = 30 * SECOND_NS
+    second.now_ns = peer.now_ns = 2 * MINUTE_NS
     second.batch(put(b"second"))
-    hello = wire.encode_hello(b"3" * 16)
-    reply = refused_and_untouched(peer, hello)
-    assert (reply.error, reply.detail) == (WireError.SESSIONS_FULL, (2, 30 * SECOND_NS))
-    peer.now_ns = second.now_ns = MINUTE_NS
-    third = Peer.__new__(Peer)
-    third.__dict__.update(peer.__dict__, nonce=b"3" * 16)
-    third.session = third.hello().session
-    assert peer.ask(peer.encode(put())).error == WireError.SESSION_EXPIRED
-    assert second.batch(put(b"second")) == [(Status.EXISTS, 1)]
+    reply = refused_and_untouched(peer, wire.encode_hello(b"3" * 16))
+    assert (reply.error, reply.detail) == (WireError.SESSIONS_FULL, (2, 2 * MINUTE_NS))
+    assert str(reply.refusal()) == (
+        "session table full: 2 of 2 sessions are open, the most idle one was last used 120 s ago; "
+        "raise --sessions or close idle clients"
+    )
+    assert peer.batch(put(b"first")) == [(Status.ADDED, 2)]
+
+
+WINDOWS = 16
+"""Sessions whose whole windows of full batches fit into the answer pool of 20 sessions."""
+
+
+def test_answers_keep_their_real_size_in_a_bounded_pool() -> None:
+    core = Core(sessions=20)
+    peers = [Peer(core, b"%016d" % i) for i in range(20)]
+    full = [cancel(b"none")] * lib.PG_BATCH_RECORDS
+    sent = []
+    for i, peer in enumerate(peers[:WINDOWS]):
+        peer.now_ns = i * SECOND_NS
+        for _ in range(lib.PG_WINDOW):
+            sent.append((peer, peer.encode(*full)))
+            peer.batch(*full)
+    late = peers[WINDOWS]
+    late.now_ns = 20 * SECOND_NS
+    refused = late.ask(late.encode(cancel()))
+    assert (refused.error, refused.detail) == (WireError.BUSY, (65_536, 0))
+    for peer, data in sent:
+        assert len(statuses(peer.ask(data))) == lib.PG_BATCH_RECORDS
+    late.now_ns = MINUTE_NS + SECOND_NS // 2
+    assert late.batch(cancel()) == [(Status.UNKNOWN, 0)]
+    core.check()
+    forgotten = [data for peer, data in sent if peer.ask(data).error == WireError.STALE]
+    assert forgotten == [data for peer, data in sent if peer is peers[0]]
+    assert peers[0].batch(put()) == [(Status.ADDED, 1)]
+    core.attach()
+    core.rebuild(0)
+    assert [peer.hello().last for peer in (peers[0], late)] == [5, 1]
+    core.check()
 
 
 def test_an_evicted_row_forgets_its_replies(core: Core, peer: Peer) -> None:

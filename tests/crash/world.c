@@ -128,10 +128,12 @@ void world_authoritative(const struct world *w, struct authoritative *t)
         piece_add(t, w->arena + h->regions[regions[i]].offset, h->regions[regions[i]].length);
     wal_buffer_add(t, w);
     piece_add(t, w->secret, s->rows_offset + SESSIONS * sizeof(struct pg_session));
+    piece_add(t, w->secret + s->replies_offset,
+              SESSIONS * PG_WINDOW * sizeof(struct pg_reply_memory));
+    piece_add(t, w->secret + s->answers_offset, ANSWERS_MAX * sizeof(struct pg_result));
     for (uint32_t i = 0; i < SESSIONS * PG_WINDOW; i++)
-        piece_add(t, w->secret + s->replies_offset + i * sizeof(struct pg_reply_memory),
-                  offsetof(struct pg_reply_memory, results) +
-                      REMEMBERED * sizeof(struct pg_result));
+        CHECK(answer_granules(&w->a->replies[i]) == 0 ||
+              w->a->replies[i].answers + w->a->replies[i].count <= ANSWERS_MAX);
 }
 
 /* ---- messages -------------------------------------------------------------------------- */
@@ -710,7 +712,8 @@ static void batch_cut_off(struct world *w, struct client *c)
         return;
     }
     s->applied = below(w, m->count);
-    memset(&m->results[s->applied], 0, (m->count - s->applied) * sizeof m->results[0]);
+    memset(&reply_results(w->a, m)[s->applied], 0,
+           (m->count - s->applied) * sizeof(struct pg_result));
     m->sequence = s->intent[0] = 0;
     s->current = s->last--;
 }
@@ -752,7 +755,7 @@ static void ack_make(struct world *w, struct call *call, unsigned unused)
     ((struct pg_frame *)call->message)->count = count;
 }
 
-/* A new one, a known one, or one that takes the row of a session that was silent too long. */
+/* A new one, a known one, or one that finds all rows in use. */
 static void hello_make(struct world *w, struct call *call, unsigned unused)
 {
     const struct pg_hello hello = {.nonce = {(uint8_t)(1 + below(w, CLIENTS + 2))}};

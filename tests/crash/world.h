@@ -7,7 +7,7 @@
 
 #define CLIENTS 2
 #define SESSIONS 3
-#define REMEMBERED 24             /* results of a reply that these worlds use, at most */
+#define ANSWERS_MAX 1024          /* results of the answer pool that these worlds reach, at most */
 
 enum shape { EMPTY, FULL, SHARED_BUCKET, SHARED_KEY, SHAPES };
 
