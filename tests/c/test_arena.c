@@ -407,6 +407,18 @@ static void a_notice_that_was_not_sent_is_not_withdrawn(void)
     world_close(&w);
 }
 
+static void a_rebuild_moves_the_clock_to_its_own_time(void)
+{
+    struct world w;
+    struct pg_fault why;
+    world_open(&w, 1);
+    w.now_ns += w.config.tick_ns;
+    CHECK(pg_rebuild(w.a, w.now_ns, &why));
+    CHECK_EQUAL(w.a->header->now_ns, w.now_ns);
+    whole(&w);
+    world_close(&w);
+}
+
 /* ---- hostile messages ------------------------------------------------------------------------ */
 
 static uint8_t *append(uint8_t *at, const void *bytes, size_t len)
@@ -584,6 +596,7 @@ int main(int argc, char **argv)
         return 0;
     RUN(a_wall_timer_waits_for_the_wall_clock);
     RUN(a_notice_that_was_not_sent_is_not_withdrawn);
+    RUN(a_rebuild_moves_the_clock_to_its_own_time);
     RUN(messages);
     RUN(damaged_authoritative_state);
     RUN(damaged_header);
