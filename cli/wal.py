@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ _WAL: dict[str, Any] = {
     "envvar": "PURGATORYD_WAL_DIR",
     "show_envvar": True,
 }
+VERIFICATIONS = 3
+"""Reads that must all find damage before it is reported."""
 wal_option = click.option(
     "--wal-dir", **_WAL, required=True, help="Directory of the WALs, as given to run."
 )
@@ -147,13 +149,14 @@ def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
         walk.check()
 
 
-def walks(paths: Iterable[Path]) -> Iterator[Walk]:
-    """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
+def walks(paths: Iterable[Path], *, disk: bool = False) -> Iterator[Walk]:
+    """Walks that have entered each file, in order, but those that the daemon removed meanwhile.
+    `disk`: of what the disk holds, not the page cache."""
     from purgatoryd.shm_layout.wal import Walk
 
-    walk = Walk()
+    walk = Walk(disk=disk)
     for path in paths:
-        before, walk = walk, Walk()
+        before, walk = walk, Walk(disk=disk)
         with passing_by(path):
             walk = entered(before, path)
             yield walk
@@ -165,7 +168,7 @@ def entered(walk: Walk, path: Path) -> Walk:
 
     segments = walk.path is not None and {walk.path.suffix, path.suffix} == {SEGMENT}
     if not segments or uuid_of(path) != walk.uuid:
-        walk = Walk()
+        walk = Walk(disk=walk.disk)
     walk.enter(path)
     return walk
 
@@ -276,21 +279,12 @@ def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
         raise WalDamaged(str(path), detail, 0, 0, walk.lsn + 1, last)
 
 
-@wal_command.command("verify", cls=Command)
-@name_option
-@wal_option
-@json_option
-def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
-    """Read every file to its end: exit code 5 if one is damaged, or a segment is missing.
-
-    A newest segment that ends in a torn group is in order: a power cut leaves that behind.
-    """
-    from purgatoryd.shm_layout.files import is_in_memory
+def verified(path: Path) -> list[dict[str, Any]]:
+    """Reads every file of a WAL, as the disk holds it: one record for each. Raises WalDamaged."""
     from purgatoryd.shm_layout.wal import Walk, segments, snapshots
 
-    path, records = folder(wal_dir, name), []
-    walk, confirmed = Walk(), {}
-    for walk in walks([file.path for file in (*snapshots(path), *segments(path))]):
+    walk, confirmed, records = Walk(), {}, []
+    for walk in walks([file.path for file in (*snapshots(path), *segments(path))], disk=True):
         assert walk.path is not None
         count = 0
         for frame in walk.frames():
@@ -301,7 +295,36 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
         records.append({"file": walk.path.name, "records": count, "end": walk.state.name.lower()})
     refuse_missing(path)
     refuse_short(path, walk, confirmed)
-    show(records, f"WAL of {name}: no damage", as_json)
+    return records
+
+
+def verified_again(path: Path) -> list[dict[str, Any]]:
+    """Like verified(), but damage counts only if each of several reads finds it.
+
+    While a daemon writes, a disk may return one part of a file older than the part before it.
+    """
+    from purgatoryd.shm_layout.errors import WalDamaged
+
+    for _ in range(VERIFICATIONS - 1):
+        with suppress(WalDamaged):
+            return verified(path)
+    return verified(path)
+
+
+@wal_command.command("verify", cls=Command)
+@name_option
+@wal_option
+@json_option
+def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
+    """Read every file to its end: exit code 5 if one is damaged, or a segment is missing.
+
+    The files are read from the disk, not from the page cache. A newest segment that ends in a
+    torn group is in order: a power cut leaves that behind.
+    """
+    from purgatoryd.shm_layout.files import is_in_memory
+
+    path = folder(wal_dir, name)
+    show(verified_again(path), f"WAL of {name}: no damage", as_json)
     if is_in_memory(path):
         click.echo(f"purgatoryd: {path} is in memory: it will not survive a reboot", err=True)
     return Exit.DONE

@@ -1,4 +1,8 @@
-"""An arena from files: a snapshot, and what the WAL says happened after it."""
+"""An arena from files: a snapshot, and what the WAL says happened after it.
+
+The files are read from the disk: after a failed sync the page cache has groups that the disk does
+not hold.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +180,7 @@ class _Restore:
         for path in paths:
             step = partial(self._way.step, f"redoing {path.name}")
             step()
-            walk.enter(path, self._buffer.read(path, moved=step))
+            walk.enter(path, self._buffer.read(path, moved=step, disk=True))
             try:
                 self._arena.redo_file(self._redo, walk.struct)
             except ArenaBroken as error:
@@ -198,7 +202,7 @@ class _Restore:
 def _sizes(snapshot: Path, buffer: Buffer) -> dict[str, Any]:
     """What a snapshot's first record says of its arena, as fields of struct pg_config."""
     config, fault, walk = ffi.new("struct pg_config *"), ffi.new("struct pg_fault *"), Walk()
-    walk.enter(snapshot, buffer.read(snapshot, FIRST_BYTES))
+    walk.enter(snapshot, buffer.read(snapshot, FIRST_BYTES, disk=True))
     for frames, size in walk.groups():
         if not lib.pg_redo_config(frames, size, config, fault):
             raise broken(fault)

@@ -28,7 +28,6 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.wal import (
-    File,
     GroupCommit,
     Walk,
     has_header,
@@ -127,6 +126,8 @@ def refuse_other_wal(directory: Path, uuid: bytes) -> None:
 def newest_end(directory: Path, arena: Handle) -> Walk:
     """Where the arena's WAL goes on: its newest segment, read to its end.
 
+    This read uses the page cache: group commit writes again whatever was not confirmed.
+
     Raises WalDamaged, WalMismatch.
     """
     newest = segments(directory)[-1:]
@@ -144,15 +145,17 @@ def _is_of_other(path: Path, uuid: bytes) -> bool:
     return has_header(path) and uuid_of(path) != uuid
 
 
-def own_snapshot(directory: Path, arena: Arena, end: Walk, step: Step) -> None:
-    """Has one from which the arena's WAL leads on, and none of those whose place it took: they
-    are of no use. `end`: where the WAL goes on.
+def own_snapshot(directory: Path, arena: Arena, step: Step) -> None:
+    """Make sure that a snapshot holds the whole arena, and remove those of the arena that this
+    one replaced.
 
-    Where no segments are, it took nobody's place: what others hold is set aside.
+    A clean stop leaves such a snapshot. After a kill or a failed call the older files may miss
+    bytes on disk, so the snapshot is written before the daemon is ready and acknowledges anything.
+    Without segments the arena replaced no other: snapshots of others are set aside.
     """
     found = {file: uuid_of(file.path) for file in snapshots(directory)}
     own = [file for file, uuid in found.items() if uuid == arena.uuid]
-    if not any(_leads_on(directory, file, end) for file in own):
+    if all(file.lsn != arena.wal_buffer.next_lsn for file in own):
         save_snapshot(arena, directory, step=step)
     begun = bool(segments(directory))
     for file in found.keys() - own:
@@ -161,16 +164,6 @@ def own_snapshot(directory: Path, arena: Arena, end: Walk, step: Step) -> None:
         else:
             _set_aside(file.path)
     sync_directory(directory)
-
-
-def _leads_on(directory: Path, snapshot: File, end: Walk) -> bool:
-    """True if the records from a snapshot's on are still to come, or begin in a segment."""
-    before = [file for file in segments(directory) if file.lsn <= snapshot.lsn]
-    return snapshot.lsn > end.lsn or (bool(before) and _has_uuid_of(before[-1], snapshot))
-
-
-def _has_uuid_of(segment: File, snapshot: File) -> bool:
-    return has_header(segment.path) and uuid_of(segment.path) == uuid_of(snapshot.path)
 
 
 def set_aside(directory: Path) -> None:
@@ -250,11 +243,10 @@ class Wal(Memory):
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
-        own_snapshot(directory, arena, end, step)
+        own_snapshot(directory, arena, step)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
         self._kicked = self._segment = self._heartbeats = 0
-        self._unread = end.lsn >= self._snapshot_lsn()
         self._measured_boot_ns = boot_ns()
         self._reported = False
         self._replies = Replies(arena)
@@ -333,15 +325,13 @@ class Wal(Memory):
         try:
             snapshot = self._snapshot_is_due()
             if snapshot or is_untidy(self._directory, self._keep):
-                self._unread = False
                 self._child = start(self._name, self._directory, self._keep, snapshot=snapshot)
         except (OSError, BadPath) as error:
             log.warning(f"the WAL's files: {error}")
 
     def _snapshot_is_due(self) -> bool:
-        """Soon after a start, too, that read no more than the end of what a recovery would need."""
         filled = sum(file.lsn > self._snapshot_lsn() for file in segments(self._directory))
-        return (self._unread or filled >= self._snapshot_segments) and not self.errno
+        return filled >= self._snapshot_segments and not self.errno
 
     def _snapshot_lsn(self) -> int:
         newest = snapshots(self._directory)[-1:]

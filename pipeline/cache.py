@@ -7,7 +7,6 @@ pages that were not resident before are given back at once; those that were, sta
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -17,26 +16,10 @@ from typing import Any, BinaryIO
 
 from purgatoryd.shm_layout._core import ffi
 from purgatoryd.shm_layout.errors import BadPath, WalDamaged
+from purgatoryd.shm_layout.page_cache import PAGE, resident
 
 PIECE = 1 << 20
 """Bytes read at once: no more of a file is in the cache that was not there before."""
-_PAGE = mmap.PAGESIZE
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def resident(file: FileIO | BinaryIO) -> bytes:
-    """A byte per page of the file; its lowest bit says that the page is in the cache."""
-    size = os.fstat(file.fileno()).st_size
-    if size == 0:
-        return b""
-    pages = -(-size // _PAGE)
-    found = ctypes.create_string_buffer(pages)
-    with mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-        address = int(ffi.cast("uintptr_t", ffi.from_buffer(mapped)))
-        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-    return found.raw
 
 
 def read(path: Path, paced: Callable[[int], object] = int, upto: int | None = None) -> Any:
@@ -78,8 +61,8 @@ def _read(file: FileIO, size: int, paced: Callable[[int], object]) -> mmap.mmap:
 
 
 def _give_back(fd: int, before: bytes, at: int, count: int) -> None:
-    for start, end in _absent(before, at // _PAGE, -(-(at + count) // _PAGE)):
-        os.posix_fadvise(fd, start * _PAGE, (end - start) * _PAGE, os.POSIX_FADV_DONTNEED)
+    for start, end in _absent(before, at // PAGE, -(-(at + count) // PAGE)):
+        os.posix_fadvise(fd, start * PAGE, (end - start) * PAGE, os.POSIX_FADV_DONTNEED)
 
 
 def _absent(before: bytes, page: int, end: int) -> Iterator[tuple[int, int]]:

@@ -488,9 +488,10 @@ struct pg_storage {
 
 struct pg_group_commit;
 uint64_t pg_group_commit_bytes(void);
-/* Goes on where `end`, a walk that has read the newest segment of `directory` to its end, has
- * ended (NONE: a new WAL, behind its lsn and group); all that was appended is on disk when it
- * returns. wal_segment_bytes: of new segments, a multiple of PG_WAL_SEGMENT_HEAD,
+/* Ends the segment in which `end` has ended, a walk that has read the newest one of `directory` to
+ * its end, and begins the next (NONE: a new WAL, behind its lsn and group). The walk's bytes are
+ * still there: those behind committed_lsn are written again. All that was appended is on disk when
+ * it returns. wal_segment_bytes: of new segments, a multiple of PG_WAL_SEGMENT_HEAD,
  * PG_WAL_SEGMENT_MIN at least. storage NULL: the system's. After a refusal nothing is open; a call
  * that failed is named in `why`, `where` is the LSN and `found` its errno. */
 int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,

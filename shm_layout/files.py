@@ -52,7 +52,8 @@ def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
     """`write` fills the file and says which name in its folder it gets once it is on disk.
 
     What a killed writer left under the temporary name goes. Where others may write, too, that name
-    has to be one that they cannot know: `next_to`.
+    has to be one that they cannot know: `next_to`. If the directory cannot be synced, the disk may
+    not have the new name, and it is removed.
     """
     temporary.unlink(missing_ok=True)
     try:
@@ -61,14 +62,24 @@ def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
                 path = temporary.with_name(write(file))
                 file.flush()
                 os.fsync(file.fileno())
+                replaced = path.exists()
                 temporary.rename(path)
             finally:
                 temporary.unlink(missing_ok=True)
+        _confirm_name(path, replaced=replaced)
     except OSError as error:  # of a full disk it says no name
         error.filename = error.filename or str(temporary)
         raise
-    sync_directory(path.parent)
     return path
+
+
+def _confirm_name(path: Path, *, replaced: bool) -> None:
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        if not replaced:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def try_write(temporary: Path) -> None:

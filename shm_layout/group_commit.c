@@ -3,7 +3,8 @@
  * What was appended when the last sync returned is the next group. Groups go where zeros were
  * written before, a little ahead, so that a commit changes no metadata. The first call that fails
  * stops the group-commit thread for good: after a failed sync nobody knows what is on disk, and
- * trying again would hide it. All system calls on files go through struct pg_storage. */
+ * trying again would hide it. The next start ends the segment and begins another one. All system
+ * calls on files go through struct pg_storage. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -19,6 +20,7 @@
 #include <unistd.h>
 
 #define SLICE 1048576u               /* bytes of zeros that are written at once */
+#define PAGE 4096u                   /* at least a sector, and what the page cache writes at once */
 #define NAME_BYTES 32
 #define NEW "segment.new"            /* the next segment, until it has its header */
 
@@ -414,40 +416,37 @@ static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, str
     return true;
 }
 
-/* Opens the segment in which a walk has ended. A group that was torn is wiped, for what is left
- * of it must not follow the next one; what is whole may never have been synced. */
-static bool segment_resume(struct pg_group_commit *c, const struct pg_walk *end)
+/* The byte behind the last group that was confirmed, of the segment in which a walk has ended. */
+static uint64_t confirmed_end(const struct pg_group_commit *c, const struct pg_walk *end)
 {
-    const struct pg_wal_segment *h = &end->header;
-    uint64_t torn_end = end->at + PG_GROUP_MAX < h->bytes ? end->at + PG_GROUP_MAX : h->bytes;
-    char name[NAME_BYTES];
+    struct pg_walk w = {0};
+    struct pg_fault why;
 
-    c->at = c->zeros = end->at;
-    c->end = h->bytes;
-    c->salt = h->salt;
-    c->wal_buffer->segment = h->first_lsn;
-    name_of(h->first_lsn, name);
-    if (!open_file(c, &c->file, c->directory, name, O_RDWR))
-        return false;
-    if (end->state == PG_WALK_TORN && !write_zeros(c, c->file, c->at, torn_end))
-        return false;
-    return sync_file(c, c->file) && sync_directory(c);
+    if (!pg_walk_segment(&w, end->bytes, end->size, &why))
+        return PG_WAL_SEGMENT_HEAD;
+    while (w.lsn < c->wal_buffer->committed_lsn && pg_walk_next(&w) != NULL)
+        w.next = w.at;
+    return w.at;
 }
 
-/* Nothing is added to a sealed segment, nor to one of another boot, whose clock was another.
- * One that is still without a group will be replaced by the next, which has its name. */
+/* Ends the segment in which a walk has ended, behind its last whole group. After a failed sync
+ * the page cache calls bytes clean that the disk does not hold. So this writes everything behind
+ * the last confirmed group again, and the whole page in which that group ends. The SEAL follows
+ * after the sync: behind a torn group it would look like damage. A segment without a group stays
+ * as it is: the next one takes its name. */
 static bool segment_leave(struct pg_group_commit *c, const struct pg_walk *end)
 {
-    const uint8_t *boot_id = c->arena->header->boot_id;
+    uint64_t from = confirmed_end(c, end) / PAGE * PAGE;
+    char name[NAME_BYTES];
 
-    if (end->state != PG_WALK_SEALED) {
-        if (memcmp(end->header.boot_id, boot_id, sizeof end->header.boot_id) == 0)
-            return true;
-        if (c->at > PG_WAL_SEGMENT_HEAD)
-            return segment_end(c);
-    }
-    close_file(c, &c->file);
-    return true;
+    c->at = end->at;
+    c->salt = end->header.salt;
+    if (c->at == PG_WAL_SEGMENT_HEAD)
+        return true;
+    name_of(end->header.first_lsn, name);
+    return open_file(c, &c->file, c->directory, name, O_RDWR) &&
+           write_all(c, c->file, end->bytes + from, c->at - from, from) &&
+           sync_file(c, c->file) && segment_end(c);
 }
 
 static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const char *directory)
@@ -460,9 +459,7 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
         return failed(c, PG_CALL_OPEN, errno);
     if (!open_file(c, &c->directory, -1, directory, O_RDONLY | O_DIRECTORY))
         return false;
-    if (end->state != PG_WALK_NONE && (!segment_resume(c, end) || !segment_leave(c, end)))
-        return false;
-    if (!segment_ready(c))
+    if ((end->state != PG_WALK_NONE && !segment_leave(c, end)) || !segment_begin(c))
         return false;
     s->call = s->error = 0;
     s->error_lsn = 0;

@@ -28,6 +28,7 @@ from purgatoryd.shm_layout.errors import (
     WalUnwritable,
 )
 from purgatoryd.shm_layout.layout import WalkState, WalState, is_padding, size_of
+from purgatoryd.shm_layout.page_cache import PAGE, from_disk
 from purgatoryd.shm_layout.wire import Key, decode_key
 
 SEGMENT = ".wal"
@@ -220,22 +221,31 @@ class Buffer:
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
-    def read(self, path: Path, most: int = 2**63, moved: Callable[[], object] = _nothing) -> Any:
+    def read(
+        self, path: Path, most: int = 2**63, moved: Callable[[], object] = _nothing, *,
+        disk: bool = False,
+    ) -> Any:  # fmt: skip
         """A file's bytes for a Walk, `most` of them at most; valid until the next call, and as long
         as the buffer is there.
 
-        `moved` is called after each PORTION. Read and not mapped, so that a bad sector is an error.
-        Raises WalDamaged, BadPath.
+        `moved` is called after each PORTION; `disk`: what the disk holds, not the page cache. Read
+        and not mapped, so that a bad sector is an error. Raises WalDamaged, BadPath.
         """
         with _reading(path):
-            size = min(max(path.stat().st_size, _HEAD), most)
-        self._make_space(size)
-        end = 0
-        with _reading(path), path.open("rb", buffering=0) as file, memoryview(self._memory) as view:
-            while count := file.readinto(view[end : min(end + PORTION, size)]):
+            there = path.stat().st_size
+        size = min(max(there, _HEAD), most)
+        space = -(-size // PAGE) * PAGE
+        self._make_space(space)
+        with (
+            _reading(path),
+            from_disk(path) if disk else path.open("rb", buffering=0) as file,
+            memoryview(self._memory) as view,
+        ):
+            end = 0
+            while end < there and (count := file.readinto(view[end : min(end + PORTION, space)])):
                 end += count
                 moved()
-            view[end:size] = bytes(size - end)
+            view[end:size] = bytes(max(0, size - end))
         return ffi.from_buffer(self._memory)[0:size]
 
     def _make_space(self, size: int) -> None:
@@ -259,7 +269,9 @@ def _reading(path: Path) -> Iterator[None]:
 class Walk:
     """Reads files of a WAL one behind the other: whole commit groups, each byte checked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, disk: bool = False) -> None:
+        """`disk`: what the disk holds, not the page cache."""
+        self.disk = disk
         self.struct = ffi.new("struct pg_walk *")
         self.path: Path | None = None
         self._fault = ffi.new("struct pg_fault *")
@@ -300,7 +312,7 @@ class Walk:
         Raises WalDamaged, WalMismatch, BadPath.
         """
         if memory is None:
-            memory = self._buffer.read(path)
+            memory = self._buffer.read(path, disk=self.disk)
         if not lib.pg_walk_segment(self.struct, memory, len(memory), self._fault):
             raise self._refused(path)
         self.path, self._memory = path, memory
@@ -438,8 +450,9 @@ def _begin_writing(file: BinaryIO, size: int) -> None:
 class GroupCommit:
     """The thread that brings appended records to disk; what was appended is there once it begins.
 
-    `end` has read the newest segment to its end, or is Walk.before(arena). Raises
-    WalUnwritable if a system call failed, WalMismatch if disk and arena disagree.
+    `end` has read the newest segment to its end, from the page cache, or is Walk.before(arena);
+    the thread ends that segment and begins the next. Raises WalUnwritable if a system call failed,
+    WalMismatch if disk and arena disagree.
     """
 
     def __init__(self, arena: Handle, directory: Path, wal_segment_bytes: int, end: Walk) -> None:

@@ -24,9 +24,9 @@ import nspawn
 import pytest
 
 from purgatoryd.daemon.listeners import Listeners
-from purgatoryd.pipeline.cache import resident
 from purgatoryd.pipeline.session import java_home
 from purgatoryd.shm_layout.errors import ExtraMissing
+from purgatoryd.shm_layout.page_cache import resident
 
 VARIABLE = "PURGATORYD_REQUIRE"
 SO_PASSRIGHTS = 83
@@ -135,6 +135,10 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         "/boot/vmlinuz-* with /lib/modules is needed, as of linux-image-cloud-amd64",
     ),
     "mkfs": (_on_path("mkfs.ext4"), "`mkfs.ext4` is needed, which comes with e2fsprogs"),
+    "faulty": (
+        lambda: os.geteuid() == 0 and all(map(os.path.exists, ("/dev/fuse", "/dev/loop-control"))),
+        "loop devices and FUSE are needed, as root",
+    ),
     "promtool": (_on_path("promtool"), "`promtool` is needed, which comes with Prometheus"),
     "descriptors": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,

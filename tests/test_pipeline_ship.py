@@ -40,6 +40,7 @@ from purgatoryd.shm_layout.errors import (
     WalDamaged,
     WalMismatch,
 )
+from purgatoryd.shm_layout.page_cache import resident
 from purgatoryd.shm_layout.retention_holds import RetentionHold, read_holds, set_hold
 from purgatoryd.shm_layout.wal import (
     SEGMENT,
@@ -499,7 +500,7 @@ def test_the_page_cache_is_left_as_it_was(tmp_path: Path, lake: Lake) -> None:
 
 def resident_pages(path: Path) -> int:
     with path.open("rb") as file:
-        return sum(byte & 1 for byte in cache.resident(file))
+        return sum(byte & 1 for byte in resident(file))
 
 
 def test_no_more_bytes_are_read_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,8 @@ class GroupCommit:
         self._memory = ffi.new("uint64_t[]", lib.pg_group_commit_bytes() // 8 + 1)
         self.c = ffi.cast("struct pg_group_commit *", self._memory)
         self._why = ffi.new("struct pg_fault *")
-        walk = Walk()
-        walk.read(bytearray(path.read_bytes()) for path in segment_files(directory))
+        walk, files = Walk(), [bytearray(path.read_bytes()) for path in segment_files(directory)]
+        walk.read(files)
         self._need(
             lib.pg_group_commit_open(
                 self.c,

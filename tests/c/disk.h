@@ -4,6 +4,9 @@
  * What was written and not synced is in doubt: at a power cut each of its sectors, and the
  * length of its file, may be the new or the old one. What was created or renamed since the
  * directory was synced may be undone, the newest first.
+ *
+ * A sync that fails leaves the same doubt and makes the page cache clean, as Linux does: calls see
+ * what was written, the next sync returns well and writes none of it.
  */
 #ifndef PURGATORYD_DISK_H
 #define PURGATORYD_DISK_H
@@ -15,8 +18,8 @@
 #include "check.h"
 #include "core.h"
 
-enum { SECTOR = 512, FILE_BYTES = PG_WAL_SEGMENT_MIN, SECTORS = FILE_BYTES / SECTOR, FILES = 96,
-       NAMES = 64, HISTORY = 8, DIRECTORY = 1000 };
+enum { SECTOR = 512, FILE_BYTES = PG_WAL_SEGMENT_MIN, SECTORS = FILE_BYTES / SECTOR, FILES = 192,
+       NAMES = 160, HISTORY = 8, DIRECTORY = 1000 };
 
 struct file {
     uint8_t *now, *durable;       /* FILE_BYTES each, zeros behind the length */
@@ -38,6 +41,7 @@ struct disk {
     unsigned file_count;
     struct directory history[HISTORY]; /* the first is on the medium, the last is what calls see */
     unsigned newest;
+    bool clean_directory;         /* a sync of it failed, and nothing was changed since */
     uint64_t calls;               /* made so far */
     uint64_t fail_at;             /* this call fails, in the way below; 0 = none */
     int fail_errno;               /* 0: a write writes a third of it */
@@ -67,6 +71,7 @@ static inline struct directory *disk_directory(struct disk *d) { return &d->hist
 /* A change that the medium does not have yet; of too many the oldest gets there. */
 static inline struct directory *disk_changes_directory(struct disk *d)
 {
+    d->clean_directory = false;
     if (d->newest + 1 == HISTORY)
         memmove(d->history, d->history + 1, d->newest * sizeof d->history[0]);
     else
@@ -142,7 +147,7 @@ static inline int64_t disk_pwrite(void *context, int file, const void *bytes, ui
     if (fails || (d->fail_at == d->calls && count > 1))
         count = fails ? rng_below(&d->rng, count + 1) : 1 + count / 3;
     CHECK(at + count <= FILE_BYTES);
-    memcpy(f->now + at, bytes, count);
+    memmove(f->now + at, bytes, count);   /* they may be what a walk has read there */
     for (uint64_t s = at / SECTOR; s * SECTOR < at + count; s++)
         f->dirty[s] = true;
     f->now_bytes = f->now_bytes > at + count ? f->now_bytes : at + count;
@@ -164,24 +169,34 @@ static inline int disk_fallocate(void *context, int file, uint64_t bytes)
     return 0;
 }
 
-static inline void disk_settle_sector(struct file *f, unsigned sector, bool keep)
+/* A dirty sector becomes clean; only a written one is on the medium. */
+static inline void disk_clean_sector(struct file *f, unsigned sector, bool written)
 {
-    uint8_t *now = f->now + sector * SECTOR, *durable = f->durable + sector * SECTOR;
-
-    if (f->dirty[sector])
-        memcpy(keep ? durable : now, keep ? now : durable, SECTOR);
+    if (f->dirty[sector] && written)
+        memcpy(f->durable + sector * SECTOR, f->now + sector * SECTOR, SECTOR);
     f->dirty[sector] = false;
+}
+
+/* A call that was interrupted did nothing. */
+static inline bool disk_loses(const struct disk *d)
+{
+    return errno != EINTR && !disk_is_dead(d);
 }
 
 static inline int disk_fdatasync(void *context, int file)
 {
     struct disk *d = context;
     struct file *f = &d->files[file];
+    bool fails = disk_fails(d);
 
-    if (disk_fails(d))
+    if (fails && !disk_loses(d))
         return -1;
     for (unsigned s = 0; s < SECTORS; s++)
-        disk_settle_sector(f, s, true);
+        disk_clean_sector(f, s, !fails || rng_below(&d->rng, 2));
+    if (fails) {
+        errno = d->fail_errno;
+        return -1;
+    }
     f->durable_bytes = f->now_bytes;
     return 0;
 }
@@ -205,8 +220,12 @@ static inline int disk_fsync_dir(void *context, int directory)
     struct disk *d = context;
 
     CHECK_EQUAL(directory, DIRECTORY);
-    if (disk_fails(d))
+    if (disk_fails(d)) {
+        d->clean_directory |= disk_loses(d);
         return -1;
+    }
+    if (d->clean_directory)
+        return 0;
     d->history[0] = *disk_directory(d);
     d->newest = 0;
     return 0;
@@ -228,22 +247,41 @@ static inline struct pg_storage disk_storage(struct disk *d)
 
 /* ---- what happens to it ------------------------------------------------------------------- */
 
-/* Afterwards calls see what was on the medium, and of what was not a random part. */
+/* The page cache is gone: calls see the medium. */
+static inline void disk_forget(struct file *f)
+{
+    memset(f->durable + f->durable_bytes, 0, FILE_BYTES - f->durable_bytes);
+    memcpy(f->now, f->durable, FILE_BYTES);
+    f->now_bytes = f->durable_bytes;
+}
+
+/* Of what was not on the medium a random part gets there. */
 static inline void disk_power_cut(struct disk *d)
 {
     uint64_t retained_of_8 = rng_below(&d->rng, 9);
 
     d->history[0] = d->history[rng_below(&d->rng, d->newest + 1)];
     d->newest = 0;
+    d->clean_directory = false;
     for (unsigned i = 0; i < d->file_count; i++) {
         struct file *f = &d->files[i];
         for (unsigned s = 0; s < SECTORS; s++)
-            disk_settle_sector(f, s, rng_below(&d->rng, 8) < retained_of_8);
+            disk_clean_sector(f, s, rng_below(&d->rng, 8) < retained_of_8);
         if (rng_below(&d->rng, 2) == 0)
             f->durable_bytes = f->now_bytes;
-        memset(f->durable + f->durable_bytes, 0, FILE_BYTES - f->durable_bytes);
-        memcpy(f->now, f->durable, FILE_BYTES);
-        f->now_bytes = f->durable_bytes;
+        disk_forget(f);
+    }
+}
+
+/* A reader passes the page cache by: what is dirty is written, what is clean is read again. */
+static inline void disk_read_medium(struct disk *d)
+{
+    for (unsigned i = 0; i < d->file_count; i++) {
+        struct file *f = &d->files[i];
+        for (unsigned s = 0; s < SECTORS; s++)
+            disk_clean_sector(f, s, true);
+        f->durable_bytes = f->now_bytes;
+        disk_forget(f);
     }
 }
 

@@ -171,13 +171,16 @@ static void work(struct world *w, unsigned iterations)
 
 /* ---- power cuts and deaths ----------------------------------------------------------------- */
 
-/* The process is killed; or the arena is lost too; or power is gone, too. */
+/* The process is killed; or the arena is lost too, and what the disk holds is read; or power is
+ * gone, too. */
 static void fall(struct world *w)
 {
     uint64_t depth = rng_below(&w->rng, 4);
     struct pg_walk end;
 
-    w->disk.dead_at = 0;
+    w->disk.dead_at = w->disk.fail_at = 0;
+    if (depth == 1)
+        disk_read_medium(&w->disk);
     if (depth >= 2) {
         disk_power_cut(&w->disk);
         w->header.boot_id[0]++;
@@ -189,15 +192,19 @@ static void fall(struct world *w)
     }
 }
 
-static void world_of_power_cuts(uint64_t seed)
+/* failures: before each death of the process one call fails. */
+static void world_of_power_cuts(uint64_t seed, bool failures)
 {
     struct world *w = world_new(seed);
     struct pg_fault why;
     bool opened;
 
     w->uniform = seed % 2;
+    w->disk.fail_errno = EIO;
     for (unsigned round = 0; round < 5; round++) {
         w->disk.dead_at = w->disk.calls + 1 + rng_below(&w->rng, 1 + 8 * rng_below(&w->rng, 16));
+        if (failures)
+            w->disk.fail_at = w->disk.calls + 1 + rng_below(&w->rng, w->disk.dead_at - w->disk.calls);
         opened = wal_open(w, &why);
         if (opened)
             work(w, 60);
@@ -219,8 +226,15 @@ static unsigned power_cuts = POWER_CUTS;
 static void test_power_cuts(void)
 {
     for (unsigned seed = 1; seed <= power_cuts; seed++)
-        world_of_power_cuts(seed);
+        world_of_power_cuts(seed, false);
     printf("%u seeds with five cuts each\n", power_cuts);
+}
+
+static void test_power_cuts_behind_a_failed_call(void)
+{
+    for (unsigned seed = 1; seed <= power_cuts; seed++)
+        world_of_power_cuts(seed, true);
+    printf("%u seeds with five cuts each, a failed call before each\n", power_cuts);
 }
 
 /* ---- calls that fail ----------------------------------------------------------------------- */
@@ -255,8 +269,26 @@ static void stopped_well(struct world *w, int error)
     CHECK_EQUAL(w->wal_buffer.committed_lsn, lsn);
 }
 
+/* What comes of a disk on which a call failed: all that was acknowledged is there. */
+static void acknowledged_is_there(struct world *w, bool with_arena)
+{
+    struct pg_fault why;
+
+    if (with_arena) {
+        CHECK(wal_open(w, &why));                /* the arena has what the disk has not */
+        CHECK_EQUAL(w->wal_buffer.committed_lsn, w->wal_buffer.next_lsn - 1);
+        w->acknowledged = w->wal_buffer.committed_lsn;
+        disk_power_cut(&w->disk);
+        wal_read(w);
+        pg_group_commit_close(w->c);
+    } else {
+        disk_read_medium(&w->disk);
+        wal_read(w);
+    }
+}
+
 /* False: the failing call was never reached. */
-static bool script_failing(uint64_t fail_at, int error, unsigned *stopped)
+static bool script_failing(uint64_t fail_at, int error, bool with_arena, unsigned *stopped)
 {
     struct world *w = world_new(fail_at);
     struct pg_fault why;
@@ -278,10 +310,7 @@ static bool script_failing(uint64_t fail_at, int error, unsigned *stopped)
     w->disk.fail_at = 0;
     if (opened)
         pg_group_commit_close(w->c);
-    CHECK(wal_open(w, &why));                    /* the arena has what the disk has not */
-    disk_power_cut(&w->disk);
-    wal_read(w);
-    pg_group_commit_close(w->c);
+    acknowledged_is_there(w, with_arena);
     world_free(w);
     return reached;
 }
@@ -291,8 +320,8 @@ static void test_every_call_fails(void)
     static const int errors[] = {EIO, ENOSPC, EINTR, 0};
     unsigned tried = 0, stopped = 0;
 
-    for (unsigned e = 0; e < 4; e++)
-        for (uint64_t n = 1; script_failing(n, errors[e], &stopped); n++)
+    for (unsigned e = 0; e < 8; e++)
+        for (uint64_t n = 1; script_failing(n, errors[e % 4], e / 4, &stopped); n++)
             tried++;
     CHECK(tried > 100 && stopped > 50);
     printf("%u failing calls, %u of them stopped the WAL\n", tried, stopped);
@@ -332,6 +361,7 @@ int main(int argc, char **argv)
     if (argc > 1)
         power_cuts = (unsigned)strtoul(argv[1], NULL, 10);
     RUN(test_power_cuts);
+    RUN(test_power_cuts_behind_a_failed_call);
     RUN(test_every_call_fails);
     RUN(test_full_disk);
     return 0;

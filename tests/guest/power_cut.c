@@ -138,18 +138,19 @@ static struct pg_walk wal_read(void)
     struct dirent **names;
     struct pg_fault why;
     const struct pg_frame_head *f;
+    uint8_t *file = NULL;                  /* the last one stays: the walk's end is written again */
     uint64_t bytes;
     int count = scandir(WAL, &names, is_segment, by_name);
 
     for (int i = 0; i < count; i++) {
-        uint8_t *file = file_read(names[i]->d_name, &bytes);
+        free(file);
+        file = file_read(names[i]->d_name, &bytes);
         if (!pg_walk_segment(&walk, file, bytes, &why))
             broken(names[i]->d_name, why.detail, why.where);
         while ((f = pg_walk_next(&walk)) != NULL)
             frame_check(f);
         if (walk.state == PG_WALK_DAMAGED)
             broken(names[i]->d_name, "damaged", walk.lost_from);
-        free(file);
     }
     return walk;
 }

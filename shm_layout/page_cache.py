@@ -1,0 +1,107 @@
+"""Files read from the disk, not from the page cache.
+
+After a failed write or sync the page cache keeps bytes that the disk does not hold, and calls them
+clean. O_DIRECT bypasses the cache. On a file system without O_DIRECT, the file's pages are evicted
+first, and mincore(2) confirms it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from purgatoryd.shm_layout._core import ffi
+from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.files import is_in_memory
+
+PAGE = mmap.PAGESIZE
+"""O_DIRECT reads multiples of it, into memory that is aligned to it."""
+EVICTIONS, PAUSE_S = 100, 0.01
+"""Attempts to evict a file, and the pause between two: pages under I/O cannot go."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def resident(file: FileIO | BinaryIO) -> bytes:
+    """A byte per page of the file; its lowest bit says that the page is in the cache."""
+    size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        return b""
+    pages = -(-size // PAGE)
+    found = ctypes.create_string_buffer(pages)
+    with mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        address = int(ffi.cast("uintptr_t", ffi.from_buffer(mapped)))
+        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    return found.raw
+
+
+@contextlib.contextmanager
+def from_disk(path: Path) -> Iterator[FileIO]:
+    """Open a file for reads of whole pages that return what the disk holds.
+
+    Raises BadPath if pages stay in the cache, OSError.
+    """
+    with _direct(path) or _evicted(path) as file:
+        yield file
+
+
+def _direct(path: Path) -> FileIO | None:
+    """None: its file system has no O_DIRECT."""
+    try:
+        file = FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
+    try:
+        _give_up(file)  # some file systems take the flag and read through the cache
+        with mmap.mmap(-1, PAGE) as memory:
+            os.preadv(file.fileno(), [memory], 0)
+    except OSError as error:
+        file.close()
+        if error.errno == errno.EINVAL:
+            return None
+        raise
+    return file
+
+
+def _evicted(path: Path) -> FileIO:
+    """The file, with none of its pages in the cache; a file system in memory is read as it is."""
+    file = path.open("rb", buffering=0)
+    try:
+        if not is_in_memory(path):
+            _evict(file, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _evict(file: FileIO, path: Path) -> None:
+    for _ in range(EVICTIONS):
+        with contextlib.suppress(OSError):  # of a write that failed: its pages are clean behind it
+            os.fdatasync(file.fileno())
+        _give_up(file)
+        pages = resident(file)
+        left = sum(page & 1 for page in pages)
+        if not left:
+            return
+        time.sleep(PAUSE_S)
+    detail = (
+        f"cannot be read from the disk: {left} of {len(pages)} pages stay in the page cache; "
+        "end the programs that write or map the file"
+    )
+    raise BadPath(str(path), detail)
+
+
+def _give_up(file: FileIO) -> None:
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,238 @@
+"""A daemon whose disk fails once, for a write, a sync or the name of a new segment.
+
+The disk is a block device, so that the kernel's page cache is what it is behind a failed sync:
+it shows what the disk does not hold, and the next sync returns well. What was acknowledged as
+durable has to be there whichever way the daemon comes back, also after a reboot.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from faulty_device import FaultyDevice, faulty_device
+from real_daemon import PATIENCE_S, Daemon, refused, remove_arena_files
+
+from purgatoryd.clients import Client, NotDurable, WalStopped
+from purgatoryd.shm_layout import page_cache
+from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.files import write_durably
+from purgatoryd.shm_layout.wal import segments, snapshots
+
+HOUR_S = 3600.0
+MARKER = "the write of these bytes fails"
+SEGMENT = "0000000000000001.wal"
+"""The name of the first segment: a block that holds it is the directory's."""
+FAULTS = [("write", MARKER), ("sync", MARKER), ("write", SEGMENT)]
+SMALL = ("--wal-segment-bytes", "256K", "--wal-buffer-bytes", "4M", "--snapshot-segments", "1000")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FaultyDevice]:
+    with faulty_device(tmp_path) as found:
+        yield found
+
+
+def durable() -> Client:
+    return Client("demo", namespace="shop", timeout=PATIENCE_S, durable=True)
+
+
+def there(*keys: str) -> list[bool]:
+    with durable() as client:
+        return [client.get(key) is not None for key in keys]
+
+
+def add_until_it_fails(disk: FaultyDevice, call: str, marker: str) -> list[str]:
+    """The keys that were acknowledged as durable; the disk failed behind them."""
+    keys: list[str] = []
+    with durable() as client:
+
+        def add(key: str, payload: bytes) -> None:
+            client.add(key, delay=HOUR_S, payload=payload)
+            keys.append(key)
+
+        def add_more() -> None:
+            for number in range(1000):
+                add(f"behind-{number}", MARKER.encode() if marker == MARKER else b"x" * 2000)
+
+        for number in range(100):
+            add(f"before-{number}", b"x" * 2000)
+        disk.fail(call, marker)
+        with pytest.raises((NotDurable, WalStopped)):
+            add_more()
+    assert disk.failed == 1
+    return keys
+
+
+def wal_verify(real: Daemon, wal: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "purgatoryd.cli", "wal", "verify", "--name", "demo"]
+    return subprocess.run(
+        [*command, "--wal-dir", str(wal), "--json"], env=real.env, text=True, capture_output=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+def add_durably(*keys: str) -> None:
+    with durable() as client:
+        for key in keys:
+            client.add(key, delay=HOUR_S)
+
+
+def reboot(real: Daemon, disk: FaultyDevice) -> None:
+    """The arena and the page cache are gone."""
+    real.kill()
+    remove_arena_files(real.paths)
+    disk.unmount()
+    disk.mount()
+
+
+@pytest.mark.parametrize(("call", "marker"), FAULTS)
+def test_a_restart_and_a_reboot_behind_a_failed_call(
+    daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
+) -> None:
+    real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
+    keys = add_until_it_fails(disk, call, marker)
+    real.kill()
+    real.start()
+    add_durably("after")
+    reboot(real, disk)
+    verified = wal_verify(real, disk.folder)
+    assert verified.returncode == 0, verified.stderr
+    real.start()
+    assert all(there(*keys, "after"))
+    add_durably("again")
+    reboot(real, disk)
+    real.start()
+    assert all(there(*keys, "after", "again"))
+    real.stop()
+
+
+@pytest.mark.parametrize(("call", "marker"), FAULTS)
+def test_the_arena_is_lost_behind_a_failed_call(
+    daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
+) -> None:
+    """As in a container whose /dev/shm goes with it, while the host's page cache stays."""
+    real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
+    keys = add_until_it_fails(disk, call, marker)
+    real.kill()
+    remove_arena_files(real.paths)
+    real.start()
+    assert all(there(*keys))
+    if marker == MARKER:
+        assert there("behind-0") == [False], "the disk does not hold it"
+    add_durably("after")
+    reboot(real, disk)
+    verified = wal_verify(real, disk.folder)
+    assert verified.returncode == 0, verified.stderr
+    real.start()
+    assert all(there(*keys, "after"))
+    real.stop()
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_verify_reads_what_the_disk_holds(
+    daemon: StartDaemon, disk: FaultyDevice, call: str
+) -> None:
+    real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
+    add_until_it_fails(disk, call, MARKER)
+    real.kill()
+    of_disk = json.loads(wal_verify(real, disk.folder).stdout.splitlines()[-1])
+    disk.unmount()
+    disk.mount()
+    assert json.loads(wal_verify(real, disk.folder).stdout.splitlines()[-1]) == of_disk
+
+
+@pytest.mark.parametrize(("call", "marker"), [("sync", ""), ("write", SEGMENT)])
+def test_a_start_whose_snapshot_fails_is_refused_and_loses_nothing(
+    daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
+) -> None:
+    real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
+    add_durably("a", "b")
+    real.kill()
+    before = [file.path for file in snapshots(disk.folder / "demo")]
+    disk.fail(call, marker or "\0")
+    assert "Input/output error" in refused(real.start)
+    assert [file.path for file in snapshots(disk.folder / "demo")] == before
+    real.start()
+    reboot(real, disk)
+    real.start()
+    assert there("a", "b") == [True, True]
+    real.stop()
+
+
+def test_a_start_with_the_arena_begins_a_segment_and_a_snapshot(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    wal = daemon_dir / "wal"
+    real = daemon("demo", "--wal-dir", str(wal), *SMALL)
+    add_durably("a")
+    real.kill()
+    real.start()
+    (old, new), (first, second) = segments(wal / "demo"), snapshots(wal / "demo")
+    assert first.lsn == old.lsn < new.lsn <= second.lsn
+    for file in (old, first):  # a reboot needs neither
+        file.path.unlink()
+    add_durably("b")
+    real.kill()
+    remove_arena_files(real.paths)
+    real.start()
+    assert there("a", "b") == [True, True]
+
+
+# ---- past the page cache ---------------------------------------------------------------------
+
+
+def read_whole(path: Path) -> bytes:
+    with page_cache.from_disk(path) as file, mmap.mmap(-1, page_cache.PAGE) as memory:
+        return memory[: os.readv(file.fileno(), [memory])]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_failed_write_is_not_read_back(
+    disk: FaultyDevice, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    if not direct:
+        monkeypatch.setattr(page_cache, "_direct", lambda path: None)
+    path = disk.folder / "file"
+    path.write_bytes(b"before")
+    with path.open("r+b", buffering=0) as file:
+        os.fsync(file.fileno())
+        disk.fail("write", "behind")
+        file.write(b"behind")
+        with pytest.raises(OSError, match="Input/output"):
+            os.fdatasync(file.fileno())
+        os.fdatasync(file.fileno())
+    assert path.read_bytes() == b"behind", "the page cache has dropped it"
+    assert read_whole(path) == b"before"
+
+
+def test_pages_that_stay_in_the_cache_are_refused(
+    disk: FaultyDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "_direct", lambda path: None)
+    monkeypatch.setattr(page_cache, "EVICTIONS", 2)
+    path = disk.folder / "file"
+    path.write_bytes(b"x" * 3 * page_cache.PAGE)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[0] == ord("x")
+        with pytest.raises(BadPath, match="of 3 pages stay in the page cache"):
+            read_whole(path)
+    assert read_whole(path) == b"x" * page_cache.PAGE
+
+
+def test_a_new_name_that_was_not_synced_is_taken_back(disk: FaultyDevice) -> None:
+    folder = disk.folder / "folder"
+    folder.mkdir()
+    os.sync()
+    disk.fail("write", "the-new-name")
+    with pytest.raises(OSError, match="Input/output"):
+        write_durably(folder / "temporary", lambda file: str(file.write(b"x") and "the-new-name"))
+    assert disk.failed == 1
+    assert list(folder.iterdir()) == []
