@@ -25,7 +25,7 @@ from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
 from purgatoryd.daemon.sockets import Remotes, Sockets
-from purgatoryd.daemon.store import Opening, open_arena, wal_end
+from purgatoryd.daemon.store import Opening, open_arena, owned, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.wal import Memory, Wal, locked
 from purgatoryd.shm_layout.arena import Arena, boot_id
@@ -79,6 +79,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
     with (
         name_lock(paths),
         locked(opening.wal),
+        owned(opening) as opening,
         signals() as wake_fd,
         contextlib.closing(Sockets(paths, access, Remotes.of(config))) as sockets,
         contextlib.closing(_recovered(opening, lifecycle)) as arena,
@@ -215,7 +216,7 @@ def name_lock(paths: Paths) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(paths.name, _holder(fd)) from None
+            raise AlreadyRunning(paths.name, _holder(fd), str(paths.lock)) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield

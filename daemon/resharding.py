@@ -32,6 +32,8 @@ from purgatoryd.daemon.store import (
     Opening,
     core_config,
     create_arena,
+    owned,
+    place,
     remove_arena,
     source,
     too_small,
@@ -135,6 +137,7 @@ def _sources(
         if old.shard_generation != ALONE:
             held.enter_context(name_lock(opening.paths))
         held.enter_context(locked(opening.wal))
+        opening = held.enter_context(owned(opening))
         resharding.step(f"opening {opening.config.name}")
         yield held.enter_context(source(opening))
 
@@ -212,6 +215,7 @@ def _made(
         resharding.step(f"making {opening.config.name}")
         with (
             locked(opening.wal),
+            owned(opening) as opening,
             contextlib.closing(
                 create_arena(opening.paths, core_config(opening.config) | same)
             ) as to,
@@ -249,6 +253,7 @@ def _finished(
         end = Walk.before(arena)
         GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
     arena.set_state(ArenaState.READY)
+    place(arena, opening)
     return namespace_stats(arena)
 
 
@@ -309,6 +314,11 @@ def _clear(resharding: Resharding, table: ShardTable) -> None:
 def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
     """A daemon without shards, whose place these took. Raises BadPath if they did not."""
     paths = paths_in(resharding.directory, table.name)
+    with owned(Opening(resharding.config, paths)):
+        _clear_arena_alone(resharding, table, paths)
+
+
+def _clear_arena_alone(resharding: Resharding, table: ShardTable, paths: Paths) -> None:
     if shm.ours(paths.arena):
         if _stream(paths.arena) not in {
             _stream(one.paths.arena) for one in _left(resharding, table)
@@ -377,12 +387,12 @@ def _used(wal: Path) -> bool:
 
 def _clear_shard_generation(resharding: Resharding, table: ShardTable, *, wals: bool) -> None:
     for opening in _left(resharding, table):
-        with name_lock(opening.paths):
+        with name_lock(opening.paths), owned(opening) as opening:
             _clear_daemon(resharding, opening, wals)
 
 
 def _clear_daemon(resharding: Resharding, opening: Opening, wals: bool) -> None:
-    """The caller holds its lock."""
+    """The caller holds its locks."""
     if shm.exists(opening.paths.arena):
         resharding.step(f"clearing {opening.config.name} away")
     remove_arena(opening.paths)

@@ -1,10 +1,14 @@
 """Opens a daemon's arena: new, as it was left, from its WAL, or with its authoritative state moved
 to other sizes.
 
-New arena files are made under names of their own, NAME.new. The arena's second name, NAME.next,
-says that both are whole and take the place of what is there. A start completes what a killed
-daemon began, or undoes it. So an arena file under the daemon's name is complete, and of one birth
-with its private one, or it is not ours and is left alone.
+New arena files have no names until they are whole. Then the private one is linked as
+NAME.private.new, which one start at a time can do, and the arena as NAME.next, which says that both
+take the place of what is there. A start completes what a killed daemon began, or undoes it. So an
+arena file under the daemon's name is complete, and of one birth with its private one, or it is not
+ours and is left alone.
+
+Nothing of this happens without the lock on the private arena file, which goes with the arena:
+`owned`. A new file is locked before it has a name.
 
 An arena with a WAL has a snapshot in it before it takes its place. One that takes the
 place of another, or of a WAL's, has a uuid of its own: its slots and rows have other
@@ -17,8 +21,8 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,7 @@ from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Arena, Handle, Previous, boot_id, page_size, retire
 from purgatoryd.shm_layout.errors import (
+    AlreadyRunning,
     ArenaBroken,
     ArenaInUse,
     ArenaMismatch,
@@ -55,6 +60,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.shm import ArenaLock
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -84,14 +90,12 @@ _SPACE = (
     "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks",
 )  # fmt: skip
 NEW = ".new"
-REDONE = ".redone"
-"""Of an arena into which a WAL is redone."""
 NEXT = ".next"
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How a daemon's arena is to be opened; the caller holds the locks of name and WAL."""
+    """How a daemon's arena is to be opened; the caller holds the locks of name, WAL and arena."""
 
     config: Config
     paths: Paths
@@ -101,11 +105,28 @@ class Opening:
     """Go on with what comes before a damage in the WAL."""
     step: Step = lambda _: None
     """Is notified of each step."""
+    lock: ArenaLock | None = None
+    """The arena's, from `owned`."""
 
     @property
     def wal(self) -> Path | None:
         """The folder of the WAL; None = no WAL."""
         return wal_directory(self.config)
+
+
+@contextmanager
+def owned(opening: Opening) -> Iterator[Opening]:
+    """Holds the lock of the daemon's arena, wherever a daemon that has it keeps its sockets.
+
+    Raises AlreadyRunning, and BadPath if something else is in the place of an arena file.
+    """
+    paths = opening.paths
+    for suffix in ("", NEW, NEXT):
+        for name in (f"{paths.arena}{suffix}", f"{paths.private}{suffix}"):
+            shm.refuse_other_kind(name)
+    names = [name for name in (paths.private, f"{paths.private}{NEW}") if shm.ours(name)]
+    with closing(ArenaLock(paths.name, names)) as lock:
+        yield replace(opening, lock=lock)
 
 
 def open_arena(opening: Opening) -> Arena:
@@ -116,9 +137,7 @@ def open_arena(opening: Opening) -> Arena:
     it was then.
     """
     paths = opening.paths
-    _take_place(paths)
-    _remove(paths, NEW)
-    _remove(paths, REDONE)
+    _clean_up(opening)
     if opening.import_path is not None:
         return _import(opening, opening.import_path)
     if shm.exists(paths.arena):
@@ -132,16 +151,12 @@ def open_arena(opening: Opening) -> Arena:
 @contextmanager
 def source(opening: Opening) -> Iterator[Arena | None]:
     """The arena of a daemon that does not run, rebuilt, with the sizes that it has; None: there is
-    none. What a WAL describes is redone under a name of its own, and goes afterwards.
+    none. What a WAL describes is redone in an arena without a name, which goes afterwards.
 
     Raises as open_arena does.
     """
-    paths = opening.paths
-    _take_place(paths)
-    _remove(paths, NEW)
-    _remove(paths, REDONE)
+    _clean_up(opening)
     with ExitStack() as held:
-        held.callback(_remove, paths, REDONE)
         arena = _source(opening)
         if arena is not None:
             held.callback(arena.close)
@@ -166,12 +181,12 @@ def _source(opening: Opening) -> Arena | None:
 
 
 def remove_arena(paths: Paths) -> None:
-    """Removes all arena files of a daemon that does not run; readers are notified."""
+    """Removes all arena files of a daemon, whose lock the caller has; readers are notified."""
     if shm.ours(paths.arena):
         retire(paths.arena)
     if shm.ours(f"{paths.arena}{NEXT}"):
         shm.unlink(f"{paths.arena}{NEXT}")
-    for suffix in ("", NEW, REDONE):
+    for suffix in ("", NEW):
         _remove(paths, suffix)
 
 
@@ -244,11 +259,7 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
 
 
 def _recover(opening: Opening, wal: Path) -> Arena:
-    try:
-        arena = recover(wal, _way(opening))
-        arena = _place_redone(arena, opening)
-    finally:
-        _remove(opening.paths, REDONE)
+    arena = _place_redone(recover(wal, _way(opening)), opening)
     if opening.force:
         set_aside(wal)
     return arena
@@ -259,12 +270,9 @@ def _import(opening: Opening, path: Path) -> Arena:
         _refuse_used(opening.paths)
     if opening.wal is not None and segments(opening.wal):
         raise WalMismatch(str(opening.wal), "wal", "empty", "one that was begun")
-    try:
-        arena = import_file(path, _way(opening))
-        _refuse_durable(arena, opening)
-        return _place_redone(arena, opening)
-    finally:
-        _remove(opening.paths, REDONE)
+    arena = import_file(path, _way(opening))
+    _refuse_durable(arena, opening)
+    return _place_redone(arena, opening)
 
 
 def _way(opening: Opening) -> Way:
@@ -303,8 +311,7 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
     opening.step("making an arena")
     space = {name: max(fields[name], sizes[name]) for name in _SPACE}
     retained = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
-    _remove(opening.paths, REDONE)  # of an attempt that failed
-    return create_arena(opening.paths, fields | space | retained, REDONE)
+    return create_arena(opening.paths, fields | space | retained)
 
 
 def _clock_of(walk: Walk) -> tuple[int, int, int]:
@@ -321,11 +328,8 @@ def _clock_of(walk: Walk) -> tuple[int, int, int]:
 def _place_redone(arena: Arena, opening: Opening) -> Arena:
     if not _same_sizes(arena, opening.config):
         return _resize(arena, opening)
-    paths = opening.paths
     _save_snapshot(arena, opening)
-    shm.replace(f"{paths.private}{REDONE}", f"{paths.private}{NEW}")
-    shm.replace(f"{paths.arena}{REDONE}", f"{paths.arena}{NEXT}")
-    _take_place(paths)
+    place(arena, opening)
     return arena
 
 
@@ -381,24 +385,57 @@ def core_config(config: Config) -> dict[str, Any]:
 @contextmanager
 def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
     """A fresh arena; it takes the place of what is there if all goes well inside, else goes."""
-    paths = opening.paths
-    new = create_arena(paths, fields, NEW)
+    new = create_arena(opening.paths, fields)
     try:
         yield new
         _save_snapshot(new, opening)
-        shm.replace(f"{paths.arena}{NEW}", f"{paths.arena}{NEXT}")
+        place(new, opening)
     except BaseException:
-        _remove(paths, NEW)
+        new.close()
         raise
-    _take_place(paths)
 
 
-def create_arena(paths: Paths, fields: Mapping[str, Any], suffix: str = "") -> Arena:
-    """Fresh arena files, under names of their own with a suffix. Raises ArenaTooLarge."""
-    names = f"{paths.arena}{suffix}", f"{paths.private}{suffix}"
-    for name in (*names, f"{paths.arena}{NEXT}"):
+def create_arena(paths: Paths, fields: Mapping[str, Any]) -> Arena:
+    """Fresh arena files, which have no names until `place`. Raises ArenaTooLarge."""
+    for name in (f"{paths.arena}{NEW}", f"{paths.private}{NEW}", f"{paths.arena}{NEXT}"):
         shm.refuse_foreign(name)
-    return Arena.create(*names, fields)
+    return Arena.create(paths.arena, paths.private, fields)
+
+
+def place(arena: Arena, opening: Opening) -> None:
+    """Gives fresh arena files the daemon's names; what has these loses them.
+
+    Raises AlreadyRunning if another start was faster, where there was nothing to lock.
+    """
+    paths, lock = opening.paths, opening.lock
+    try:
+        arena.private.link(f"{paths.private}{NEW}")
+    except FileExistsError:
+        raise _other_start(paths) from None
+    if lock is not None:
+        if shm.exists(paths.private) and not lock.holds(paths.private):
+            shm.unlink(f"{paths.private}{NEW}")
+            raise _other_start(paths)
+        lock.adopt(arena.private.fd)
+    arena.file.link(f"{paths.arena}{NEXT}")
+    _take_place(paths)
+    if lock is not None:
+        lock.settle(paths.private)
+
+
+def _other_start(paths: Paths) -> AlreadyRunning:
+    return AlreadyRunning(paths.name, 0, str(shm.MOUNT / paths.private[1:]))
+
+
+def _clean_up(opening: Opening) -> None:
+    """Completes the birth that a killed daemon began, or undoes it."""
+    paths, lock = opening.paths, opening.lock
+    if lock is not None and shm.ours(f"{paths.private}{NEW}"):
+        lock.lock([f"{paths.private}{NEW}"])
+    _take_place(paths)
+    _remove(paths, NEW)
+    if lock is not None:
+        lock.settle(paths.private)
 
 
 def _remove(paths: Paths, suffix: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from purgatoryd.shm_layout import shm, wire
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.errors import (
     ArenaBroken,
@@ -339,6 +339,12 @@ class _Owned(Handle):
     """A handle with the private arena file: the daemon's."""
 
     @property
+    def private(self) -> ArenaFile:
+        """The private arena file."""
+        assert self._private is not None
+        return self._private
+
+    @property
     def mappings(self) -> list[mmap.mmap]:
         """The memory of both arena files."""
         return [one.memory for one in (self.file, self._private) if one is not None]
@@ -399,7 +405,8 @@ class Arena(_Owned):
 
     @classmethod
     def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:
-        """New arena files for `config` (fields of struct pg_config, layout_id is filled in).
+        """New arena files for `config` (fields of struct pg_config, layout_id is filled in), still
+        without their names; the private one is locked.
 
         Raises ArenaTooLarge with needed and available bytes, ValueError for a config that
         the core does not accept.
@@ -413,11 +420,11 @@ class Arena(_Owned):
             private = ArenaFile.create(private_name, private_size, PRIVATE_MODE)
         except BaseException as error:
             arena.close()
-            shm.unlink(name)
             if isinstance(error, ArenaTooLarge):
                 total, free = size + private_size, size + error.available
                 raise ArenaTooLarge(error.where, total, free) from error
             raise
+        private.lock()
         self = cls(arena, private)
         lib.pg_create(self._a, self._base, self._secret, struct)
         return self

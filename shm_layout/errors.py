@@ -959,16 +959,18 @@ class StartError(PurgatorydError):
 
 @keeps_figures
 class AlreadyRunning(StartError):
-    """A daemon is started under a name that a running daemon has.
+    """A daemon is started under a name, or on an arena, that a running daemon has.
 
-    `pid` is its process, 0 if unknown.
+    `pid` is its process, 0 if it cannot be seen from here. It has locked the file `path`.
     """
 
     name: str
     pid: int
+    path: str
 
     def __str__(self) -> str:
-        return f"a daemon {self.name!r} runs already, as process {self.pid or 'unknown'}"
+        process = f"process {self.pid}" if self.pid else "a process that cannot be seen from here"
+        return f"a daemon {self.name!r} runs already, as {process}: it has locked {self.path}"
 
 
 @keeps_figures

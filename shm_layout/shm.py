@@ -1,15 +1,25 @@
-"""Arena files in /dev/shm: created whole, opened as they are, never resized."""
+"""Arena files in /dev/shm: created whole, opened as they are, never resized; and their lock."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import posix_ipc
 
-from purgatoryd.shm_layout.errors import ArenaMissing, ArenaTooLarge, BadPath, PermissionDenied
+from purgatoryd.shm_layout.errors import (
+    AlreadyRunning,
+    ArenaMissing,
+    ArenaTooLarge,
+    BadPath,
+    PermissionDenied,
+)
 
 # Linux keeps POSIX shared memory in this tmpfs; that is what makes an atomic rename possible.
 MOUNT = Path("/dev/shm")
@@ -18,38 +28,45 @@ PREFIX = "purgatoryd."
 
 
 class ArenaFile:
-    """A mapped arena file. `bytes` and `view` are those of the mapping; the fd is closed."""
+    """A mapped arena file. `bytes` are those of the mapping; only a created one has its `fd`."""
 
-    def __init__(self, name: str, memory: mmap.mmap) -> None:
+    def __init__(self, name: str, memory: mmap.mmap, fd: int = -1) -> None:
         self.name = name
         self.memory = memory
         self.bytes = len(memory)
+        self.fd = fd
 
     @classmethod
     def create(cls, name: str, size: int, mode: int) -> ArenaFile:
         """A new zeroed arena file of `size` bytes, its memory committed, its `mode` exact.
 
-        Raises ArenaTooLarge with the needed and the available bytes, FileExistsError if
-        there is one of that name.
+        It is meant for `name` and has none until `link`: a process that is killed before leaves
+        nothing behind. Raises ArenaTooLarge with the needed and the available bytes.
         """
+        fd = os.open(MOUNT, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
         try:
-            shm = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=mode)
-        except posix_ipc.ExistentialError as error:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
-        try:
-            os.fchmod(shm.fd, mode)  # the umask took bits away
-            _commit(shm.fd, size)
-            return cls(name, mmap.mmap(shm.fd, size))
+            os.fchmod(fd, mode)  # the umask took bits away
+            _commit(fd, size)
+            return cls(name, mmap.mmap(fd, size), fd)
         except BaseException:
-            unlink(name)
+            os.close(fd)
             raise
-        finally:
-            shm.close_fd()
+
+    def lock(self) -> None:
+        """Lock a created file, as ArenaLock does; nobody else can have it open."""
+        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def link(self, name: str) -> None:
+        """Give a created file this name. Raises FileExistsError if another file has it."""
+        # with a directory's descriptor CPython has the kernel follow the link in /proc
+        os.link(f"/proc/self/fd/{self.fd}", MOUNT / name[1:], src_dir_fd=self.fd)
 
     @classmethod
     def open(cls, name: str, *, read_only: bool) -> ArenaFile:
         """The arena file as it is. Raises ArenaMissing, PermissionDenied where it may not be read,
-        and BadPath where it may not be written: names in the tmpfs are open to all."""
+        and BadPath where it may not be written or is no file: names in the tmpfs are open to all.
+        """
+        refuse_other_kind(name)
         try:
             shm = posix_ipc.SharedMemory(name, read_only=read_only)
         except posix_ipc.ExistentialError:
@@ -71,8 +88,98 @@ class ArenaFile:
             shm.close_fd()
 
     def close(self) -> None:
-        """Unmaps; the arena file stays."""
+        """Unmaps; the arena file stays, if it has a name."""
         self.memory.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class ArenaLock:
+    """The lock on a daemon's private arena file: one process at a time opens or replaces an arena.
+
+    Run directories can differ, or be emptied, where /dev/shm is shared; the arena is one. The lock
+    belongs to the open file description, so the kernel lets go of it when the process ends. The
+    descriptor is closed on exec: no child keeps it.
+    """
+
+    def __init__(self, daemon: str, names: Sequence[str]) -> None:
+        """Locks the first of these private arena files that there is; there may be none.
+
+        Raises AlreadyRunning if another process has it.
+        """
+        self._daemon = daemon
+        self._fds: list[int] = []
+        self.lock(names)
+
+    def lock(self, names: Sequence[str]) -> None:
+        """Locks the first of these, too."""
+        while (found := _first(names)) and not self._has(found):
+            if (fd := _open_first(names)) is None:
+                continue
+            _flock(fd, self._daemon, MOUNT / names[0][1:])
+            self._fds.append(fd)  # if another file took its place meanwhile, that one is next
+
+    def adopt(self, fd: int) -> None:
+        """Keeps a file, too, that this process has locked by this descriptor."""
+        self._fds.append(os.dup(fd))
+
+    def holds(self, name: str) -> bool:
+        """True if the arena file of that name is locked."""
+        found = _first([name])
+        return found is not None and self._has(found)
+
+    def settle(self, name: str) -> None:
+        """Lets go of all but the arena file of that name."""
+        found = _first([name])
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            if found and os.path.samestat(os.fstat(fd), found):
+                self._fds.append(fd)
+            else:
+                os.close(fd)
+
+    def _has(self, found: os.stat_result) -> bool:
+        return any(os.path.samestat(os.fstat(fd), found) for fd in self._fds)
+
+    def close(self) -> None:
+        """Lets go of all."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def _first(names: Sequence[str]) -> os.stat_result | None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            return (MOUNT / name[1:]).lstat()
+    return None
+
+
+def _open_first(names: Sequence[str]) -> int | None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            return os.open(MOUNT / name[1:], os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return None
+
+
+def _flock(fd: int, daemon: str, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(os.fstat(fd))
+        os.close(fd)
+        raise AlreadyRunning(daemon, holder, str(path)) from None
+
+
+def _holder(found: os.stat_result) -> int:
+    """The process that has locked a file; 0 if this process may not know."""
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with suppress(OSError), open("/proc/locks") as locks:
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and device in fields:
+                return int(fields[4])
+    return 0
 
 
 def _commit(fd: int, size: int) -> None:
@@ -98,6 +205,14 @@ def ours(name: str) -> bool:
         return (MOUNT / name[1:]).lstat().st_uid == os.geteuid()
     except FileNotFoundError:
         return False
+
+
+def refuse_other_kind(name: str) -> None:
+    """Raises BadPath if what has that name is no file, such as a directory."""
+    path = MOUNT / name[1:]
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BadPath(str(path), "is in the place of an arena file and is none: remove it")
 
 
 def refuse_foreign(name: str) -> None:

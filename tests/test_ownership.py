@@ -1,0 +1,236 @@
+"""Who owns an arena and a WAL: one daemon at a time, wherever it keeps its sockets."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import StartDaemon
+from machine import needs
+from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_arena_files
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.clients import Client
+from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.paths import Paths, paths_in
+
+RUN = (sys.executable, "-m", "purgatoryd.cli", "run", "--name", "demo")
+
+
+def file(paths: Paths, suffix: str = "") -> Path:
+    return shm.MOUNT / f"{paths.arena[1:]}{suffix}"
+
+
+def files(paths: Paths) -> dict[str, int]:
+    """The inode of each arena file of a daemon."""
+    return {path.name: path.lstat().st_ino for path in shm.MOUNT.glob(f"{paths.arena[1:]}*")}
+
+
+def empty(directory: Path) -> None:
+    """Removes all that a daemon keeps in its run directory."""
+    for path in directory.glob("demo*.*"):
+        if path.suffix != ".stderr":
+            path.unlink()
+
+
+def start_again(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A start with the same run directory that has to be refused."""
+    return subprocess.run(
+        [*RUN, *arguments], cwd=directory, env=clean_environment(directory), timeout=PATIENCE_S,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def elsewhere(directory: Path, unshare: str, *arguments: str) -> subprocess.Popen[str]:
+    """A start in a container of its own: the path of the run directory leads to an empty one."""
+    mount = f"mount -t tmpfs -o mode=700 tmpfs {directory}"
+    command = f"{mount} && exec {shlex.join([*RUN, *arguments])}"
+    return subprocess.Popen(
+        ["unshare", *shlex.split(unshare), "sh", "-c", command], cwd="/",
+        env=clean_environment(directory), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def serves(real: Daemon) -> bool:
+    """Whether the daemon answers a client, and others find what it arms."""
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add("served", delay=3600, mode="replace")
+    done = CliRunner().invoke(app, ["get", "served", "--name", "demo"])
+    return real.running and done.exit_code == Exit.DONE
+
+
+# ---- one arena -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "grow", [(), ("--capacity", "200")], ids=["as it was born", "after other sizes"]
+)
+def test_an_emptied_run_directory_gives_no_second_daemon(
+    grow: Sequence[str], daemon: StartDaemon
+) -> None:
+    real = daemon("demo", "--capacity", "100")
+    if grow:
+        real.restart(*grow)
+    before = files(real.paths)
+    empty(real.dir)
+    done = start_again(real.dir, "--capacity", "300")
+    assert done.returncode == Exit.UNUSABLE
+    assert f"a daemon 'demo' runs already, as process {real.pid}: it has locked" in done.stderr
+    assert str(file(real.paths, ".private")) in done.stderr
+    assert files(real.paths) == before
+    assert real.running
+
+
+def test_a_killed_daemon_leaves_no_lock(daemon: StartDaemon) -> None:
+    real = daemon()
+    real.kill()
+    empty(real.dir)
+    real.start()
+    assert serves(real)
+
+
+@pytest.mark.parametrize(
+    ("unshare", "process"),
+    [("-m", "process {pid}:"), ("-m -p -f --mount-proc", "a process that cannot be seen")],
+    ids=["of one pid namespace", "of another pid namespace"],
+)  # fmt: skip
+def test_a_second_container_that_shares_dev_shm_is_refused(
+    unshare: str, process: str, daemon: StartDaemon
+) -> None:
+    needs("mountns", "a second run directory of the same path")
+    real = daemon()
+    before = files(real.paths)
+    other = elsewhere(real.dir, unshare)
+    _, said = other.communicate(timeout=PATIENCE_S)
+    assert other.returncode == Exit.UNUSABLE
+    assert f"a daemon 'demo' runs already, as {process.format(pid=real.pid)}" in said
+    assert files(real.paths) == before
+    assert serves(real)
+
+
+def test_of_ten_first_starts_in_containers_that_share_dev_shm_one_wins(daemon_dir: Path) -> None:
+    needs("mountns", "run directories of the same path")
+    racers = [elsewhere(daemon_dir, "-m") for _ in range(10)]
+    paths = paths_in(daemon_dir, "demo")
+    try:
+        lines = [racer.stdout.readline() for racer in racers if racer.stdout]
+        assert [line.startswith("ready") for line in lines].count(True) == 1
+        for racer, line in zip(racers, lines, strict=True):
+            if not line:
+                _, said = racer.communicate(timeout=PATIENCE_S)
+                assert racer.returncode == Exit.UNUSABLE
+                assert "a daemon 'demo' runs already, as " in said
+        assert len(files(paths)) == 2
+    finally:
+        for racer in racers:
+            if racer.poll() is None:
+                racer.send_signal(signal.SIGTERM)
+            racer.communicate(timeout=PATIENCE_S)
+        remove_arena_files(paths)
+
+
+def test_a_second_deployment_does_not_clear_away_what_another_container_runs(
+    daemon: StartDaemon,
+) -> None:
+    needs("mountns", "a second run directory of the same path")
+    real = daemon("demo", "--shards", "2")
+    shards = [paths_in(real.dir, f"demo-1-{shard}") for shard in range(2)]
+    before = [files(paths) for paths in shards]
+    other = elsewhere(real.dir, "-m", "--shards", "3")
+    _, said = other.communicate(timeout=PATIENCE_S)
+    assert other.returncode == Exit.UNUSABLE
+    assert "a daemon 'demo-1-0' runs already, as process" in said
+    assert [files(paths) for paths in shards] == before
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add("k", delay=3600)
+
+
+def test_no_child_inherits_the_lock(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--capacity", "100")
+    real.restart("--capacity", "200")
+    private = file(real.paths, ".private").stat()
+    held = [
+        fd.name
+        for fd in Path(f"/proc/{real.pid}/fd").iterdir()
+        if fd.exists() and os.path.samestat(fd.stat(), private)
+    ]
+    assert held
+    for fd in held:
+        lines = Path(f"/proc/{real.pid}/fdinfo/{fd}").read_text().splitlines()
+        flags = dict(line.split(":", 1) for line in lines)["flags"]
+        assert int(flags, 8) & os.O_CLOEXEC
+
+
+# ---- what else may be there --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["", ".private", ".new", ".private.new", ".next"])
+def test_a_directory_in_place_of_an_arena_file_is_named_and_stays(
+    suffix: str, daemon: StartDaemon
+) -> None:
+    real = daemon()
+    real.stop()
+    path = file(real.paths, suffix)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    try:
+        before = files(real.paths)
+        done = start_again(real.dir)
+        said = f"{path}: is in the place of an arena file and is none: remove it"
+        assert (done.returncode, said in done.stderr) == (Exit.UNUSABLE, True)
+        assert "Traceback" not in done.stderr
+        assert files(real.paths) == before
+    finally:
+        path.rmdir()
+
+
+@pytest.mark.parametrize("command", ["stats", "list", "status", "check"])
+def test_a_command_names_a_directory_in_place_of_the_arena_file(
+    command: str, daemon: StartDaemon
+) -> None:
+    real = daemon()
+    real.stop()
+    file(real.paths).unlink()
+    file(real.paths).mkdir()
+    try:
+        done = CliRunner().invoke(app, [command, "--name", "demo"])
+        assert done.exit_code == Exit.UNUSABLE, done.output
+        assert f"{file(real.paths)}: is in the place of an arena file" in done.stderr
+    finally:
+        file(real.paths).rmdir()
+
+
+KILLED = """
+import os, signal, sys
+from purgatoryd.shm_layout import shm
+commit = shm._commit
+def killed(fd, size):
+    sys.argv.pop() == "later" and commit(fd, size)
+    os.kill(os.getpid(), signal.SIGKILL)
+shm._commit = killed
+from purgatoryd.cli.app import app
+moment = sys.argv[-1]
+app(["run", "--name", "demo", "--capacity", "100"])
+"""
+
+
+@pytest.mark.parametrize("moment", ["at once", "later"])
+def test_a_start_that_is_killed_for_memory_leaves_no_file(
+    moment: str, daemon_dir: Path, request: pytest.FixtureRequest
+) -> None:
+    paths = paths_in(daemon_dir, "demo")
+    request.addfinalizer(lambda: remove_arena_files(paths))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, moment], env=clean_environment(daemon_dir), check=False,
+        capture_output=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert files(paths) == {}
