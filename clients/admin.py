@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 
+from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.closing import Closing
@@ -26,6 +27,7 @@ from purgatoryd.shm_layout.shards import ShardTable, read_table
 from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply
 
 RETRY_S = 0.01
+PARTITIONS_MAX = 2**32 - 1
 PATIENCE_S = 0.5
 MOST = {
     "owner_uid": ANYBODY,
@@ -48,7 +50,7 @@ class Admin(Closing):
 
     def __init__(self, name: str = "default", *, timeout: float = 5.0) -> None:
         self.name = check_name(name)
-        self.timeout = timeout
+        self.timeout = check_limit_s(timeout)
         self._channel: Channel | None = None
         self._sequence = 0
         self._shards: dict[str, Admin] = {}
@@ -65,6 +67,7 @@ class Admin(Closing):
         Returns once every notice due until then was handed to the socket: (namespace, topic)
         -> (incarnation, sequence of its newest notice), without what daemons publish themselves.
         """
+        to_ns = check_whole("time", to_ns, 0, TIME_MAX_NS)
         table = self._table()
         if table is None:
             return self._advance(to_ns, timeout)
@@ -86,6 +89,7 @@ class Admin(Closing):
         MessageRefused too: PLACED if it has another number of partitions.
         """
         name = wire.encode_namespace(namespace)
+        partitions = check_whole("partitions", partitions, 1, PARTITIONS_MAX)
         if self._table() is not None:
             self._sequence += 1
             self._request(wire.encode_place(self._sequence, name, partitions), timeout)
@@ -122,7 +126,7 @@ class Admin(Closing):
         }  # fmt: skip
         changes = {field: value for field, value in given.items() if value is not None}
         for field, value in changes.items():
-            if not 0 <= value <= MOST[field]:
+            if type(value) is not int or not 0 <= value <= MOST[field]:
                 raise InvalidSetting(field, value, f"from 0 to {MOST[field]}", "argument")
         name = wire.encode_namespace(namespace)
         if park_beyond_ns:
@@ -191,8 +195,9 @@ class Admin(Closing):
         InvalidPayload, and Refused (Full, Busy, WalStopped, WrongShard) too.
         """
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
+        wire.encode_key(key)
         data = wire.encode_payload(payload)
-        limit_s = self.timeout if timeout is None else timeout
+        limit_s = check_limit_s(self.timeout if timeout is None else timeout)
         deadline_s = time.monotonic() + limit_s
         while True:
             holder = self._holders(namespace, limit_s, key)[0]
@@ -277,7 +282,7 @@ class Admin(Closing):
         return self._request(frame, timeout)
 
     def _request(self, frame: bytes, timeout: float | None, *, again: bool = True) -> Reply:
-        limit_s = self.timeout if timeout is None else timeout
+        limit_s = check_limit_s(self.timeout if timeout is None else timeout)
         deadline_s = time.monotonic() + limit_s
         reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s, again)
         if reply is None:

@@ -16,12 +16,14 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import zmq
 
+from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
-from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts
+from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.core import (
     BYE_S,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
+    QUEUE_LIMIT_MAX,
     BulkLoadQuestion,
     Core,
     Mode,
@@ -29,11 +31,12 @@ from purgatoryd.clients.core import (
 )
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
-from purgatoryd.clients.packing import Pending
+from purgatoryd.clients.packing import AnyPending, Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import Batch, State
 from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Opener, unreachable
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
@@ -64,7 +67,7 @@ class AsyncHandle(Generic[Outcome]):
 
     async def result(self, timeout: float | None = None) -> Outcome:
         """The outcome, as the same call with wait=True returns or raises it."""
-        await self._client._await(self._pending, timeout)
+        await self._client._await(self._pending, self._client._limit_s(timeout))
         outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
         return outcome
 
@@ -92,8 +95,8 @@ class AsyncClient:
         numa_local: bool = False,
         partition: Partition | None = None,
     ) -> None:
-        self.timeout = timeout
-        self.queue_limit = queue_limit
+        self.timeout = check_limit_s(timeout)
+        self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(name, namespace, remote, durable, ledger, worker, numa_local, partition)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
@@ -167,13 +170,12 @@ class AsyncClient:
         mode: Mode = "error", wait: bool = True, timeout: float | None = None,
     ) -> TimerInfo | AsyncHandle[TimerInfo]:  # fmt: skip
         """Arms a timer; arguments, result and errors are those of Client.add."""
-        core = await self._ready()
-        await self._admit(timeout)
-        pending = core.put(
+        core, timeout = await self._ready(), self._limit_s(timeout)
+        entry = core.put(
             key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
             collect=not wait,
         )  # fmt: skip
-        self._schedule()
+        pending = await self._pack(entry, timeout)
         if not wait:
             return AsyncHandle(self, pending)
         await self._await(pending, timeout)
@@ -194,10 +196,8 @@ class AsyncClient:
         self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
     ) -> CancelResult | AsyncHandle[CancelResult]:
         """Disarms the key's timer, as Client.cancel does."""
-        core = await self._ready()
-        await self._admit(timeout)
-        pending = core.cancel(key, ticket, collect=not wait)
-        self._schedule()
+        core, timeout = await self._ready(), self._limit_s(timeout)
+        pending = await self._pack(core.cancel(key, ticket, collect=not wait), timeout)
         if not wait:
             return AsyncHandle(self, pending)
         await self._await(pending, timeout)
@@ -205,7 +205,8 @@ class AsyncClient:
 
     async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """The armed timer of `key`, or None, as Client.get does."""
-        core = await self._ready()
+        core, timeout = await self._ready(), self._limit_s(timeout)
+        wire.encode_key(key)
         await self._settle("get", timeout)
         question = core.question(key)
         await self._answer(question, "get", timeout)
@@ -216,7 +217,8 @@ class AsyncClient:
         bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms many timers, as Client.add_many does."""
-        result, batches = pack_puts(await self._ready(), rows, topic, mode, bulk_load)
+        core, timeout = await self._ready(), self._limit_s(timeout)
+        result, batches = pack_puts(core, rows, topic, mode, bulk_load)
         await self._submit(result, batches, wait, timeout)
         return result
 
@@ -224,7 +226,8 @@ class AsyncClient:
         self, keys: Any, *, bulk_load: BulkLoad | None = None, timeout: float | None = None
     ) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
-        result, batches = pack_cancels(await self._ready(), keys, bulk_load)
+        core, timeout = await self._ready(), self._limit_s(timeout)
+        result, batches = pack_cancels(core, keys, bulk_load)
         await self._submit(result, batches, True, timeout)
         return result.cancels()
 
@@ -233,7 +236,8 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms parked timers, as Client.unpark_many does."""
-        result, batches = pack_unparks(await self._ready(), rows, bulk_load)
+        core, timeout = await self._ready(), self._limit_s(timeout)
+        result, batches = pack_unparks(core, rows, bulk_load)
         await self._submit(result, batches, True, timeout)
         return result
 
@@ -277,7 +281,8 @@ class AsyncClient:
         fencing_token: int = 0,
         start: int = 0,
     ) -> BulkLoadInfo:
-        core = await self._ready()
+        check_bulk_load(bulk_load, 0, fencing_token)
+        core, timeout = await self._ready(), self._limit_s(timeout)
         await self._settle("bulk load", timeout)
         question = core.bulk_load_question(bulk_load, action, fencing_token, start)
         await self._answer(question, "bulk load", timeout)
@@ -299,7 +304,7 @@ class AsyncClient:
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call was answered; raises as Client.flush does."""
-        core = await self._ready()
+        core, timeout = await self._ready(), self._limit_s(timeout)
         await self._settle("flush", timeout)
         core.raise_uncollected()
 
@@ -310,6 +315,16 @@ class AsyncClient:
             await self.connect()
         self._core.admit()
         return self._core
+
+    def _limit_s(self, timeout: float | None) -> float:
+        """How long a call waits. Raises InvalidArgument."""
+        return check_limit_s(self.timeout if timeout is None else timeout)
+
+    async def _pack(self, entry: Entry[AnyPending], timeout: float | None) -> AnyPending:
+        await self._admit(timeout)
+        self._core.packer.add(entry)
+        self._schedule()
+        return entry.pending
 
     async def _await(self, pending: Pending, timeout: float | None) -> None:
         await self._until(lambda: pending.done, "call", timeout)
@@ -329,7 +344,7 @@ class AsyncClient:
         try:
             await self._until(lambda: packer.queued < self.queue_limit, "add", timeout)
         except DaemonError as error:
-            limit_s = self.timeout if timeout is None else timeout
+            limit_s = self._limit_s(timeout)
             raise QueueFull(packer.queued, self.queue_limit, limit_s) from error
 
     async def _submit(
@@ -346,7 +361,7 @@ class AsyncClient:
 
     async def _until(self, done: Any, subject: str, timeout: float | None) -> None:
         """Waits until `done()`; `timeout` seconds without any answer end it."""
-        core, limit_s = self._core, self.timeout if timeout is None else timeout
+        core, limit_s = self._core, self._limit_s(timeout)
         answers, deadline_s = core.answers, time.monotonic() + limit_s
         while not done():
             core.give_up()
@@ -465,7 +480,7 @@ class AsyncSubscriber:
         self._open_inbox = Opener(
             name, namespace, topics, high_water_mark, remote, ledger, numa_local
         )
-        self._timeout = timeout
+        self._timeout = check_limit_s(timeout)
         self._inbox: Inbox | Merged | None = None
         self._watched: tuple[zmq.Socket[bytes], ...] = ()
         self._fds: list[int] = []
@@ -501,6 +516,7 @@ class AsyncSubscriber:
 
     async def get(self, timeout: float | None = None) -> Notice | None:
         """The next notice; None if none came within `timeout` seconds; as Subscriber.get."""
+        timeout = None if timeout is None else check_limit_s(timeout)
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from purgatoryd.clients.aio import AsyncClient
+from purgatoryd.clients.arguments import check_limit_s
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.core import OPEN_RETRY_S
 from purgatoryd.clients.model import CancelResult, TimerInfo
@@ -36,7 +37,7 @@ class AsyncPartitionedClient:
     ) -> None:
         self.name = name
         self.namespace = namespace
-        self._timeout_s = timeout
+        self._timeout_s = check_limit_s(timeout)
         self._settings = settings
         self._clients: list[AsyncClient] = []
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from purgatoryd.clients.aio import AsyncClient
+from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.ledger import Ledger
@@ -22,16 +23,15 @@ from purgatoryd.clients.purgatory import (
     Watch,
     check_error,
     each_watermark,
-    pack_trigger,
+    prepare_trigger,
+    prepare_watch,
     settle_book,
-    watch_packer,
+    watch_rows,
 )
 from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import CallTimeout, Closed
 from purgatoryd.shm_layout.layout import Op, Status
 from purgatoryd.shm_layout.wire import Key
-
-T = TypeVar("T")
 
 
 class AsyncOperation:
@@ -63,6 +63,7 @@ class AsyncOperation:
 
     async def result(self, timeout: float | None = None) -> Outcome:
         """How it ended; arguments and errors are those of Operation.result."""
+        timeout = None if timeout is None else check_limit_s(timeout)
         await asyncio.wait((self._ended,), timeout=timeout)
         if not self._operation.done:
             raise CallTimeout("an operation's end", timeout or 0.0, 0)
@@ -127,12 +128,13 @@ class AsyncPurgatory(AsyncClient):
         callback: Callable[[AsyncOperation], object] | None = None,
     ) -> AsyncOperation:  # fmt: skip
         """Arms an operation; arguments and errors are those of Purgatory.watch."""
+        check_callable("callback", callback)
         core = await self._ready()
-        armed = await self._pack(
-            watch_packer(core, self._book, Watch(key, condition, timeout, payload, topic))
-        )
-        await self._await(armed.pending, None)
-        armed.pending.outcome()
+        row = Watch(key, condition, timeout, payload, topic)
+        armed = prepare_watch(core, self._book, row)
+        await self._arm(armed)
+        await self._await(armed.entry.pending, None)
+        armed.entry.pending.outcome()
         operation = self._operation(armed)
         if callback is not None:
             operation.add_done_callback(callback)
@@ -140,19 +142,17 @@ class AsyncPurgatory(AsyncClient):
 
     async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
         """Arms many, as Purgatory.watch_many does."""
-        core = await self._ready()
-        packs = [watch_packer(core, self._book, Watch(*row)) for row in rows]
-        armed = [await self._pack(pack) for pack in packs]
+        armed = watch_rows(await self._ready(), self._book, rows)
         for one in armed:
-            await self._await(one.pending, None)
+            await self._arm(one)
+        for one in armed:
+            await self._await(one.entry.pending, None)
         return [self._operation(one) for one in armed]
 
-    async def _pack(self, pack: Callable[[], T]) -> T:
-        await self._ready()
+    async def _arm(self, armed: Armed) -> None:
         await self._admit(None)
-        packed = pack()
-        self._schedule()
-        return packed
+        self._book.expect()
+        await self._pack(armed.entry, None)
 
     def _operation(self, armed: Armed) -> AsyncOperation:
         assert self._loop is not None
@@ -166,9 +166,9 @@ class AsyncPurgatory(AsyncClient):
 
     async def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, as Purgatory.advance_many does."""
-        pending = [
-            await self._send(Op.ADVANCE_KEY, key, n) for key, n in each_watermark(watermarks)
-        ]
+        core, rows = await self._ready(), each_watermark(watermarks)
+        entries = [prepare_trigger(core, Op.ADVANCE_KEY, key, n) for key, n in rows]
+        pending = [await self._pack(entry, None) for entry in entries]
         for one in pending:
             await self._await(one, None)
         return [one.outcome() for one in pending]
@@ -202,13 +202,11 @@ class AsyncPurgatory(AsyncClient):
         return (await self._call(op, key, value)).outcome()
 
     async def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
-        pending = await self._send(op, key, value)
+        entry = prepare_trigger(await self._ready(), op, key, value)
+        pending = await self._pack(entry, None)
         await self._await(pending, None)
         pending.outcome()
         return pending
-
-    async def _send(self, op: Op, key: Key, value: int) -> PendingTrigger:
-        return await self._pack(lambda: pack_trigger(self._core, op, key, value))
 
     @property
     def operations(self) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from purgatoryd.clients import times
+from purgatoryd.clients.arguments import check_type, check_whole, each, unreadable
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.core import Core, mode_number
 from purgatoryd.clients.model import CancelResult
@@ -159,42 +160,53 @@ def pack_puts(
 ) -> Packed:
     """Packs `rows` for add_many. Raises InvalidArgument, and then nothing was packed."""
     number = mode_number(mode)
+    check_type("bulk_load", bulk_load, BulkLoad)
+    core.topic_name(topic)
     if isinstance(rows, Mapping) or hasattr(rows, "schema"):
         columns = _columns()
         result = BulkResult(core, arrays=True)
-        return _checked(
-            result, columns.pack_puts(core, result, rows, topic, number, bulk_load), bulk_load
-        )
+        try:
+            batches = columns.pack_puts(core, result, rows, topic, number, bulk_load)
+        except Exception as error:
+            raise unreadable("columns", error) from error
+        return _checked(result, batches, bulk_load)
     result = BulkResult(core, arrays=False)
     packing = _Packing(result, bulk_load)
-    _pack_rows(core, packing, rows, topic, number)
+    _pack_rows(core, packing, each("rows", rows), topic, number)
     return _checked(result, packing.finish(), bulk_load)
 
 
 def pack_cancels(core: Core, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Packs `keys` for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+    check_type("bulk_load", bulk_load, BulkLoad)
     if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
         columns = _columns()
         result = BulkResult(core, arrays=True)
-        return _checked(result, columns.pack_cancels(core, result, keys, bulk_load), bulk_load)
+        try:
+            batches = columns.pack_cancels(core, result, keys, bulk_load)
+        except Exception as error:
+            raise unreadable("keys", error) from error
+        return _checked(result, batches, bulk_load)
     result = BulkResult(core, arrays=False)
     packing = _Packing(result, bulk_load)
     name = core.key_name
-    for key in keys:
+    for key in each("keys", keys):
         packing.builder(name).cancel(name, *wire.encode_key(key), 0)
     return _checked(result, packing.finish(), bulk_load)
 
 
 def pack_unparks(core: Core, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Packs `rows` for unpark_many. Raises InvalidArgument, and then nothing was packed."""
+    check_type("bulk_load", bulk_load, BulkLoad)
     result = BulkResult(core, arrays=False)
     packing = _Packing(result, bulk_load)
     name = core.key_name
-    for key, ticket, payload in rows:
-        if not 0 < ticket <= TICKET_MAX:
-            raise InvalidRows(f"a ticket is from 1 to {TICKET_MAX}, not {ticket}", len(result))
+    for index, row in enumerate(each("rows", rows)):
+        if not isinstance(row, tuple | list) or len(row) != 3:
+            raise InvalidRows("is not (key, ticket, payload)", index)
+        ticket = check_whole(f"row {index}: ticket", row[1], 1, TICKET_MAX)
         packing.builder(name).unpark(
-            name, *wire.encode_key(key), ticket, wire.encode_payload(payload)
+            name, *wire.encode_key(row[0]), ticket, wire.encode_payload(row[2])
         )
     return _checked(result, packing.finish(), bulk_load)
 
@@ -247,7 +259,7 @@ def _pack_rows(core: Core, packing: _Packing, rows: Any, topic: str, mode: int) 
         kind, time_ns = times.due(clock, now_ns=now_ns, **time)
         key_type, key_bytes = wire.encode_key(key)
         name = default if its_topic is None else core.topic_name(its_topic)
-        payload = wire.encode_payload(payload) if payload else b""
+        payload = b"" if payload is None else wire.encode_payload(payload)
         packing.builder(name).put(name, mode, key_type, key_bytes, kind, time_ns, payload)
 
 
@@ -264,6 +276,8 @@ def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
 
 def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any], Any, Any]:
     if "key" not in row or not row.keys() <= _FIELDS:
-        raise InvalidRows(f"has {sorted(row)}, expected key, a time, topic, payload", index)
+        raise InvalidRows(
+            f"has {sorted(map(str, row))}, expected key, a time, topic, payload", index
+        )
     time = {name: row[name] for name in _TIMES if name in row}
     return row["key"], time, row.get("topic"), row.get("payload")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from purgatoryd.clients.arguments import check_whole
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidArgument
 from purgatoryd.shm_layout.layout import BULK_LOAD_BLOCK_ROWS, BULK_LOAD_ROW_MAX, BulkLoadState
@@ -21,10 +22,8 @@ def check_bulk_load(bulk_load: Any, first_row: int, fencing_token: int) -> None:
         raise InvalidArgument(
             f"a bulk load is named by {ID_BYTES} bytes, not all zero: not {bulk_load!r}"
         )
-    if not 0 <= first_row < BULK_LOAD_ROW_MAX:
-        raise InvalidArgument(f"row {first_row} is outside 0 to {BULK_LOAD_ROW_MAX - 1}")
-    if not 0 <= fencing_token <= _FENCING_TOKEN_MAX:
-        raise InvalidArgument(f"fencing token {fencing_token} is outside 0 to {_FENCING_TOKEN_MAX}")
+    check_whole("row", first_row, 0, BULK_LOAD_ROW_MAX - 1)
+    check_whole("fencing token", fencing_token, 0, _FENCING_TOKEN_MAX)
 
 
 @dataclass(frozen=True, slots=True)

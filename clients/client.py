@@ -17,12 +17,14 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
+from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
-from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts
+from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.core import (
     BYE_S,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
+    QUEUE_LIMIT_MAX,
     BulkLoadQuestion,
     Core,
     Mode,
@@ -30,10 +32,11 @@ from purgatoryd.clients.core import (
 )
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, TimerInfo
-from purgatoryd.clients.packing import Pending
+from purgatoryd.clients.packing import AnyPending, Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import Batch, State
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
@@ -80,6 +83,7 @@ class Handle(Generic[Outcome]):
 
         `timeout`: seconds, default the client's. Raises Refused or DaemonError.
         """
+        timeout = self._client._limit_s(timeout)
         self._client._await(self._pending, timeout)
         outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
         return outcome
@@ -118,8 +122,8 @@ class Client:
         numa_local: bool = False,
         partition: Partition | None = None,
     ) -> None:
-        self.timeout = timeout
-        self.queue_limit = queue_limit
+        self.timeout = check_limit_s(timeout)
+        self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(name, namespace, remote, durable, ledger, worker, numa_local, partition)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
@@ -183,15 +187,13 @@ class Client:
         wait=False a Handle at once. Raises InvalidArgument, Refused (Exists, Full, ...),
         DaemonError; with wait=False QueueFull if the queue stays full for `timeout`.
         """
-        core = self._core
+        core, timeout = self._core, self._limit_s(timeout)
         core.admit()
-        if not wait:
-            self._admit(timeout)
-        with self._packing:
-            pending = core.put(
-                key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
-                collect=not wait,
-            )  # fmt: skip
+        entry = core.put(
+            key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
+            collect=not wait,
+        )  # fmt: skip
+        pending = self._pack(entry, wait, timeout)
         if wait:
             self._await(pending, timeout)
             return pending.outcome()
@@ -216,12 +218,9 @@ class Client:
 
         Raises as add does. UNKNOWN and FIRED are results, not errors.
         """
-        core = self._core
+        core, timeout = self._core, self._limit_s(timeout)
         core.admit()
-        if not wait:
-            self._admit(timeout)
-        with self._packing:
-            pending = core.cancel(key, ticket, collect=not wait)
+        pending = self._pack(core.cancel(key, ticket, collect=not wait), wait, timeout)
         if wait:
             self._await(pending, timeout)
             return pending.outcome()
@@ -233,7 +232,9 @@ class Client:
 
         Sees the effect of every earlier call of this client, packed ones included.
         """
+        timeout = self._limit_s(timeout)
         self._core.admit()
+        wire.encode_key(key)
         with self._exclusive("get", timeout):
             self._settle("get", timeout)
             question = self._core.question(key)
@@ -254,6 +255,7 @@ class Client:
         returns as soon as all is packed. Raises InvalidArgument before anything is sent,
         DaemonError.
         """
+        timeout = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_puts(self._core, rows, topic, mode, bulk_load)
         self._submit(batches, timeout)
@@ -281,6 +283,7 @@ class Client:
         which comes later gets the status BULK_LOADED and adds nothing. Returns what each cancel
         found; with wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
         """
+        timeout = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_cancels(self._core, keys, bulk_load)
         self._submit(batches, timeout)
@@ -289,6 +292,8 @@ class Client:
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Returns once `result`, of a bulk call with wait=False, is done. Raises DaemonError."""
+        check_type("result", result, BulkResult)
+        timeout = self._limit_s(timeout)
         self._core.check()
         self._settled(result, True, timeout)
 
@@ -303,6 +308,7 @@ class Client:
         nothing was changed. `bulk_load` as in add_many. Raises InvalidArgument before anything is
         sent, DaemonError.
         """
+        timeout = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_unparks(self._core, rows, bulk_load)
         self._submit(batches, timeout)
@@ -358,6 +364,8 @@ class Client:
         fencing_token: int = 0,
         start: int = 0,
     ) -> BulkLoadInfo:
+        check_bulk_load(bulk_load, 0, fencing_token)
+        timeout = self._limit_s(timeout)
         self._core.admit()
         with self._exclusive("bulk_load", timeout):
             self._settle("bulk load", timeout)
@@ -389,7 +397,7 @@ class Client:
         Raises BatchError if packed calls were refused and nobody looked at their handles;
         DaemonError if no answer came for `timeout` seconds.
         """
-        core = self._core
+        core, timeout = self._core, self._limit_s(timeout)
         core.check()
         with self._exclusive("flush", timeout):
             self._settle("flush", timeout)
@@ -449,10 +457,14 @@ class Client:
 
     # ---- waiting -----------------------------------------------------------------------------
 
+    def _limit_s(self, timeout: float | None) -> float:
+        """How long a call waits. Raises InvalidArgument."""
+        return check_limit_s(self.timeout if timeout is None else timeout)
+
     @contextmanager
     def _exclusive(self, subject: str, timeout: float | None) -> Iterator[None]:
         """Holds the connection."""
-        limit_s = self.timeout if timeout is None else timeout
+        limit_s = self._limit_s(timeout)
         if not self._io.acquire(timeout=min(max(limit_s, 0), threading.TIMEOUT_MAX)):
             raise CallTimeout(subject, limit_s, 0)
         try:
@@ -486,7 +498,7 @@ class Client:
 
     def _drive(self, goal: _Goal, subject: str, timeout: float | None) -> None:
         """Sends and receives until `goal` is done; `timeout` seconds of silence end it."""
-        core, limit_s = self._core, self.timeout if timeout is None else timeout
+        core, limit_s = self._core, self._limit_s(timeout)
         answers, deadline_s = -1, 0.0
         while not goal.done:
             core.give_up()
@@ -514,11 +526,18 @@ class Client:
 
     # ---- packed calls --------------------------------------------------------------------------
 
+    def _pack(self, entry: Entry[AnyPending], wait: bool, timeout: float | None) -> AnyPending:
+        if not wait:
+            self._admit(timeout)
+        with self._packing:
+            self._core.packer.add(entry)
+        return entry.pending
+
     def _admit(self, timeout: float | None) -> None:
         try:
             self._make_space(timeout)
         except DaemonError as error:
-            limit_s = self.timeout if timeout is None else timeout
+            limit_s = self._limit_s(timeout)
             raise QueueFull(self._core.packer.queued, self.queue_limit, limit_s) from error
 
     def _make_space(self, timeout: float | None) -> None:

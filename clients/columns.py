@@ -100,6 +100,8 @@ def _parts_of(batch: Any) -> dict[str, Any]:
 def _plain(column: Any) -> Any:
     """Whatever numpy can view becomes an array; chunks of Arrow become one."""
     if hasattr(column, "dtype"):
+        if np.ndim(column) != 1:
+            raise InvalidRows(f"a column has one dimension, not {np.ndim(column)}", -1)
         return np.asarray(column)
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
@@ -110,7 +112,9 @@ def _puts(
     columns = {name: _plain(column) for name, column in columns.items()}
     given = [name for name in _TIMES if name in columns]
     if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
-        raise InvalidRows(f"columns {sorted(columns)}: need key, one time, topic, payload", -1)
+        raise InvalidRows(
+            f"columns {sorted(map(str, columns))}: need key, one time, topic, payload", -1
+        )
     if len({len(column) for column in columns.values()}) != 1:
         lengths = {name: len(column) for name, column in columns.items()}
         raise InvalidRows(f"columns differ in length: {lengths}", -1)
@@ -206,7 +210,9 @@ def _keys(column: Any) -> tuple[Ragged, Array]:
 def _payloads(column: Any) -> Ragged:
     kind, ragged = _ragged(column)
     if ragged is None:
-        return _joined([wire.encode_payload(value or b"") for value in _listed(column)])
+        return _joined(
+            [b"" if value is None else wire.encode_payload(value) for value in _listed(column)]
+        )
     if kind == KeyType.STR:
         raise InvalidPayload("must be bytes, not str", 0, layout.PAYLOAD_MAX)
     longest = int(ragged.lengths.max(initial=0))

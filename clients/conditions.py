@@ -102,7 +102,10 @@ def _encode_when(condition: When) -> Encoded:
 def _collection(name: str, given: Collection[Key]) -> tuple[Key, ...]:
     if isinstance(given, str | bytes):  # a collection too, but of what is no key
         raise InvalidCondition(f"{name} must be a collection of keys", given)
-    return tuple(given)
+    try:
+        return tuple(given)
+    except TypeError:
+        raise InvalidCondition(f"{name} must be a collection of keys", given) from None
 
 
 def _mapping(given: object) -> Mapping[Key, Any]:

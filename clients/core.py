@@ -10,13 +10,21 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from purgatoryd.clients import times
+from purgatoryd.clients.arguments import check_type, check_whole
 from purgatoryd.clients.bulk_loads import check_bulk_load
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
-from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
+from purgatoryd.clients.packing import (
+    Builder,
+    Entry,
+    Packer,
+    Pending,
+    PendingAdd,
+    PendingCancel,
+)
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition, Route
 from purgatoryd.clients.session import Batch, Query, Session, State
@@ -35,6 +43,7 @@ from purgatoryd.shm_layout.errors import (
     TableBroken,
 )
 from purgatoryd.shm_layout.layout import (
+    TICKET_MAX,
     TIME_MAX_NS,
     BulkLoadAction,
     ClockKind,
@@ -56,6 +65,7 @@ APART_NS = 60_000_000_000
 RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
 RESEND_MAX_S = 2.0
 QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
+QUEUE_LIMIT_MAX = 2**31 - 1
 OPEN_RETRY_S = 0.01  # between looks for the daemon's socket
 HOST_MAX = 50  # characters of a host's name in that of a worker
 BYE_S = 0.2  # how long a closing client waits for the end of its session
@@ -91,6 +101,11 @@ class Core:
         partition: Partition | None = None,
     ) -> None:
         self.name = check_name(name)
+        check_type("remote", remote, Remote)
+        check_type("durable", durable, bool)
+        check_type("ledger", ledger, Ledger)
+        check_type("worker", worker, str)
+        check_type("partition", partition, Partition)
         refuse_remote(numa_local=numa_local, remote=remote)
         self._numa_local = numa_local
         self._remote = remote
@@ -194,26 +209,25 @@ class Core:
         mode: str,
         *,
         collect: bool,
-    ) -> PendingAdd:
-        """Packs an add. Raises InvalidArgument, and then nothing was packed."""
+    ) -> Entry[PendingAdd]:
+        """An add, ready to be packed. Raises InvalidArgument."""
         kind, time_ns = times.due(self.delay_clock, delay, delay_ns, deadline, deadline_boot_ns)
         key_type, key_bytes = wire.encode_key(key)
         name = self.topic_name(topic)
-        payload = wire.encode_payload(payload) if payload else b""
+        payload = wire.encode_payload(payload)
         number = mode_number(mode)
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
-        builder = self.packer.builder(name, pending)
-        builder.put(name, number, key_type, key_bytes, kind, time_ns, payload)
-        return pending
+        fields = (number, key_type, key_bytes, kind, time_ns, payload)
+        return Entry(pending, name, Builder.put, fields)
 
-    def cancel(self, key: Key, ticket: int, *, collect: bool) -> PendingCancel:
-        """Packs a cancel; `ticket` 0 = whatever timer has the key."""
+    def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
+        """A cancel, ready to be packed; `ticket` 0 = whatever timer has the key. Raises
+        InvalidArgument."""
+        ticket = check_whole("ticket", ticket, 0, TICKET_MAX)
         key_type, key_bytes = wire.encode_key(key)
         pending = PendingCancel(key, self._note if collect else None)
-        builder = self.packer.builder(self.key_name, pending)
-        builder.cancel(self.key_name, key_type, key_bytes, ticket)
-        return pending
+        return Entry(pending, self.key_name, Builder.cancel, (key_type, key_bytes, ticket))
 
     def question(self, key: Key) -> Question:
         """Asks for one key."""
@@ -233,14 +247,16 @@ class Core:
 
     def set_time(self, at_ns: int | None) -> None:
         """Later calls are applied at virtual time `at_ns`. Raises InvalidTime."""
-        if at_ns is not None and (self.clock != ClockKind.VIRTUAL or at_ns < 0):
-            raise InvalidTime("needs a daemon with a virtual clock", at_ns, TIME_MAX_NS)
+        if at_ns is not None:
+            if self.clock != ClockKind.VIRTUAL:
+                raise InvalidTime("needs a daemon with a virtual clock", at_ns, TIME_MAX_NS)
+            at_ns = check_whole("time", at_ns, 0, TIME_MAX_NS)
         self.packer.seal()
         self.packer.at_ns = at_ns
 
     def topic_name(self, topic: str) -> bytes:
         """The name table's entry for `topic`. Raises InvalidName."""
-        if known := self._topics.get(topic):
+        if isinstance(topic, str) and (known := self._topics.get(topic)):
             return known
         entry = self._name_entry(wire.encode_topic(topic))
         if len(self._topics) >= TOPICS_CACHED:

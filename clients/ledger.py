@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
+from purgatoryd.clients.arguments import check_whole
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import BadPath, Lagged
+from purgatoryd.shm_layout.errors import BadPath, InvalidArgument, Lagged
 from purgatoryd.shm_layout.layout import Cause, Op, Status
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
 BUFFER_BYTES = 65_536
+BUFFER_MAX = 2**40
 UNKNOWN = "unknown"
 """Stands for the uuid of a daemon whose arena a subscriber cannot read."""
 
@@ -60,8 +62,10 @@ class Ledger(Closing):
     """
 
     def __init__(self, directory: str | Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+        if not isinstance(directory, str | Path):
+            raise InvalidArgument(f"directory must be str or Path, not {type(directory).__name__}")
         self._directory = Path(directory)
-        self._buffer_bytes = buffer_bytes
+        self._buffer_bytes = check_whole("buffer_bytes", buffer_bytes, 0, BUFFER_MAX)
         self._name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
         self._pid = os.getpid()
         self._lines: dict[bytes, list[str]] = {}

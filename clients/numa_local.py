@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from purgatoryd.clients.arguments import check_type
 from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import InvalidArgument
 from purgatoryd.shm_layout.loops import loop_cpus
@@ -13,6 +14,7 @@ from purgatoryd.shm_layout.topology import read, worker_cpus
 
 def refuse_remote(*, numa_local: bool, remote: Remote | None) -> None:
     """Raises InvalidArgument if the daemon is on another host."""
+    check_type("numa_local", numa_local, bool)
     if numa_local and remote is not None:
         raise InvalidArgument(
             "numa_local=True needs a daemon on this host, and remote= names another"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import Encoded, When
 from purgatoryd.clients.packing import Pending
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
@@ -64,6 +65,7 @@ class Operation:
         Raises CallTimeout if it did not end in time, Refused if it was never armed,
         SessionExpired if the daemon forgot its owner, and Closed if its owner left first.
         """
+        timeout = None if timeout is None else check_limit_s(timeout)
         if not self._ended.wait(timeout):
             raise CallTimeout("an operation's end", timeout or 0.0, 0)
         if self._error is not None:
@@ -75,6 +77,7 @@ class Operation:
         """Calls `callback(operation)` when it ended: in the purgatory's thread, or at once
         in this one if it has. An exception is logged. It must not wait for the end of another
         operation there: nobody else would learn of it."""
+        check_callable("callback", callback)
         with self._mutex:
             if not self.done:
                 self._callbacks.append(callback)

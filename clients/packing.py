@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.session import Batch, Settle
@@ -214,9 +214,9 @@ class Builder:
         record = wire.RECORD.pack(
             _PUT, mode, key_type, len(key), index, time_kind, 0, len(payload), 0, time_ns, 0
         )
-        self._records.append(record)
         self._area.append(key)
         self._area.append(payload)
+        self._records.append(record)
         self._bytes += len(record) + len(key) + len(payload)
 
     def cancel(self, name: bytes, key_type: int, key: bytes, ticket: int) -> None:
@@ -251,7 +251,7 @@ class Builder:
         self._area += (key, payload, watched)
         self._bytes += len(record) + len(key) + len(payload) + len(watched)
 
-    def trigger(self, op: int, name: bytes, key_type: int, key: bytes, value: int) -> None:
+    def trigger(self, name: bytes, op: int, key_type: int, key: bytes, value: int) -> None:
         """Adds one of ADVANCE_KEY to COMPLETE."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(op, 0, key_type, len(key), index, 0, 0, 0, 0, 0, value)
@@ -267,6 +267,17 @@ class Builder:
         batch = Batch(len(self._records), len(self._names), len(names), body, settle, at_ns)
         batch.rows = rows
         return batch
+
+
+class Entry(NamedTuple, Generic[AnyPending]):
+    """One call whose arguments were checked, ready to be packed: nothing can raise any more."""
+
+    pending: AnyPending
+    name: bytes
+    """Its entry of the name table."""
+    method: Callable[..., None]
+    """The method of Builder that adds its record."""
+    fields: tuple[Any, ...]
 
 
 class Packer:
@@ -297,13 +308,13 @@ class Packer:
         """True if nothing waits to be handed to the session."""
         return not (self._pending or self.sealed)
 
-    def builder(self, name: bytes, pending: Pending) -> Builder:
-        """The open batch, to which the caller adds the one record of `pending`."""
-        if not self._builder.fits(name):
+    def add(self, entry: Entry[Any]) -> None:
+        """Adds one call to the open batch: its record and who waits for its result, or neither."""
+        if not self._builder.fits(entry.name):
             self.seal()
-        self._pending.append(pending)
+        entry.method(self._builder, entry.name, *entry.fields)
+        self._pending.append(entry.pending)
         self.packed += 1
-        return self._builder
 
     def seal(self) -> Batch | None:
         """Closes the open batch, if it holds anything, and returns it."""

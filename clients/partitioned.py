@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, TypeVar
 
+from purgatoryd.clients.arguments import check_limit_s
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.closing import Closing
@@ -40,7 +41,7 @@ class PartitionedClient(Closing):
     ) -> None:
         self.name = name
         self.namespace = namespace
-        self.timeout = timeout
+        self.timeout = timeout = check_limit_s(timeout)
         self._partitions = _wait_for(Route(name, namespace), timeout)
         self._clients: list[Client] = []
         with ExitStack() as undo:
@@ -91,7 +92,7 @@ class PartitionedClient(Closing):
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call made before this one was answered; raises as Client.flush."""
-        patience = Patience(self.timeout if timeout is None else timeout)
+        patience = Patience(check_limit_s(self.timeout if timeout is None else timeout))
         _all(partial(patience.wait, client.flush) for client in self._clients)
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class PartitionedClient(Closing):
         timeout: float | None,
     ) -> BulkResult:
         """All parts are under way before the first answer is waited for."""
-        patience = Patience(self.timeout if timeout is None else timeout)
+        patience = Patience(check_limit_s(self.timeout if timeout is None else timeout))
         sent, done = [], []
         error: DaemonError | None = None
         for part in parts:

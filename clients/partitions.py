@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from purgatoryd.clients.arguments import each, unreadable
 from purgatoryd.clients.bulk import fields_of
 from purgatoryd.clients.route import Breaker, Partition, Route
 from purgatoryd.shm_layout import wire
@@ -69,15 +70,20 @@ class Partitions:
     def split(self, rows: Any) -> Iterator[Part]:
         """Rows or columns, as add_many takes them. Raises InvalidRows, InvalidKey."""
         if isinstance(rows, Mapping) or hasattr(rows, "schema"):
-            yield from self._split_columns(rows)
+            try:
+                parts = list(self._split_columns(rows))
+            except Exception as error:
+                raise unreadable("columns", error) from error
+            yield from parts
         else:
-            rows = list(rows)
+            rows = list(each("rows", rows))
             keys = (fields_of(row, index)[0] for index, row in enumerate(rows))
             yield from self._split_list(keys, rows)
 
     def split_keys(self, keys: Any) -> Iterator[Part]:
         """Keys, as cancel_many takes them."""
-        yield from self._split_list(_listed(keys), keys)
+        keys = keys if hasattr(keys, "take") else list(each("keys", keys))
+        yield from self._split_list(each("keys", _listed(keys)), keys)
 
     def _split_list(self, keys: Iterable[Key], rows: Any) -> Iterator[Part]:
         for partition, places in self._places(keys).items():

@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 import zmq
 
 from purgatoryd.clients import times
+from purgatoryd.clients.arguments import check_callable, each
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_watermark, encode
 from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.operations import Book, Operation, Outcome
-from purgatoryd.clients.packing import PendingTrigger
+from purgatoryd.clients.packing import Builder, Entry, PendingTrigger
 from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import Closed, InvalidCondition
+from purgatoryd.shm_layout.errors import Closed, InvalidCondition, InvalidRows
 from purgatoryd.shm_layout.layout import Op, Status
 from purgatoryd.shm_layout.wire import Key
 
@@ -46,14 +47,14 @@ class Watch(NamedTuple):
 
 
 class Armed(NamedTuple):
-    """A watch on its way: the operation, and the pending answer to its arming."""
+    """A watch on its way: the operation, and the call that arms it."""
 
     operation: Operation
-    pending: PendingTrigger
+    entry: Entry[PendingTrigger]
 
 
-def watch_packer(core: Core, book: Book, row: Watch) -> Callable[[], Armed]:
-    """What packs a WATCH, once. Raises InvalidArgument here, so that the packing raises none."""
+def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
+    """A WATCH, ready to be packed. Raises InvalidArgument."""
     encoded = encode(row.condition)
     kind, time_ns = times.due(core.delay_clock, row.timeout, None, None, None)
     key_type, key_bytes = wire.encode_key(row.key)
@@ -61,27 +62,33 @@ def watch_packer(core: Core, book: Book, row: Watch) -> Callable[[], Armed]:
     payload = wire.encode_payload(row.payload)
     condition = row.condition if isinstance(row.condition, When) else None
     operation = Operation(row.key, encoded, condition)
-
-    def pack() -> Armed:
-        pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
-        core.packer.builder(name, pending).watch(
-            name, encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
-            encoded.watched, row.topic is not None,
-        )  # fmt: skip
-        book.expect()
-        return Armed(operation, pending)
-
-    return pack
+    pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
+    fields = (
+        encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
+        encoded.watched, row.topic is not None,
+    )  # fmt: skip
+    return Armed(operation, Entry(pending, name, Builder.watch, fields))
 
 
-def pack_trigger(core: Core, op: Op, key: Key, value: int = 0) -> PendingTrigger:
-    """Packs one of ADVANCE_KEY to COMPLETE. Raises InvalidArgument."""
+def watch_rows(core: Core, book: Book, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:
+    """The rows of watch_many, ready to be packed. Raises InvalidArgument."""
+    return [
+        prepare_watch(core, book, _watch(row, index))
+        for index, row in enumerate(each("rows", rows))
+    ]
+
+
+def _watch(row: Any, index: int) -> Watch:
+    if not isinstance(row, tuple | list) or not 3 <= len(row) <= 5:
+        raise InvalidRows("is not (key, condition, timeout[, payload[, topic]])", index)
+    return Watch(*row)
+
+
+def prepare_trigger(core: Core, op: Op, key: Key, value: int = 0) -> Entry[PendingTrigger]:
+    """One of ADVANCE_KEY to COMPLETE, ready to be packed. Raises InvalidArgument."""
     key_type, key_bytes = wire.encode_key(key)
-    pending = PendingTrigger(key, None)
-    core.packer.builder(core.key_name, pending).trigger(
-        op, core.key_name, key_type, key_bytes, value
-    )
-    return pending
+    fields = (op, key_type, key_bytes, value)
+    return Entry(PendingTrigger(key, None), core.key_name, Builder.trigger, fields)
 
 
 def check_error(code: object) -> int:
@@ -93,17 +100,20 @@ def check_error(code: object) -> int:
 
 def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
     """(key, watermark) of what advance_many was given. Raises InvalidArgument."""
-    rows = list(watermarks.items() if isinstance(watermarks, Mapping) else watermarks)
-    for key, watermark in rows:
-        wire.encode_key(key)
-        check_watermark(watermark)
+    given = watermarks.items() if isinstance(watermarks, Mapping) else watermarks
+    rows = list(each("watermarks", given))
+    for index, row in enumerate(rows):
+        if not isinstance(row, tuple | list) or len(row) != 2:
+            raise InvalidRows("is not (key, watermark)", index)
+        wire.encode_key(row[0])
+        check_watermark(row[1])
     return rows
 
 
 def settle_book(core: Core, book: Book) -> None:
     """Packs and queues what the owner has to say about outcomes and CHECKs."""
     for operation, version in book.completions():
-        pack_trigger(core, Op.COMPLETE, operation.key, version)
+        core.packer.add(prepare_trigger(core, Op.COMPLETE, operation.key, version))
     if acks := book.acks():
         core.session.acknowledge(acks)
 
@@ -160,12 +170,13 @@ class Purgatory(Client):
         purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
         Busy, ...), DaemonError.
         """
+        check_callable("callback", callback)
         self._core.admit()
-        pack = watch_packer(self._core, self._book, Watch(key, condition, timeout, payload, topic))
-        with self._packing:
-            armed = pack()
-        self._await(armed.pending, None)
-        armed.pending.outcome()
+        row = Watch(key, condition, timeout, payload, topic)
+        armed = prepare_watch(self._core, self._book, row)
+        self._arm(armed)
+        self._await(armed.entry.pending, None)
+        armed.entry.pending.outcome()
         if callback is not None:
             armed.operation.add_done_callback(callback)
         return armed.operation
@@ -177,16 +188,19 @@ class Purgatory(Client):
         Raises InvalidArgument before anything is sent, DaemonError.
         """
         self._core.admit()
-        packs = [watch_packer(self._core, self._book, Watch(*row)) for row in rows]
-        armed = []
-        for pack in packs:
+        armed = watch_rows(self._core, self._book, rows)
+        for one in armed:
             self._make_space(None)
-            with self._packing:
-                armed.append(pack())
+            self._arm(one)
             self._leave()
-        for _, pending in armed:
-            self._await(pending, None)
+        for one in armed:
+            self._await(one.entry.pending, None)
         return [operation for operation, _ in armed]
+
+    def _arm(self, armed: Armed) -> None:
+        with self._packing:
+            self._core.packer.add(armed.entry)
+            self._book.expect()
 
     # ---- triggers --------------------------------------------------------------------------
 
@@ -202,15 +216,18 @@ class Purgatory(Client):
         first key that was refused; the others are advanced all the same.
         """
         self._core.admit()
-        pending = []
-        for key, watermark in each_watermark(watermarks):
+        entries = [
+            prepare_trigger(self._core, Op.ADVANCE_KEY, key, watermark)
+            for key, watermark in each_watermark(watermarks)
+        ]
+        for entry in entries:
             self._make_space(None)
             with self._packing:
-                pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, watermark))
+                self._core.packer.add(entry)
             self._leave()
-        for one in pending:
-            self._await(one, None)
-        return [one.outcome() for one in pending]
+        for entry in entries:
+            self._await(entry.pending, None)
+        return [entry.pending.outcome() for entry in entries]
 
     def bump(self, key: Key, n: int = 1) -> int:
         """Adds `n` to the key's watermark, once; returns how many operations that ended."""
@@ -242,11 +259,12 @@ class Purgatory(Client):
 
     def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
         self._core.admit()
+        entry = prepare_trigger(self._core, op, key, value)
         with self._packing:
-            pending = pack_trigger(self._core, op, key, value)
-        self._await(pending, None)
-        pending.outcome()
-        return pending
+            self._core.packer.add(entry)
+        self._await(entry.pending, None)
+        entry.pending.outcome()
+        return entry.pending
 
     @property
     def operations(self) -> int:

@@ -16,6 +16,7 @@ from typing import Self
 
 import zmq
 
+from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole, each
 from purgatoryd.clients.channel import RECONNECT_MS, closer, connection_events
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.fork_guard import ForkGuard
@@ -32,12 +33,14 @@ from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
     DaemonUnreachable,
+    InvalidArgument,
     Lagged,
     OtherAbi,
     PurgatorydError,
 )
 from purgatoryd.shm_layout.paths import check_name
 
+HWM_MAX = 2**31 - 1
 RECEIVE_HWM = 1000  # messages; each holds up to a thousand notices
 CHECK_S = 5.0
 FIRST_CHECK_S = 0.002
@@ -63,6 +66,9 @@ class Inbox:
     ) -> None:
         """`whole`: with all notices that the arena has, not only those from now on."""
         self.name = check_name(name)
+        check_type("remote", remote, Remote)
+        check_type("ledger", ledger, Ledger)
+        high_water_mark = check_whole("high_water_mark", high_water_mark, 0, HWM_MAX)
         refuse_remote(numa_local=numa_local, remote=remote)
         self._remote = remote
         self._route = route or Route(name, namespace)
@@ -409,6 +415,7 @@ class Subscriber(Closing):
         ledger: Ledger | None = None,
         numa_local: bool = False,
     ) -> None:
+        timeout = check_limit_s(timeout)
         deadline_s = time.monotonic() + timeout
         open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, numa_local)
         while True:
@@ -432,7 +439,7 @@ class Subscriber(Closing):
         Raises Lagged, once for each range that the replay buffer has lost; the next call
         goes on with what follows.
         """
-        inbox = self._inbox
+        inbox, timeout = self._inbox, None if timeout is None else check_limit_s(timeout)
         notice = inbox.next_now()
         if notice is not None or timeout == 0:
             return notice
@@ -473,4 +480,7 @@ def _subjects(namespace: str, topics: Collection[str] | None) -> list[bytes]:
     prefix = wire.encode_namespace(namespace)
     if topics is None:
         return [prefix + b"\0"]
+    if isinstance(topics, str | bytes):  # a collection too, but of what is no topic
+        raise InvalidArgument(f"topics must be a collection of topics, not {topics!r}")
+    topics = list(each("topics", topics))
     return [wire.topic_frame(prefix, wire.encode_topic(topic)) for topic in topics]

@@ -65,7 +65,9 @@ class Paths:
 
 def check_name(name: str) -> str:
     """Returns `name` if a daemon may be called so, else raises InvalidName."""
-    length = len(os.fsencode(name))
+    if not isinstance(name, str):
+        raise InvalidName("daemon", name, "must be str", 0, NAME_BYTES_MAX)
+    length = len(name.encode(errors="surrogatepass"))
     if length > NAME_BYTES_MAX:
         raise InvalidName("daemon", name, "is too long", length, NAME_BYTES_MAX)
     if not _NAME.fullmatch(name):

@@ -1,0 +1,68 @@
+"""Checks of arguments that several calls share; each raises InvalidArgument before anything is
+packed."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+from purgatoryd.shm_layout.errors import InvalidArgument, InvalidRows, PurgatorydError
+
+LIMIT_S = 1e9
+"""A longer wait counts as this one: 30 years, which every clock can add."""
+
+
+def check_whole(name: str, value: Any, least: int, most: int) -> int:
+    """`value` as an int from `least` to `most`; a bool is none."""
+    try:
+        whole = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = least - 1
+    if not least <= whole <= most:
+        raise InvalidArgument(f"{name} {value!r} must be an int from {least} to {most}")
+    return whole
+
+
+def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
+    """Seconds to wait; below 0 counts as 0, infinity as LIMIT_S."""
+    if isinstance(limit_s, bool) or not hasattr(limit_s, "__float__"):
+        raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds")
+    try:
+        seconds = float(limit_s)
+    except OverflowError:  # an int that is too large
+        seconds = math.inf if limit_s > 0 else 0.0
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds")
+    return min(max(seconds, 0.0), LIMIT_S)
+
+
+def check_type(name: str, value: Any, *types: type) -> None:
+    """Raises unless `value` is None or one of `types`."""
+    if value is not None and not isinstance(value, types):
+        wanted = " or ".join(one.__name__ for one in types)
+        raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raises unless `value` is None or can be called."""
+    if value is not None and not callable(value):
+        raise InvalidArgument(f"{name} must be callable, not {type(value).__name__}")
+
+
+def each(name: str, values: Any) -> Iterator[Any]:
+    """Iterates over `values`. What their iteration raises goes through."""
+    try:
+        return iter(values)
+    except TypeError:
+        raise InvalidRows(f"{name} must be iterable, not {type(values).__name__}", -1) from None
+
+
+def unreadable(subject: str, error: Exception) -> Exception:
+    """The InvalidRows for what a library says of columns; an error of ours as it is."""
+    if isinstance(error, PurgatorydError | MemoryError):
+        return error
+    return InvalidRows(f"{subject} cannot be read: {error}", -1)

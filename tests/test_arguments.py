@@ -1,0 +1,276 @@
+"""Every argument of every public call, with values that nobody should pass.
+
+A call with a bad argument raises an error of ours and packs nothing, so the next call gets its own
+result. Some values are allowed for some arguments; then the call does what it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S
+
+from purgatoryd.clients import (
+    Admin,
+    AllOf,
+    AnyOf,
+    AsyncClient,
+    AsyncPartitionedClient,
+    AsyncPurgatory,
+    AsyncSubscriber,
+    BulkLoad,
+    CancelResult,
+    Client,
+    InvalidArgument,
+    Ledger,
+    PartitionedClient,
+    Purgatory,
+    PurgatorydError,
+    Status,
+    Subscriber,
+    SumOf,
+    When,
+)
+
+HOUR_S = 3600.0
+LOAD = bytes(range(16))
+CONDITION = AllOf({"w": 5})
+
+BAD: list[Any] = [
+    None, True, -1, 0, 0.5, -0.0, 1 << 40, 1 << 63, 1 << 64, 1 << 2000, -(1 << 2000), math.nan,
+    math.inf, -math.inf, 1e308, "", "x", "\0", "\ud800", "x" * 70_000, b"", b"\xff" * 17,
+    bytes(65_537), bytearray(b"k"), memoryview(b"k"), [], ["\ud800"], [1], [[]], (), (1, 2), {},
+    {"key": 5}, {"key": ["a"], "delay": ["b"]}, {5: 6}, {"\ud800": 1}, set(), object(), object,
+    print, uuid.UUID(int=0), datetime(2020, 1, 1), datetime.max.replace(tzinfo=UTC), 1j,
+    np.int64(-1), np.float64("nan"), np.array([]), np.array([[1.5]]), np.array([1j]),
+    np.array(["\ud800"]), np.array([b""]), pa.array([None, 1]), pa.array([{"a": 1}]),
+    pa.table({"key": [[1]], "delay": [1]}), AllOf({}), AllOf(5), AnyOf({"a": -1}),  # type: ignore[arg-type]
+    AllOf({"a": 1}, own=5), SumOf({"a": 1}, math.nan), SumOf({"a": 1}, 1, cap={5: 5}),  # type: ignore[arg-type]
+    When(print, 5), When(5, ["a"]),  # type: ignore[arg-type]
+]  # fmt: skip
+
+CLIENT_CALLS: dict[str, dict[str, Any]] = {
+    "add": {"key": "k", "delay": HOUR_S, "mode": "replace"},
+    "cancel": {"key": "k"},
+    "get": {"key": "k"},
+    "add_many": {"rows": [("k", HOUR_S)], "mode": "replace"},
+    "cancel_many": {"keys": ["k"]},
+    "unpark_many": {"rows": [("k", 1, b"")]},
+    "open_bulk_load": {"bulk_load": LOAD},
+    "close_bulk_load": {"bulk_load": LOAD},
+    "forget_bulk_load": {"bulk_load": LOAD},
+    "bulk_load_status": {"bulk_load": LOAD},
+    "at": {"at_ns": None},
+    "flush": {},
+}
+PURGATORY_CALLS = CLIENT_CALLS | {
+    "watch": {"key": "o", "condition": CONDITION, "timeout": 0.01},
+    "watch_many": {"rows": [("o", CONDITION, 0.01)]},
+    "advance": {"key": "w", "watermark": 1},
+    "advance_many": {"watermarks": {"w": 1}},
+    "bump": {"key": "w"},
+    "fail": {"key": "w", "code": 1},
+    "clear": {"key": "w"},
+    "forget": {"key": "w"},
+    "cancel_for_key": {"key": "w"},
+}
+PARTITIONED_CALLS: dict[str, dict[str, Any]] = {
+    "of": {"key": "k"},
+    "add": {"key": "k", "time": (), "named": {"delay": HOUR_S}},
+    "cancel": {"key": "k"},
+    "get": {"key": "k"},
+    "add_many": {"rows": [("k", HOUR_S)]},
+    "cancel_many": {"keys": ["k"]},
+    "flush": {},
+}
+ADMIN_CALLS: dict[str, dict[str, Any]] = {
+    "ping": {},
+    "advance": {"to_ns": 0},
+    "create_namespace": {"namespace": "n"},
+    "set_namespace": {"namespace": "n"},
+    "bulk_load_status": {"bulk_load": LOAD},
+    "forget_bulk_load": {"bulk_load": LOAD},
+    "publish": {"topic": "t", "key": "k"},
+    "resume": {},
+}
+ROWS: list[Any] = [
+    ("k", 1, "t", 5), ("k", 1, 5), (5, 1), ("k", "1"), ("k", math.nan), ("k",), {}, {"key": "k"},
+    {"key": "k", "delay": 1, "delay_ns": 1}, {5: 1, "key": "k"}, ("k", 1, [], b""),
+    ("k", 1, "t", ""),
+    ("k", -1, b""), ("k", 1.5, b""), ("k", True, b""), ("k", 1 << 64, b""), ("k", AllOf(5), 1),  # type: ignore[arg-type]
+    ("k", CONDITION, None), ("k", CONDITION, 1, 5), ("k", CONDITION, 1, b"", 5),
+]  # fmt: skip
+OTHER_CALLS = {"settle", "stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
+"""Without an argument that can be bad, or tested on their own below."""
+
+
+def public(cls: type) -> set[str]:
+    """The public methods of a class."""
+    return {
+        name
+        for name, member in inspect.getmembers(cls)
+        if not name.startswith("_") and callable(member)
+    }
+
+
+def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(method, arguments) with one bad argument each."""
+    for method, good in calls.items():
+        for parameter in inspect.signature(getattr(cls, method)).parameters.values():
+            if parameter.name in ("self", "wait", "drain"):
+                continue
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            yield from ((method, good | {parameter.name: value}) for value in BAD)
+        if "rows" in good:
+            yield from ((method, good | {"rows": [row]}) for row in ROWS)
+
+
+def flat(arguments: dict[str, Any]) -> dict[str, Any]:
+    named = dict(arguments)
+    named.pop("time", None)
+    return {**named.pop("named", {}), **named}
+
+
+def tried(call: Callable[[], object], what: object) -> None:
+    """Makes the call, which may raise an error of ours and no other."""
+    try:
+        call()
+    except PurgatorydError:
+        pass
+    except Exception as error:
+        raise AssertionError(f"{what!r:.500} raised {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize("cls", [Client, Purgatory, PartitionedClient])
+def test_a_bad_argument_of_a_client_packs_nothing(daemon: StartDaemon, cls: type[Any]) -> None:
+    daemon("demo", "--capacity", "100000")
+    calls = {Client: CLIENT_CALLS, Purgatory: PURGATORY_CALLS}.get(cls, PARTITIONED_CALLS)
+    with cls("demo", timeout=PATIENCE_S) as client:
+        assert public(cls) - OTHER_CALLS - {"of", "operations"} <= calls.keys()
+        for number, (method, arguments) in enumerate(bad_calls(cls, calls)):
+            what = (method, arguments)
+            tried(lambda: getattr(client, method)(**flat(arguments)), what)  # noqa: B023
+            key = f"probe{number}"
+            assert client.cancel(key) is CancelResult.UNKNOWN, what
+            assert client.add(key, HOUR_S).status is Status.ADDED, what
+            assert client.cancel(key) is CancelResult.CANCELLED, what
+
+
+@pytest.mark.parametrize("cls", [AsyncClient, AsyncPurgatory, AsyncPartitionedClient])
+def test_a_bad_argument_of_an_async_client_packs_nothing(
+    daemon: StartDaemon, cls: type[Any]
+) -> None:
+    daemon("demo", "--capacity", "100000")
+    calls = {AsyncClient: CLIENT_CALLS, AsyncPurgatory: PURGATORY_CALLS}.get(cls, PARTITIONED_CALLS)
+
+    async def scenario() -> None:
+        async with cls("demo", timeout=PATIENCE_S) as client:
+            assert public(cls) - OTHER_CALLS - {"of", "operations"} <= calls.keys()
+            for number, (method, arguments) in enumerate(bad_calls(cls, calls)):
+                what = (method, arguments)
+                try:
+                    found = getattr(client, method)(**flat(arguments))
+                    if inspect.isawaitable(found):
+                        await found
+                except PurgatorydError:
+                    pass
+                except Exception as error:
+                    raise AssertionError(f"{what!r:.500} raised {error!r}") from error
+                key = f"probe{number}"
+                assert await client.cancel(key) is CancelResult.UNKNOWN, what
+                assert (await client.add(key, HOUR_S)).status is Status.ADDED, what
+                assert await client.cancel(key) is CancelResult.CANCELLED, what
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_argument_of_an_admin_sends_nothing(daemon: StartDaemon) -> None:
+    daemon("demo", "--clock", "virtual")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        assert public(Admin) - OTHER_CALLS <= ADMIN_CALLS.keys()
+        for method, arguments in bad_calls(Admin, ADMIN_CALLS):
+            if method == "advance" and isinstance(arguments["to_ns"], int):
+                continue  # a time is a time: it would move the clock
+            tried(lambda: getattr(admin, method)(**arguments), (method, arguments))  # noqa: B023
+            admin.ping()
+
+
+def test_bad_limits_of_waits(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Purgatory("demo") as client, Subscriber("demo") as subscriber:
+        operation = client.watch("o", CONDITION, HOUR_S)
+        operation_ended = client.watch("p", CONDITION, 0.0)
+        operation_ended.result(PATIENCE_S)
+        for value in BAD:
+            if value is None or (isinstance(value, int | float) and value > 1):
+                continue  # these wait, for longer than a test may
+            tried(lambda: subscriber.get(value), value)  # noqa: B023
+            tried(lambda: operation.result(value), value)  # noqa: B023
+            handle = client.add("k", HOUR_S, mode="replace", wait=False)
+            tried(lambda: handle.result(value), value)  # noqa: B023
+            tried(lambda: client.settle(value), value)  # noqa: B023
+            if not callable(value):
+                tried(lambda: operation.add_done_callback(value), value)  # noqa: B023
+            assert handle.result().key == "k"
+        assert operation_ended.result(math.inf).cause == "expired"
+
+
+def constructors() -> list[type[Any]]:
+    return [Client, Purgatory, Subscriber, PartitionedClient, Admin, Ledger, BulkLoad,
+            AsyncClient, AsyncPurgatory, AsyncSubscriber, AsyncPartitionedClient]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", constructors())
+def test_bad_arguments_of_constructors(daemon: StartDaemon, tmp_path: Path, cls: type[Any]) -> None:
+    daemon("demo")
+    good: dict[str, Any] = {"name": "demo", "timeout": 0.5}
+    if cls is Ledger:
+        good = {"directory": tmp_path / "ledger"}
+    if cls is BulkLoad:
+        good = {"id": LOAD}
+    if cls is Admin:
+        good = {"name": "demo"}
+    names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind != p.VAR_KEYWORD]
+    for name in names:
+        for value in BAD:
+            if name == "directory" and isinstance(value, str | Path):
+                continue  # it would be made
+            tried(lambda: opened(cls, good | {name: value}), (name, value))  # noqa: B023
+
+
+def opened(cls: type[Any], arguments: dict[str, Any]) -> None:
+    async def enter(made: Any) -> None:
+        async with made:
+            pass
+
+    made = cls(**arguments)
+    if hasattr(made, "__aenter__"):
+        asyncio.run(enter(made))
+    elif hasattr(made, "close"):
+        made.close()
+
+
+def test_a_negative_ticket_is_refused_before_it_shifts_results(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        first = client.add("a", HOUR_S, wait=False)
+        for ticket in (-1, 1 << 56, 1 << 64, 0.5, None, "1", True):
+            with pytest.raises(InvalidArgument, match="ticket"):
+                client.cancel("a", ticket=ticket)  # type: ignore[arg-type]
+        second = client.add("b", HOUR_S, wait=False)
+        assert client.cancel("nothing") is CancelResult.UNKNOWN
+        assert (first.result().key, second.result().key) == ("a", "b")
+        assert client.cancel("b", ticket=second.result().ticket) is CancelResult.CANCELLED
+        assert client.cancel("a", ticket=first.result().ticket) is CancelResult.CANCELLED
