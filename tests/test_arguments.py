@@ -1,7 +1,7 @@
 """Every argument of every public call, with values that nobody should pass.
 
 A call with a bad argument raises an error of ours and packs nothing, so the next call gets its own
-result. Some values are allowed for some arguments; then the call does what it says.
+result. Some values are allowed for some arguments; then the call does tried_call it says.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from purgatoryd.clients import (
 )
 
 HOUR_S = 3600.0
-LOAD = bytes(range(16))
+BULK_LOAD = bytes(range(16))
 CONDITION = AllOf({"w": 5})
 
 BAD: list[Any] = [
@@ -67,10 +67,10 @@ CLIENT_CALLS: dict[str, dict[str, Any]] = {
     "add_many": {"rows": [("k", HOUR_S)], "mode": "replace"},
     "cancel_many": {"keys": ["k"]},
     "unpark_many": {"rows": [("k", 1, b"")]},
-    "open_bulk_load": {"bulk_load": LOAD},
-    "close_bulk_load": {"bulk_load": LOAD},
-    "forget_bulk_load": {"bulk_load": LOAD},
-    "bulk_load_status": {"bulk_load": LOAD},
+    "open_bulk_load": {"bulk_load": BULK_LOAD},
+    "close_bulk_load": {"bulk_load": BULK_LOAD},
+    "forget_bulk_load": {"bulk_load": BULK_LOAD},
+    "bulk_load_status": {"bulk_load": BULK_LOAD},
     "at": {"at_ns": None},
     "flush": {},
 }
@@ -99,8 +99,8 @@ ADMIN_CALLS: dict[str, dict[str, Any]] = {
     "advance": {"to_ns": 0},
     "create_namespace": {"namespace": "n"},
     "set_namespace": {"namespace": "n"},
-    "bulk_load_status": {"bulk_load": LOAD},
-    "forget_bulk_load": {"bulk_load": LOAD},
+    "bulk_load_status": {"bulk_load": BULK_LOAD},
+    "forget_bulk_load": {"bulk_load": BULK_LOAD},
     "publish": {"topic": "t", "key": "k"},
     "resume": {},
 }
@@ -143,14 +143,16 @@ def flat(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**named.pop("named", {}), **named}
 
 
-def tried(call: Callable[[], object], what: object) -> None:
+def tried(call: Callable[[], object], tried_call: object) -> None:
     """Makes the call, which may raise an error of ours and no other."""
     try:
         call()
     except PurgatorydError:
         pass
     except Exception as error:
-        raise AssertionError(f"{what!r:.500} raised {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"{tried_call!r:.500} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 @pytest.mark.parametrize("cls", [Client, Purgatory, PartitionedClient])
@@ -160,12 +162,12 @@ def test_a_bad_argument_of_a_client_packs_nothing(daemon: StartDaemon, cls: type
     with cls("demo", timeout=PATIENCE_S) as client:
         assert public(cls) - OTHER_CALLS - {"of", "operations"} <= calls.keys()
         for number, (method, arguments) in enumerate(bad_calls(cls, calls)):
-            what = (method, arguments)
-            tried(lambda: getattr(client, method)(**flat(arguments)), what)  # noqa: B023
+            tried_call = (method, arguments)
+            tried(lambda: getattr(client, method)(**flat(arguments)), tried_call)  # noqa: B023
             key = f"probe{number}"
-            assert client.cancel(key) is CancelResult.UNKNOWN, what
-            assert client.add(key, HOUR_S).status is Status.ADDED, what
-            assert client.cancel(key) is CancelResult.CANCELLED, what
+            assert client.cancel(key) is CancelResult.UNKNOWN, tried_call
+            assert client.add(key, HOUR_S).status is Status.ADDED, tried_call
+            assert client.cancel(key) is CancelResult.CANCELLED, tried_call
 
 
 @pytest.mark.parametrize("cls", [AsyncClient, AsyncPurgatory, AsyncPartitionedClient])
@@ -179,7 +181,7 @@ def test_a_bad_argument_of_an_async_client_packs_nothing(
         async with cls("demo", timeout=PATIENCE_S) as client:
             assert public(cls) - OTHER_CALLS - {"of", "operations"} <= calls.keys()
             for number, (method, arguments) in enumerate(bad_calls(cls, calls)):
-                what = (method, arguments)
+                tried_call = (method, arguments)
                 try:
                     found = getattr(client, method)(**flat(arguments))
                     if inspect.isawaitable(found):
@@ -187,11 +189,11 @@ def test_a_bad_argument_of_an_async_client_packs_nothing(
                 except PurgatorydError:
                     pass
                 except Exception as error:
-                    raise AssertionError(f"{what!r:.500} raised {error!r}") from error
+                    raise AssertionError(f"{tried_call!r:.500} raised {error!r}") from error
                 key = f"probe{number}"
-                assert await client.cancel(key) is CancelResult.UNKNOWN, what
-                assert (await client.add(key, HOUR_S)).status is Status.ADDED, what
-                assert await client.cancel(key) is CancelResult.CANCELLED, what
+                assert await client.cancel(key) is CancelResult.UNKNOWN, tried_call
+                assert (await client.add(key, HOUR_S)).status is Status.ADDED, tried_call
+                assert await client.cancel(key) is CancelResult.CANCELLED, tried_call
 
     asyncio.run(scenario())
 
@@ -239,7 +241,7 @@ def test_bad_arguments_of_constructors(daemon: StartDaemon, tmp_path: Path, cls:
     if cls is Ledger:
         good = {"directory": tmp_path / "ledger"}
     if cls is BulkLoad:
-        good = {"id": LOAD}
+        good = {"id": BULK_LOAD}
     if cls is Admin:
         good = {"name": "demo"}
     names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind != p.VAR_KEYWORD]
