@@ -7,7 +7,7 @@ from purgatoryd.clients.admin import Admin
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus
 from purgatoryd.clients.client import Client, Handle
-from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
+from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
@@ -124,6 +124,7 @@ __all__ = [
     "Purgatory",
     "PurgatorydError",
     "QueueFull",
+    "Quorum",
     "QuotaExceeded",
     "Refused",
     "Remote",

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidCondition
-from purgatoryd.shm_layout.layout import WATCH_KEYS_MAX, WATERMARK_MAX, Condition
+from purgatoryd.shm_layout.layout import TARGET_MAX, WATCH_KEYS_MAX, WATERMARK_MAX, Condition
 from purgatoryd.shm_layout.wire import Key
 
 T = TypeVar("T")
@@ -25,7 +25,10 @@ _NOW = 2**64 - 1  # SUM's base: the key's watermark at arming
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every key's watermark is at least its target. `targets`: 1 to 1024 keys."""
+    """Every key's watermark is at least its target. `targets`: 1 to 1024 keys.
+
+    It fails with the first key that fails before it has reached its target.
+    """
 
     targets: ByKey[int]
     own: Collection[Key] = ()
@@ -33,9 +36,25 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one key's watermark is at least its target. `targets`: 1 to 1024 keys."""
+    """At least one key's watermark is at least its target. `targets`: 1 to 1024 keys.
+
+    It fails when all its keys have failed.
+    """
 
     targets: ByKey[int]
+    own: Collection[Key] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The watermarks of at least `need` keys are at least their targets.
+
+    It fails when so many keys have failed that fewer than `need` are left. `targets`: 1 to 1024
+    keys, or a collection of keys whose targets are 1; `need`: 1 to their number.
+    """
+
+    targets: ByKey[int] | Collection[Key]
+    need: int
     own: Collection[Key] = ()
 
 
@@ -66,7 +85,7 @@ class When:
     own: Collection[Key] = ()
 
 
-AnyCondition = AllOf | AnyOf | SumOf | When
+AnyCondition = AllOf | AnyOf | Quorum | SumOf | When
 
 
 class Encoded(NamedTuple):
@@ -84,12 +103,22 @@ def encode(condition: AnyCondition) -> Encoded:
         return _encode_when(condition)
     if isinstance(condition, SumOf):
         return _encode_sum(condition)
+    if isinstance(condition, Quorum):
+        return _encode_quorum(condition)
     if not isinstance(condition, AllOf | AnyOf):
-        raise InvalidCondition("must be AllOf, AnyOf, SumOf or When", condition)
+        raise InvalidCondition("must be AllOf, AnyOf, Quorum, SumOf or When", condition)
     kind = Condition.ALL if isinstance(condition, AllOf) else Condition.ANY
     targets = _mapping(condition.targets)
-    watermarks = [check_watermark(v) for v in targets.values()]
-    return _encoded(kind, 0, tuple(targets), watermarks, condition.own)
+    return _encoded(kind, 0, tuple(targets), _check_targets(targets), condition.own)
+
+
+def _encode_quorum(condition: Quorum) -> Encoded:
+    need, given = condition.need, condition.targets
+    targets = _check_targets(given) if isinstance(given, Mapping) else [1] * len(given)
+    keys = _check_count(_collection("targets", given))
+    if isinstance(need, bool) or not isinstance(need, int) or not 1 <= need <= len(keys):
+        raise InvalidCondition(f"need must be an int from 1 to {len(keys)}, its keys", need)
+    return _encoded(Condition.QUORUM, need, keys, targets, condition.own)
 
 
 def _encode_when(condition: When) -> Encoded:
@@ -121,6 +150,13 @@ def check_watermark(value: object) -> int:
     return value
 
 
+def _check_targets(targets: Mapping[Any, object]) -> list[int]:
+    checked = [check_watermark(target) for target in targets.values()]
+    if (highest := max(checked, default=0)) > TARGET_MAX:
+        raise InvalidCondition(f"a target must be an int from 0 to {TARGET_MAX}", highest)
+    return checked
+
+
 def _encode_sum(condition: SumOf) -> Encoded:
     given = _mapping(condition.bases)
     keys = tuple(given)
@@ -144,11 +180,15 @@ def _encoded(
     kind: Condition, threshold: int, keys: tuple[Key, ...], targets: list[int],
     own: Collection[Key], caps: list[int] | None = None,
 ) -> Encoded:  # fmt: skip
-    if not 1 <= len(keys) <= WATCH_KEYS_MAX:
-        raise InvalidCondition(f"1 to {WATCH_KEYS_MAX} keys are allowed", len(keys))
-    caps, owned = caps or [0] * len(keys), _owned(keys, own)
+    caps, owned = caps or [0] * len(_check_count(keys)), _owned(keys, own)
     watched = map(wire.encode_watch_key, keys, targets, caps, owned)
     return Encoded(kind, threshold, b"".join(watched), keys)
+
+
+def _check_count(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    if not 1 <= len(keys) <= WATCH_KEYS_MAX:
+        raise InvalidCondition(f"1 to {WATCH_KEYS_MAX} keys are allowed", len(keys))
+    return keys
 
 
 def _owned(keys: tuple[Key, ...], own: Collection[Key]) -> list[bool]:

@@ -116,7 +116,7 @@ GAIN = (
 )
 HOLDS = (
     "CASE condition WHEN 'all' THEN all_reached WHEN 'any' THEN any_reached "
-    "ELSE threshold >= 0 AND gained >= threshold END"
+    "WHEN 'quorum' THEN reached >= threshold ELSE threshold >= 0 AND gained >= threshold END"
 )
 
 NUMBERS = (
@@ -269,6 +269,7 @@ def of_watermarks(events: DataFrame, carried_over: DataFrame) -> DataFrame:
     ).agg(
         F.expr(f"min({REACHED})").alias("all_reached"),
         F.expr(f"max({REACHED})").alias("any_reached"),
+        F.expr(f"count_if({REACHED})").alias("reached"),
         F.expr(f"sum({GAIN})").alias("gained"),
         F.expr("max(failed)").alias("failed"),
         F.expr("collect_list(struct(row, target, base, cap, watermark))").alias("keys"),

@@ -46,7 +46,7 @@ _WORDS: dict[str, Sequence[str]] = {
     "clock": ("boot", "virtual"),
     "key_type": ("str", "bytes", "uuid"),
     "cause": ("", "expired", "satisfied", "failed", "cancelled", "published", "acknowledged"),
-    "condition": ("all", "any", "sum", "client"),
+    "condition": ("all", "any", "sum", "client", "quorum"),
 }
 _SCHEMA = BRONZE.arrow()
 

@@ -216,6 +216,22 @@ static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t ro
     STORE_RELEASE(&m->extra_bytes, (uint32_t)out.used);
 }
 
+#define FAILURE_SET (1ull << 63)  /* in intent[1] of FAIL and CLEAR: the key has its new state */
+
+static bool failure_apply(struct pg_arena *a, const struct step *s, uint32_t row,
+                          struct pg_result *result)
+{
+    uint64_t *value = &s->session->intent[1];
+    /* A rebuild may have ended some, and with them forgotten the key. */
+    const bool goes_on = (*value & FAILURE_SET) != 0 || result->deadline_ns != 0;
+    const bool done = s->record->op == PG_OP_CLEAR
+                          ? operations_clear(a, row, goes_on, result)
+                          : operations_fail(a, row, (uint32_t)*value, goes_on, result);
+    if (!done)
+        STORE_RELEASE(value, *value | FAILURE_SET);
+    return done;
+}
+
 static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint64_t *intent = s->session->intent;
@@ -234,8 +250,8 @@ static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_
     switch (s->record->op) {
     case PG_OP_ADVANCE_KEY:
     case PG_OP_BUMP: return operations_advance(a, row, intent[1], result);
-    case PG_OP_FAIL: return operations_fail(a, row, (uint32_t)intent[1], result);
-    case PG_OP_CLEAR: watermark_clear(a, row); return true;
+    case PG_OP_FAIL:
+    case PG_OP_CLEAR: return failure_apply(a, s, row, result);
     default: watermark_drop(a, row); return true;
     }
 }

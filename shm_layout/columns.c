@@ -347,7 +347,7 @@ static void watch_row(const struct row *r, const void *body)
     }
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_word(r, PG_IC_CONDITION, j->condition, PG_CONDITIONS);
-    if (j->condition == PG_C_SUM)
+    if (j->condition == PG_C_SUM || j->condition == PG_C_QUORUM)
         put(r, PG_LC_THRESHOLD, (int64_t)j->threshold);
     put_uid(r, j->uid);
     put_topic(r, j->topic);

@@ -158,7 +158,7 @@ static bool record_sound(const struct request *q, const wire_record *r)
 }
 
 /* Number of watch keys in an extension; 0 = malformed. */
-static uint32_t watch_keys_count(const uint8_t *at, uint32_t bytes)
+static uint32_t watch_keys_count(const uint8_t *at, uint32_t bytes, uint64_t target_max)
 {
     const uint8_t *end = at + bytes;
     uint32_t count = 0;
@@ -167,11 +167,18 @@ static uint32_t watch_keys_count(const uint8_t *at, uint32_t bytes)
         if ((uint64_t)(end - at) < sizeof *k || ++count > PG_WATCH_KEYS_MAX)
             return 0;
         if (!key_sound(k->key_type, k->key_len) || k->flags > PG_WK_OWN ||
-            (uint64_t)(end - at) < sizeof *k + k->key_len)
+            k->target > target_max || (uint64_t)(end - at) < sizeof *k + k->key_len)
             return 0;
         at += sizeof *k + k->key_len;
     }
     return count;
+}
+
+static bool watch_keys_sound(const wire_record *r, const uint8_t *at)
+{
+    const uint64_t target_max = has_targets(r->mode) ? PG_TARGET_MAX : UINT64_MAX;
+    const uint32_t count = watch_keys_count(at, r->ext_len, target_max);
+    return count != 0 && (r->mode != PG_C_QUORUM || (r->value != 0 && r->value <= count));
 }
 
 static bool records_walk(const struct request *q, struct refusal *why)
@@ -185,7 +192,7 @@ static bool records_walk(const struct request *q, struct refusal *why)
         const uint64_t fixed = (uint64_t)r->key_len + r->payload_len;
         if (used + fixed + r->ext_len > area)
             return refused(why, PG_ERR_MALFORMED, q->len, i);
-        if (r->ext_len != 0 && watch_keys_count(q->area + used + fixed, r->ext_len) == 0)
+        if (r->ext_len != 0 && !watch_keys_sound(r, q->area + used + fixed))
             return refused(why, PG_ERR_MALFORMED, q->len - area + used + fixed, i);
         used += fixed + r->ext_len;
     }

@@ -431,6 +431,7 @@ struct pg_index_bucket {
 
 #define PG_WATCH_KEYS_MAX 1024
 #define PG_WATERMARK_MAX 9223372036854775807u
+#define PG_TARGET_MAX 9223372036854775806u   /* of ALL, ANY and QUORUM */
 
 /* Authoritative but for root, first, latest and place. A watch key: its monotone watermark and its
  * watchers, which stand in a treap ordered by the watermark that each of them waits for. 56
@@ -453,7 +454,8 @@ struct pg_watched {
                                      cell */
 };
 
-/* Authoritative: key_row, slot, sibling; target too for ALL and ANY. One key of one operation. */
+/* Authoritative: key_row, slot, sibling; target too for ALL, ANY and QUORUM, read through
+ * watch_target(). One key of one operation. */
 struct pg_watch {
     uint64_t target;              /* visited once the key's watermark is at least this */
     uint32_t key_row;             /* row of the watch key */
@@ -470,7 +472,7 @@ struct pg_purgatory {
     uint64_t inbox_max;           /* fixed at creation: unacknowledged outcomes of a session */
 };
 
-enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_CONDITIONS };
+enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_C_QUORUM, PG_CONDITIONS };
 enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
 
 /* The first 80 bytes of an operation's blob. Behind it a bitmap of the keys that were missing at
@@ -478,7 +480,7 @@ enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
  * any; zeros up to a multiple of 16 bytes. Then for SUM a struct pg_share per key, key, payload. */
 struct pg_operation {
     uint64_t session;             /* the owner's */
-    uint64_t threshold;           /* SUM */
+    uint64_t threshold;           /* SUM; QUORUM: keys that have to reach their targets */
     int64_t  armed_ns;
     int64_t  ended_ns;
     uint64_t version;             /* CLIENT: of the last CHECK; upper half from the ticket, so that
@@ -487,7 +489,8 @@ struct pg_operation {
     uint32_t notice_blob;         /* key, verdict, payload for the topic; PG_NIL = not asked for */
     uint32_t inbox_next, inbox_previous; /* derived: slots */
     uint32_t error;
-    uint32_t unmet;               /* derived; ALL: keys below their targets */
+    uint32_t unmet;               /* derived; ALL, QUORUM: keys that still have to reach their
+                                     targets */
     uint16_t keys;
     uint8_t  condition;           /* enum pg_condition */
     uint8_t  cause;               /* enum pg_cause once ended; 0 = armed */
@@ -890,7 +893,7 @@ struct pg_wal_watch {
     uint8_t  pad;
 };
 struct pg_wal_watch_key {
-    uint64_t target;              /* ALL, ANY; 2^64 - 1: is reached */
+    uint64_t target;              /* ALL, ANY, QUORUM; 2^64 - 1: is reached */
     uint64_t base;                /* SUM */
     uint64_t cap;                 /* SUM */
     uint32_t row;                 /* of the watch key */
@@ -1215,15 +1218,15 @@ struct pg_record {                /* 32 bytes */
                                      of its struct pg_ext; 0 */
     int64_t  time_ns;             /* PUT: deadline or delay */
     uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket; WATCH:
-                                     SUM's threshold; ADVANCE_KEY: watermark; BUMP: n; FAIL: code;
-                                     COMPLETE: version */
+                                     SUM's threshold, QUORUM's number of keys; ADVANCE_KEY:
+                                     watermark; BUMP: n; FAIL: code; COMPLETE: version */
 };
 
 enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* forgotten when the operation ends */
 
 struct pg_watch_key {             /* 24 bytes, then key_len bytes */
-    uint64_t target;              /* ALL, ANY: target; SUM: base, 2^64 - 1 = the watermark at
-                                     arming */
+    uint64_t target;              /* ALL, ANY, QUORUM: target, at most PG_TARGET_MAX; SUM: base,
+                                     2^64 - 1 = the watermark at arming */
     uint64_t cap;                 /* SUM: most that this key may add; else 0 */
     uint8_t  key_len;
     uint8_t  key_type;

@@ -41,6 +41,7 @@ FLAG_BULK_LOAD: int = lib.PG_W_BULK_LOAD
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 TIME_MAX_NS = 2**63 - 1
 WATERMARK_MAX: int = lib.PG_WATERMARK_MAX
+TARGET_MAX: int = lib.PG_TARGET_MAX
 QUOTA_MAX: int = lib.PG_QUOTA_MAX
 QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
 TICKET_MAX: int = lib.PG_TICKET_MAX
@@ -94,6 +95,7 @@ class Condition(enum.IntEnum):
     ANY = lib.PG_C_ANY
     SUM = lib.PG_C_SUM
     CLIENT = lib.PG_C_CLIENT
+    QUORUM = lib.PG_C_QUORUM
 
 
 class PutMode(enum.IntEnum):

@@ -51,8 +51,8 @@ static uint64_t watch_mark(const struct pg_arena *a, const struct pg_operation *
     const struct pg_watched *l = &a->watermarks[w->key_row];
     const uint8_t *key = watermark_granules(l) == 0 ? l->key
                                                     : blob_at(&a->blobs, watermark_blob(l));
-    const bool target = op->condition == PG_C_ALL || op->condition == PG_C_ANY;
-    return mark(KEY, l->key_type, target ? w->target : 0, key, l->key_len);
+    const uint64_t target = has_targets(op->condition) ? watch_target(w->target) : 0;
+    return mark(KEY, l->key_type, target, key, l->key_len);
 }
 
 static uint64_t owner_mark(const struct pg_arena *a, const struct pg_operation *op)

@@ -4,12 +4,13 @@
  * Semantics after Kafka's DelayedOperationPurgatory. A watermark is stored before its watchers
  * are visited; an operation that ends leaves all its keys at once. A watcher stands at the
  * watermark where it has to be looked at next; beyond all watermarks stand those that need not be:
- * PARKED (nothing can change for them here) and MET (ALL: this key is done). */
+ * PARKED, those whose key failed, and MET.
+ *
+ * Whether an operation holds or fails follows from its keys' watermarks and errors alone, and never
+ * both are true of ALL, ANY and QUORUM: a key that has reached its target counts as reached, though
+ * it may have failed. What holds and fails at once (SUM) is satisfied. */
 
 #include "core.h"
-
-#define MET UINT64_MAX
-#define PARKED (UINT64_MAX - 1)
 
 static struct pg_watch *watch_at(const struct pg_arena *a, uint32_t x) { return &a->watches[x]; }
 
@@ -97,15 +98,27 @@ static uint64_t sum_now(const struct pg_arena *a, struct pg_operation *op, uint3
 
 static bool target_reached(const struct pg_arena *a, uint32_t x)
 {
-    return watch_at(a, x)->target == MET || watermark_of(a, x)->watermark >= watch_at(a, x)->target;
+    const uint64_t target = watch_target(watch_at(a, x)->target);
+    return target == MET || watermark_of(a, x)->watermark >= target;
 }
 
-static bool all_or_any(const struct pg_arena *a, const struct pg_operation *op, bool all)
+/* Keys that have to reach their targets, 1 to all. */
+static uint32_t keys_needed(const struct pg_operation *op)
 {
-    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)
-        if (target_reached(a, x) != all)
-            return !all;
-    return all;
+    return op->condition == PG_C_ALL ? op->keys : op->condition == PG_C_ANY ? 1
+                                                                            : (uint32_t)op->threshold;
+}
+
+static bool enough_reached(const struct pg_arena *a, const struct pg_operation *op)
+{
+    uint32_t needed = keys_needed(op), spare = op->keys - needed;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
+        if (target_reached(a, x) && --needed == 0)
+            return true;
+        if (!target_reached(a, x) && spare-- == 0)
+            return false;
+    }
+    return false;
 }
 
 static bool condition_holds(const struct pg_arena *a, struct pg_operation *op)
@@ -113,22 +126,36 @@ static bool condition_holds(const struct pg_arena *a, struct pg_operation *op)
     uint32_t unfinished;
     if (op->condition == PG_C_SUM)
         return sum_now(a, op, &unfinished) >= op->threshold;
-    return op->condition != PG_C_CLIENT && all_or_any(a, op, op->condition == PG_C_ALL);
+    return op->condition != PG_C_CLIENT && enough_reached(a, op);
 }
 
-/* The error of a failed key that this operation still needs; 0 = none. An ALL needs none that it
- * has reached, visited or not. */
+/* The error of the first failed key if so many keys have failed that the condition cannot hold any
+ * more; 0 = it can. SUM and CLIENT need all their keys; the others none that it has reached. */
 static uint32_t error_now(const struct pg_arena *a, const struct pg_operation *op)
 {
-    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)
-        if (watermark_of(a, x)->error != 0 && !(op->condition == PG_C_ALL && target_reached(a, x)))
-            return watermark_of(a, x)->error;
+    const bool targets = has_targets(op->condition);
+    uint32_t spare = targets ? op->keys - keys_needed(op) : 0, error = 0;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
+        if (LIKELY(watermark_of(a, x)->error == 0) || (targets && target_reached(a, x)))
+            continue;
+        error = error != 0 ? error : watermark_of(a, x)->error;
+        if (spare-- == 0)
+            return error;
+    }
     return 0;
 }
 
 static enum pg_cause cause_of(uint32_t error)
 {
     return error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED;
+}
+
+/* What is true already, or has failed already. */
+static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *error)
+{
+    const bool holds = condition_holds(a, op);
+    *error = holds ? 0 : error_now(a, op);
+    return holds || *error != 0;
 }
 
 /* ---- where watchers stand ------------------------------------------------------------------ */
@@ -160,27 +187,46 @@ static uint64_t sum_share(const struct pg_arena *a, struct pg_operation *op)
     return missing / unfinished + (missing % unfinished != 0);
 }
 
+/* Where a watcher of ALL, ANY or QUORUM stands. One whose target is reached stands below the
+ * watermark in an ANY, which ends by it. A failed key of an ALL ends it as well. */
+static uint64_t target_place(const struct pg_arena *a, const struct pg_operation *op, uint32_t x)
+{
+    const uint64_t target = watch_target(watch_at(a, x)->target);
+    const bool any = op->condition == PG_C_ANY, all = op->condition == PG_C_ALL;
+    if (target_reached(a, x))
+        return any ? target : MET;
+    return watermark_of(a, x)->error != 0 && !all ? FAILED_FROM + target : target;
+}
+
+static void key_met(struct pg_operation *op) { op->unmet -= op->unmet != 0; }
+
 /* Where the n-th key of an operation is looked at next. */
 static uint64_t next_target(const struct pg_arena *a, struct pg_operation *op, uint32_t x,
                             uint32_t n, uint64_t share)
 {
     const uint64_t watermark = watermark_of(a, x)->watermark;
-    switch (op->condition) {
-    case PG_C_SUM: return sum_target(&shares_of(op)[n], watermark, share);
-    case PG_C_CLIENT: return op->check == PG_K_MOVED ? PARKED : watermark + 1;
-    case PG_C_ALL: return target_reached(a, x) ? MET : watch_at(a, x)->target;
-    default: return watch_at(a, x)->target;
-    }
+    if (op->condition == PG_C_SUM)
+        return sum_target(&shares_of(op)[n], watermark, share);
+    if (op->condition == PG_C_CLIENT)
+        return op->check == PG_K_MOVED ? PARKED : watermark + 1;
+    return target_place(a, op, x);
+}
+
+static void watch_move(struct pg_arena *a, uint32_t x, uint64_t target)
+{
+    watch_unlink(a, x);
+    watch_link(a, x, target);
 }
 
 static void watches_place(struct pg_arena *a, struct pg_operation *op, bool linked)
 {
     const uint64_t share = op->condition == PG_C_SUM ? sum_share(a, op) : 0;
     uint32_t n = 0;
-    op->unmet = 0;
+    op->unmet = keys_needed(op);
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
         const uint64_t target = next_target(a, op, x, n, share);
-        op->unmet += target != MET;
+        if (target == MET)
+            key_met(op);
         if (linked && target == watch_at(a, x)->target)
             continue;
         if (linked)
@@ -321,13 +367,13 @@ bool operation_may_end(struct pg_arena *a, uint32_t slot)
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
+    uint32_t error;
     if (a->visits_left == 0 || !operation_may_end(a, slot))
         return false;
     work_done(a, op->keys / KEYS_PER_VISIT);
-    const bool holds = condition_holds(a, op);
-    const uint32_t error = holds ? 0 : error_now(a, op);
-    a->metrics->already_true += holds;
-    operation_close(a, slot, holds || error != 0 ? cause_of(error) : PG_CAUSE_EXPIRED, error);
+    const bool ends = ends_now(a, op, &error);
+    a->metrics->already_true += ends && error == 0;
+    operation_close(a, slot, ends ? cause_of(error) : PG_CAUSE_EXPIRED, error);
     return true;
 }
 
@@ -455,15 +501,15 @@ static void rows_undo(struct pg_arena *a, uint32_t done)
 }
 
 /* Puts a watcher where it has to be looked at first, and notes whether it may end at once. */
-static inline void target_place(struct pg_arena *a, struct watch *w, struct pg_operation *op,
-                                uint32_t x)
+static inline void target_join(struct pg_arena *a, struct watch *w, struct pg_operation *op,
+                               uint32_t x)
 {
     const struct pg_watched *l = watermark_of(a, x);
-    const uint64_t target = watch_at(a, x)->target;
-    const bool reached = l->watermark >= target, met = reached && w->condition == PG_C_ALL;
-    w->may_end |= reached | (l->error != 0);
-    op->unmet += !met;
-    watch_link(a, x, met ? MET : target);
+    const uint64_t place = target_place(a, op, x);
+    w->may_end |= (l->watermark >= watch_at(a, x)->target) | (l->error != 0);
+    if (place == MET)
+        key_met(op);
+    watch_link(a, x, place);
 }
 
 /* What the n-th key of a SUM counts from, and up to. */
@@ -477,19 +523,20 @@ static inline void share_write(struct pg_operation *op, uint32_t n, const wire_w
  * and CLIENT are placed when all are known. */
 static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct pg_operation *op)
 {
-    const bool targets = w->condition == PG_C_ALL || w->condition == PG_C_ANY;
+    const bool targets = has_targets(w->condition);
     const uint8_t *at = w->keys;
     uint32_t x = op->first_watch = watches_take(a, w->count), own = 0;
     w->may_end = !targets;
+    op->unmet = keys_needed(op);
     for (uint32_t n = 0; n < w->count; n++, x = watch_at(a, x)->sibling) {
         const wire_watch_key *k = (const wire_watch_key *)at;
         struct pg_watch *watch = watch_at(a, x);
-        watch->target = k->target < PARKED ? k->target : PARKED - 1;
+        watch->target = k->target;
         watch->key_row = row_at(a, n);
         watch->slot = slot;
         a->watermarks[watch->key_row].touched_s = a->real_s;
         if (targets)
-            target_place(a, w, op, x);
+            target_join(a, w, op, x);
         if (w->condition == PG_C_SUM)
             share_write(op, n, k, watermark_of(a, x)->watermark);
         own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* after eight keys, a byte */
@@ -580,13 +627,6 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
     a->metrics->blob_bytes += slot_bytes(a, slot);
     return slot;
-}
-
-/* What is true already, or has failed already. */
-static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *error)
-{
-    *error = error_now(a, op);
-    return *error != 0 || condition_holds(a, op);
 }
 
 /* Ends a new operation at once if there is nothing to wait for; its notice has space. */
@@ -706,7 +746,8 @@ static bool ends_by(const struct pg_arena *a, uint32_t x)
     uint32_t unfinished;
     switch (op->condition) {
     case PG_C_CLIENT: return false;
-    case PG_C_ALL: return op->unmet <= 1;
+    case PG_C_ALL:
+    case PG_C_QUORUM: return op->unmet <= 1;
     case PG_C_SUM: return sum_now(a, op, &unfinished) >= op->threshold;
     default: return true;
     }
@@ -720,22 +761,21 @@ static void waits_on(struct pg_arena *a, uint32_t x)
 
     if (op->condition == PG_C_CLIENT) {
         ask(a, slot);
-    } else if (op->condition == PG_C_ALL) {
-        watch_unlink(a, x);
-        watch_link(a, x, MET);
-        op->unmet--;
-    } else {
+    } else if (op->condition == PG_C_SUM) {
         watches_place(a, op, true);
+    } else {
+        watch_move(a, x, MET);
+        key_met(op);
     }
 }
 
-/* Only an end needs space. A visit goes to all keys of its operation, but to one of an ALL that
- * waits on. */
+/* Only an end needs space. A visit goes to all keys of its operation, but to one of an ALL or
+ * QUORUM that waits on. */
 static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
 {
     const uint32_t slot = watch_at(a, x)->slot;
     const struct pg_operation *op = operation_at(a, slot);
-    const bool all_keys = ends || op->condition != PG_C_ALL;
+    const bool all_keys = ends || !has_targets(op->condition);
     if (a->visits_left == 0 || (ends && !operation_may_end(a, slot)))
         return false;
     work_done(a, 1 + (all_keys ? op->keys / KEYS_PER_VISIT : 0));
@@ -743,13 +783,23 @@ static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
     return true;
 }
 
-/* Visits everybody who stands at or below the key's watermark. The row may end with its last
- * watcher, if it is forgotten: its `first` is PG_NIL then. */
+/* The first watcher whose target the key has reached, its place notwithstanding if the key failed;
+ * PG_NIL = none. */
+static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched *l)
+{
+    const bool reached = l->first != PG_NIL && watch_at(a, l->first)->target <= l->watermark;
+    if (reached || l->first == PG_NIL || LIKELY(l->error == 0))
+        return reached ? l->first : PG_NIL;
+    const uint32_t x = watch_above(a, (uint32_t)(l - a->watermarks), FAILED_FROM);
+    return x == PG_NIL || watch_target(watch_at(a, x)->target) > l->watermark ? PG_NIL : x;
+}
+
+/* Visits everybody whose target is reached. The row may end with its last watcher, if it is
+ * forgotten: its `first` is PG_NIL then. */
 static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
     const struct pg_watched *l = &a->watermarks[row];
-    while (l->first != PG_NIL && watch_at(a, l->first)->target <= l->watermark) {
-        const uint32_t x = l->first;
+    for (uint32_t x; (x = reached_first(a, l)) != PG_NIL;) {
         const bool ends = ends_by(a, x);
         if (!visit_allowed(a, x, ends))
             return false;
@@ -771,22 +821,43 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, st
 }
 
 /* An advance, of this key or of another, may be under way: what holds already does not fail. */
-bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *r)
+bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes_on,
+                     struct pg_result *r)
 {
     const struct pg_watched *l = &a->watermarks[row];
-    if (r->deadline_ns == 0)      /* else it goes on, and may have forgotten the key since */
+    if (!goes_on)                 /* else the key may have been forgotten since */
         watermark_set(a, row, l->watermark, error);
     if (!walk(a, row, r))
         return false;
     /* Another may have cleared the error meanwhile: then nobody else fails by it. */
-    while (l->first != PG_NIL && watch_at(a, l->first)->target != MET && l->error == error) {
-        const uint32_t slot = watch_at(a, l->first)->slot;
-        const bool holds = condition_holds(a, operation_at(a, slot));
-        if (!visit_allowed(a, l->first, true))
+    while (l->first != PG_NIL && watch_at(a, l->first)->target <= PARKED && l->error == error) {
+        const uint32_t x = l->first, slot = watch_at(a, x)->slot;
+        uint32_t why;
+        const bool ends = ends_now(a, operation_at(a, slot), &why);
+        if (!visit_allowed(a, x, ends))
             return false;
-        end_counted(a, slot, holds ? PG_CAUSE_SATISFIED : PG_CAUSE_FAILED, holds ? 0 : error, r);
+        if (ends)
+            end_counted(a, slot, cause_of(why), why, r);
+        else
+            watch_move(a, x, FAILED_FROM + watch_at(a, x)->target);
     }
     return true;
+}
+
+/* An advance that came while it is under way did not visit those that stand as failed. */
+bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_result *r)
+{
+    const struct pg_watched *l = &a->watermarks[row];
+    uint32_t x;
+    if (!goes_on)
+        watermark_clear(a, row);
+    while (l->error == 0 && (x = watch_above(a, row, FAILED_FROM)) != PG_NIL &&
+           watch_at(a, x)->target != MET) {
+        if (!visit_allowed(a, x, false))
+            return false;
+        watch_move(a, x, watch_target(watch_at(a, x)->target));
+    }
+    return walk(a, row, r);
 }
 
 static bool ended_key_write(const struct pg_arena *a, uint32_t slot, struct sink *out)
@@ -836,8 +907,9 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
         struct pg_share share = {0, 0};
         if (op->condition == PG_C_SUM)
             memcpy(&share, shares + n * sizeof share, sizeof share);
-        out[n] = (struct pg_wal_watch_key){.target = watch_at(a, x)->target, .base = share.base,
-                                           .cap = share.cap, .row = watch_at(a, x)->key_row};
+        out[n] = (struct pg_wal_watch_key){.target = watch_target(watch_at(a, x)->target),
+                                           .base = share.base, .cap = share.cap,
+                                           .row = watch_at(a, x)->key_row};
         if (op->has_own && own[n / 8] >> n % 8 & 1)
             out[n].flags = PG_WK_OWN;
     }
@@ -931,14 +1003,15 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
                      operation_ext_bytes(op), a->slots.cold[slot].ext_len);
 }
 
-/* Its end was interrupted: the next advance of any of its keys, however small, ends it. */
-static void stand_reached(struct pg_arena *a, struct pg_operation *op)
+/* Its end was interrupted, and has no space yet: the next failure of any of its keys ends it, and
+ * so does the next advance, however small, if the condition holds. */
+static void stand_ready(struct pg_arena *a, struct pg_operation *op, bool holds)
 {
-    if (!condition_holds(a, op) || op->condition == PG_C_ANY)
-        return;                   /* stands where an advance or a failure finds it */
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
-        watch_unlink(a, x);
-        watch_link(a, x, 0);
+        if (holds && (op->condition == PG_C_SUM || target_reached(a, x)))
+            watch_move(a, x, 0);
+        else if (watch_at(a, x)->target > PARKED)
+            watch_move(a, x, watch_target(watch_at(a, x)->target));
     }
     op->unmet = 1;
 }
@@ -976,7 +1049,7 @@ static void settle_again(struct pg_arena *a, uint32_t slot)
         if (op->condition == PG_C_CLIENT)
             ask_again(a, slot);
     } else if (!operation_may_end(a, slot)) {
-        stand_reached(a, op);
+        stand_ready(a, op, error == 0);
     } else {
         r = trigger_of(a, op);
         end_counted(a, slot, cause_of(error), error, r != NULL ? r : &uncounted);

@@ -515,6 +515,17 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
 
 /* ---- watches: who waits for which watermark -------------------------------------------------- */
 
+/* Where watchers stand that the next advance of their key does not look at, in this order. */
+#define PARKED (PG_WATERMARK_MAX + 1ull)  /* SUM, CLIENT: nothing can change for it on this key */
+#define FAILED_FROM PARKED                /* ANY, QUORUM: the key failed; target + this */
+#define MET UINT64_MAX                    /* ALL, QUORUM: the target is reached */
+
+/* The target of ALL, ANY and QUORUM, MET included, of a watcher that stands at `place`. */
+static inline uint64_t watch_target(uint64_t place)
+{
+    return place > FAILED_FROM && place != MET ? place - FAILED_FROM : place;
+}
+
 void watches_init(struct pg_arena *a);
 /* A chain of so many siblings out of the free records, of which there are as many. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count);
@@ -541,6 +552,8 @@ static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
     else
         watch_unlink_among(a, watch);
 }
+/* The first of a key's watchers that stands above `target`; PG_NIL = none. */
+uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target);
 bool watches_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- operations --------------------------------------------------------------------------- */
@@ -558,6 +571,10 @@ struct watch {
     uint32_t ext;                 /* bytes of the blob before its key */
 };
 
+static inline bool has_targets(unsigned condition)
+{
+    return condition != PG_C_SUM && condition != PG_C_CLIENT;
+}
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
 {
     return (struct pg_operation *)blob_at(&a->blobs, a->slots.cold[slot].blob);
@@ -608,7 +625,10 @@ bool operation_expire(struct pg_arena *a, uint32_t slot);
  * call are used up; the same call again continues. */
 bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark,
                         struct pg_result *result);
-bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *result);
+/* `goes_on`: the key has its new state from the first call. */
+bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes_on,
+                     struct pg_result *result);
+bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_result *result);
 /* Writes the ended keys to `out`: u8 type, u8 length, bytes. PG_NIL: nobody watches any more. */
 void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *out,
                                struct pg_result *result);

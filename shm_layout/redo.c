@@ -398,7 +398,8 @@ static bool redo_watch(const struct redo *r)
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
         !below(r, "a condition", PG_CONDITIONS, j->condition) ||
-        !below(r, "watch keys of an operation", PG_WATCH_KEYS_MAX, j->keys - 1ull))
+        !below(r, "watch keys of an operation", PG_WATCH_KEYS_MAX, j->keys - 1ull) ||
+        (j->condition == PG_C_QUORUM && !below(r, "a quorum", j->keys, j->threshold - 1)))
         return false;
     for (uint32_t n = 0; n < j->keys; n++) {
         if (!below(r, "a watch key that is not there", r->a->watermark_rows, keys[n].row))

@@ -336,7 +336,7 @@ struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row)
     for (uint32_t i = 0; i < a->session_rows; i++) {
         const struct pg_session *s = &a->sessions[i];
         if (under_way(s) && on_watch_key(s) && s->intent[3] == row &&
-            s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_FAIL)
+            s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_CLEAR)
             return &reply_results(a, session_reply(a, s, s->current))[s->applied];
     }
     return NULL;

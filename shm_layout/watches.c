@@ -168,6 +168,17 @@ static uint32_t before_latest(const struct pg_arena *a, uint32_t x)
     return next;
 }
 
+uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target)
+{
+    uint32_t found = PG_NIL, x = a->watermarks[row].root;
+    while (x != PG_NIL) {
+        const bool above = at(a, x)->target > target;
+        found = above ? x : found;
+        x = above ? at(a, x)->left : at(a, x)->right;
+    }
+    return found;
+}
+
 /* Puts the two subtrees of x, joined, in its place. */
 static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {

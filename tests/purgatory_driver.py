@@ -14,6 +14,7 @@ from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import Message, struct_format
 
 ALL, ANY, SUM, CLIENT = lib.PG_C_ALL, lib.PG_C_ANY, lib.PG_C_SUM, lib.PG_C_CLIENT
+QUORUM = lib.PG_C_QUORUM
 BASE_NOW = 2**64 - 1
 """As the base of a SUM's key: the watermark at arming."""
 

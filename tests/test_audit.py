@@ -25,6 +25,7 @@ from wal_writer import (
     BULK_LOAD_OPEN,
     EXPIRED,
     FAILED,
+    QUORUM,
     SATISFIED,
     SUM,
     VIRTUAL,
@@ -153,6 +154,9 @@ PLANTED = [
     planted("condition_unmet", CLEAN.instead(
         watch_s=watch(10, "s", 30 * S, [Watched(0, base=7, cap=10), Watched(1, cap=2)],
                       condition=SUM, threshold=5, at_ns=13 * S)), 10),
+    planted("condition_unmet", CLEAN.instead(
+        watch_s=watch(10, "s", 30 * S, [Watched(0, 5), Watched(1, 99)],
+                      condition=QUORUM, threshold=2, at_ns=13 * S)), 10),
     planted("condition_overlooked", CLEAN.instead(
         watch_f=watch(7, "f", 9 * S, [Watched(0, 7)], at_ns=8 * S)), 7),
     planted("failure_unfounded", CLEAN.instead(

@@ -8,7 +8,7 @@ import random
 import purgatory_driver as pd
 import pytest
 from core_driver import Fault
-from purgatory_driver import ALL, ANY, CLIENT, SUM, Key, Owner, Purgatory
+from purgatory_driver import ALL, ANY, CLIENT, QUORUM, SUM, Key, Owner, Purgatory
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
@@ -346,6 +346,61 @@ def test_a_failure_that_is_cleared_half_way_fails_nobody_else(
     core.check()
 
 
+def test_a_failure_that_ends_nobody_goes_on_where_it_stopped_until_it_is_cleared() -> None:
+    core = Purgatory(**{**BIG, "watches": 9000})
+    owner, other = Owner(core, 1), Owner(core, 2)
+    keys = [Key(name, 10) for name in (b"a", b"b", b"c")]
+    for start in range(0, 3000, 1000):
+        owner.send(
+            *(pd.watch(b"%d" % n, QUORUM, keys, threshold=2) for n in range(start, start + 1000))
+        )
+    fail = other.message([pd.fail(b"a", 7)])
+    assert [step(core, fail) is None for _ in range(3)] == [True, True, False]
+    core.check()
+    clear = other.message([pd.clear(b"a")])
+    assert step(core, clear) is None
+    assert owner.send(pd.fail(b"b", 8))[0].ended == 0
+    assert other.reply(core.send(clear)).answers[0].status == Status.DONE
+    core.check()
+    assert core.metrics.failed == 0
+    assert owner.send(pd.fail(b"a", 9))[0].ended == 3000
+    assert {(m.cause, m.error, m.missing) for m in owner.mail()} == {
+        (Cause.FAILED, 9, frozenset({0, 1, 2}))
+    }
+
+
+@pytest.mark.parametrize("first", ["fail", "clear"])
+def test_a_failure_and_a_clear_at_the_same_time_both_come_to_an_end(first: str) -> None:
+    core = Purgatory(**BIG)
+    owner, failing, clearing = Owner(core, 1), Owner(core, 2), Owner(core, 3)
+    keys = [Key(b"a", 10), Key(b"b", 10)]
+    for start in range(0, 3000, 1000):
+        owner.send(*(pd.watch(b"%d" % n, ANY, keys) for n in range(start, start + 1000)))
+    if first == "clear":
+        owner.send(pd.fail(b"a", 7))
+    under_way = [failing.message([pd.fail(b"a", 7)]), clearing.message([pd.clear(b"a")])]
+    under_way = under_way if first == "fail" else under_way[::-1]
+    for _ in range(8):
+        under_way = [message for message in under_way if step(core, message) is None]
+    assert not under_way
+    core.check()
+    assert owner.send(pd.advance(b"a", 10))[0].ended == 3000
+
+
+def test_an_advance_while_a_failure_is_cleared_loses_no_trigger() -> None:
+    core = Purgatory(**BIG)
+    owner, other = Owner(core, 1), Owner(core, 2)
+    keys = [Key(b"a", 10), Key(b"b", 10)]
+    owner.send(pd.fail(b"a", 7))
+    for start in range(0, 3000, 1000):
+        owner.send(*(pd.watch(b"%d" % n, ANY, keys) for n in range(start, start + 1000)))
+    clear = other.message([pd.clear(b"a")])
+    assert step(core, clear) is None
+    owner.send(pd.advance(b"a", 10))
+    other.reply(core.send(clear))
+    assert core.metrics.satisfied == 3000
+
+
 def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
     """Notices have no space, so that the advance waits; one that needs none comes due."""
     core = Purgatory(replay_capacity=16)
@@ -637,7 +692,10 @@ def test_a_watermark_stops_at_its_end() -> None:
     assert unchanged(core, owner, pd.bump(b"k", 2**63 - 5)).status == lib.PG_ST_OVERFLOW
     assert owner.send(pd.bump(b"k", 2**63 - 6))[0].status == Status.DONE
     assert dict(core.watermarks())[b"k"].watermark == 2**63 - 1
-    owner.send(pd.watch(b"x", ALL, [Key(b"k", 2**63)]), pd.watch(b"y", CLIENT, [Key(b"k", 0)]))
+    owner.send(
+        pd.watch(b"x", SUM, [Key(b"k", 2**63, 9)], threshold=1),
+        pd.watch(b"y", CLIENT, [Key(b"k", 0)]),
+    )
     assert owner.send(pd.bump(b"k", 0))[0].ended == 0
     assert [m.key for m in owner.mail()] == [b"y"]
 
@@ -655,7 +713,10 @@ def malformed(owner: Owner, *commands: pd.Command) -> None:
     "command",
     [
         pd.watch(b"x", ALL, []),
-        pd.watch(b"x", 4, [FAR]),
+        pd.watch(b"x", lib.PG_CONDITIONS, [FAR]),
+        *(pd.watch(b"x", kind, [Key(b"k", 2**63 - 1)], threshold=1) for kind in (ALL, ANY, QUORUM)),
+        pd.watch(b"x", QUORUM, [FAR], threshold=0),
+        pd.watch(b"x", QUORUM, [FAR], threshold=2),
         pd.watch(b"x", ALL, [Key(b"", 1)]),
         pd.watch(b"x", ALL, [Key(b"k", 1)])._replace(
             area=b"x" + pd.WATCH_KEY.pack(1, 0, 1, lib.PG_KEY_BYTES, lib.PG_WK_OWN + 1) + b"k"

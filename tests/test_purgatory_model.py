@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import purgatory_driver as pd
+import pytest
 from core_driver import DERIVED, Fault
 from effort import effort
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from purgatory_driver import ALL, ANY, CLIENT, SUM, Answer, Key, Mail, Owner, Purgatory, Verdict
+from purgatory_driver import (
+    ALL,
+    ANY,
+    CLIENT,
+    QUORUM,
+    SUM,
+    Answer,
+    Key,
+    Mail,
+    Owner,
+    Purgatory,
+    Verdict,
+)
 
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Cause
@@ -76,13 +91,18 @@ class Model:
             return sum(map(self.gain, op.keys)) >= op.threshold
         if op.condition == CLIENT:
             return False
-        return (all if op.condition == ALL else any)(map(self.reached, op.keys))
+        return sum(map(self.reached, op.keys)) >= needed(op)
 
     def error(self, op: Operation) -> int:
-        for k in op.keys:
-            if self.watermarks[k.name].error and not (op.condition == ALL and self.reached(k)):
-                return self.watermarks[k.name].error
-        return 0
+        """Of the first failed key, once it is impossible that the condition holds."""
+        failed = [
+            self.watermarks[k.name].error
+            for k in op.keys
+            if self.watermarks[k.name].error
+            and (op.condition in (SUM, CLIENT) or not self.reached(k))
+        ]
+        spare = 0 if op.condition in (SUM, CLIENT) else len(op.keys) - needed(op)
+        return failed[0] if len(failed) > spare else 0
 
     def missing(self, op: Operation) -> frozenset[int]:
         if op.condition == CLIENT:
@@ -152,10 +172,10 @@ class Model:
         self.news(op)
 
     def settle(self, op: Operation) -> None:
-        if error := self.error(op):
-            self.end(op, Cause.FAILED, error)
-        elif self.holds(op):
+        if self.holds(op):
             self.end(op, Cause.SATISFIED)
+        elif error := self.error(op):
+            self.end(op, Cause.FAILED, error)
         elif op.condition == CLIENT:
             self.ask(op)
 
@@ -242,7 +262,8 @@ class Model:
             return Answer(lib.PG_ST_FULL_KEYS, 0, 0)
         watermark.error, watermark.touched_s = code, self.now_s
         failed = [op for op in self.watchers(name) if self.error(op)]
-        return Answer(lib.PG_ST_DONE, sum(self.end(op, Cause.FAILED, code) for op in failed), 0)
+        ended = [self.end(op, Cause.FAILED, self.error(op)) for op in failed]
+        return Answer(lib.PG_ST_DONE, len(ended), 0)
 
     def clear(self, name: bytes) -> Answer:
         if name not in self.watermarks:
@@ -300,6 +321,11 @@ class Model:
         self.unsent = {t for box in self.inbox.values() for t in box}
 
 
+def needed(op: Operation) -> int:
+    """Keys that have to reach their targets."""
+    return {ALL: len(op.keys), ANY: 1}.get(op.condition, op.threshold)
+
+
 # ---- the machine ---------------------------------------------------------------------------
 
 OPERATION_KEYS = [b"op%d" % i for i in range(16)] + [b"o" * 255]
@@ -310,8 +336,10 @@ WATERMARK = st.integers(0, 9)
 CODE = st.integers(1, 3)
 DELAY = st.integers(0, 40).map(lambda ms: ms * MS) | st.sampled_from([10**9, 4 * 10**9])
 EXTREME = st.sampled_from([WATERMARK_MAX, WATERMARK_MAX + 1, 2**64 - 3, 2**64 - 2, 2**64 - 1])
+TARGET_MAX = WATERMARK_MAX - 1
 OWN = st.sampled_from([False, False, True])
-TARGETED = st.builds(Key, NAME, WATERMARK | WATERMARK | EXTREME, st.just(0), OWN)
+TARGET = WATERMARK | WATERMARK | st.sampled_from([TARGET_MAX - 1, TARGET_MAX])
+TARGETED = st.builds(Key, NAME, TARGET, st.just(0), OWN)
 SHARED = st.builds(
     Key,
     NAME,
@@ -319,16 +347,20 @@ SHARED = st.builds(
     st.integers(0, 9) | st.just(2**64 - 1),
     OWN,
 )
-KEYS = {c: st.lists(SHARED if c == SUM else TARGETED, min_size=1, max_size=5) for c in range(4)}
+KEYS = {c: st.lists(SHARED if c == SUM else TARGETED, min_size=1, max_size=5) for c in range(5)}
 
 
 @st.composite
 def watches(draw: st.DrawFn) -> tuple[str, tuple[Any, ...]]:
-    condition = draw(st.sampled_from([ALL, ANY, SUM, CLIENT]))
+    condition = draw(st.sampled_from([ALL, ANY, SUM, CLIENT, QUORUM, QUORUM]))
     keys = draw(KEYS[condition])
     if draw(st.integers(0, 9)):
         keys = list({k.name: k for k in keys}.values())
-    threshold = draw(st.integers(0, 30) | st.just(2**64 - 1)) if condition == SUM else 0
+    threshold = 0
+    if condition == SUM:
+        threshold = draw(st.integers(0, 30) | st.just(2**64 - 1))
+    if condition == QUORUM:
+        threshold = draw(st.integers(1, len(keys)))
     return "watch", (
         draw(OPERATION), condition, keys, draw(DELAY), threshold,
         draw(st.sampled_from([b"", b"payload", b"p" * 100])), draw(st.booleans()),
@@ -714,6 +746,76 @@ def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:
         op = core.operation(slot)
         op.unmet, op.inbox_next, op.inbox_previous = junk(), junk(), junk()
         op.in_inbox = junk() & 1
+
+
+# ---- orders --------------------------------------------------------------------------------
+
+FATES = ("advance", "fail", "silent")
+"""What becomes of a watch key."""
+
+
+def ended(
+    condition: int, needed: int, order: Sequence[tuple[int, str]], count: int, killed: bool
+) -> int:
+    """The cause, 0 = it waits on, when keys get their fates and it is watched in this order."""
+    core = Purgatory()
+    owner = Owner(core)
+    keys = [Key(b"k%d" % n, 5) for n in range(count)]
+    for n, what in order:
+        made = {
+            "advance": pd.advance(b"k%d" % n, 5),
+            "fail": pd.fail(b"k%d" % n, 7 + n),
+            "silent": pd.advance(b"k%d" % n, 4),
+            "watch": pd.watch(b"o", condition, keys, threshold=needed),
+        }[what]
+        owner.send(made)
+        if killed:
+            scribble(core, n)
+            core.rebuild(0)
+        core.check()
+    return next((m.cause for m in owner.mail()), 0)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(
+    ("condition", "needed"), [(ALL, 3), (ANY, 1), (QUORUM, 1), (QUORUM, 2), (QUORUM, 3)]
+)
+def test_the_outcome_is_the_same_in_every_order(condition: int, needed: int, killed: bool) -> None:
+    for fates in itertools.product(FATES, repeat=3):
+        events = [*enumerate(fates), (3, "watch")]
+        expected = (
+            Cause.SATISFIED if fates.count("advance") >= needed
+            else Cause.FAILED if fates.count("fail") > 3 - needed
+            else 0
+        )  # fmt: skip
+        found = {
+            ended(condition, needed, order, 3, killed) for order in itertools.permutations(events)
+        }
+        assert found == {expected}, fates
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.tuples(
+            st.integers(1, n),
+            st.lists(st.sampled_from(FATES), min_size=n, max_size=n).flatmap(
+                lambda fates: st.tuples(
+                    st.just(len(fates)), st.permutations([*enumerate(fates), (n, "watch")])
+                )
+            ),
+        )
+    ),
+    st.booleans(),
+)
+@effort(100, 5000)
+def test_a_quorum_fails_only_when_success_has_become_impossible(
+    case: tuple[int, tuple[int, list[tuple[int, str]]]], killed: bool
+) -> None:
+    needed, (count, order) = case
+    reached, failed = (sum(what == fate for _, what in order) for fate in ("advance", "fail"))
+    cause = ended(QUORUM, needed, order, count, killed)
+    assert (cause == Cause.SATISFIED) == (reached >= needed)
+    assert (cause == Cause.FAILED) == (failed > count - needed)
 
 
 PurgatoryMachine.TestCase.settings = effort(150, 5000)

@@ -243,9 +243,13 @@ static struct command watch_random(struct rng *r)
     for (uint32_t i = 0; i < c.count; i++) {
         c.keys[i] = c.count == MOST_KEYS ? (c.key + i) % WATCHED : (uint32_t)rng_below(r, WATCHED);
         c.targets[i] = watermark_random(r);
+        if (has_targets(c.condition) && c.targets[i] > PG_TARGET_MAX)
+            c.targets[i] = PG_TARGET_MAX;
         c.caps[i] = c.condition == PG_C_SUM ? watermark_random(r) : 0;
     }
     c.value = c.condition == PG_C_SUM ? rng_below(r, 20) : 0;
+    if (c.condition == PG_C_QUORUM)
+        c.value = 1 + rng_below(r, c.count);
     return c;
 }
 
@@ -290,19 +294,28 @@ static bool holds(const struct world *w, const struct command *c)
     switch (c->condition) {
     case PG_C_ALL: return met == c->count;
     case PG_C_ANY: return met != 0;
+    case PG_C_QUORUM: return met >= c->value;
     case PG_C_SUM: return sum >= c->value;
     default: return false;
     }
 }
 
-/* The error of the first failed key that is still needed; 0 = none. */
+/* The error of the first failed key if too many have failed; 0 = not. */
 static uint32_t failed(const struct world *w, const struct command *c)
 {
-    for (uint32_t i = 0; i < c->count; i++)
-        if (w->watermarks[c->keys[i]].error != 0 &&
-            !(c->condition == PG_C_ALL && key_reached(w, c, i)))
-            return w->watermarks[c->keys[i]].error;
-    return 0;
+    uint32_t count = 0, error = 0, spare = 0;
+    if (c->condition == PG_C_ANY)
+        spare = c->count - 1u;
+    if (c->condition == PG_C_QUORUM)
+        spare = c->count - (uint32_t)c->value;
+    for (uint32_t i = 0; i < c->count; i++) {
+        const uint32_t code = w->watermarks[c->keys[i]].error;
+        if (code == 0 || (has_targets(c->condition) && key_reached(w, c, i)))
+            continue;
+        count++;
+        error = error != 0 ? error : code;
+    }
+    return count > spare ? error : 0;
 }
 
 static bool watches(const struct operation *op, uint32_t key)
@@ -335,7 +348,7 @@ static int64_t end(struct world *w, struct operation *op, uint32_t cause)
     return 1;
 }
 
-/* What has failed fails, what holds is satisfied; of the watchers of one key. */
+/* What holds is satisfied, what has failed fails; of the watchers of one key. */
 static int64_t look(struct world *w, uint32_t key)
 {
     int64_t ended = 0;
@@ -343,10 +356,10 @@ static int64_t look(struct world *w, uint32_t key)
         struct operation *op = &w->operations[i];
         if (!watches(op, key))
             continue;
-        if (failed(w, &op->watch))
-            ended += end(w, op, PG_CAUSE_FAILED);
-        else if (holds(w, &op->watch))
+        if (holds(w, &op->watch))
             ended += end(w, op, PG_CAUSE_SATISFIED);
+        else if (failed(w, &op->watch))
+            ended += end(w, op, PG_CAUSE_FAILED);
     }
     return ended;
 }
@@ -367,10 +380,10 @@ static void model_watch(struct world *w, uint32_t session, const struct command 
         if (c->condition == PG_C_SUM && c->targets[i] == UINT64_MAX)
             op->watch.targets[i] = l->watermark;
     }
-    if (failed(w, &op->watch))
-        end(w, op, PG_CAUSE_FAILED);
-    else if (holds(w, &op->watch))
+    if (holds(w, &op->watch))
         end(w, op, PG_CAUSE_SATISFIED);
+    else if (failed(w, &op->watch))
+        end(w, op, PG_CAUSE_FAILED);
 }
 
 static void model_move(struct world *w, const struct command *c, const struct pg_result *r)

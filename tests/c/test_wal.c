@@ -680,7 +680,7 @@ static void act(struct world *w)
         c.record.mode = (uint8_t)rng_below(r, PG_CONDITIONS);
         c.record.time_kind = PG_T_DELAY;
         c.record.flags = (uint8_t)rng_below(r, 2);
-        c.record.value = c.record.mode == PG_C_SUM ? 3 : 0;
+        c.record.value = c.record.mode == PG_C_SUM ? 3 : c.record.mode == PG_C_QUORUM;
         c.watch_keys = 1 + (uint32_t)rng_below(r, WATCHED);
         c.target = rng_below(r, 12);
         c.own = rng_below(r, 3) == 0;

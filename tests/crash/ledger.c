@@ -109,11 +109,10 @@ static uint64_t watches_hash(const struct pg_arena *a, const struct pg_operation
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = a->watches[x].sibling) {
         const struct pg_watched *l = &a->watermarks[a->watches[x].key_row];
-        const bool fixed = op->condition == PG_C_ALL || op->condition == PG_C_ANY;
+        const uint64_t target = watch_target(a->watches[x].target);
         hash = ledger_mix(hash, watermark_hash(a, a->watches[x].key_row));
-        if (fixed)
-            hash = ledger_mix(hash, l->watermark >= a->watches[x].target ? UINT64_MAX
-                                                                     : a->watches[x].target);
+        if (has_targets(op->condition))
+            hash = ledger_mix(hash, l->watermark >= target ? UINT64_MAX : target);
     }
     return hash;
 }

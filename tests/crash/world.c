@@ -317,7 +317,9 @@ static void watch_draft(struct world *w, struct draft *d, unsigned condition)
     r->flags = (uint8_t)below(w, 2);
     r->time_ns = w->now_ns + some_delay(w);
     payload_add(w, d, r);
-    r->value = condition == PG_C_SUM ? 1 + below(w, 5) : 0;
+    r->value = condition == PG_C_SUM      ? 1 + below(w, 5)
+               : condition == PG_C_QUORUM ? 1 + below(w, keys)
+                                          : 0;
     for (uint32_t i = 0; i < keys; i++)
         watch_key_add(w, d, r, w->shape == SHARED_BUCKET ? i : (first + i) % WATCH_KEYS);
 }
@@ -882,6 +884,7 @@ static const struct operation {
     {"watch any", watch_make, PG_C_ANY},
     {"watch sum", watch_make, PG_C_SUM},
     {"watch client", watch_make, PG_C_CLIENT},
+    {"watch quorum", watch_make, PG_C_QUORUM},
     {"advance key", watermark_make, PG_OP_ADVANCE_KEY},
     {"bump", watermark_make, PG_OP_BUMP},
     {"fail", watermark_make, PG_OP_FAIL},
