@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
@@ -36,6 +35,7 @@ from purgatoryd.daemon.shard import Shard, State
 from purgatoryd.daemon.sockets import Message, Sockets
 from purgatoryd.daemon.store import Opening, left_any
 from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     InvalidName,
@@ -89,6 +89,7 @@ def serve_shards(config: Config, command: Command, reread: Callable[[], Config])
     with system_failures():
         paths, access = daemon_paths(config.name), Access.of(config)
         lifecycle = DeploymentLifecycle(Supervisor.of(os.environ))
+        allow_descriptors()
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
             lifecycle.enter(STARTING)
             lifecycle.write_to(StatusFile(paths.directory, config.name))
@@ -205,6 +206,7 @@ class Deployment:
         self._shards = shards
         self._sockets = sockets
         self._wake_fd = wake_fd
+        self._waiter = Waiter()
         self._lifecycle = lifecycle
         self._manager = lifecycle.supervisor
         self._reread = reread
@@ -224,6 +226,7 @@ class Deployment:
             self._stop_all()
         finally:
             self._end_all()
+            self._waiter.close()
 
     @property
     def _over(self) -> bool:
@@ -482,11 +485,8 @@ class Deployment:
         due_ns = [shard.again_ns for shard in self._startable()]
         until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns, *due_ns)
         fds = [fd for shard in self._shards for fd in shard.fds]
-        poller = select.poll()  # select() knows no descriptors above 1023
-        for fd in (*self._sockets.fds(), self._wake_fd, *fds):
-            poller.register(fd, select.POLLIN)
-        left_ms = max(0, -((boot_ns() - until_ns) // 1_000_000))
-        ready = frozenset(fd for fd, _ in poller.poll(left_ms))
+        self._waiter.watch([*self._sockets.fds(), self._wake_fd, *fds])
+        ready = self._waiter.wait(until_ns)
         if self._wake_fd in ready:
             os.read(self._wake_fd, SIGNALS_AT_ONCE)
         return ready

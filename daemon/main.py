@@ -7,7 +7,6 @@ import errno
 import fcntl
 import gc
 import os
-import resource
 import signal
 import stat
 import time
@@ -27,6 +26,7 @@ from purgatoryd.daemon.reload import Reload
 from purgatoryd.daemon.sockets import Remotes, Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.waiting import allow_descriptors
 from purgatoryd.daemon.wal import Memory, Wal, locked
 from purgatoryd.shm_layout.arena import Arena, boot_id
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
@@ -75,7 +75,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
     lifecycle.enter(STARTING)
     placement = Placement(config, paths.arena)
     placement.begin()
-    _allow_connections()
+    allow_descriptors()
     with (
         name_lock(paths),
         locked(opening.wal),
@@ -94,10 +94,11 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
             arena, sockets, access, clock, wal, placement, config.budget, config.bulk_load_ttl_ns,
             wake_fd, lifecycle, reload,
         )  # fmt: skip
-        placement.settle(arena)
-        on_signals(reaper.stop, reaper.reload)
-        _go_live(arena, paths, lifecycle)
-        reaper.run()
+        with contextlib.closing(reaper):
+            placement.settle(arena)
+            on_signals(reaper.stop, reaper.reload)
+            _go_live(arena, paths, lifecycle)
+            reaper.run()
         arena.set_state(ArenaState.READY, 0)
 
 
@@ -186,13 +187,6 @@ def _go_live(arena: Arena, paths: Paths, lifecycle: DaemonLifecycle) -> None:
     arena.set_state(ArenaState.READY, os.getpid())
     lifecycle.enter(READY)
     announce(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}")
-
-
-def _allow_connections() -> None:
-    """Every connection is a descriptor, and libzmq aborts the process when it has none left."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _precise_sleep() -> None:

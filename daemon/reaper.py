@@ -7,7 +7,6 @@ left over is done in the next iteration, so no burst, cascade or batch holds up 
 from __future__ import annotations
 
 import os
-import select
 from collections import deque
 from collections.abc import Callable, Set
 
@@ -19,6 +18,7 @@ from purgatoryd.daemon.lifecycle import STOPPED, DaemonLifecycle, publishing, re
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.sockets import Message, Sockets
+from purgatoryd.daemon.waiting import Waiter
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
@@ -66,7 +66,7 @@ class Reaper:
         self._wal = wal
         self._placement = placement
         self._wake_fd = wake_fd
-        self._wait_for = [*sockets.fds(), wake_fd, *wal.fds]
+        self._waiter = Waiter([*sockets.fds(), wake_fd, *wal.fds])
         self._lifecycle = lifecycle
         lifecycle.publish_by(self._announce)
         self._reload = reload
@@ -96,6 +96,10 @@ class Reaper:
         self._lifecycle.supervisor.alive()
         self._wal.commit()
         self._commands.release()
+
+    def close(self) -> None:
+        """Gives back what the loop sleeps with."""
+        self._waiter.close()
 
     def stop(self) -> None:
         """Ends the loop after the current iteration."""
@@ -283,10 +287,9 @@ class Reaper:
         until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns)
         if not full:
             until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
-        left_ns = until_ns - boot_ns()
-        if left_ns <= 0:
+        if until_ns <= boot_ns():
             return
-        self._ready = frozenset(select.select(self._wait_for, [], [], left_ns / 1e9)[0])
+        self._ready = self._waiter.wait(until_ns)
         self._wakeups += 1
         self._slept_until_ns = None if self._ready else until_ns
         if not self._ready.isdisjoint(self._wal.fds):

@@ -99,9 +99,11 @@ class Daemon:
         assert self.process.stdout is not None
         end = time.monotonic() + PATIENCE_S
         line = b""
+        poller = select.poll()
+        poller.register(self.process.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
             left = max(0.0, end - time.monotonic())
-            if not select.select([self.process.stdout], [], [], left)[0]:
+            if not poller.poll(left * 1000):
                 self.kill()
             byte = self.process.stdout.read(1)
             if not byte:

@@ -58,7 +58,8 @@ FAULTS = [
     Fault("write", "ENOSPC"), Fault("pwrite64", "ENOSPC"),
     Fault("pipe2", "EMFILE"), Fault("eventfd", "EMFILE"), Fault("epoll_create1", "EMFILE"),
     Fault("epoll_ctl", "ENOMEM"), Fault("epoll_wait", "EINTR"), Fault("poll", "ENOMEM"),
-    Fault("select", "ENOMEM"), Fault("socket", "EMFILE"), Fault("bind", "ENOMEM"),
+    Fault("timerfd_create", "EMFILE"),
+    Fault("timerfd_settime", "ECANCELED"), Fault("socket", "EMFILE"), Fault("bind", "ENOMEM"),
     Fault("listen", "EADDRINUSE"), Fault("accept4", "EMFILE"), Fault("send", "EAGAIN"),
     Fault("recv", "EAGAIN"), Fault("recv", "EIO"),
     Fault("pthread_create", "EAGAIN"),
@@ -70,14 +71,15 @@ GLIBC_ENDS = 127
 
 AT_THE_START = {
     "mmap64", "posix_fallocate64", "shm_open", "ftruncate64", "rename", "fchmod", "pwrite64",
-    "pipe2", "eventfd", "epoll_create1", "socket", "bind", "listen", "pthread_create",
+    "pipe2", "eventfd", "epoll_create1", "timerfd_create", "socket", "bind", "listen",
+    "pthread_create",
 }  # fmt: skip
 """Not called by a daemon that is ready, without a WAL."""
 
-AT_TIMES = {"calloc", "open64", "select"}
+AT_TIMES = {"calloc", "open64", "timerfd_settime"}
 """Called at work or not, as time has it: a daemon may have no reason to sleep."""
 
-LATER = {"accept4", "send", "recv", "epoll_wait", "select"}
+LATER = {"accept4", "send", "recv", "epoll_wait", "timerfd_settime"}
 """Not called by a daemon that ends as soon as it is ready."""
 
 WAL_FAULTS = [

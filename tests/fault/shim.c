@@ -32,9 +32,9 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -297,9 +297,10 @@ WRAP(ssize_t, send, -1, (int fd, const void *bytes, size_t size, int flags),
      (fd, bytes, size, flags))
 WRAP(ssize_t, recv, -1, (int fd, void *bytes, size_t size, int flags), (fd, bytes, size, flags))
 WRAP(int, poll, -1, (struct pollfd * fds, nfds_t count, int timeout), (fds, count, timeout))
-WRAP(int, select, -1,
-     (int count, fd_set *in, fd_set *out, fd_set *err, struct timeval *timeout),
-     (count, in, out, err, timeout))
+WRAP(int, timerfd_create, -1, (int clock, int flags), (clock, flags))
+WRAP(int, timerfd_settime, -1,
+     (int timer, int flags, const struct itimerspec *at, struct itimerspec *before),
+     (timer, flags, at, before))
 WRAP(int, epoll_wait, -1, (int epoll, struct epoll_event *events, int most, int timeout),
      (epoll, events, most, timeout))
 

@@ -1,0 +1,84 @@
+"""The one way in which the daemon's loops sleep: epoll, and a timerfd on CLOCK_BOOTTIME.
+
+epoll_wait() counts whole milliseconds and stands still while the host sleeps; the timer has the
+boot clock's nanoseconds. Unlike select(), epoll takes descriptors of any number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+_EVENTS_MAX = 64
+"""Events that one wait returns; the others come with the next one."""
+_TFD_TIMER_ABSTIME = 1
+_TFD_CLOEXEC = os.O_CLOEXEC
+_SECOND_NS = 1_000_000_000
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Waiter:
+    """Sleeps until a time, or until a descriptor is readable. Raises OSError."""
+
+    def __init__(self, fds: Iterable[int] = ()) -> None:
+        self._fds: frozenset[int] = frozenset()
+        self._spec = (ctypes.c_long * 4)()
+        """A struct itimerspec: the interval, which stays 0, and the time."""
+        self._epoll = select.epoll()
+        try:
+            self._timer = _LIBC.timerfd_create(time.CLOCK_BOOTTIME, _TFD_CLOEXEC)
+            _check(self._timer)
+        except OSError:
+            self._epoll.close()
+            raise
+        self._epoll.register(self._timer, select.EPOLLIN)
+        self.watch(fds)
+
+    def watch(self, fds: Iterable[int]) -> None:
+        """Wait for these descriptors from now on, and for no others.
+
+        Each is registered again: epoll forgets a descriptor that is closed, and its number may be
+        that of another one by now.
+        """
+        wanted = frozenset(fds)
+        for fd in self._fds - wanted:
+            with suppress(OSError):  # closed
+                self._epoll.unregister(fd)
+        self._fds = wanted
+        for fd in wanted:
+            with suppress(FileExistsError):
+                self._epoll.register(fd, select.EPOLLIN)
+
+    def wait(self, until_boot_ns: int) -> frozenset[int]:
+        """The descriptors that are readable; none if that time came before. It may be past."""
+        self._spec[2], self._spec[3] = divmod(max(1, until_boot_ns), _SECOND_NS)  # 0 disarms it
+        _check(_LIBC.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, self._spec, None))
+        events = self._epoll.poll(maxevents=_EVENTS_MAX)
+        return frozenset(fd for fd, _ in events if fd != self._timer)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._epoll.close()
+        os.close(self._timer)
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def allow_descriptors() -> None:
+    """Raise the soft limit of descriptors to the hard one.
+
+    Every connection is a descriptor, and libzmq aborts the process when it has none left. Nothing
+    here, in libzmq, or in a child calls select(), which takes none above 1023.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,106 @@
+"""How the loops sleep: descriptors of any number, and deadlines in nanoseconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_daemon import Daemon, boot_ns
+
+from purgatoryd.clients import Client, Subscriber
+from purgatoryd.daemon.waiting import Waiter
+
+INHERITED = 1200
+"""More than select() can count."""
+
+
+@pytest.fixture
+def many() -> Iterator[list[int]]:
+    """Descriptors that are open, under the lowest soft limit that allows them."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(INHERITED)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(opened) + 50, before[1]))
+    try:
+        yield opened
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Heir(Daemon):
+    """A daemon that inherits descriptors."""
+
+    def __init__(self, directory: Path, inherited: list[int], *args: str) -> None:
+        self._inherited = inherited
+        super().__init__("demo", directory, args)
+
+    def begin(self) -> None:
+        command = [self.python, "-m", "purgatoryd.cli", "run", "--name", self.name, *self.args]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=self.dir, env=self.env, stdout=subprocess.PIPE, stderr=log, bufsize=0,
+                pass_fds=self._inherited,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("args", [(), ("--shards", "1")])
+def test_a_daemon_that_inherits_more_descriptors_than_select_knows(
+    args: tuple[str, ...], many: list[int], daemon_dir: Path
+) -> None:
+    with contextlib.closing(Heir(daemon_dir, many, *args)) as real:
+        with Client("demo") as client, Subscriber("demo") as subscriber:
+            client.add("k", delay=0.05)
+            notice = subscriber.get(30)
+        assert notice is not None
+        assert notice.key == "k"
+        soft, hard = resource.prlimit(real.pid, resource.RLIMIT_NOFILE)
+        assert soft == hard
+
+
+def test_a_wait_ends_at_its_time_and_not_before() -> None:
+    waiter = Waiter()
+    for span_ns in (0, 1, 999, 300_000, 2_500_000):
+        until_ns = boot_ns() + span_ns
+        assert waiter.wait(until_ns) == frozenset()
+        assert boot_ns() >= until_ns
+    assert waiter.wait(0) == waiter.wait(-1) == frozenset()  # long past
+    waiter.close()
+
+
+def test_a_wait_ends_for_a_descriptor_and_says_which() -> None:
+    (quiet, silent), (loud, speaker) = os.pipe(), os.pipe()
+    waiter = Waiter([quiet, loud])
+    os.write(speaker, b"x")
+    assert waiter.wait(2**63 - 1) == {loud}
+    assert waiter.wait(2**63 - 1) == {loud}  # until it is read
+    os.read(loud, 1)
+    assert waiter.wait(boot_ns()) == frozenset()
+    waiter.watch([loud])
+    os.write(silent, b"x")
+    assert waiter.wait(boot_ns()) == frozenset()
+    waiter.close()
+    for fd in (quiet, silent, loud, speaker):
+        os.close(fd)
+
+
+def test_a_number_that_another_descriptor_got_is_watched() -> None:
+    first, other = os.pipe()
+    waiter = Waiter([first])
+    os.close(first)
+    os.close(other)
+    second, speaker = os.pipe()
+    assert second == first
+    waiter.watch([second])
+    os.write(speaker, b"x")
+    assert waiter.wait(2**63 - 1) == {second}
+    waiter.watch([])
+    os.close(second)
+    os.close(speaker)
+    waiter.close()
