@@ -34,7 +34,7 @@ def many() -> Iterator[list[int]]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-class Heir(Daemon):
+class Inheriting(Daemon):
     """A daemon that inherits descriptors."""
 
     def __init__(self, directory: Path, inherited: list[int], *args: str) -> None:
@@ -54,7 +54,7 @@ class Heir(Daemon):
 def test_a_daemon_that_inherits_more_descriptors_than_select_knows(
     args: tuple[str, ...], many: list[int], daemon_dir: Path
 ) -> None:
-    with contextlib.closing(Heir(daemon_dir, many, *args)) as real:
+    with contextlib.closing(Inheriting(daemon_dir, many, *args)) as real:
         with Client("demo") as client, Subscriber("demo") as subscriber:
             client.add("k", delay=0.05)
             notice = subscriber.get(30)
