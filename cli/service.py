@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,19 @@ _UCRED = struct.Struct("=iII")
     is_flag=True,
     help="Go on with what a damaged WAL holds before the damage; its files are set aside.",
 )
+@click.option(
+    "--as-restored",
+    is_flag=True,
+    help="Start with a copy of a WAL, such as a restored backup, whose original runs nowhere.",
+)
 @click.option("--shard", "shard", type=(click.INT, click.INT), hidden=True)
 @click.option("--print-config", is_flag=True, help="Print the settings and their sources; stop.")
 @json_option
 @click.pass_context
 def run_command(
     ctx: click.Context, /, name: str, import_path: Path | None, force_wal: bool,
-    print_config: bool, as_json: bool, shard: tuple[int, int] | None, **values: Any,
+    as_restored: bool, print_config: bool, as_json: bool, shard: tuple[int, int] | None,
+    **values: Any,
 ) -> int:  # fmt: skip
     """Run the daemon in the foreground until SIGTERM or SIGINT.
 
@@ -78,18 +85,19 @@ def run_command(
     """
     settings.refuse_unknown_variables(os.environ)
     config = settings.config_from(ctx, name, values)
-    if force_wal and not config.wal_dir:
-        raise InvalidSetting("force-wal", True, "left out without a WAL", "flag")
+    for flag, given in (("force-wal", force_wal), ("as-restored", as_restored)):
+        if given and not config.wal_dir:
+            raise InvalidSetting(flag, True, "left out without a WAL", "flag")
     if print_config:
         print_settings(ctx, config, as_json)
     elif shard is not None:
-        run_shard(ctx, config, shard, force_wal)
+        run_shard(ctx, config, shard, force_wal, as_restored)
     elif config.shards:
-        run_shards(ctx, config, import_path)
+        run_shards(ctx, config, import_path, as_restored)
     else:
         from purgatoryd.daemon.main import serve
 
-        serve(config, import_path, force_wal, lambda: settings.read_again(ctx))
+        serve(config, import_path, force_wal, as_restored, lambda: settings.read_again(ctx))
     return Exit.DONE
 
 
@@ -100,7 +108,9 @@ def print_settings(ctx: click.Context, config: Config, as_json: bool) -> None:
         emit(record, f"{flag} = {json.dumps(value)}  # {source}", as_json)
 
 
-def run_shards(ctx: click.Context, config: Config, import_path: Path | None) -> None:
+def run_shards(
+    ctx: click.Context, config: Config, import_path: Path | None, as_restored: bool
+) -> None:
     """Runs a deployment. Its daemons get the same words, and behind them what they are."""
     from purgatoryd.daemon.deployment import serve_shards
 
@@ -113,10 +123,12 @@ def run_shards(ctx: click.Context, config: Config, import_path: Path | None) -> 
         which = "--shard", str(number), str(os.getpid())
         return [*words, "--name", table.daemon(number), *which]
 
-    serve_shards(config, command, lambda: settings.read_again(ctx))
+    serve_shards(config, command, lambda: settings.read_again(ctx), as_restored=as_restored)
 
 
-def run_shard(ctx: click.Context, config: Config, shard: tuple[int, int], force_wal: bool) -> None:
+def run_shard(
+    ctx: click.Context, config: Config, shard: tuple[int, int], force_wal: bool, as_restored: bool
+) -> None:
     """Runs one daemon of a deployment, which ends with the process that started it."""
     from purgatoryd.daemon.main import serve
     from purgatoryd.daemon.parent import end_with
@@ -127,7 +139,8 @@ def run_shard(ctx: click.Context, config: Config, shard: tuple[int, int], force_
     def as_shard(config: Config) -> Config:
         return replace(config, shard=number)
 
-    serve(as_shard(config), None, force_wal, lambda: as_shard(settings.read_again(ctx)))
+    reread = partial(settings.read_again, ctx)
+    serve(as_shard(config), None, force_wal, as_restored, lambda: as_shard(reread()))
 
 
 @click.command("stop", cls=Command)

@@ -76,10 +76,13 @@ Command = Callable[[ShardTable, int], Sequence[str]]
 """What starts the daemon that is the shard of that number."""
 
 
-def serve_shards(config: Config, command: Command, reread: Callable[[], Config]) -> int:
+def serve_shards(
+    config: Config, command: Command, reread: Callable[[], Config], *, as_restored: bool = False
+) -> int:
     """Runs a deployment until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
-    `reread`: the settings as they are written down now, for SIGHUP; it may raise.
+    `reread`: the settings as they are written down now, for SIGHUP; it may raise. `as_restored`:
+    WALs may be copies.
 
     Prints one line that begins with "ready" once clients can reach all shards. Raises InvalidName,
     StartError, TableBroken, what settle() raises, and ShardFailed if a shard does not start.
@@ -95,7 +98,7 @@ def serve_shards(config: Config, command: Command, reread: Callable[[], Config])
             lifecycle.write_to(StatusFile(paths.directory, config.name))
             lifecycle.enter(RECOVERING)
             # before the sockets: clients ask it first
-            registry = Registry.of(config, paths, lifecycle.step)
+            registry = Registry.of(config, paths, lifecycle.step, as_restored=as_restored)
             shards = _shards(registry.table, paths.directory, command, context)
             with contextlib.closing(Sockets(paths, access)) as sockets:
                 Deployment(
@@ -121,7 +124,14 @@ class Registry:
         self._homes = homes
 
     @classmethod
-    def of(cls, config: Config, paths: Paths, step: Step = lambda _: None) -> Registry:
+    def of(
+        cls,
+        config: Config,
+        paths: Paths,
+        step: Step = lambda _: None,
+        *,
+        as_restored: bool = False,
+    ) -> Registry:
         """That of a new deployment; or as it was left, resharded if it had another count or was
         a daemon alone.
 
@@ -144,7 +154,7 @@ class Registry:
         registry = cls(table, homes)
         if table.shard_generation != ALONE:
             registry.write()
-        resharding = Resharding(config, paths.directory, registry.adopt, step)
+        resharding = Resharding(config, paths.directory, registry.adopt, step, as_restored)
         registry.table = settle(resharding, table, config.shards)
         return registry
 

@@ -28,6 +28,7 @@ from purgatoryd.daemon.store import Opening, open_arena, owned, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.waiting import allow_descriptors
 from purgatoryd.daemon.wal import Memory, Wal, locked
+from purgatoryd.daemon.wal_birth import record_birth
 from purgatoryd.shm_layout.arena import Arena, boot_id
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
 from purgatoryd.shm_layout.files import is_in_memory
@@ -48,12 +49,14 @@ def serve(
     config: Config,
     import_path: Path | None = None,
     force_wal: bool = False,
+    as_restored: bool = False,
     reread: Callable[[], Config] | None = None,
 ) -> int:
     """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
     `import_path`: an export file to begin with. `force_wal`: what a damaged WAL holds
-    before the damage is enough. `reread`: the settings as they are written down now, for SIGHUP.
+    before the damage is enough. `as_restored`: its WAL may be a copy. `reread`: the settings as
+    they are written down now, for SIGHUP.
 
     Prints one line that begins with "ready" once clients can reach it. Raises StartError,
     ArenaError or InvalidName if it cannot start; an arena that was there is as it was. Raises
@@ -64,7 +67,7 @@ def serve(
     with system_failures():
         paths = daemon_paths(config.name)
         _refuse_sharded(config, paths)
-        opening = Opening(config, paths, import_path, force_wal, lifecycle.step)
+        opening = Opening(config, paths, import_path, force_wal, as_restored, lifecycle.step)
         _run(opening, lifecycle, reread or (lambda: config))
     return 0
 
@@ -78,7 +81,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
     allow_descriptors()
     with (
         name_lock(paths),
-        locked(opening.wal),
+        locked(opening.wal, as_restored=opening.as_restored),
         owned(opening) as opening,
         signals() as wake_fd,
         contextlib.closing(Sockets(paths, access, Remotes.of(config))) as sockets,
@@ -134,6 +137,8 @@ def _recovered(opening: Opening, lifecycle: DaemonLifecycle) -> Arena:
     lifecycle.enter(RECOVERING)
     lifecycle.write_to(StatusFile(opening.paths.directory, opening.paths.name))
     arena = open_arena(opening)
+    if opening.wal is not None and opening.as_restored:
+        record_birth(opening.wal)
     lifecycle.attach(arena)
     return arena
 

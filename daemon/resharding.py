@@ -71,6 +71,8 @@ class Resharding:
     """Makes a table the one that counts, durably."""
     step: Step = lambda _: None
     """Is notified of each step."""
+    as_restored: bool = False
+    """WALs may be copies."""
 
     def opening(self, table: ShardTable, shard: int) -> Opening:
         """How the arena of a shard is opened. Raises InvalidName, BadPath."""
@@ -136,7 +138,7 @@ def _sources(
         opening = resharding.opening(old, shard)
         if old.shard_generation != ALONE:
             held.enter_context(name_lock(opening.paths))
-        held.enter_context(locked(opening.wal))
+        held.enter_context(locked(opening.wal, as_restored=resharding.as_restored))
         opening = held.enter_context(owned(opening))
         resharding.step(f"opening {opening.config.name}")
         yield held.enter_context(source(opening))

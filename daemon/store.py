@@ -103,6 +103,8 @@ class Opening:
     """An export file to begin with."""
     force: bool = False
     """Go on with what comes before a damage in the WAL."""
+    as_restored: bool = False
+    """The WAL may be a copy; it is an original once the arena is open."""
     step: Step = lambda _: None
     """Is notified of each step."""
     lock: ArenaLock | None = None

@@ -18,6 +18,7 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
 from purgatoryd.daemon.snapshot import save_snapshot, start, tidy_and_tell
+from purgatoryd.daemon.wal_birth import refuse_copy
 from purgatoryd.shm_layout.arena import Arena, Handle
 from purgatoryd.shm_layout.errors import (
     BadPath,
@@ -56,8 +57,11 @@ def wal_directory(config: Config) -> Path | None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path | None) -> Iterator[None]:
-    """Makes the folder and holds its lock. Raises WalInUse, BadPath."""
+def locked(directory: Path | None, *, as_restored: bool = False) -> Iterator[None]:
+    """Makes the folder and holds its lock. Raises WalInUse, WalCopied, BadPath.
+
+    `as_restored`: it may be a copy.
+    """
     if directory is None:
         yield
         return
@@ -71,6 +75,7 @@ def locked(directory: Path | None) -> Iterator[None]:
         raise BadPath(str(directory), f"cannot be used: {error.strerror}") from error
     try:
         _flock(fd, directory)
+        refuse_copy(directory, as_restored=as_restored)
         yield
     finally:
         os.close(fd)

@@ -1047,6 +1047,25 @@ class WalInUse(WalError):
 
 
 @keeps_figures
+class WalCopied(WalError):
+    """A daemon is started with a copy of a WAL, whose original may fire the same timers.
+
+    The original's birth was `recorded`; the file that records it in the folder `path` has `found`.
+    """
+
+    path: str
+    recorded: str
+    found: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: this WAL is a copy: its birth has {self.recorded}, the copy has "
+            f"{self.found}; make sure that no daemon runs with the original, and start with "
+            "--as-restored"
+        )
+
+
+@keeps_figures
 class WalMismatch(WalError):
     """A file is not of this WAL, or not of this version.
 

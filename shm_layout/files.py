@@ -23,12 +23,16 @@ def sync_directory(directory: Path) -> None:
 
 def is_in_memory(path: Path) -> bool:
     """True if what stands there is gone with the next reboot."""
+    return bool(filesystems(path) & {"tmpfs", "ramfs"})
+
+
+def filesystems(path: Path) -> set[str]:
+    """The type of the file system that has a path, such as ext4; empty if it is not known."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     mounts = (line.partition(" - ") for line in lines)
-    kinds = {after.split()[0] for before, _, after in mounts if before.split()[2] == number}
-    return bool(kinds & {"tmpfs", "ramfs"})
+    return {after.split()[0] for before, _, after in mounts if before.split()[2] == number}
 
 
 def sync_file(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -14,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_arena_files
+from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_arena_files, stats
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client
+from purgatoryd.daemon.wal_birth import Birth, record_birth
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
@@ -210,6 +212,7 @@ def test_a_command_names_a_directory_in_place_of_the_arena_file(
 
 KILLED = """
 import os, signal, sys
+from purgatoryd.daemon.wal_birth import Birth, record_birth
 from purgatoryd.shm_layout import shm
 commit = shm._commit
 def killed(fd, size):
@@ -234,3 +237,149 @@ def test_a_start_that_is_killed_for_memory_leaves_no_file(
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert files(paths) == {}
+
+
+# ---- one WAL -----------------------------------------------------------------------------------
+
+
+def copy_wal(real: Daemon, copier: Sequence[str]) -> Path:
+    """A copy of a daemon's folder of WALs, in another folder."""
+    other = real.dir / "other"
+    other.mkdir()
+    subprocess.run([*copier, f"{real.dir}/wal/.", str(other)], check=True, timeout=PATIENCE_S)
+    return other
+
+
+def snapshot_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def with_wal(daemon: StartDaemon) -> Daemon:
+    """A daemon with a durable timer."""
+    real = daemon("demo", "--wal-dir", "wal")
+    with Client("demo", durable=True, timeout=PATIENCE_S) as client:
+        client.add("k", delay=3600)
+    return real
+
+
+def keys(directory: Path) -> set[str]:
+    """What the daemon with this run directory has armed."""
+    arguments = [sys.executable, "-m", "purgatoryd.cli", "list", "--name", "demo", "--json"]
+    done = subprocess.run(
+        arguments, env=clean_environment(directory), capture_output=True, check=True, text=True
+    )
+    return {json.loads(line)["key"] for line in done.stdout.splitlines()}
+
+
+@pytest.mark.parametrize("copier", [["cp", "-a"], ["cp", "-r"]], ids=" ".join)
+def test_a_wal_that_was_copied_from_a_running_daemon_is_refused(
+    copier: Sequence[str], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    real = with_wal(daemon)
+    other = copy_wal(real, copier)
+    (other / "demo" / "lock").write_text("")
+    before, run = snapshot_of(other), tmp_path / "run"
+    run.mkdir(0o700)
+    done = start_again(run, "--wal-dir", str(other))
+    assert (done.returncode, done.stdout) == (Exit.UNUSABLE, "")
+    assert f"{other / 'demo'}: this WAL is a copy" in done.stderr
+    assert "--as-restored" in done.stderr
+    assert snapshot_of(other) | {"lock": b""} == before | {"lock": b""}
+    assert files(paths_in(run, "demo")) == {}
+    assert serves(real)
+
+
+def test_a_restored_copy_goes_on_as_a_stream_of_its_own(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    real = with_wal(daemon)
+    stream, other = stats(real)["stream_id"], copy_wal(real, ["cp", "-a"])
+    real.stop()
+    remove_arena_files(real.paths)
+    for arguments in (("--as-restored",), ()):  # then it is an original
+        real.start("--wal-dir", str(other), *arguments)
+        assert keys(daemon_dir) == {"k"}
+        assert stats(real)["stream_id"] != stream
+        stream = stats(real)["stream_id"]
+        real.kill()
+        remove_arena_files(real.paths)
+
+
+def test_a_wal_without_its_birth_is_an_original(daemon: StartDaemon) -> None:
+    real = with_wal(daemon)
+    real.stop()
+    (real.dir / "wal/demo/birth").unlink()
+    remove_arena_files(real.paths)
+    real.start()
+    assert keys(real.dir) == {"k"}
+    assert "wal/demo/birth is missing" in real.stderr
+    real.restart()
+    assert "is missing" not in real.stderr
+
+
+@pytest.mark.parametrize("written", [b"", b"{}", b"[]", b'{"inode": "x", "born_wall_ns": null}'])
+def test_a_birth_that_nobody_wrote_is_refused_until_it_is_restored(
+    written: bytes, daemon: StartDaemon
+) -> None:
+    real = with_wal(daemon)
+    real.stop()
+    (real.dir / "wal/demo/birth").write_bytes(written)
+    done = start_again(real.dir, "--wal-dir", "wal")
+    assert done.returncode == Exit.UNUSABLE
+    assert "this WAL is a copy" in done.stderr
+    real.start("--wal-dir", "wal", "--as-restored")
+    assert keys(real.dir) == {"k"}
+
+
+def test_a_moved_folder_is_the_original(daemon: StartDaemon) -> None:
+    """So is a disk in another host: nothing of the host is in the file."""
+    real = with_wal(daemon)
+    real.stop()
+    (real.dir / "wal").rename(real.dir / "moved")
+    remove_arena_files(real.paths)
+    real.start("--wal-dir", "moved")
+    assert keys(real.dir) == {"k"}
+
+
+@pytest.mark.parametrize(
+    ("written", "found", "differs"),
+    [
+        ((1, 5), (1, 5), False),
+        ((1, 5), (2, 5), True),
+        ((1, 5), (1, 6), True),
+        ((1, None), (1, 6), False),
+        ((1, 5), (1, None), False),
+        ((1, None), (2, None), True),
+        ((None, None), (None, None), False),
+        ((None, 5), (None, 6), True),
+    ],
+)
+def test_a_birth_differs_in_what_both_file_systems_tell(
+    written: tuple[int | None, int | None], found: tuple[int | None, int | None], *, differs: bool
+) -> None:
+    assert Birth(*written).differs(Birth(*found)) is differs
+
+
+def test_a_birth_names_its_own_inode_and_birth_time(tmp_path: Path) -> None:
+    record_birth(tmp_path)
+    path = tmp_path / "birth"
+    about, written = path.stat(), json.loads(path.read_text())
+    assert written["inode"] == about.st_ino
+    stat = subprocess.run(["stat", "-c", "%W", path], capture_output=True, check=True).stdout
+    assert (written["born_wall_ns"] or 0) // 10**9 == int(stat)
+
+
+def test_a_deployment_of_copied_wals_starts_as_restored(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--shards", "2", "--wal-dir", "wal")
+    with Client("demo", durable=True, timeout=PATIENCE_S) as client:
+        client.add("k", delay=3600)
+    other = copy_wal(real, ["cp", "-a"])
+    real.stop()
+    for shard in range(2):
+        remove_arena_files(paths_in(real.dir, f"demo-1-{shard}"))
+    done = start_again(real.dir, "--shards", "2", "--wal-dir", str(other))
+    assert done.returncode != Exit.DONE
+    assert "this WAL is a copy" in done.stderr
+    real.start("--shards", "3", "--wal-dir", str(other), "--as-restored")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert client.get("k") is not None
