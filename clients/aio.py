@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Collection, Generator, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 import zmq
 
 from purgatoryd.clients.arguments import check_limit_s, check_whole
+from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.core import (
@@ -34,7 +36,7 @@ from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import AnyPending, Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition
-from purgatoryd.clients.session import Batch, State
+from purgatoryd.clients.session import State
 from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Opener, unreachable
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -101,6 +103,7 @@ class AsyncClient:
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- open and close ----------------------------------------------------------------------
@@ -178,7 +181,7 @@ class AsyncClient:
         pending = await self._pack(entry, timeout)
         if not wait:
             return AsyncHandle(self, pending)
-        await self._await(pending, timeout)
+        await self._await(pending, timeout, (pending,))
         return pending.outcome()
 
     @overload
@@ -200,7 +203,7 @@ class AsyncClient:
         pending = await self._pack(core.cancel(key, ticket, collect=not wait), timeout)
         if not wait:
             return AsyncHandle(self, pending)
-        await self._await(pending, timeout)
+        await self._await(pending, timeout, (pending,))
         return pending.outcome()
 
     async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
@@ -326,8 +329,15 @@ class AsyncClient:
         self._schedule()
         return entry.pending
 
-    async def _await(self, pending: Pending, timeout: float | None) -> None:
-        await self._until(lambda: pending.done, "call", timeout)
+    async def _await(
+        self, pending: Pending, timeout: float | None, calls: Iterable[Pending] = ()
+    ) -> None:
+        """As Client._await."""
+        try:
+            await self._until(lambda: pending.done, "call", timeout, single=True)
+        except DaemonError:
+            if not (self._core.abandon(calls) and pending.done):
+                raise
         self._core.collected(pending)
 
     async def _settle(self, subject: str, timeout: float | None) -> None:
@@ -350,17 +360,25 @@ class AsyncClient:
     async def _submit(
         self, result: BulkResult, batches: Iterable[Batch], wait: bool, timeout: float | None
     ) -> None:
-        packer = self._core.packer
-        for batch in batches:
-            await self._until(lambda: packer.queued < self.queue_limit, "bulk call", timeout)
-            packer.bulk(batch)
-            self._schedule()
-        if wait:
-            await self._until(lambda: result.done, "bulk call", timeout)
-            result.check()
+        packer, unsent = self._core.packer, deque(batches)
+        try:
+            while unsent:
+                await self._until(lambda: packer.queued < self.queue_limit, "bulk call", timeout)
+                packer.bulk(unsent.popleft())
+                self._schedule()
+            if wait:
+                await self._until(lambda: result.done, "bulk call", timeout)
+                result.check()
+        except DaemonError:
+            if wait and not result.done:
+                result.abandon(unsent)
+            raise
 
-    async def _until(self, done: Any, subject: str, timeout: float | None) -> None:
-        """Waits until `done()`; `timeout` seconds without any answer end it."""
+    async def _until(
+        self, done: Any, subject: str, timeout: float | None, *, single: bool = False
+    ) -> None:
+        """Waits until `done()`; `timeout` seconds without any answer end it, and of a `single` call
+        so many seconds in which the daemon is busy."""
         core, limit_s = self._core, self._limit_s(timeout)
         answers, deadline_s = core.answers, time.monotonic() + limit_s
         while not done():
@@ -370,7 +388,7 @@ class AsyncClient:
                 raise core.overdue(subject, limit_s)
             await self._change(remaining_s)
             core.check()
-            if core.answers != answers:
+            if core.answers != answers and not (single and core.session.retries):
                 answers, deadline_s = core.answers, time.monotonic() + limit_s
 
     async def _change(self, limit_s: float) -> None:
@@ -429,6 +447,13 @@ class AsyncClient:
         elif self._timer is None and pending and self._loop is not None:
             patience_s = core.patience_s
             self._timer = self._loop.call_later(patience_s, self._overdue, patience_s, core.answers)
+        if self._retry is None and self._loop is not None and core.retry_in_s is not None:
+            self._retry = self._loop.call_later(core.retry_in_s, self._send_again)
+
+    def _send_again(self) -> None:
+        """The wait of calls that were refused as BUSY is over."""
+        self._retry = None
+        self._exchange()
 
     def _overdue(self, waited_s: float, answers: int) -> None:
         self._timer = None
@@ -451,8 +476,9 @@ class AsyncClient:
 
     def _drop(self) -> None:
         core = self._core
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                timer.cancel()
         if core.channel is not None and self._loop is not None:
             for socket in (core.channel.socket, core.channel.monitor):
                 self._loop.remove_reader(int(socket.get(zmq.FD)))

@@ -15,7 +15,7 @@ from purgatoryd.clients.core import OPEN_RETRY_S
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.partitions import Part, Partitions
 from purgatoryd.clients.route import Route
-from purgatoryd.shm_layout.errors import DaemonError
+from purgatoryd.shm_layout.errors import Busy, DaemonError, PurgatorydError
 from purgatoryd.shm_layout.wire import Key
 
 Result = TypeVar("Result")
@@ -129,11 +129,14 @@ async def _all(calls: Iterable[Awaitable[Result]]) -> list[Result]:
 
 def _merged(parts: list[Part], found: list[BulkResult | BaseException]) -> BulkResult:
     """The results of all parts; the error of one that failed is its check()."""
-    error: DaemonError | None = None
+    error: PurgatorydError | None = None
     done = []
     for part, one in zip(parts, found, strict=True):
         if isinstance(one, BulkResult):
             done.append((part.places, one))
+        elif isinstance(one, Busy):
+            done.append((part.places, one.result))
+            error = one
         elif isinstance(one, DaemonError):
             error = one
         else:

@@ -133,7 +133,7 @@ class AsyncPurgatory(AsyncClient):
         row = Watch(key, condition, timeout, payload, topic)
         armed = prepare_watch(core, self._book, row)
         await self._arm(armed)
-        await self._await(armed.entry.pending, None)
+        await self._await(armed.entry.pending, None, (armed.entry.pending,))
         armed.entry.pending.outcome()
         operation = self._operation(armed)
         if callback is not None:
@@ -145,8 +145,9 @@ class AsyncPurgatory(AsyncClient):
         armed = watch_rows(await self._ready(), self._book, rows)
         for one in armed:
             await self._arm(one)
-        for one in armed:
-            await self._await(one.entry.pending, None)
+        calls = [one.entry.pending for one in armed]
+        for pending in calls:
+            await self._await(pending, None, calls)
         return [self._operation(one) for one in armed]
 
     async def _arm(self, armed: Armed) -> None:
@@ -170,7 +171,7 @@ class AsyncPurgatory(AsyncClient):
         entries = [prepare_trigger(core, Op.ADVANCE_KEY, key, n) for key, n in rows]
         pending = [await self._pack(entry, None) for entry in entries]
         for one in pending:
-            await self._await(one, None)
+            await self._await(one, None, pending)
         return [one.outcome() for one in pending]
 
     async def bump(self, key: Key, n: int = 1) -> int:
@@ -204,7 +205,7 @@ class AsyncPurgatory(AsyncClient):
     async def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
         entry = prepare_trigger(await self._ready(), op, key, value)
         pending = await self._pack(entry, None)
-        await self._await(pending, None)
+        await self._await(pending, None, (pending,))
         pending.outcome()
         return pending
 

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole, each, unreadable
+from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.core import Core, mode_number
 from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.packing import Builder, is_refusal, refusal
-from purgatoryd.clients.session import Batch
+from purgatoryd.clients.retries import all_busy
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import DaemonError, InvalidRows
+from purgatoryd.shm_layout.errors import Busy, DaemonError, InvalidRows, PurgatorydError
 from purgatoryd.shm_layout.layout import TICKET_MAX, ClockKind, Status, struct_dtype
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
@@ -36,14 +37,14 @@ class BulkResult:
         self._arrays = arrays
         self._parts: list[bytes] = []
         self._open = 0
-        self._error: DaemonError | None = None
+        self._error: PurgatorydError | None = None
 
     @classmethod
     def merged(
         cls,
         rows: int,
         parts: Iterable[tuple[Sequence[int], BulkResult]],
-        error: DaemonError | None,
+        error: PurgatorydError | None,
     ) -> BulkResult:
         """One result of several, with the places of their rows among all `rows`.
 
@@ -73,9 +74,24 @@ class BulkResult:
         return not self._open
 
     def check(self) -> None:
-        """Raises the DaemonError that left rows without a result, if there is one."""
+        """Raises the error that left rows without a result, if there is one."""
         if self._error is not None:
             raise self._error
+
+    def abandon(self, unsent: Iterable[Batch]) -> None:
+        """Nobody waits for the rows any more. Raises Busy if the daemon refused some as BUSY until
+        now; `unsent` batches have that answer as well. Rows in flight get theirs later."""
+        assert self._core is not None
+        if not self._core.abandon((self,)):
+            return
+        for batch in unsent:
+            self._core.packer.packed += batch.count
+            batch.settle(all_busy(batch))
+        statuses = self._status_bytes()
+        rows = tuple(row for row, status in enumerate(statuses) if status == Status.BUSY)
+        error = Busy(f"row {rows[0]}", Status.BUSY, rows, statuses.count(Status.NONE))
+        error.result = self
+        raise error
 
     @property
     def statuses(self) -> Any:
@@ -125,13 +141,17 @@ class BulkResult:
         index = len(self._parts)
         self._parts.append(bytes(count * wire.RESULT.size))
         self._open += 1
-        return cast(Batch, build(partial(self._settle, index, count)))
+        batch = cast(Batch, build(partial(self._settle, index, count)))
+        batch.calls = self
+        return batch
 
-    def _settle(self, index: int, count: int, outcome: bytes | DaemonError) -> None:
+    def _settle(self, index: int, count: int, outcome: Outcome) -> None:
         assert self._core is not None
         self._core.packer.settled += count
         self._open -= 1
-        if isinstance(outcome, DaemonError):
+        if isinstance(outcome, Partial):
+            self._parts[index], self._error = outcome
+        elif isinstance(outcome, DaemonError):
             self._error = outcome
         else:
             self._parts[index] = outcome

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
+from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.core import (
@@ -35,7 +37,7 @@ from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import AnyPending, Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition
-from purgatoryd.clients.session import Batch, State
+from purgatoryd.clients.session import State
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
 from purgatoryd.shm_layout.layout import BulkLoadAction
@@ -195,7 +197,7 @@ class Client:
         )  # fmt: skip
         pending = self._pack(entry, wait, timeout)
         if wait:
-            self._await(pending, timeout)
+            self._await(pending, timeout, (pending,))
             return pending.outcome()
         self._leave()
         return Handle(self, pending)
@@ -222,7 +224,7 @@ class Client:
         core.admit()
         pending = self._pack(core.cancel(key, ticket, collect=not wait), wait, timeout)
         if wait:
-            self._await(pending, timeout)
+            self._await(pending, timeout, (pending,))
             return pending.outcome()
         self._leave()
         return Handle(self, pending)
@@ -252,14 +254,14 @@ class Client:
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and topic and payload if
         wanted. `topic` is for rows without one. `bulk_load`: these are rows of a bulk load, each of
         which is done once; one that was done before gets the status BULK_LOADED. With wait=False it
-        returns as soon as all is packed. Raises InvalidArgument before anything is sent,
-        DaemonError.
+        returns as soon as all is packed. Rows that the daemon is too busy for are sent again, in
+        order, until `timeout`. Raises InvalidArgument before anything is sent, Busy with the rows
+        that were not done, DaemonError.
         """
         timeout = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_puts(self._core, rows, topic, mode, bulk_load)
-        self._submit(batches, timeout)
-        return self._settled(result, wait, timeout)
+        return self._bulk(result, batches, wait, timeout)
 
     @overload
     def cancel_many(
@@ -286,8 +288,7 @@ class Client:
         timeout = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_cancels(self._core, keys, bulk_load)
-        self._submit(batches, timeout)
-        self._settled(result, wait, timeout)
+        self._bulk(result, batches, wait, timeout)
         return result.cancels() if wait else result
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
@@ -311,8 +312,7 @@ class Client:
         timeout = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_unparks(self._core, rows, bulk_load)
-        self._submit(batches, timeout)
-        return self._settled(result, True, timeout)
+        return self._bulk(result, batches, True, timeout)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
@@ -473,7 +473,11 @@ class Client:
         finally:
             self._io.release()
 
-    def _await(self, pending: Pending, timeout: float | None) -> None:
+    def _await(
+        self, pending: Pending, timeout: float | None, calls: Iterable[Pending] = ()
+    ) -> None:
+        """Waits for `pending`. At the timeout `calls`, for which nobody else waits, are not sent
+        again if they were refused as BUSY, and have that outcome."""
         if not pending.done:
             self._core.check()
             with self._exclusive("call", timeout):
@@ -481,8 +485,9 @@ class Client:
                 try:
                     self._drive(pending, "call", timeout)
                 except DaemonError:
-                    self._core.withdraw(batch)
-                    raise
+                    if not (self._core.abandon(calls) and pending.done):
+                        self._core.withdraw(batch)
+                        raise
         self._core.collected(pending)
 
     def _settle(self, subject: str, timeout: float | None) -> None:
@@ -505,7 +510,8 @@ class Client:
             blocked = core.push()
             if not blocked and core.take_soon():
                 continue
-            if core.answers != answers:
+            waits = isinstance(goal, Pending) and core.session.retries and answers >= 0
+            if core.answers != answers and not waits:
                 answers, deadline_s = core.answers, time.monotonic() + limit_s
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
@@ -564,11 +570,24 @@ class Client:
                 self._start_flusher()
             self._wake.set()
 
-    def _submit(self, batches: Iterable[Any], timeout: float | None) -> None:
-        for batch in batches:
+    def _bulk(
+        self, result: BulkResult, batches: list[Batch], wait: bool, timeout: float | None
+    ) -> BulkResult:
+        unsent = deque(batches)
+        try:
+            self._submit(unsent, timeout)
+            return self._settled(result, wait, timeout)
+        except DaemonError:
+            if wait and not result.done:
+                with self._io:
+                    result.abandon(unsent)
+            raise
+
+    def _submit(self, unsent: deque[Batch], timeout: float | None) -> None:
+        while unsent:
             self._make_space(timeout)
             with self._packing:
-                self._core.packer.bulk(batch)
+                self._core.packer.bulk(unsent.popleft())
             self._leave()
 
     def _settled(self, result: BulkResult, wait: bool, timeout: float | None) -> BulkResult:

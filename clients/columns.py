@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from purgatoryd.clients import times
+from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.core import Core
 from purgatoryd.clients.packing import BATCH_BYTES
-from purgatoryd.clients.session import Batch
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidKey, InvalidPayload, InvalidRows, InvalidTime
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, KeyType, Op, struct_dtype

@@ -4,13 +4,15 @@ non-blocking exchange with the daemon. No lock, no wait: those are the clients' 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Literal
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole
+from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk_loads import check_bulk_load
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.fork_guard import ForkGuard
@@ -27,7 +29,7 @@ from purgatoryd.clients.packing import (
 )
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition, Route
-from purgatoryd.clients.session import Batch, Query, Session, State
+from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     BatchError,
@@ -64,6 +66,8 @@ APART_NS = 60_000_000_000
 """A welcome of an earlier or later time on this process's boot clock is of another clock."""
 RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
 RESEND_MAX_S = 2.0
+BUSY_S = 0.001  # the first wait before calls refused as BUSY are sent again; doubles
+BUSY_MAX_S = 0.1
 QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
 QUEUE_LIMIT_MAX = 2**31 - 1
 OPEN_RETRY_S = 0.01  # between looks for the daemon's socket
@@ -123,6 +127,9 @@ class Core:
         """Messages that came; a wait that sees it grow has not been in vain."""
         self._resend_s = RESEND_S
         self._silent_s = 0.0
+        self._busy_s = BUSY_S
+        self._retry_at_s = 0.0  # by time.monotonic(); 0 = no wait has begun
+        self._retried = 0
         self._topics: dict[str, bytes] = {}
         self._uncollected: dict[Pending, None] = {}
         self._unlisted = 0
@@ -301,11 +308,40 @@ class Core:
         sealed, session, channel = self.packer.sealed, self.session, self.channel
         while sealed:
             session.submit(sealed.popleft())
+        if session.retries:
+            self._retry()
         while (frame := session.frame()) is not None:
             if channel is None or not channel.send(frame):
                 return True
             session.sent()
         return False
+
+    def _retry(self) -> None:
+        """Sends calls again that were refused as BUSY, once their wait is over."""
+        retries = self.session.retries
+        if retries.in_round or not retries.waiting:
+            return
+        now_s = time.monotonic()
+        if not self._retry_at_s:
+            if retries.settled != self._retried:
+                self._retried, self._busy_s = retries.settled, BUSY_S
+            self._retry_at_s = now_s + self._busy_s
+            self._busy_s = min(2 * self._busy_s, BUSY_MAX_S)
+        elif now_s >= self._retry_at_s:
+            self._retry_at_s = 0.0
+            retries.begin_round()
+
+    @property
+    def retry_in_s(self) -> float | None:
+        """How long until calls refused as BUSY are sent again; None if none wait for that."""
+        if not self._retry_at_s or not self.session.retries.waiting:
+            return None
+        return max(self._retry_at_s - time.monotonic(), 0.0)
+
+    def abandon(self, calls: Iterable[object]) -> bool:
+        """Nobody waits for these calls any more: they are not sent again if the daemon refused
+        them as BUSY, and have that answer. False if there is none."""
+        return self.session.abandon(frozenset(calls)) > 0
 
     def pull(self) -> bool:
         """Takes all that has come. True if anything had."""
@@ -317,6 +353,8 @@ class Core:
 
     def take_soon(self) -> bool:
         """Waits a moment for one message. True if one came."""
+        if self._retry_at_s and self.session.resting:
+            return False
         data = None if self.channel is None else self.channel.receive_soon()
         if data is None:
             return False
@@ -340,15 +378,18 @@ class Core:
             if self._numa_local:
                 self._numa_local = False
                 pin_numa_local(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
-        if self.session.refusal is None and self.session.astray is None:
+        session = self.session
+        if session.refusal is None and session.astray is None and not session.fruitless:
             self.answers += 1  # being refused again and again is no progress
             if self._route.breaker is not None:
                 self._route.breaker.answered()
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for a sign of the daemon before silence() is due."""
-        return max(self._resend_s - self._silent_s, 0.001)
+        """How long to wait for a sign of the daemon until silence() or push() is due."""
+        patience_s = max(self._resend_s - self._silent_s, 0.001)
+        retry_s = self.retry_in_s
+        return patience_s if retry_s is None else min(patience_s, retry_s)
 
     def silence(self, waited_s: float) -> None:
         """No sign for `waited_s` more seconds: overdue answers are asked for again."""
@@ -385,7 +426,7 @@ class Core:
         if greeting or self.channel is None or not self.channel.connected:
             barred = shut(self.name) if self._remote is None else ""
             return DaemonUnreachable(self.name, self.endpoint, waited_s, in_doubt, barred)
-        return CallTimeout(subject, waited_s, in_doubt)
+        return CallTimeout(subject, waited_s, in_doubt, self.session.retries.waiting)
 
 
 class _Asked:

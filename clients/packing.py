@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
 from purgatoryd.clients.model import CancelResult, TimerInfo
-from purgatoryd.clients.session import Batch, Settle
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import (
@@ -322,6 +322,7 @@ class Packer:
             return None
         batch = self._builder.batch(_Settlement(self, self._pending), self.at_ns)
         batch.packed_boot_ns = boot_now_ns()
+        batch.calls = self._pending
         self.sealed.append(batch)
         self._open()
         return batch
@@ -344,11 +345,14 @@ class _Settlement:
         self.packer = packer
         self.pending = pending
 
-    def __call__(self, outcome: bytes | DaemonError) -> None:
+    def __call__(self, outcome: Outcome) -> None:
         self.packer.settled += len(self.pending)
+        error: DaemonError | None = None
         if isinstance(outcome, DaemonError):
             self._fail(outcome)
             return
+        if isinstance(outcome, Partial):
+            outcome, error = outcome
         end = len(self.pending) * wire.RESULT.size
         for number, keys in wire.decode_ended(outcome[end:]).items():
             self.pending[number].ended = keys
@@ -357,6 +361,7 @@ class _Settlement:
         ):
             pending.word = word
             pending.deadline_ns = deadline_ns
+            pending.error = error if word == 0 else None
             pending.done = True
             if pending.on_done is not None:
                 pending.on_done(pending)

@@ -16,7 +16,14 @@ from purgatoryd.clients.core import OPEN_RETRY_S
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.partitions import Part, Partitions
 from purgatoryd.clients.route import Route
-from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, DaemonUnreachable, QueueFull
+from purgatoryd.shm_layout.errors import (
+    Busy,
+    CallTimeout,
+    DaemonError,
+    DaemonUnreachable,
+    PurgatorydError,
+    QueueFull,
+)
 from purgatoryd.shm_layout.wire import Key
 
 SILENCE_S = 0.25
@@ -108,7 +115,7 @@ class PartitionedClient(Closing):
         """All parts are under way before the first answer is waited for."""
         patience = Patience(check_limit_s(self.timeout if timeout is None else timeout))
         sent, done = [], []
-        error: DaemonError | None = None
+        error: PurgatorydError | None = None
         for part in parts:
             client = self._clients[part.partition]
             try:
@@ -118,8 +125,8 @@ class PartitionedClient(Closing):
                 error = refused
         for client, places, result in sent:
             try:
-                patience.wait(partial(client.settle, result))
-            except DaemonError as failed:
+                patience.wait(partial(client._bulk, result, [], True))
+            except (Busy, DaemonError) as failed:
                 error = failed
             done.append((places, result))
         rows = sum(len(part.places) for part in parts)

@@ -175,7 +175,7 @@ class Purgatory(Client):
         row = Watch(key, condition, timeout, payload, topic)
         armed = prepare_watch(self._core, self._book, row)
         self._arm(armed)
-        self._await(armed.entry.pending, None)
+        self._await(armed.entry.pending, None, (armed.entry.pending,))
         armed.entry.pending.outcome()
         if callback is not None:
             armed.operation.add_done_callback(callback)
@@ -193,8 +193,9 @@ class Purgatory(Client):
             self._make_space(None)
             self._arm(one)
             self._leave()
-        for one in armed:
-            self._await(one.entry.pending, None)
+        calls = [one.entry.pending for one in armed]
+        for pending in calls:
+            self._await(pending, None, calls)
         return [operation for operation, _ in armed]
 
     def _arm(self, armed: Armed) -> None:
@@ -225,9 +226,10 @@ class Purgatory(Client):
             with self._packing:
                 self._core.packer.add(entry)
             self._leave()
-        for entry in entries:
-            self._await(entry.pending, None)
-        return [entry.pending.outcome() for entry in entries]
+        calls = [entry.pending for entry in entries]
+        for pending in calls:
+            self._await(pending, None, calls)
+        return [pending.outcome() for pending in calls]
 
     def bump(self, key: Key, n: int = 1) -> int:
         """Adds `n` to the key's watermark, once; returns how many operations that ended."""
@@ -262,7 +264,7 @@ class Purgatory(Client):
         entry = prepare_trigger(self._core, op, key, value)
         with self._packing:
             self._core.packer.add(entry)
-        self._await(entry.pending, None)
+        self._await(entry.pending, None, (entry.pending,))
         entry.pending.outcome()
         return entry.pending
 
@@ -297,7 +299,7 @@ class Purgatory(Client):
             poller.register(int(socket.get(zmq.FD)), select.POLLIN)
         poller.register(self._kicked, select.POLLIN)
         while not self._core.closed:
-            if not poller.poll(IDLE_S * 1000):
+            if not poller.poll(min(IDLE_S, self._core.retry_in_s or IDLE_S) * 1000):
                 self._keep_alive()
             with suppress(BlockingIOError):
                 os.eventfd_read(self._kicked)

@@ -1,7 +1,8 @@
 """One session with the daemon: no socket, no clock, no thread.
 
 Bytes go in through receive() and come out through frame(); results go to the `settle` of
-each batch. The blocking and the asyncio client drive the same object.
+each batch. Records that are answered BUSY are sent again, after a wait that the caller times:
+`retries` has them. The blocking and the asyncio client drive the same object.
 
 States:
 
@@ -20,16 +21,15 @@ from __future__ import annotations
 import enum
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
+from purgatoryd.clients.batch import Batch, Letter
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.retries import WAITING_MAX, Retries, all_busy, is_busy
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
 from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
-
-Settle = Callable[[bytes | DaemonError], None]
-"""Takes the results of a batch (struct pg_result each), or why there are none."""
 
 
 class State(enum.Enum):
@@ -38,65 +38,6 @@ class State(enum.Enum):
     GREETING = enum.auto()
     OPEN = enum.auto()
     CLOSED = enum.auto()
-
-
-class Letter:
-    """A message that may have to be sent more than once."""
-
-    __slots__ = ("frame", "sent")
-
-    def __init__(self, frame: bytes = b"") -> None:
-        self.frame = frame
-        self.sent = False
-        """The socket took a copy."""
-
-
-class Batch(Letter):
-    """Packed records; `body` is name table, records and byte area, `rows` the struct pg_rows that
-    says which rows of a bulk load they are, if any."""
-
-    __slots__ = (
-        "at_ns", "body", "count", "doubtful", "names", "names_bytes", "packed_boot_ns", "rows",
-        "sequence", "settle",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        count: int,
-        names: int,
-        names_bytes: int,
-        body: bytes,
-        settle: Settle,
-        at_ns: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.count = count
-        self.names = names
-        self.names_bytes = names_bytes
-        self.body = body
-        self.settle = settle
-        self.at_ns = at_ns
-        self.rows = b""
-        self.packed_boot_ns = 0
-        """When it was packed, on this host's CLOCK_BOOTTIME; 0 = not noted."""
-        self.sequence = 0
-        self.doubtful = False
-        """A copy was sent and has no answer, although a later copy may get one."""
-
-    def address(self, session: int, sequence: int, durable: bool, same_clock: bool) -> None:
-        """Fixes the bytes: from here on every copy is the same."""
-        self.sequence = sequence
-        self.sent = self.doubtful = False
-        flags = layout.FLAG_DURABLE * durable | layout.FLAG_BULK_LOAD * bool(self.rows)
-        self.frame = (
-            wire.encode_frame(
-                Message.BATCH, session, sequence, count=self.count, names=self.names,
-                names_bytes=self.names_bytes, at_ns=self.at_ns, flags=flags,
-                detail=(self.packed_boot_ns if same_clock else 0, 0),
-            )
-            + self.rows
-            + self.body
-        )  # fmt: skip
 
 
 class Query(Letter):
@@ -136,12 +77,16 @@ class Session:
         self._hellos = 0
         self._questions = 0
         self._sequence = 0
+        self._handed_out = 0
         self._waiting: deque[Batch] = deque()
         self._flight: dict[int, Batch] = {}  # ordered by sequence
         self._queries: dict[int, Query] = {}
         self._outgoing: deque[Letter] = deque()
         self._moving = False
         self._first_id = 0
+        self.retries = Retries()
+        self.fruitless = False
+        """The last answer refused each record of its batch as BUSY."""
         self.state = State.GREETING
         self.id = 0
         self.window = layout.WINDOW
@@ -183,13 +128,23 @@ class Session:
         """Takes back a batch that no socket took; False = it is too late for that."""
         if batch in self._waiting:
             self._waiting.remove(batch)
-        elif batch.sent or batch.sequence != self._sequence:
+        elif batch.sent or self._flight.get(self._sequence) is not batch:
             return False
         else:
             self._sequence -= 1
             del self._flight[batch.sequence]
             self._outgoing.remove(batch)
         return True
+
+    def abandon(self, calls: Set[object]) -> int:
+        """Nobody waits for these calls any more: those of their records that were refused as BUSY,
+        or never sent behind one, get BUSY as their answer. Returns how many these are."""
+        count = self.retries.abandon(calls)
+        for batch in [b for b in self._waiting if _call_of(b) in calls] if count else ():
+            self._waiting.remove(batch)
+            batch.settle(all_busy(batch))
+            count += batch.count
+        return count
 
     def forget(self, query: Query) -> None:
         """Drops a question that nobody waits for any more."""
@@ -217,7 +172,12 @@ class Session:
     @property
     def busy(self) -> bool:
         """True while a batch or a question has no answer."""
-        return bool(self._flight or self._waiting or self._queries)
+        return bool(self._flight or self._waiting or self._queries or self.retries)
+
+    @property
+    def resting(self) -> bool:
+        """True if nothing is on its way: only the end of a wait can change anything."""
+        return not (self._flight or self._queries or self._outgoing)
 
     def in_doubt(self) -> int:
         """Records that were handed out and have no answer."""
@@ -227,17 +187,31 @@ class Session:
 
     def frame(self) -> bytes | None:
         """The next message to send, or None; call sent() once the socket took it."""
-        if not self._outgoing and self._waiting and self.state is State.OPEN:
-            self._hand_out()
+        if not self._outgoing and self.state is State.OPEN and not self._window_full():
+            batch = self._next()
+            if batch is not None:
+                self._hand_out(batch)
         return self._outgoing[0].frame if self._outgoing else None
 
-    def _hand_out(self) -> None:
-        if not self._window_full():
+    def _next(self) -> Batch | None:
+        """The next batch, or part of one, that no busy key holds back."""
+        if self.retries.in_round:
+            return self.retries.again(in_flight=bool(self._flight))
+        batch: Batch | None = None
+        while batch is None and self._waiting and self.retries.waiting < WAITING_MAX:
             batch = self._waiting.popleft()
-            self._sequence += 1
-            batch.address(self.id, self._sequence, self._durable, self.same_clock)
-            self._flight[self._sequence] = batch
-            self._outgoing.append(batch)
+            if not batch.order:
+                self._handed_out += 1
+                batch.order = self._handed_out
+            batch = self.retries.free(batch) if self.retries else batch
+        return batch
+
+    def _hand_out(self, batch: Batch) -> None:
+        self._sequence += 1
+        batch.behind = self._sequence - next(iter(self._flight), self._sequence)
+        batch.address(self.id, self._sequence, self._durable, self.same_clock)
+        self._flight[self._sequence] = batch
+        self._outgoing.append(batch)
 
     def sent(self) -> None:
         """The socket took the message that frame() returned."""
@@ -277,6 +251,7 @@ class Session:
     def receive(self, data: bytes) -> None:
         """Takes one message of the daemon. Raises ProtocolError if it is none."""
         reply = wire.decode_reply(data)
+        self.fruitless = False
         handler = self._HANDLERS.get(reply.message)
         if handler is not None:
             handler(self, reply)
@@ -319,6 +294,7 @@ class Session:
         queries, self._queries = self._queries, {}
         for batch in waiting:
             batch.settle(refusal)
+        self.retries.fail(refusal)
         for query in queries.values():
             query.settle(refusal)
 
@@ -333,7 +309,7 @@ class Session:
             wire.check_results(reply.body, batch.count)
             del self._flight[reply.sequence]
             self._note_answer(batch, reply.body)
-            batch.settle(reply.body)
+            self._settle(batch, reply.body)
         elif reply.error == WireError.SESSION_EXPIRED:
             self._expire(batch)
         elif reply.error == WireError.OUT_OF_ORDER:
@@ -345,6 +321,14 @@ class Session:
             batch.settle(NotDurable(*reply.detail))
         elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # it is sent again
             self._abandon(batch, reply.refusal())
+
+    def _settle(self, batch: Batch, results: bytes) -> None:
+        busy = is_busy(results, batch.count)
+        self.fruitless = busy and results.startswith(all_busy(batch))
+        if busy and batch.places is None:
+            self.retries.refused(batch, results)
+        else:
+            batch.settle(results)
 
     def _note_answer(self, batch: Batch, results: bytes) -> None:
         if self._ledger is not None and self.welcome is not None:
@@ -432,7 +416,9 @@ class Session:
         lost = [b for b in self._flight.values() if b not in certain]
         error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
         self._flight.clear()
-        self._waiting.extendleft(reversed(certain))
+        for part in (b for b in certain if b.places is not None):
+            self.retries.returned(part)
+        self._waiting.extendleft(reversed([b for b in certain if b.places is None]))
         _fail(lost, error)
         if self.on_lost is not None:
             self.on_lost(error)
@@ -444,6 +430,12 @@ class Session:
         self.state = State.GREETING
         self._outgoing.clear()
         self._outgoing.append(Letter(self._hello))
+
+
+def _call_of(batch: Batch) -> object:
+    """The one call that all records of `batch` are of; None = they are of several."""
+    of = batch.calls
+    return of if not isinstance(of, list) else of[0] if len(of) == 1 else None
 
 
 def _fail(batches: Iterable[Batch], error: DaemonError) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,15 @@ from uuid import UUID, uuid5
 import numpy as np
 import pyarrow as pa
 
-from purgatoryd.clients import BulkLoad, Client, Remote
+from purgatoryd.clients import BulkLoad, BulkResult, Client, Remote
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.packing import is_refusal
-from purgatoryd.shm_layout.errors import BulkLoadRefused, ParkedElsewhere, SessionExpired
+from purgatoryd.shm_layout.errors import BulkLoadRefused, Busy, ParkedElsewhere, SessionExpired
 from purgatoryd.shm_layout.layout import Status
 from purgatoryd.shm_layout.paths import client_paths
 from purgatoryd.shm_layout.shards import read_table
 
 TIMES = ("deadline", "deadline_ns", "delay", "delay_ns", "deadline_boot_ns")
-BUSY_WAIT_S = 0.01
 PATIENCE_S = 60.0
 """How long rows may be answered BUSY before that counts as refused."""
 SESSIONS = 3
@@ -128,8 +128,6 @@ class BulkLoader(Closing):
             again = (statuses == Status.BUSY) & (time.monotonic() < end_s)
             answers.add(counted(rows.filter(pa.array(~again)), statuses[~again]))
             rows = rows.filter(pa.array(again))
-            if rows.num_rows:
-                time.sleep(BUSY_WAIT_S)
         return answers
 
     def _statuses(self, bulk_load: UUID, run: pa.Table, fencing_token: int) -> Any:
@@ -146,11 +144,12 @@ class BulkLoader(Closing):
 
     def _send(self, client: Client, run: pa.Table, known: BulkLoad) -> Any:
         if "ticket" not in run.column_names or not run["ticket"][0].is_valid:
-            return client.add_many(as_adds(run), mode=self._mode, bulk_load=known).statuses
+            adds = partial(client.add_many, as_adds(run), mode=self._mode, bulk_load=known)
+            return _statuses(adds)
         parked_by, daemon = run["daemon"][0].as_py(), client.daemon.hex()
         if parked_by != daemon:  # its tickets may be those of other timers here
             raise ParkedElsewhere(parked_by, daemon, run.num_rows)
-        return np.asarray(client.unpark_many(as_returns(run), bulk_load=known).statuses)
+        return _statuses(partial(client.unpark_many, as_returns(run), bulk_load=known))
 
     def uuids(self) -> list[str]:
         """Of the daemon's arena, or of those of its shards, in hex. Raises DaemonError."""
@@ -196,6 +195,16 @@ class BulkLoader(Closing):
             answers.add(counted(run, np.asarray(result.statuses)))
         answers.check("cancels")
         return dict(answers.counts)
+
+
+def _statuses(call: Callable[[], BulkResult]) -> Any:
+    """A status per row of a bulk call; BUSY of those that the daemon refused until its timeout."""
+    try:
+        return np.asarray(call().statuses)
+    except Busy as error:
+        if error.in_doubt:
+            raise
+        return np.asarray(error.result.statuses)
 
 
 def bulk_load_in(bulk_load: UUID, namespace: str) -> bytes:

@@ -283,6 +283,11 @@ static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result
     bulk_load_settle(a, result);
 }
 
+static bool arms(unsigned op)
+{
+    return op == PG_OP_PUT || op == PG_OP_WATCH || op == PG_OP_UNPARK;
+}
+
 static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (has_wal(a) && !wal_buffer_admits(a, result))
@@ -308,7 +313,7 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
 static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
-    if (s->record->op == PG_OP_PUT || s->record->op == PG_OP_WATCH || s->record->op == PG_OP_UNPARK)
+    if (arms(s->record->op))
         return arm_apply(a, s, result);
     if (wal_buffer_full(a))
         return wal_buffer_gives_up(a, result);
@@ -347,7 +352,7 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
     const wire_record *r = s->record;
     const unsigned access = a->name_access[r->name];
     s->put.limited = access == ACCESS_QUOTA;
-    if (a->draining && (op_rules[r->op].uses & NEEDS_TOPIC || r->op == PG_OP_UNPARK)) {
+    if (a->draining && arms(r->op)) {
         answer(result, 0, PG_ST_STOPPING, 0);
         return false;
     }
@@ -359,14 +364,78 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
     if (!s->put.limited || s->n < s->session->charged ||
         (op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) == 0)
         return true;
+    if (has_wal(a) && arms(r->op) && !wal_buffer_admits(a, result))
+        return false;             /* sent again, it is not counted twice */
     s->session->charged = s->n + 1;
     return quota_charge(a, a->name_namespaces[r->name], a->account, result);
+}
+
+/* ---- busy keys ------------------------------------------------------------------------------ */
+
+/* A record that is answered BUSY is sent again. Until the client has seen that answer, later
+ * records on its keys are answered BUSY as well, those of batches in flight included, so that
+ * sending again in order keeps the order of each key. The set is of hashes: two keys that share a
+ * bit cost a repetition, and share it in this set only, because `busy_first` is part of the
+ * place. */
+
+static bool busy_key(struct pg_session *s, uint32_t hash, bool watched, bool add)
+{
+    const uint32_t mixed = (hash ^ (watched ? 0x5bd1e995u : 0) ^ (uint32_t)s->busy_first) *
+                           0x9e3779b1u;
+    const uint32_t place = mixed / (UINT32_MAX / PG_BUSY_KEYS + 1);
+    const uint64_t bit = 1ull << place % 64;
+    if (add)
+        s->busy_keys[place / 64] |= bit;
+    return (s->busy_keys[place / 64] & bit) != 0;
+}
+
+/* Whether a key of the record is in the set; `add` puts all of them there. */
+static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
+{
+    const uint32_t *keys = &s->group.keys[s->n - s->group.first];
+    bool found = busy_key(s->session, a->hashes[s->n], of_watermark(s->record->op), add);
+    for (uint32_t i = keys[0]; i < keys[1]; i++)
+        found |= busy_key(s->session, a->key_hashes[i], true, add);
+    return found;
+}
+
+/* The set counts from the store of busy_last on. A kill before it, or before the record counts as
+ * applied, leaves at most bits of a record that is answered BUSY again. */
+RARE static void busy_add(const struct pg_arena *a, const struct step *s)
+{
+    struct pg_session *session = s->session;
+    if (session->busy_last == 0) {
+        memset(session->busy_keys, 0, sizeof session->busy_keys);
+        session->busy_first = s->q->frame.sequence;
+    }
+    busy_keys(a, s, true);
+    STORE_RELEASE(&session->busy_last, s->q->frame.sequence);
+}
+
+/* A namespace that is not there may be born again, with other hashes, before the record that the
+ * set is about is sent again. */
+RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
+                              struct pg_result *result)
+{
+    const bool refused = a->name_namespaces[s->record->name] == PG_NIL || busy_keys(a, s, false);
+    if (refused)
+        answer(result, 0, PG_ST_BUSY, 0);
+    return refused;
+}
+
+/* The client has seen the answers to all batches before the oldest one that it waits for. */
+static void busy_forget(struct pg_session *s, const struct request *q)
+{
+    if (UNLIKELY(s->busy_last != 0) && q->frame.sequence - q->frame.detail[1] > s->busy_last)
+        STORE_RELEASE(&s->busy_last, 0ull);
 }
 
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     if (UNLIKELY(name_refused(result)))
+        return true;
+    if (UNLIKELY(s->session->busy_last != 0) && busy_refuses(a, s, result))
         return true;
     if (UNLIKELY(a->restricted | a->draining | a->reserved) && !record_allowed(a, s, result))
         return true;
@@ -385,7 +454,9 @@ RARE static void refusal_note(struct pg_arena *a, const struct step *s, const st
 {
     const unsigned status = r->ticket & 0xff;
     const bool inbox = s->record->op == PG_OP_WATCH && inbox_full(a, s->session);
-    pg_refused(a, status == PG_ST_BUSY && !inbox ? PG_ST_WAL : status);
+    pg_refused(a, status == PG_ST_BUSY && !inbox && has_wal(a) ? PG_ST_WAL : status);
+    if (status == PG_ST_BUSY)
+        busy_add(a, s);
 }
 
 /* Result first, then the count of applied records: what counts as applied is answered.
@@ -526,6 +597,7 @@ bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request 
     s->applied = 0;
     s->bulk_load = 0;
     s->charged = 0;
+    busy_forget(s, q);
     s->count = q->frame.count;
     s->begun_boot_ns = a->real_boot_ns;
     s->worked_ns = 0;

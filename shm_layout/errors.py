@@ -75,7 +75,7 @@ PurgatorydError
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 
 class PurgatorydError(Exception):
@@ -363,13 +363,27 @@ class BulkLoadClosed(Refused):
     why = "was refused: the bulk load is closed"
 
 
+@keeps_figures
 class Busy(Refused):
-    """A timer is added while the daemon accepts no timers.
+    """The daemon refuses a call as BUSY until the call times out.
 
-    Try again.
+    The WAL's buffer is too full, or the owner has not acknowledged enough outcomes. The call was
+    not done, and the client does not send it again. Of a bulk call `rows` are the numbers of all
+    rows that were not done, `in_doubt` says how many others have no answer, and `result` is the
+    BulkResult.
     """
 
+    rows: tuple[int, ...] = ()
+    in_doubt: int = 0
+
+    result = cast(Any, None)  # not one of its figures: it is not pickled
     why = "was refused because the daemon is busy"
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(self.rows) > 1:
+            text += f", as were {len(self.rows) - 1} other rows"
+        return text + (f"; {self.in_doubt} rows are in doubt" if self.in_doubt else "")
 
 
 class WalStopped(Refused):
@@ -459,16 +473,19 @@ class DaemonUnreachable(DaemonError, ConnectionError):
 class CallTimeout(DaemonError, TimeoutError):
     """A call gets no answer in time from a daemon that is connected.
 
-    `waited_s` is in seconds. The call stays in flight: it may still be applied, once.
+    `waited_s` is in seconds. The call stays in flight: it may still be applied, once. The daemon
+    refused `busy` calls of this client as BUSY; the client goes on sending them again.
     """
 
     subject: str
     waited_s: float
     in_doubt: int = 0
+    busy: int = 0
 
     def __str__(self) -> str:
         text = f"no answer to {self.subject} within {self.waited_s:.3g} s"
-        return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
+        text += f"; {self.in_doubt} calls are in doubt" if self.in_doubt else ""
+        return text + (f"; the daemon is busy, {self.busy} calls wait" if self.busy else "")
 
 
 @keeps_figures

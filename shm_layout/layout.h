@@ -1102,6 +1102,8 @@ struct pg_private {
     uint32_t pad;
 };
 
+#define PG_BUSY_KEYS 2048         /* bits of a session's set of busy keys */
+
 /* Authoritative. One client session. `last` moves only after every result of that
  * batch is in reply memory. */
 struct pg_session {
@@ -1128,6 +1130,10 @@ struct pg_session {
                                      id */
     int64_t  worked_ns;           /* real clock: the loop worked on the current batch, in calls so
                                      far */
+    uint64_t busy_first, busy_last;  /* the set below begins with this batch; the last batch with a
+                                     BUSY record: written after the set, 0 = the set is empty */
+    uint64_t busy_keys[PG_BUSY_KEYS / 64]; /* hashed keys of the records answered BUSY: the client
+                                     has not seen each of these answers */
 };
 
 /* One record's answer; also what the reply carries. */
@@ -1177,7 +1183,8 @@ struct pg_frame {
     int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: go there first */
     uint64_t detail[2];           /* replies with an error: its figures; BATCH: [0] = when it was
                                      packed, CLOCK_BOOTTIME of the daemon's host in ns; 0 =
-                                     unknown */
+                                     unknown; [1] = from the oldest batch that had no answer when
+                                     this one was numbered to this one; 0 = all had theirs */
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */

@@ -351,6 +351,8 @@ static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
     s->id = (f->id & ~0xffffull) | row;
     s->first_id = f->first_id != 0 ? f->first_id : f->id;
     session_rename(g, s);
+    if (s->busy_last != 0)        /* hashes are others here: until then every key is busy */
+        memset(s->busy_keys, 0xff, sizeof s->busy_keys);
     memcpy(session_reply(g->to, s, 0), session_reply(g->from, f, 0),
            PG_WINDOW * sizeof(struct pg_reply_memory));
     return replies_migrate(g->to, g->from, row, g->why);

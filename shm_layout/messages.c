@@ -157,6 +157,9 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     const uint32_t sum = fingerprint(q->bytes, q->len, s);
     if (q->frame.sequence == 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, sequence), 0);
+    if (q->frame.detail[1] >= PG_WINDOW || q->frame.detail[1] >= q->frame.sequence)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, detail) + 8,
+                       q->frame.detail[1]);
     if (q->frame.sequence <= s->last)
         return handle_repeated(a, q, s, sum, out, why);
     if (q->frame.sequence != s->last + 1)

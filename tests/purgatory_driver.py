@@ -344,6 +344,8 @@ class Owner:
         self.id = reply.session
         self.sequence = wire.decode_welcome(reply.body).last
         self.newest = b""
+        self.behind = 0
+        """How far behind the next batches the oldest one without an answer is."""
 
     def _ask(self, message: bytes, between: Callable[[], object] | None = None) -> bytes:
         return self.core.send(message, between, self.uid)
@@ -356,6 +358,7 @@ class Owner:
             wire.encode_frame(
                 Message.BATCH, self.id, self.sequence, count=len(commands), names=len(NAMES),
                 names_bytes=len(names), flags=lib.PG_W_BULK_LOAD * bool(rows),
+                detail=(0, self.behind),
             )
             + rows + names
             + b"".join(c.record for c in commands) + b"".join(c.area for c in commands)

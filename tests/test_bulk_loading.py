@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from real_daemon import PATIENCE_S, Daemon, eventually, notices, stats
 
 from purgatoryd.clients import Client
-from purgatoryd.clients.session import Batch
+from purgatoryd.clients.batch import Batch
 from purgatoryd.pipeline import agent, cold
 from purgatoryd.pipeline.bulk_loading import Answers, BulkLoader, runs
 from purgatoryd.pipeline.promote import promote

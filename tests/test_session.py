@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purgatoryd.clients.session import Batch, Query, Session, State
+from purgatoryd.clients.batch import Batch, Outcome
+from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
+from purgatoryd.shm_layout.errors import MessageRefused, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
 
 REFUSED = 5  # the model daemon refuses every fifth batch, whenever it comes
@@ -110,7 +111,7 @@ class Conversation(RuleBasedStateMachine):
         self.daemon = ModelDaemon()
         self.requests: deque[bytes] = deque()
         self.replies: deque[bytes] = deque()
-        self.outcomes: dict[int, bytes | DaemonError] = {}
+        self.outcomes: dict[int, Outcome] = {}
         self.submitted = 0
         self.broken = False
         exchange(self.client, self.daemon)
@@ -123,7 +124,7 @@ class Conversation(RuleBasedStateMachine):
     def _submit(self) -> None:
         number = self.submitted = self.submitted + 1
 
-        def settle(outcome: bytes | DaemonError) -> None:
+        def settle(outcome: Outcome) -> None:
             assert number not in self.outcomes, "settled twice"
             self.outcomes[number] = outcome
 
@@ -246,7 +247,7 @@ def model() -> ModelDaemon:
     return ModelDaemon()
 
 
-def batch(outcomes: list[bytes | DaemonError], number: int = 1) -> Batch:
+def batch(outcomes: list[Outcome], number: int = 1) -> Batch:
     return Batch(1, 1, 8, number.to_bytes(8, "little"), outcomes.append)
 
 
@@ -261,7 +262,7 @@ def test_a_resent_batch_is_the_same_bytes(model: ModelDaemon) -> None:
 
 
 def test_an_idle_session_that_was_evicted_is_replaced_silently(model: ModelDaemon) -> None:
-    client, outcomes = Session(), list[bytes | DaemonError]()
+    client, outcomes = Session(), list[Outcome]()
     exchange(client, model)
     model.sessions.clear()
     client.submit(batch(outcomes))
@@ -271,7 +272,7 @@ def test_an_idle_session_that_was_evicted_is_replaced_silently(model: ModelDaemo
 
 
 def test_a_batch_sent_twice_to_an_evicted_session_is_in_doubt(model: ModelDaemon) -> None:
-    client, outcomes = Session(), list[bytes | DaemonError]()
+    client, outcomes = Session(), list[Outcome]()
     exchange(client, model)
     client.submit(batch(outcomes))
     lost = client.frame()
@@ -288,7 +289,7 @@ def test_a_batch_sent_twice_to_an_evicted_session_is_in_doubt(model: ModelDaemon
 
 
 def test_all_that_was_sent_twice_is_in_doubt_and_the_rest_moves_over(model: ModelDaemon) -> None:
-    client, outcomes = Session(), list[bytes | DaemonError]()
+    client, outcomes = Session(), list[Outcome]()
     exchange(client, model)
     for number in (1, 2):
         client.submit(batch(outcomes, number))
@@ -303,7 +304,7 @@ def test_all_that_was_sent_twice_is_in_doubt_and_the_rest_moves_over(model: Mode
 
 
 def test_a_batch_that_never_left_can_be_withdrawn(model: ModelDaemon) -> None:
-    client, outcomes = Session(), list[bytes | DaemonError]()
+    client, outcomes = Session(), list[Outcome]()
     exchange(client, model)
     first, second = batch(outcomes, 1), batch(outcomes, 2)
     client.submit(first)
@@ -316,7 +317,7 @@ def test_a_batch_that_never_left_can_be_withdrawn(model: ModelDaemon) -> None:
 
 
 def test_a_hello_refused_for_good_settles_what_waits() -> None:
-    client, outcomes = Session(), list[bytes | DaemonError]()
+    client, outcomes = Session(), list[Outcome]()
     client.submit(batch(outcomes))
     hello = wire.decode_reply(client.frame() or b"")
     client.receive(wire.encode_frame(Message.HELLO, 0, hello.sequence, error=WireError.VERSION))

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.clients.session import Batch, Query, Session
+from purgatoryd.clients.batch import Batch
+from purgatoryd.clients.session import Query, Session
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import curve, wire
