@@ -25,6 +25,7 @@ from purgatoryd.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from purgatoryd.shm_layout.errors import WalDamaged
     from purgatoryd.shm_layout.retention_holds import RetentionHold
     from purgatoryd.shm_layout.wal import Frame, Walk
 
@@ -149,14 +150,13 @@ def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
         walk.check()
 
 
-def walks(paths: Iterable[Path], *, disk: bool = False) -> Iterator[Walk]:
-    """Walks that have entered each file, in order, but those that the daemon removed meanwhile.
-    `disk`: of what the disk holds, not the page cache."""
+def walks(paths: Iterable[Path]) -> Iterator[Walk]:
+    """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
     from purgatoryd.shm_layout.wal import Walk
 
-    walk = Walk(disk=disk)
+    walk = Walk()
     for path in paths:
-        before, walk = walk, Walk(disk=disk)
+        before, walk = walk, Walk()
         with passing_by(path):
             walk = entered(before, path)
             yield walk
@@ -279,27 +279,75 @@ def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
         raise WalDamaged(str(path), detail, 0, 0, walk.lsn + 1, last)
 
 
-def verified(path: Path) -> list[dict[str, Any]]:
-    """Reads every file of a WAL, as the disk holds it: one record for each. Raises WalDamaged."""
-    from purgatoryd.shm_layout.wal import Walk, segments, snapshots
+class Verification:
+    """The result of reading each file of a WAL to its end, as the disk holds it."""
 
-    walk, confirmed, records = Walk(), {}, []
-    for walk in walks([file.path for file in (*snapshots(path), *segments(path))], disk=True):
-        assert walk.path is not None
+    def __init__(self, path: Path) -> None:
+        """Raises WalDamaged, the first damage by which a recovery would lose records."""
+        self.records: list[dict[str, Any]] = []
+        """One for each sound file."""
+        self.harmless: list[WalDamaged] = []
+        """Damage of bytes that a recovery does not need: a sound snapshot is newer."""
+        self._live_lsn = 0  # a recovery needs no record before this one
+        self._confirmed: dict[bytes, int] = {}  # by uuid: what a snapshot knows to be on disk
+        self._read_snapshots(path)
+        last = self._read_segments(path)
+        refuse_missing(path)
+        refuse_short(path, last, self._confirmed)
+
+    def _read_snapshots(self, path: Path) -> None:
+        from purgatoryd.shm_layout.errors import WalDamaged
+        from purgatoryd.shm_layout.wal import Walk, snapshots
+
+        for file in snapshots(path):
+            with passing_by(file.path):
+                try:
+                    self._read(Walk(disk=True), file.path)
+                    self._live_lsn = file.lsn
+                except WalDamaged as damage:
+                    self.harmless.append(damage)
+        if self.harmless and not self._live_lsn:
+            raise self.harmless[0]
+
+    def _read_segments(self, path: Path) -> Walk:
+        """The walk at the end of the newest one."""
+        from purgatoryd.shm_layout.errors import WalDamaged
+        from purgatoryd.shm_layout.wal import Walk, around, segments
+
+        files, walk = segments(path), Walk(disk=True)
+        older, _ = around(files, self._live_lsn)
+        for file in files:
+            with passing_by(file.path):
+                try:
+                    walk = self._read(walk, file.path)
+                except WalDamaged as damage:
+                    if file not in older:
+                        raise
+                    self.harmless.append(damage)
+                    walk = Walk(disk=True)
+        return walk
+
+    def _read(self, walk: Walk, path: Path) -> Walk:
+        walk = entered(walk, path)
+        count = self._count(walk)
+        while damage := walk.skip(self._live_lsn):
+            self.harmless.append(damage)
+            count += self._count(walk)
+        walk.check()
+        self.records.append({"file": path.name, "records": count, "end": walk.state.name.lower()})
+        return walk
+
+    def _count(self, walk: Walk) -> int:
         count = 0
         for frame in walk.frames():
             count += 1
             if frame.kind == "last":
-                confirmed[walk.uuid] = frame.fields["end_lsn"]
-        walk.check()
-        records.append({"file": walk.path.name, "records": count, "end": walk.state.name.lower()})
-    refuse_missing(path)
-    refuse_short(path, walk, confirmed)
-    return records
+                self._confirmed[walk.uuid] = frame.fields["end_lsn"]
+        return count
 
 
-def verified_again(path: Path) -> list[dict[str, Any]]:
-    """Like verified(), but damage counts only if each of several reads finds it.
+def verified(path: Path) -> Verification:
+    """Verify a WAL. Damage counts only if each of several reads finds it.
 
     While a daemon writes, a disk may return one part of a file older than the part before it.
     """
@@ -307,8 +355,9 @@ def verified_again(path: Path) -> list[dict[str, Any]]:
 
     for _ in range(VERIFICATIONS - 1):
         with suppress(WalDamaged):
-            return verified(path)
-    return verified(path)
+            if not (found := Verification(path)).harmless:
+                return found
+    return Verification(path)
 
 
 @wal_command.command("verify", cls=Command)
@@ -319,15 +368,20 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     """Read every file to its end: exit code 5 if one is damaged, or a segment is missing.
 
     The files are read from the disk, not from the page cache. A newest segment that ends in a
-    torn group is in order: a power cut leaves that behind.
+    torn group is in order: a power cut leaves that behind. Damage before the newest sound
+    snapshot is reported, and the rest is read: a start needs nothing of it.
     """
     from purgatoryd.shm_layout.files import is_in_memory
 
     path = folder(wal_dir, name)
-    show(verified_again(path), f"WAL of {name}: no damage", as_json)
+    found = verified(path)
+    verdict = "damaged, a start loses nothing" if found.harmless else "no damage"
+    show(found.records, f"WAL of {name}: {verdict}", as_json)
+    for damage in found.harmless:
+        click.echo(f"purgatoryd: {damage.place}; a start needs nothing of it", err=True)
     if is_in_memory(path):
         click.echo(f"purgatoryd: {path} is in memory: it will not survive a reboot", err=True)
-    return Exit.DONE
+    return Exit.BROKEN if found.harmless else Exit.DONE
 
 
 # ---- retention holds -------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, broken
-from purgatoryd.shm_layout.errors import ArenaBroken, WalDamaged, WalError
+from purgatoryd.shm_layout.errors import ArenaBroken, BadPath, WalDamaged, WalError
 from purgatoryd.shm_layout.wal import (
     FIRST_BYTES,
     Buffer,
     File,
     Walk,
+    around,
     has_header,
     is_other_version,
     refuse_lost_segments,
@@ -97,11 +98,14 @@ def import_file(path: Path, way: Way) -> Arena:
 def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
     """The segments with the records that come after a snapshot; with `force`, up to a damage.
 
-    Raises WalDamaged if they are another arena's: its own snapshot must have been there.
+    Raises WalDamaged if they are another arena's: its own snapshot must have been there. Damage
+    of older segments is only reported.
     """
     uuid = uuid_of(snapshot.path)
     paths: list[Path] = []
-    for file in segments(directory):
+    older, rest = around(segments(directory), snapshot.lsn)
+    _warn_of_headers(older, snapshot)
+    for file in rest:
         try:
             own = _is_own(file, uuid, snapshot.lsn)
         except WalError as error:
@@ -114,6 +118,18 @@ def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
         if own:
             paths.append(file.path)
     return paths
+
+
+def _warn_of_headers(older: Sequence[File], snapshot: File) -> None:
+    """Segments of another version are sound."""
+    buffer = Buffer()
+    for file in older:
+        try:
+            Walk().enter(file.path, buffer.read(file.path, FIRST_BYTES, disk=True))
+        except WalDamaged as damage:
+            log.warning(f"{damage.place}; nothing is lost, {snapshot.path.name} is newer")
+        except (WalError, BadPath):
+            pass
 
 
 def _is_own(file: File, uuid: bytes, snapshot_lsn: int) -> bool:
@@ -181,15 +197,22 @@ class _Restore:
             step = partial(self._way.step, f"redoing {path.name}")
             step()
             walk.enter(path, self._buffer.read(path, moved=step, disk=True))
-            try:
-                self._arena.redo_file(self._redo, walk.struct)
-            except ArenaBroken as error:
-                if error.detail.startswith("no space"):
-                    raise _NoSpace from error
-                detail = f"a record that cannot be redone: {error}"
-                raise WalDamaged(str(path), detail, 0, 0, error.where, walk.lsn) from error
+            self._redo_file(path, walk)
+            while damage := walk.skip(int(self._redo.next_lsn)):
+                log.warning(f"{damage.place}; nothing is lost, {self._snapshot.name} is newer")
+                self._redo_file(path, walk)
             walk.check()
         return walk
+
+    def _redo_file(self, path: Path, walk: Walk) -> None:
+        """Up to the end of the file, or to a damage."""
+        try:
+            self._arena.redo_file(self._redo, walk.struct)
+        except ArenaBroken as error:
+            if error.detail.startswith("no space"):
+                raise _NoSpace from error
+            detail = f"a record that cannot be redone: {error}"
+            raise WalDamaged(str(path), detail, 0, 0, error.where, walk.lsn) from error
 
     def _refuse_part(self, last: Path, confirmed: int) -> None:
         """A snapshot was given its name once the WAL had all until its end on disk."""

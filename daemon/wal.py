@@ -34,6 +34,7 @@ from purgatoryd.shm_layout.wal import (
     has_header,
     has_stopped,
     is_of_birth,
+    read_out,
     segments,
     snapshots,
     uuid_of,
@@ -123,8 +124,9 @@ def has_begun(directory: Path) -> bool:
 
 def refuse_other_wal(directory: Path, uuid: bytes) -> None:
     """Raises WalMismatch if the folder holds the WAL of another arena."""
-    found = {uuid_of(file.path) for file in (*segments(directory), *snapshots(directory))}
-    if segments(directory) and uuid not in found:
+    files = (*segments(directory), *snapshots(directory))
+    found = {uuid_of(file.path) for file in files if has_header(file.path)}
+    if segments(directory) and found and uuid not in found:
         raise WalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
 
 
@@ -140,8 +142,10 @@ def newest_end(directory: Path, arena: Handle) -> Walk:
         return Walk.before(arena)
     walk = Walk()
     walk.enter(newest[0].path)
-    for _ in walk.groups():
-        pass
+    read_out(walk)
+    while damage := walk.skip(int(arena.wal_buffer.committed_lsn) + 1):
+        log.warning(f"{damage.place}; nothing is lost, the arena has these records")
+        read_out(walk)
     walk.check()
     return walk
 
@@ -158,7 +162,8 @@ def own_snapshot(directory: Path, arena: Arena, step: Step) -> None:
     bytes on disk, so the snapshot is written before the daemon is ready and acknowledges anything.
     Without segments the arena replaced no other: snapshots of others are set aside.
     """
-    found = {file: uuid_of(file.path) for file in snapshots(directory)}
+    sound = [file for file in snapshots(directory) if has_header(file.path)]
+    found = {file: uuid_of(file.path) for file in sound}
     own = [file for file, uuid in found.items() if uuid == arena.uuid]
     if all(file.lsn != arena.wal_buffer.next_lsn for file in own):
         save_snapshot(arena, directory, step=step)

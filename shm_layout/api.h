@@ -363,6 +363,9 @@ struct pg_walk {
 int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct pg_fault *why);
 /* The next frame of a whole group, GROUP and SEAL left out. NULL: w->state says why. */
 const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
+/* Continues a DAMAGED walk at the next group or SEAL of the file, if all records that are lost in
+ * between come before live_lsn. 0: the walk stays as it is. */
+int pg_walk_skip(struct pg_walk *w, uint64_t live_lsn);
 /* Makes the first PG_WAL_SEGMENT_HEAD bytes of a file; major, minor and crc are filled in. */
 void pg_wal_segment_begin(void *block, const struct pg_wal_segment *fields);
 /* Seals the frames that stand behind PG_GROUP_HEAD bytes of space for the GROUP frame; together

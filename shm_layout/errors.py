@@ -1113,14 +1113,18 @@ class WalDamaged(WalError):
     first_lsn: int
     last_lsn: int
 
-    def __str__(self) -> str:
-        text = (
+    @property
+    def place(self) -> str:
+        """File, bytes and records, without advice."""
+        return (
             f"{self.path}: {self.detail}: bytes {self.first_byte} to {self.last_byte}, records "
             f"{self.first_lsn} to {self.last_lsn}"
         )
+
+    def __str__(self) -> str:
         if not self.path.endswith(".wal"):  # of a snapshot there is nothing before
-            return text
-        return f"{text}; --force-wal goes on with what is before"
+            return self.place
+        return f"{self.place}; --force-wal goes on with what is before"
 
 
 @keeps_figures

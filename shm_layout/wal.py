@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -45,6 +45,7 @@ _HEADER_DAMAGES = {
 """What a walk names when a header is not what was written."""
 _VERSIONS = {"version of a WAL segment", "minor version of a WAL segment"}
 """What a walk names when another version wrote the file."""
+_LOST = "was written and is not there any more"
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_WAL_SEGMENT_HEAD
@@ -81,6 +82,12 @@ def segments(directory: Path) -> list[File]:
 def snapshots(directory: Path) -> list[File]:
     """The snapshots of a WAL, oldest first."""
     return _files(directory, SNAPSHOT)
+
+
+def around(files: Sequence[File], lsn: int) -> tuple[Sequence[File], Sequence[File]]:
+    """Segments, oldest first: those whose records all come before record `lsn`, and the others."""
+    before = sum(file.lsn <= lsn for file in files[1:])
+    return files[:before], files[before:]
 
 
 def _files(directory: Path, suffix: str) -> list[File]:
@@ -138,8 +145,7 @@ def following_lsn(segment: File) -> int:
     WalDamaged, BadPath."""
     walk = Walk()
     walk.enter(segment.path)
-    for _ in walk.groups():
-        pass
+    read_out(walk)
     return max(segment.lsn, walk.lsn + 1)
 
 
@@ -334,11 +340,19 @@ class Walk:
         while (frame := lib.pg_walk_next(self.struct)) != ffi.NULL:
             yield _decode(frame)
 
+    def skip(self, live_lsn: int) -> WalDamaged | None:
+        """Continue behind damage if every lost record comes before `live_lsn`; return the damage.
+
+        None: there is none, or records from `live_lsn` on are lost. check() raises it then.
+        """
+        damage = self._damage(_LOST, self.path)
+        return damage if lib.pg_walk_skip(self.struct, live_lsn) else None
+
     def check(self) -> None:
         """Raises WalDamaged if the file ended in bytes that are not what was written."""
         walk = self.struct
         if self.state == WalkState.DAMAGED:
-            raise self._damage("was written and is not there any more", self.path)
+            raise self._damage(_LOST, self.path)
         if self.state == WalkState.SEALED:
             return
         if walk.header.magic == lib.PG_SNAPSHOT_MAGIC:
@@ -361,6 +375,12 @@ class Walk:
         if detail in _HEADER_DAMAGES:
             return WalDamaged(str(path), f"{detail} is not as written", 0, _HEAD, 0, 0)
         return WalMismatch(str(path), detail, fault.expected, fault.found)
+
+
+def read_out(walk: Walk) -> None:
+    """Moves a walk to the end of its file, or to a damage."""
+    for _ in walk.groups():
+        pass
 
 
 def _decode(frame: Any) -> Frame:

@@ -244,3 +244,38 @@ const struct pg_frame_head *pg_walk_next(struct pg_walk *w)
     w->next += f->bytes;
     return f;
 }
+
+/* The number of the group before the one that a GROUP or SEAL frame begins or follows. */
+static uint64_t group_before(const struct pg_walk *w, const struct pg_frame_head *f)
+{
+    if (f->type == PG_WAL_COMMIT_GROUP)
+        return ((const struct pg_wal_group *)(f + 1))->number - 1;
+    return w->group + (uint16_t)(f->group - 1 - (uint16_t)w->group);
+}
+
+static bool begins_later_group(const struct pg_walk *w, const struct pg_frame_head *f)
+{
+    return f != NULL && is_of_later_group(w, f) && f->lsn >= w->lsn &&
+           ((f->type == PG_WAL_COMMIT_GROUP && f->bytes == PG_GROUP_HEAD) || f->type == PG_WAL_SEAL);
+}
+
+int pg_walk_skip(struct pg_walk *w, uint64_t live_lsn)
+{
+    const struct pg_frame_head *f = NULL;
+    uint64_t at = w->bad_to;
+
+    if (w->state != PG_WALK_DAMAGED)
+        return 0;
+    for (; at < w->size; at += 8) {
+        f = frame_at(w, at, w->size);
+        if (begins_later_group(w, f))
+            break;
+    }
+    if (at >= w->size || f->lsn >= live_lsn)
+        return 0;
+    w->group = group_before(w, f);
+    w->lsn = f->lsn;
+    w->at = w->next = at;
+    w->state = PG_WALK_GROUPS;
+    return 1;
+}

@@ -65,6 +65,7 @@ from purgatoryd.shm_layout.shards import ShardTable, write_table
 from purgatoryd.shm_layout.wal import (
     Frame,
     Walk,
+    around,
     contents,
     following_lsn,
     segments,
@@ -913,6 +914,99 @@ def test_damage_is_refused_with_its_place_and_can_be_forced(daemon: StartDaemon,
     with durable() as client:
         assert client.get("goes on") is not None
         assert [client.get(timer.key) is not None for timer in timers] == there
+
+
+def with_dead_bytes(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
+    """A daemon that was killed, with two snapshots and with all segments before them."""
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
+    reported(real, "hold", "all", "1", "--wal-dir", str(wal))
+    timers: list[TimerInfo] = []
+    with durable() as client:
+        while min(file.lsn for file in snapshots(wal / "demo")) == 1:
+            timers.append(client.add(f"k{len(timers)}", delay=HOUR_S, payload=b"x" * 4000))
+    real.kill()
+    assert segments(wal / "demo")[0].lsn == 1
+    return real, timers
+
+
+def flip_in_the_middle(path: Path) -> None:
+    flip(path, path.stat().st_size // 2)
+
+
+def flip_the_first_group(path: Path) -> None:
+    flip(path, HEAD_BYTES + 100)
+
+
+def oldest_segment(folder: Path) -> Path:
+    return segments(folder)[0].path
+
+
+def segment_of_the_newest_snapshot(folder: Path) -> Path:
+    newest = snapshots(folder)[-1]
+    _, (file, *_) = around(segments(folder), newest.lsn)
+    assert newest.lsn - file.lsn > 1, "the snapshot begins with the segment"
+    return file.path
+
+
+def older_snapshot(folder: Path) -> Path:
+    return snapshots(folder)[0].path
+
+
+DEAD = [
+    (oldest_segment, flip_in_the_middle, "lost"),
+    (oldest_segment, flip_uuid, "lost"),
+    (oldest_segment, cut_header, "lost"),
+    (oldest_segment, cut_header, "there"),
+    (segment_of_the_newest_snapshot, flip_the_first_group, "lost"),
+    (older_snapshot, flip_in_the_middle, "lost"),
+    (older_snapshot, cut_header, "there"),
+]
+
+
+@pytest.mark.parametrize(("place", "harm", "arena"), DEAD)
+def test_damage_before_the_newest_sound_snapshot_costs_nothing(
+    daemon: StartDaemon, wal: Path, place: Callable[[Path], Path],
+    harm: Callable[[Path], None], arena: str,
+) -> None:  # fmt: skip
+    real, timers = with_dead_bytes(daemon, wal)
+    damaged = place(wal / "demo")
+    harm(damaged)
+    verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
+    assert verified.returncode == Exit.BROKEN
+    assert f"{damaged}:" in verified.stderr
+    assert "a start needs nothing of it" in verified.stderr
+    if arena == "lost":
+        remove_arena_files(real.paths)
+    real.start()
+    if arena == "lost" and place is segment_of_the_newest_snapshot:
+        assert f"{damaged}:" in real.stderr
+        assert "nothing is lost" in real.stderr
+    with durable() as client:
+        assert all(client.get(timer.key) is not None for timer in timers)
+        client.add("goes on", delay=HOUR_S)
+    reboot(real)
+    real.start()
+    with durable() as client:
+        assert all(client.get(timer.key) is not None for timer in timers)
+        assert client.get("goes on") is not None
+
+
+def test_damage_in_front_of_the_confirmed_end_costs_nothing_with_the_arena(
+    daemon: StartDaemon, wal: Path
+) -> None:
+    real, timers = with_segments(daemon, wal)
+    with durable() as client:
+        timers += [client.add(f"last-{i}", delay=HOUR_S) for i in range(5)]
+    real.kill()
+    newest = segments(wal / "demo")[-1]
+    flip_the_first_group(newest.path)
+    real.start()
+    assert f"{newest.path}:" in real.stderr
+    assert "the arena has these records" in real.stderr
+    reboot(real)
+    real.start()
+    with durable() as client:
+        assert all(client.get(timer.key) is not None for timer in timers)
 
 
 def test_a_cut_end_is_no_damage(daemon: StartDaemon, wal: Path) -> None:

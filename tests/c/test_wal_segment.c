@@ -180,6 +180,25 @@ static void test_whole(void)
     CHECK_EQUAL(w.state, PG_WALK_SEALED);
 }
 
+/* Skips the damaged group `bad` if it comes before the live records, and only then. */
+static void skips_what_is_dead(const struct pg_walk *damaged, const struct written *s, unsigned bad)
+{
+    struct pg_walk w = *damaged;
+    unsigned groups = bad + 1;
+
+    CHECK(!pg_walk_skip(&w, s->lsns[bad + 1] - 1));
+    CHECK_EQUAL(memcmp(&w, damaged, sizeof w), 0);
+    CHECK(pg_walk_skip(&w, s->lsns[bad + 1]));
+    CHECK_EQUAL(w.lsn, s->lsns[bad + 1] - 1);
+    while (pg_walk_next(&w) != NULL)
+        if (w.next == w.at)
+            CHECK_EQUAL(w.lsn, s->lsns[++groups] - 1);
+    CHECK_EQUAL(groups, GROUPS);
+    CHECK_EQUAL(w.state, s->sealed ? PG_WALK_SEALED : PG_WALK_END);
+    CHECK_EQUAL(w.group, FIRST_GROUP + GROUPS - 1);
+    CHECK(!pg_walk_skip(&w, UINT64_MAX));
+}
+
 static void flip_every_bit(bool seal, uint64_t *tried)
 {
     struct written s;
@@ -192,6 +211,9 @@ static void flip_every_bit(bool seal, uint64_t *tried)
         uint64_t byte = bit / 8;
         s.bytes[byte] ^= (uint8_t)(1u << bit % 8);
         unsigned groups = walk_one(&w, &s, s.bytes, BYTES, &refused);
+        w.bytes = s.bytes;
+        if (!refused && w.state == PG_WALK_DAMAGED)
+            skips_what_is_dead(&w, &s, group_of(&s, byte));
         s.bytes[byte] ^= (uint8_t)(1u << bit % 8);
         CHECK_EQUAL(refused, byte < sizeof(struct pg_wal_segment));
         if (refused)
