@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option
 from purgatoryd.cli.pipeline import lake_option, spark_options
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from purgatoryd.pipeline.audit import Verdict
+    from purgatoryd.pipeline.continuity import Coverage
     from purgatoryd.pipeline.figures import Profile
     from purgatoryd.pipeline.whole import Whole
 
@@ -35,11 +37,20 @@ _ledger_option = click.option(
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     help="Directory of ledgers, to be held against the WALs.",
 )
+_coverage_option = click.option(
+    "--require-coverage",
+    "required",
+    type=units.Percent(),
+    default="0%",
+    show_default=True,
+    help="Fail, with exit code 5, unless so much of the WALs' records was judged.",
+)
+_COLOURS = {"red": "red", "amber": "yellow", "green": "green"}
 
 
 def _audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what is audited."""
-    return lake_option(_wal_option(_ledger_option(spark_options(command))))
+    return lake_option(_wal_option(_ledger_option(_coverage_option(spark_options(command)))))
 
 
 class _Read(NamedTuple):
@@ -70,24 +81,29 @@ def _read(
 @click.command("audit", cls=Command)
 @_audit_options
 @json_option
-def audit_command(as_json: bool, **options: Any) -> int:
+def audit_command(required: float, as_json: bool, **options: Any) -> int:
     """Check that what the WALs say can be true, and was kept.
 
     Each timer and operation has one final state or is open, nothing fired early, nothing is missing
     in the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
-    workers and subscribers received. Ranges of records that are missing are named. Exit code 5
-    if there is a violation, 1 if there was nothing to audit.
+    workers and subscribers received. The verdict says how many of the WALs' records were judged,
+    and names the ranges that are missing or were not judged. Exit code 5 if there is a violation or
+    the coverage is below --require-coverage, 1 if there was nothing to audit.
     """
     from purgatoryd.pipeline.audit import audit
 
     with _read(**options) as read:
         verdict = audit(*read.whole, read.ledger)
     _show(verdict, as_json)
-    return _exit(verdict)
+    return _exit(verdict, required)
 
 
-def _exit(verdict: Verdict) -> Exit:
+def _exit(verdict: Verdict, required: float) -> Exit:
     if verdict.counts:
+        return Exit.BROKEN
+    if required and not verdict.coverage.reaches(required):
+        text = f"coverage is {_percent(verdict.coverage)}; {required:.6%} is required"
+        click.echo(f"purgatoryd: {text.replace('.000000', '')}", err=True)
         return Exit.BROKEN
     return Exit.DONE if verdict.clean else Exit.NEGATIVE
 
@@ -97,6 +113,10 @@ def _show(verdict: Verdict, as_json: bool) -> None:
         upto = "?" if one.last_lsn is None else one.last_lsn
         text = f"missing    {one.daemon[:8]} LSN {one.first_lsn}..{upto}: {one.cause}"
         emit({"missing": one._asdict()}, text, as_json)
+    for one in verdict.coverage.ranges:
+        if one not in verdict.lost:
+            text = f"not judged {one.daemon[:8]} LSN {one.first_lsn}..{one.last_lsn}: {one.cause}"
+            emit({"not_judged": one._asdict()}, text, as_json)
     for left in verdict.unjudged:
         text = f"not judged {left.daemon[:8]} {left.lines:,} lines of ledgers: {left.cause}"
         emit({"unjudged": left._asdict()}, text, as_json)
@@ -110,12 +130,37 @@ def _show(verdict: Verdict, as_json: bool) -> None:
     silent = verdict.ledger.get("armed_without_ledger", 0)
     if silent and not as_json:
         click.echo(f"in no ledger {silent:,} timers and operations that were armed")
-    found = verdict.counts or ("no violation" if verdict.records else "nothing to audit")
-    emit(_summary(verdict), f"{verdict.records:,} records: {found}", as_json)
+    text = click.style(_verdict(verdict), fg=_COLOURS[verdict.colour])
+    emit(_summary(verdict), text, as_json)
+
+
+def _verdict(verdict: Verdict) -> str:
+    if not verdict.records:
+        return "0 records: nothing to audit"
+    known = verdict.coverage
+    found = verdict.counts or "no violation"
+    return (
+        f"{verdict.records:,} records: {found}; coverage {_percent(known)}: {known.judged:,} judged"
+        f" of {known.shipped:,} in the lake and {known.had:,} that the WALs had"
+    )
+
+
+def _percent(coverage: Coverage) -> str:
+    from purgatoryd.pipeline.report import percent
+
+    return percent(coverage)
+
+
+def _coverage(coverage: Coverage) -> dict[str, Any]:
+    return {
+        "judged": coverage.judged, "shipped": coverage.shipped, "had": coverage.had,
+        "share": coverage.share, "exact": coverage.is_exact, "whole": coverage.is_whole,
+    }  # fmt: skip
 
 
 def _summary(verdict: Verdict) -> dict[str, Any]:
     return {
+        "verdict": verdict.colour, "coverage": _coverage(verdict.coverage),
         "records": verdict.records, "unknown": verdict.unknown, "clean": verdict.clean,
         "violations": verdict.counts, "ledger": verdict.ledger,
     }  # fmt: skip
@@ -131,11 +176,11 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
     help="The page.",
 )
 @json_option
-def report_command(out: Path, as_json: bool, **options: Any) -> int:
+def report_command(out: Path, required: float, as_json: bool, **options: Any) -> int:
     """Audit, and write a page with the verdict and the figures of all WALs.
 
-    The page needs nothing but itself. Exit code 5 if the audit found a violation, 1 if there was
-    nothing to audit.
+    The page needs nothing but itself. Exit code 5 if the audit found a violation or judged less
+    than --require-coverage, 1 if there was nothing to audit.
     """
     if not out.absolute().parent.is_dir():
         raise BadPath(str(out), "is in no directory")
@@ -153,7 +198,7 @@ def report_command(out: Path, as_json: bool, **options: Any) -> int:
     if not as_json:
         _print_tables(verdict, found.parts)
     emit({"page": str(out)}, f"the report is {out}", as_json)
-    return _exit(verdict)
+    return _exit(verdict, required)
 
 
 def _print_tables(verdict: Verdict, parts: list[Profile]) -> None:

@@ -201,12 +201,21 @@ def slow_command(
     help="The share that may expire.",
 )
 def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: bool) -> None:
-    """Show per topic what expires, and the time-out with which the wanted share would."""
-    from purgatoryd.pipeline.advice import timeouts
-    from purgatoryd.pipeline.parts import Layer
-    from purgatoryd.pipeline.schemas import TOPICS
+    """Show per topic what expires, and the time-out with which the wanted share would.
 
-    show_rows(timeouts(Layer(place.root, "gold").read(spark, TOPICS), rate), "time-outs", as_json)
+    The time-out comes with its 95 % interval. It is "unknown", in JSON null, if nothing was watched
+    for so long.
+    """
+    from purgatoryd.pipeline.advice import timeouts
+    from purgatoryd.pipeline.jobs import observed
+
+    lived, still_open = observed(spark, place)
+    rows = timeouts(lived, rate, still_open)
+    show_rows(rows, "time-outs", as_json, unknown=UNKNOWN if not as_json else None)
+
+
+UNKNOWN = "unknown"
+"""Beyond the data."""
 
 
 @click.command("capacity", cls=Command)
@@ -216,22 +225,29 @@ def capacity_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
 
     It is full when its slots are used up, or its memory for keys and payloads.
     """
-    from purgatoryd.pipeline.advice import capacity, sizes
+    from purgatoryd.pipeline.advice import anchors, capacity, sizes
     from purgatoryd.pipeline.parts import Layer
     from purgatoryd.pipeline.schemas import FLOW
 
-    flow = Layer(place.root, "gold").read(spark, FLOW)
-    show_rows(capacity(flow, sizes(spark, place)), "capacity", as_json)
+    gold = Layer(place.root, "gold")
+    flow, then = gold.read(spark, FLOW), anchors(spark, place, gold.sources())
+    show_rows(capacity(flow, sizes(spark, place), then), "capacity", as_json)
 
 
-def show_rows(frame: DataFrame, title: str, as_json: bool, order: int = 3) -> None:
-    """A small table, in the order of its first columns, so many."""
+def show_rows(
+    frame: DataFrame, title: str, as_json: bool, order: int = 3, unknown: str | None = None
+) -> None:
+    """A small table, in the order of its first columns, so many; `unknown` stands for nulls in the
+    others."""
     rows = frame.orderBy(*frame.columns[:order]).collect()
-    show(
-        [{name: plain(value) for name, value in row.asDict().items()} for row in rows],
-        title,
-        as_json,
-    )
+    shown = [
+        {
+            name: unknown if value is None and name not in frame.columns[:order] else plain(value)
+            for name, value in row.asDict().items()
+        }
+        for row in rows
+    ]
+    show(shown, title, as_json)
 
 
 def plain(value: Any) -> Any:

@@ -13,8 +13,9 @@ import click
 if TYPE_CHECKING:  # only newer releases of click have it generic
     Count = click.ParamType[int]
     Instant = click.ParamType[datetime]
+    Share = click.ParamType[float]
 else:
-    Count = Instant = click.ParamType
+    Count = Instant = Share = click.ParamType
 
 NS_PER = {
     "ns": 1,
@@ -31,6 +32,7 @@ BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 _DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)?")
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:iB|B)?", re.IGNORECASE)
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -70,6 +72,19 @@ class Size(Count):
         if not match:
             self.fail(f"{value!r} is not a size such as 4096, 512K, 16M, 2G.", param, ctx)
         return int(match[1]) * BYTES_PER[match[2].upper()]
+
+
+class Percent(Share):
+    """A share, written in percent."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """0 to 1 of `value`, such as 99.5% or 99.5."""
+        match = _PERCENT.fullmatch(str(value).strip())
+        if not match or float(match[1]) > 100:
+            self.fail(f"{value!r} is not a share such as 99.5%, 100% at most.", param, ctx)
+        return float(match[1]) / 100
 
 
 class PowerOfTwo(Count):

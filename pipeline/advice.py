@@ -9,14 +9,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from purgatoryd.pipeline import gold, sketches
+from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.living import in_place, living
-from purgatoryd.pipeline.schemas import TOPICS
+from purgatoryd.pipeline.living import as_of, in_place, living, reached, stopped
 from purgatoryd.shm_layout._core import lib
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from purgatoryd.pipeline.parts import Segment
 
 DAY_S = 86_400
 GRANULE: int = lib.PG_GRANULE
@@ -24,73 +27,176 @@ FAR_S = 3650 * DAY_S
 """Who is full in ten years is never full."""
 
 
-def timeouts(topics: DataFrame, wanted: float) -> DataFrame:
+def timeouts(
+    lifecycles: DataFrame, wanted: float, still_open: DataFrame | None = None
+) -> DataFrame:
     """Per clock, namespace and topic, the time-out with which a share `wanted` would expire.
 
+    By the product-limit estimator (Kaplan and Meier 1958): of what expired, was replaced or failed,
+    and of `still_open`, as open_spans() gives it, it is only known that it had not settled by then.
     Columns: clock, namespace, topic, settled (how many were cancelled or satisfied in time),
-    expired, rate, settled_p50_ns, settled_p99_ns, asked_p50_ns, timeout_ns. What expired would
-    have settled later than its time-out, nobody knows when: so `timeout_ns` is null where more
-    than was ever asked for is needed, and too long rather than too short where time-outs differ.
+    expired, rate, settled_p50_ns, settled_p99_ns, asked_p50_ns, timeout_ns, and its interval of
+    95 %, timeout_low_ns and timeout_high_ns: where the bounds of the estimate, by Greenwood's
+    variance of log(-log S), reach the share (Brookmeyer and Crowley 1982). Null is unknown: nobody
+    was watched for so long. Times are rounded up, by less than a hundredth.
     """
-    by = ["clock", "namespace", "topic"]
-    settled, total = sketches.count("settled"), sketches.count("settled") + F.col("expired")
-    rank = (1 - F.lit(wanted)) * total / F.when(settled > 0, settled)
-    return gold.merge(topics, TOPICS, by).select(
-        *by, settled.alias("settled"), "expired",
-        (F.col("expired") / F.when(total > 0, total)).alias("rate"),
-        sketches.quantile("settled", 0.5).alias("settled_p50_ns"),
-        sketches.quantile("settled", 0.99).alias("settled_p99_ns"),
-        sketches.quantile("asked", 0.5).alias("asked_p50_ns"),
-        sketches.quantile_at("settled", F.when(rank <= 1, rank)).alias("timeout_ns"),
+    rows = lifecycles.where("remote_ns >= 0").select(
+        *BY, _span(F.col("remote_ns")), _asked_ns(),
+        _one(F.col("final_state").isin(*SETTLED)).alias("settled"),
+        _one(F.col("final_state") == "expired").alias("expired"),
+    )  # fmt: skip
+    if still_open is not None:
+        rows = rows.unionByName(still_open, allowMissingColumns=True)
+    counted = rows.groupBy(*BY, "span_ns").agg(
+        F.count("*").alias("ended"), F.sum("settled").alias("settled"),
+        F.sum("expired").alias("expired"),
+    ).fillna(0, ["settled", "expired"])  # fmt: skip
+    asked = rows.groupBy(*BY).agg(F.percentile_approx("asked_ns", 0.5).alias("asked_p50_ns"))
+    found = survival(counted, BY).groupBy(*BY).agg(
+        F.sum("settled").alias("settled"), F.sum("expired").alias("expired"),
+        _first(F.col("settled_share") >= 0.5, "settled_p50_ns"),
+        _first(F.col("settled_share") >= 0.99, "settled_p99_ns"),
+        *(_first(F.col(bound) <= wanted + ROUNDING, name) for name, bound in _REACHED.items()),
+    )  # fmt: skip
+    same = [found[name].eqNullSafe(asked[name]) for name in BY]
+    ends = F.col("settled") + F.col("expired")
+    return found.join(asked, same).select(
+        *(found[name] for name in BY), "settled", "expired",
+        (F.col("expired") / F.when(ends > 0, ends)).alias("rate"),
+        "settled_p50_ns", "settled_p99_ns", "asked_p50_ns", *_REACHED,
     )  # fmt: skip
 
 
-def live(flow: DataFrame, sizes: DataFrame) -> DataFrame:
-    """How many timers and operations lived at the end of each window of each daemon, and how many
-    bytes their keys and payloads took.
+BY = ("clock", "namespace", "topic")
+SETTLED = ("cancelled", "satisfied")
+BINS_BITS = 7
+"""So many bits of a time are kept behind its first, rounded up: up to 255 ns it is exact."""
+Z = 1.959963984540054
+"""Of an interval of 95 %."""
+ROUNDING = 1e-12
+"""Of a product of floats."""
+_REACHED = {
+    "timeout_ns": "survival", "timeout_low_ns": "survival_low",
+    "timeout_high_ns": "survival_high",
+}  # fmt: skip
 
-    `sizes`: daemon, living and living_bytes (at the end of the newest one; null if not known);
-    others are left out. The record of a final state has no size: each is taken for that of the
-    average add.
+
+def survival(counted: DataFrame, by: Sequence[str]) -> DataFrame:
+    """The product-limit estimate at each `span_ns`: columns survival, survival_low and
+    survival_high (95 %), and settled_share, of all that settled.
+
+    `counted`: by group and `span_ns`, how many `ended` there in any way, and how many of these
+    `settled`; the others were watched up to there. The share that has not settled by then is the
+    product of 1 - settled / at_risk; those that stopped being watched at the same time are still at
+    risk (Kaplan and Meier 1958). The bounds are null where the variance is not known.
+    """
+    in_order = Window.partitionBy(*by).orderBy("span_ns")
+    upto, onwards = (
+        in_order.rowsBetween(Window.unboundedPreceding, 0),
+        in_order.rowsBetween(0, Window.unboundedFollowing),
+    )
+    risk = counted.withColumn("at_risk", F.sum("ended").over(onwards).cast("double"))
+    left = F.col("at_risk") - F.col("settled")
+    variance = F.when(left > 0, F.col("settled") / (F.col("at_risk") * left))
+    steps = risk.select(
+        *counted.columns, F.product(left / F.col("at_risk")).over(upto).alias("survival"),
+        F.sum(variance).over(upto).alias("greenwood"),
+        F.try_divide(F.sum("settled").over(upto), F.sum("settled").over(Window.partitionBy(*by)))
+        .alias("settled_share"),
+    )  # fmt: skip
+    inside = (F.col("survival") > 0) & (F.col("survival") < 1)
+    width = F.exp(F.try_divide(Z * F.sqrt("greenwood"), F.abs(F.log("survival"))))
+    return steps.select(
+        *counted.columns, "survival", "settled_share",
+        F.when(inside, F.pow("survival", width)).when(F.col("survival") >= 1, 1.0)
+        .otherwise(0.0).alias("survival_low"),
+        F.when(inside, F.pow("survival", 1 / width)).when(F.col("survival") >= 1, 1.0)
+        .alias("survival_high"),
+    )  # fmt: skip
+
+
+def open_spans(bronze: DataFrame) -> DataFrame:
+    """Of each timer and operation in `bronze` that has not ended there: how long it was watched, up
+    to its daemon's newest record, as timeouts() takes it."""
+    newest = bronze.groupBy("daemon").agg(F.max("at_ns").alias("newest_ns"))
+    adds = silver.open_adds(bronze).join(F.broadcast(newest), "daemon")
+    spans = adds.withColumn("open_ns", F.col("newest_ns") - F.col("armed_ns"))
+    return spans.where("open_ns >= 0").select(
+        silver.clock().alias("clock"), "namespace", "topic", _span(F.col("open_ns")), _asked_ns()
+    )
+
+
+def _span(ns: Column) -> Column:
+    """Rounded up to BINS_BITS significant bits."""
+    bits = F.floor(F.log2(F.greatest(ns, F.lit(1)))) - BINS_BITS
+    step = F.pow(F.lit(2.0), F.greatest(bits, F.lit(0)))
+    return (F.ceil(ns / step) * step).cast("long").alias("span_ns")
+
+
+def _asked_ns() -> Column:
+    return (F.col("deadline_ns") - F.col("armed_ns")).alias("asked_ns")
+
+
+def _one(condition: Column) -> Column:
+    return F.when(condition, 1).otherwise(0).cast("long")
+
+
+def _first(holds: Column, name: str) -> Column:
+    """Aggregate: the shortest span at which that holds; null if it never does."""
+    return F.min(F.when(holds, F.col("span_ns"))).alias(name)
+
+
+def live(flow: DataFrame, anchors: DataFrame) -> DataFrame:
+    """How many timers and operations lived at the end of each window of each daemon, and how many
+    bytes their keys and payloads took: columns daemon, at, living, living_bytes.
+
+    `anchors`: as anchors() has them; others are left out. Each figure is that of the anchor less
+    what came after it in `flow`, up to the same record. The record of a final state has no size:
+    each is taken for that of the average add.
     """
     final_states = sum((F.col(name) for name in gold.FINAL_STATES), F.lit(0))
     of_daemon = Window.partitionBy("daemon")
     after = of_daemon.orderBy("window_start").rowsBetween(1, Window.unboundedFollowing)
     average = F.try_divide(F.sum("came").over(of_daemon), F.sum("added").over(of_daemon))
-    windows = flow.groupBy("daemon", "window_start").agg(
-        F.sum("added").alias("added"),
-        F.sum("bytes").alias("came"),
+    inside = flow.join(F.broadcast(anchors), "daemon").where("segment BETWEEN from_lsn AND upto")
+    by = ("daemon", "window_start", "anchor_at", "then_living", "then_bytes")
+    windows = inside.groupBy(*by).agg(
+        F.sum("added").alias("added"), F.sum("bytes").alias("came"),
         F.sum(final_states).alias("ended"),
-    )
+    )  # fmt: skip
     net = {"living": F.col("added") - F.col("ended")}
     net["living_bytes"] = F.col("came") - F.col("ended") * F.col("average")
+    anchor = {"living": "then_living", "living_bytes": "then_bytes"}
     then = [
-        (F.col(now) - F.coalesce(F.sum(change).over(after), F.lit(0))).alias(now)
-        for now, change in net.items()
+        (F.col(anchor[name]) - F.coalesce(F.sum(change).over(after), F.lit(0))).alias(name)
+        for name, change in net.items()
     ]
-    counted = windows.withColumn("average", F.coalesce(average, F.lit(0.0))).join(
-        F.broadcast(sizes), "daemon"
-    )
-    return counted.select("daemon", "window_start", *then)
+    end = F.col("window_start") + F.make_dt_interval(secs=F.lit(gold.WINDOW_S))
+    counted = windows.withColumn("average", F.coalesce(average, F.lit(0.0)))
+    return counted.select("daemon", F.least(end, "anchor_at").alias("at"), *then)
 
 
-def capacity(flow: DataFrame, sizes: DataFrame, past_s: int = DAY_S) -> DataFrame:
+def capacity(
+    flow: DataFrame, sizes: DataFrame, anchors: DataFrame, past_s: int = DAY_S
+) -> DataFrame:
     """Per daemon what lives, and when its slots or its memory for keys and payloads are used up if
-    it goes on as in the last `past_s`. `sizes`: as sizes() has them.
+    it goes on as in the last `past_s`. `sizes`, `anchors`: as sizes() and anchors() have them.
 
     Columns: daemon, node, as_of, live, slots, live_bytes, bytes, per_hour and bytes_per_hour (the
-    slopes of straight lines through what lived), full_at and full_by: what is used up first, null
-    if nothing grows, or not within ten years. What is not known is null: so are the slopes of a
-    daemon of whom `flow` has nothing yet.
+    slopes of straight lines through what lived, at `as_of` too), full_at and full_by: what is used
+    up first, null if nothing grows, not within ten years, or of a daemon that has stopped. What is
+    not known is null: so are the slopes of a daemon of whom `flow` has nothing yet.
     """
-    windows = live(flow, sizes)
-    last = F.max("window_start").over(Window.partitionBy("daemon"))
-    near = F.col("window_start") >= F.col("last") - F.make_dt_interval(secs=F.lit(past_s))
+    now = sizes.select("daemon", F.col("as_of").alias("at"), "living", "living_bytes")
+    known = now.where("living IS NOT NULL").join(anchors.select("daemon"), "daemon", "left_semi")
+    points = live(flow, anchors).unionByName(known)
+    last = F.max("at").over(Window.partitionBy("daemon"))
+    near = F.col("at") >= F.col("last") - F.make_dt_interval(secs=F.lit(past_s))
     slopes = [_slope(used).alias(f"{name}_slope") for name, used in _USED.items()]
-    found = windows.withColumn("last", last).where(near).groupBy("daemon").agg(*slopes)
+    found = points.withColumn("last", last).where(near).groupBy("daemon").agg(*slopes)
     found = found.join(sizes, "daemon", "right")
     left_s = {name: _left_s(name, used) for name, used in _USED.items()}
-    first_s = F.least(*left_s.values())
+    first_s = F.when(~F.col("stopped"), F.least(*left_s.values()))
     soon = F.when(first_s < FAR_S, (F.unix_seconds("as_of") + first_s).cast("long"))
     by = F.when(left_s["bytes"] <= F.coalesce(left_s["slots"], F.lit(FAR_S)), "bytes")
     return found.select(
@@ -107,7 +213,7 @@ _USED = {"slots": "living", "bytes": "living_bytes"}
 
 
 def _slope(used: str) -> Column:
-    return F.regr_slope(used, F.unix_seconds("window_start"))
+    return F.regr_slope(used, F.unix_seconds("at"))
 
 
 def _left_s(capacity: str, used: str) -> Column:
@@ -118,8 +224,8 @@ def _left_s(capacity: str, used: str) -> Column:
 
 
 def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
-    """daemon, node, as_of (its newest record), living, living_bytes, slots and bytes of each daemon
-    that counts. Raises LakeBroken.
+    """daemon, node, as_of (its newest record), living, living_bytes, slots, bytes and stopped (it
+    has ended, by that record) of each daemon that counts. Raises LakeBroken.
 
     Without a snapshot nobody knows the capacities, nor what lives unless the first record is there.
     """
@@ -129,16 +235,13 @@ def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
     capacities = {
         daemon: _capacities(*lake.files([opening])) for daemon, opening in openings.items()
     }
-    counted = living(spark, lake).groupBy("daemon").agg(
-        F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
-    )  # fmt: skip
-    counts = {row.daemon: (row.living, row.living_bytes) for row in counted.collect()}
-    whole = {*capacities, *(m.daemon for m in segments if m.first_lsn == 1)}
+    counts, ended = _counted(living(spark, lake)), stopped(lake)
+    whole = {*capacities, *(m.daemon for m in segments if m.began_empty)}
     rows = [
         (
             name, m.node, _moment(m.wall_to_us),
             *(counts.get(name, (0, 0)) if name in whole else (None, None)),
-            *capacities.get(name, (None, None)),
+            *capacities.get(name, (None, None)), name in ended,
         )
         for name, m in newest.items()
     ]  # fmt: skip
@@ -147,7 +250,39 @@ def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
 
 SIZES = (
     "daemon string, node string, as_of timestamp, living long, living_bytes long, slots long, "
-    "bytes long"
+    "bytes long, stopped boolean"
+)
+
+
+def _counted(adds: DataFrame) -> dict[str, tuple[int, int]]:
+    """By daemon how many there are, and the memory that they take."""
+    counted = adds.groupBy("daemon").agg(
+        F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
+    )  # fmt: skip
+    return {row.daemon: (row.living, row.living_bytes) for row in counted.collect()}
+
+
+def anchors(spark: SparkSession, lake: Lake, made: Container[Segment]) -> DataFrame:
+    """daemon, from_lsn and upto (the newest records that all are in the tables made of these
+    segments), anchor_at (time of the last), then_living and then_bytes: what lived at that very
+    record. Daemons of which that is not known are left out. Raises LakeBroken.
+
+    A snapshot may be younger than the tables. So what lives by it must not be compared with what
+    came and went in them.
+    """
+    reaches = reached(lake, made)
+    found = as_of(lake, reaches)
+    counts = _counted(living(spark, lake, found))
+    rows = [
+        (name, reach.from_lsn, reach.upto, _moment(reach.wall_to_us), *counts.get(name, (0, 0)))
+        for name, reach in reaches.items() if name in {m.daemon for m in found.segments}
+    ]  # fmt: skip
+    return spark.createDataFrame(rows, ANCHORS)
+
+
+ANCHORS = (
+    "daemon string, from_lsn long, upto long, anchor_at timestamp, then_living long, "
+    "then_bytes long"
 )
 
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import checks, ledger
-from purgatoryd.pipeline.continuity import Continuity, Lost, Run, Violation
+from purgatoryd.pipeline.continuity import (
+    Continuity,
+    Coverage,
+    LsnRange,
+    Run,
+    Violation,
+    coverage,
+)
 from purgatoryd.pipeline.ledger import Unjudged
 from purgatoryd.pipeline.lifecycles import (
     ARMED,
@@ -55,13 +62,15 @@ class Balance:
 
 @dataclass
 class Verdict:
-    """What an audit found. `counts`: violations of each kind; `samples`: some of each; `ledger`:
-    lines of ledgers of each kind, `unjudged`: those about which nothing is known."""
+    """What an audit found. `lost`: records that the lake does not have; `coverage`: what was
+    judged. `counts`: violations of each kind; `samples`: some of each; `ledger`: lines of ledgers
+    of each kind, `unjudged`: those about which nothing is known."""
 
     records: int = 0
     unknown: int = 0
     runs: list[Run] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LsnRange] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Coverage)
     balance: list[Balance] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     samples: list[Violation] = field(default_factory=list)
@@ -70,9 +79,17 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """True if something was audited and there is no violation; ranges may be lost all the
-        same."""
+        """True if something was audited and there is no violation in it; `coverage` says in how
+        much."""
         return self.records > 0 and not self.counts
+
+    @property
+    def colour(self) -> str:
+        """Of the verdict: "red" with a violation, "green" if every record was judged and has none,
+        else "amber"."""
+        if self.counts:
+            return "red"
+        return "green" if self.clean and self.coverage.is_whole else "amber"
 
 
 def audit(
@@ -84,7 +101,7 @@ def audit(
     carried_over = opening_rows(openings, found.runs)
     known = lifecycles(events, carried_over).persist()
     try:
-        verdict = Verdict(runs=found.runs, lost=found.lost)
+        verdict = Verdict(runs=found.runs, lost=found.lost, coverage=coverage(found))
         verdict.records, verdict.unknown = _counted(events)
         verdict.balance = balance(known, events)
         for part in checks.all_checks(known, events, carried_over, openings, found):

@@ -436,7 +436,7 @@ def _judged(found: Continuity) -> Iterator[Judged]:
     for snapshot in found.snapshots:
         upto = max(snapshot.last_lsn, snapshot.first_lsn - 1)
         for run in found.runs:
-            if run.opening and (_within(run, snapshot, upto) or _took_over(found, run, snapshot)):
+            if run.is_judged and (_within(run, snapshot, upto) or _took_over(found, run, snapshot)):
                 yield Judged(snapshot.daemon, snapshot.first_lsn, upto, run.daemon, run.number)
 
 
@@ -507,6 +507,6 @@ def _left(found: Continuity, number: int, daemon: str, upto: int) -> State | Non
     if any((one.daemon, one.first_lsn) == (daemon, upto + 1) for one in found.snapshots):
         return State(number, 1, daemon, upto + 1, None)
     for run in found.runs:
-        if run.opening and (run.daemon, run.last_lsn) == (daemon, upto):
+        if run.is_judged and (run.daemon, run.last_lsn) == (daemon, upto):
             return State(number, 1, daemon, None, run.number)
     return None

@@ -12,8 +12,15 @@ from a snapshot. What is missing has a cause:
                  not shipped yet; or it was killed, and they went into the new arenas from memory;
                  or the lake lacks the first snapshot of one of those that took its place: what
                  became of what it held is not known
-    snapshot     records before the first snapshot: what lived then is not known
+    not_shipped  a snapshot tells of these newer records, which are in the WAL alone
     unexplained  nothing says why: a violation
+
+What is in the lake and is not judged has a cause, too:
+
+    snapshot     the WAL began with an arena that held something, or goes on behind a hole: what
+                 lived before the first snapshot is not known
+    no_snapshot  the same, and there is no snapshot at all: only what one record, or two of them,
+                 say is checked
 """
 
 from __future__ import annotations
@@ -39,8 +46,8 @@ class Violation(NamedTuple):
     evidence: dict[str, Any]
 
 
-class Lost(NamedTuple):
-    """Records that the lake does not have, or that nobody can judge; `last_lsn` None: unknown."""
+class LsnRange(NamedTuple):
+    """Records of one daemon and why they are not judged; `last_lsn` None: unknown."""
 
     daemon: str
     first_lsn: int
@@ -54,6 +61,7 @@ class Run:
 
     `from_lsn`: the first that is audited. `opening`: the start LSN of the snapshot that the audit
     begins with; 0 = there is none. `unsure_lsn`: what ended up to here may be missing in it.
+    `began_empty`: the audit begins with record 1 and an arena that held nothing.
     """
 
     daemon: str
@@ -64,6 +72,12 @@ class Run:
     from_lsn: int = 0
     opening: int = 0
     unsure_lsn: int = 0
+    began_empty: bool = False
+
+    @property
+    def is_judged(self) -> bool:
+        """True if all that lived before `from_lsn` is known: each record can be judged."""
+        return self.began_empty or self.opening > 0
 
 
 class Resharding(NamedTuple):
@@ -81,9 +95,48 @@ class Continuity:
 
     runs: list[Run]
     snapshots: list[Manifest]
-    lost: list[Lost]
+    lost: list[LsnRange]
     violations: list[Violation]
     reshardings: list[Resharding] = field(default_factory=list)
+    not_judged: list[LsnRange] = field(default_factory=list)
+
+
+class Coverage(NamedTuple):
+    """How many records were judged, of those that were `shipped` and of those that the WALs `had`
+    as far as the lake knows; `ranges`: all that were not judged, shipped or missing."""
+
+    judged: int = 0
+    shipped: int = 0
+    had: int = 0
+    ranges: tuple[LsnRange, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """False if nobody knows how many records are missing in one of the ranges."""
+        return all(one.last_lsn is not None for one in self.ranges)
+
+    @property
+    def share(self) -> float:
+        """Judged records of those that the WALs had, 0 to 1; at most that, unless it is exact."""
+        return self.judged / self.had if self.had else 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if there were records and every one of them was judged."""
+        return self.had > 0 and not self.ranges
+
+    def reaches(self, share: float) -> bool:
+        """True if so much was judged; all of it only if nothing is missing."""
+        return self.is_whole or (self.share >= share and share < 1)
+
+
+def coverage(found: Continuity) -> Coverage:
+    """Of what continuity() found."""
+    judged = sum(run.last_lsn - run.from_lsn + 1 for run in found.runs if run.is_judged)
+    shipped = sum(run.last_lsn - run.first_lsn + 1 for run in found.runs)
+    missing = sum(one.last_lsn - one.first_lsn + 1 for one in found.lost if one.last_lsn)
+    ranges = sorted({*found.not_judged, *found.lost}, key=lambda one: (one.daemon, one.first_lsn))
+    return Coverage(judged, shipped, shipped + missing, tuple(ranges))
 
 
 def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> Continuity:
@@ -95,6 +148,7 @@ def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> C
     found.reshardings.extend(_reshardings([*segments, *snapshots]))
     for resharding in found.reshardings:
         found.lost.extend(_before_resharding(found.runs, resharding))
+    found.lost.extend(_not_shipped(found))
     return found
 
 
@@ -113,10 +167,10 @@ def _follow(found: Continuity, segments: list[Manifest], snapshots: list[Manifes
         opened = _opened(run, snapshots)
         if before is not None:
             cause = _cause(before, opened)
-            found.lost.append(Lost(run.daemon, before.last_lsn + 1, run.first_lsn - 1, cause))
+            found.lost.append(LsnRange(run.daemon, before.last_lsn + 1, run.first_lsn - 1, cause))
             if cause == "unexplained":
                 found.violations.append(_gap(run, before.last_lsn + 1))
-        found.lost.extend(_before_opening(opened))
+        found.not_judged.extend(_before_opening(opened))
         found.runs.append(opened)
         before = opened
 
@@ -141,7 +195,10 @@ def _runs(segments: list[Manifest]) -> Iterator[Run]:
 
 
 def _opened(run: Run, snapshots: Iterable[Manifest]) -> Run:
-    """With its opening: the first snapshot behind which there are records of it."""
+    """With what it begins with: nothing, or the first snapshot behind which there are records of
+    it."""
+    if run.segments[0].began_empty:
+        return replace(run, from_lsn=run.first_lsn, began_empty=True)
     for snapshot in snapshots:
         if run.first_lsn <= snapshot.first_lsn <= run.last_lsn:
             start = snapshot.first_lsn
@@ -149,9 +206,22 @@ def _opened(run: Run, snapshots: Iterable[Manifest]) -> Run:
     return replace(run, from_lsn=run.first_lsn)
 
 
-def _before_opening(run: Run) -> Iterator[Lost]:
-    if run.from_lsn > run.first_lsn:
-        yield Lost(run.daemon, run.first_lsn, run.from_lsn - 1, "snapshot")
+def _before_opening(run: Run) -> Iterator[LsnRange]:
+    if not run.is_judged:
+        yield LsnRange(run.daemon, run.first_lsn, run.last_lsn, "no_snapshot")
+    elif run.from_lsn > run.first_lsn:
+        yield LsnRange(run.daemon, run.first_lsn, run.from_lsn - 1, "snapshot")
+
+
+def _not_shipped(found: Continuity) -> Iterator[LsnRange]:
+    """Records behind the newest run of a daemon whose place nobody took, as a snapshot shows."""
+    over = {name for one in found.reshardings for name in one.upto}
+    over |= {r.daemon for run in found.runs if (r := run_before(found.runs, run)) is not None}
+    for daemon, run in {run.daemon: run for run in found.runs}.items():
+        own = (s for s in found.snapshots if s.daemon == daemon)
+        end = max((max(s.first_lsn - 1, s.last_lsn) for s in own), default=0)
+        if end > run.last_lsn and daemon not in over:
+            yield LsnRange(daemon, run.last_lsn + 1, end, "not_shipped")
 
 
 def _cause(before: Run, run: Run) -> str:
@@ -180,11 +250,11 @@ def _follow_arenas(found: Continuity) -> None:
         before = run_before(found.runs, run)
         if before is None:
             cause = "retention" if _had_gone(run, 1) else "unexplained"
-            found.lost.append(Lost(run.daemon, 1, run.first_lsn - 1, cause))
+            found.lost.append(LsnRange(run.daemon, 1, run.first_lsn - 1, cause))
             if cause == "unexplained":
                 found.violations.append(_gap(run, 1))
         elif not is_complete(before, found.snapshots):
-            found.lost.append(Lost(before.daemon, before.last_lsn + 1, None, "recovery"))
+            found.lost.append(LsnRange(before.daemon, before.last_lsn + 1, None, "recovery"))
 
 
 def run_before(runs: Sequence[Run], run: Run) -> Run | None:
@@ -340,13 +410,13 @@ def _predecessors(manifest: Manifest) -> list[tuple[str, int]]:
     return sorted(manifest.predecessors.items())
 
 
-def _before_resharding(runs: Iterable[Run], resharding: Resharding) -> Iterator[Lost]:
+def _before_resharding(runs: Iterable[Run], resharding: Resharding) -> Iterator[LsnRange]:
     ends = {run.daemon: run.last_lsn for run in runs}
     for daemon, upto in resharding.upto.items():
         if (end := ends.get(daemon, 0)) < upto:
-            yield Lost(daemon, end + 1, upto, "resharding")
+            yield LsnRange(daemon, end + 1, upto, "resharding")
         if len(resharding.openings) < resharding.shards:
-            yield Lost(daemon, upto + 1, None, "resharding")
+            yield LsnRange(daemon, upto + 1, None, "resharding")
 
 
 def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:

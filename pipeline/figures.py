@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import gold, silver
-from purgatoryd.pipeline.advice import timeouts
+from purgatoryd.pipeline.advice import open_spans, timeouts
 from purgatoryd.pipeline.findings import Finding, slow
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Advice:
     settled_p50_ns: int
     settled_p99_ns: int
     timeout_ns: int | None
+    timeout_low_ns: int | None
+    timeout_high_ns: int | None
 
 
 @dataclass
@@ -124,8 +126,8 @@ def _filled_in(
     lived = silver.lifecycles(whole, whole, received).where(F.col("clock") == part.clock)
     _spread(part, lived)
     part.due = due(own, part)
+    part.advice = _advice(lived, open_spans(whole).where(F.col("clock") == part.clock))
     topics = gold.topics(lived).persist()
-    part.advice = _advice(topics)
     return topics, gold.workers(lived)
 
 
@@ -192,11 +194,11 @@ def _cells(span_s: int) -> tuple[int, int]:
 # ---- time-outs -------------------------------------------------------------------------------
 
 
-def _advice(topics: DataFrame) -> list[Advice]:
+def _advice(lived: DataFrame, still_open: DataFrame) -> list[Advice]:
     """Of each topic in which something was cancelled or satisfied in time."""
     names = [one.name for one in fields(Advice)]
     rows = (
-        timeouts(topics, WANTED)
+        timeouts(lived, WANTED, still_open)
         .where("settled > 0 AND topic IS NOT NULL")
         .orderBy("namespace", "topic")
     )

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING
 
 from purgatoryd.pipeline import gold, silver
-from purgatoryd.pipeline.lake import Lake, Manifest
+from purgatoryd.pipeline.advice import open_spans
+from purgatoryd.pipeline.continuity import excluded
+from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.parts import Layer, Part, Segment
 from purgatoryd.pipeline.reach import Reach, reaches
 from purgatoryd.pipeline.schemas import FLOW, LIFECYCLES, TOPICS, WORKERS
@@ -84,6 +86,19 @@ def make_gold(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> int:
         }
 
     return _make(Layer(lake.root, "gold"), there, since_us, tables)
+
+
+def observed(spark: SparkSession, lake: Lake) -> tuple[DataFrame, DataFrame]:
+    """All lifecycles, and how long those were watched that have not ended in the same segments, as
+    advice.timeouts() takes both. Raises LakeBroken.
+
+    What went on in a daemon that took another one's place is open there alone.
+    """
+    layer, segments = Layer(lake.root, "silver"), lake.manifests()
+    gone = excluded([*segments, *lake.manifests(OPENINGS)]).gone
+    made = layer.sources()
+    here = (m for m in segments if m.segment in made and m.daemon not in gone)
+    return layer.read(spark, LIFECYCLES), open_spans(bronze_of(spark, lake, here))
 
 
 def _make(

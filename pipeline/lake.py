@@ -82,7 +82,8 @@ class Manifest:
     WAL, and were not in the lake, when it came; 0 = none.
     `predecessors`: the daemons whose place this one took with others, `shards` together, when the
     number of a deployment's shards changed, each with its last record that counts. `wal`: what
-    the WAL's folder is called, which has one arena after the other.
+    the WAL's folder is called, which has one arena after the other. `began_empty`: the arena held
+    nothing before record 1, with which this segment begins.
     """
 
     table: str
@@ -106,6 +107,7 @@ class Manifest:
     predecessors: Mapping[str, int] = field(default_factory=dict)
     shards: int = 0
     wal: str = ""
+    began_empty: bool = False
 
     @property
     def name(self) -> str:
@@ -283,7 +285,7 @@ def checked(document: Any, kind: type[Any]) -> dict[str, Any]:
     return document
 
 
-_PLAIN = {"int": int, "str": str}
+_PLAIN = {"int": int, "str": str, "bool": bool}
 
 
 def intact(path: Path, size: int) -> Path:

@@ -25,7 +25,7 @@ def in_runs(bronze: DataFrame, runs: Sequence[Run]) -> DataFrame:
     """The rows that are audited, each with its run."""
     rows = [
         (run.daemon, segment.first_lsn, segment.epoch, run.number, run.from_lsn,
-         run.unsure_lsn if run.opening else run.last_lsn)
+         run.unsure_lsn if run.is_judged else run.last_lsn)
         for run in runs for segment in run.segments
     ]  # fmt: skip
     form = "daemon string, segment long, epoch long, run int, from_lsn long, unsure_lsn long"
@@ -35,11 +35,16 @@ def in_runs(bronze: DataFrame, runs: Sequence[Run]) -> DataFrame:
 
 
 def opening_rows(openings: DataFrame, runs: Sequence[Run]) -> DataFrame:
-    """The rows of the snapshots with which the runs begin; they come before all records."""
+    """The rows of the snapshots with which the runs begin; they come before all records. Of an
+    arena that held nothing, the one row that such a snapshot would have."""
     rows = [(run.daemon, run.opening, run.number, run.unsure_lsn) for run in runs if run.opening]
     form = "daemon string, segment long, run int, unsure_lsn long"
     first = openings.sparkSession.createDataFrame(rows, form)
-    return openings.join(F.broadcast(first), ["daemon", "segment"]).withColumn("lsn", F.lit(0))
+    found = openings.join(F.broadcast(first), ["daemon", "segment"]).withColumn("lsn", F.lit(0))
+    empty = [(run.daemon, run.number, 0, 0, "head", 0) for run in runs if run.began_empty]
+    form = "daemon string, run int, unsure_lsn long, lsn int, kind string, positions_upto long"
+    heads = openings.sparkSession.createDataFrame(empty, form)
+    return found.unionByName(heads, allowMissingColumns=True)
 
 
 # ---- one row for each ticket -----------------------------------------------------------------

@@ -7,7 +7,7 @@ lake: with some of these alone, timers would be missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -19,6 +19,8 @@ from purgatoryd.pipeline.tiers import read_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from purgatoryd.pipeline.parts import Segment
 
 
 class InPlace(NamedTuple):
@@ -36,16 +38,72 @@ def in_place(lake: Lake) -> InPlace:
     return InPlace([one for one in segments if one.daemon not in absent], openings)
 
 
-def living(spark: SparkSession, lake: Lake) -> DataFrame:
-    """The add of each timer and operation that lives, once: rows of bronze. Raises LakeBroken.
+def living(spark: SparkSession, lake: Lake, found: InPlace | None = None) -> DataFrame:
+    """The add of each timer and operation that lives, once: rows of bronze; or that lived as
+    `found` says. Raises LakeBroken.
 
     Of a daemon without a snapshot, only what was armed since its first record in the lake.
     """
-    segments, openings = in_place(lake)
+    segments, openings = found or in_place(lake)
     starts = {daemon: opening.first_lsn for daemon, opening in openings.items()}
     later = [m for m in segments if m.last_lsn >= starts.get(m.daemon, 0)]
     since = from_starts(_rows(spark, lake, later), starts)
     return silver.open_adds(since.unionByName(_rows(spark, lake, openings.values())))
+
+
+class Reach(NamedTuple):
+    """The newest records of a daemon that all are in a table, without a hole: up to `upto`."""
+
+    from_lsn: int
+    upto: int
+    wall_to_us: int
+
+
+def reached(lake: Lake, made: Container[Segment]) -> dict[str, Reach]:
+    """How far a table made of these segments reaches, by daemon that counts. Raises LakeBroken."""
+    found: dict[str, Reach] = {}
+    waiting: set[str] = set()
+    for one in sorted(in_place(lake).segments, key=lambda one: one.identity):
+        if one.segment not in made or one.daemon in waiting:
+            waiting.add(one.daemon)
+            continue
+        before = found.get(one.daemon)
+        follows = before is not None and before.upto + 1 == one.first_lsn
+        begun = before.from_lsn if before and follows else one.first_lsn
+        found[one.daemon] = Reach(begun, one.last_lsn, one.wall_to_us)
+    return found
+
+
+def as_of(lake: Lake, reaches: Mapping[str, Reach]) -> InPlace:
+    """The files that hold what lived at the last record of each reach: a snapshot that is not
+    younger and the records behind it, or all records. Daemons without either are left out."""
+    segments, _ = in_place(lake)
+    openings: dict[str, Manifest] = {}
+    for one in lake.manifests(OPENINGS):
+        reach = reaches.get(one.daemon)
+        if reach and one.first_lsn >= reach.from_lsn and _end(one) <= reach.upto:
+            openings[one.daemon] = one
+    known = {m.daemon for m in segments if m.began_empty and m.daemon in reaches}
+    known = {name for name in known if reaches[name].from_lsn == 1} | openings.keys()
+    return InPlace(
+        [m for m in segments if m.daemon in known and m.last_lsn <= reaches[m.daemon].upto],
+        openings,
+    )
+
+
+def _end(snapshot: Manifest) -> int:
+    """The last record that a snapshot may have something of."""
+    return max(snapshot.first_lsn - 1, snapshot.last_lsn)
+
+
+def stopped(lake: Lake) -> set[str]:
+    """Daemons that wrote a snapshot when they stopped, and nothing after it. Raises LakeBroken."""
+    segments, openings = in_place(lake)
+    ends = {m.daemon: m.last_lsn for m in sorted(segments, key=lambda m: m.last_lsn)}
+    return {
+        name for name, one in openings.items()
+        if ends.get(name, 0) < one.first_lsn and one.last_lsn < one.first_lsn and one.first_lsn > 1
+    }  # fmt: skip
 
 
 def from_starts(bronze: DataFrame, starts: Mapping[str, int]) -> DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from rich.console import Group
 from rich.table import Table
 
 from purgatoryd.pipeline.audit import Balance, Verdict
+from purgatoryd.pipeline.continuity import Coverage
 from purgatoryd.pipeline.figures import DAY_S, RANKS, STAGES, WANTED, Figures, Profile, Spread
 from purgatoryd.pipeline.findings import LIMIT_NS
 
@@ -55,7 +57,9 @@ def page(verdict: Verdict, figures: Figures, made_at: datetime) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "count": "{:,}".format, "wall": wall}
+    environment.filters |= {
+        "duration": duration, "count": "{:,}".format, "wall": wall, "percent": percent,
+    }  # fmt: skip
     template = environment.get_template("report.html.j2")
     return template.render(
         verdict=verdict, parts=[_shown(part) for part in figures.parts], made_at=made_at,
@@ -84,6 +88,12 @@ def duration(ns: int | None) -> str:
         if abs(ns) >= unit_ns:
             return f"{ns / unit_ns:.3g} {unit}"
     return f"{ns} ns"
+
+
+def percent(coverage: Coverage) -> str:
+    """The share that was judged, rounded down: 100 % is all."""
+    share = f"{math.floor(coverage.share * 10_000) / 100:g} %"
+    return share if coverage.is_exact else f"at most {share}"
 
 
 def wall(at_us: int) -> str:

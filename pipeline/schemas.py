@@ -159,6 +159,7 @@ BRONZE = Table(
         Column("payload_bytes", "long"),
         *columns("long", "replaced_deadline_ns ended_by ended_batch"),
         *columns("int", "bulk_loaded replaced_bulk_loaded"),
+        *columns("long", "done_ns replaced_done_ns"),
     ),
 )
 """One row per record of a WAL or a snapshot. Unsigned 64-bit numbers stand as the long of
@@ -206,7 +207,7 @@ LIFECYCLES = Table(
         Column("ended_ns", "long", False, about="the arena's clock"),
         Column("ended_at", "timestamp", False, about="the same on the wall clock"),
         Column("request_queue_ns", "long", about="received to applied"),
-        Column("local_ns", "long", about="applied to armed; null under a virtual clock"),
+        Column("local_ns", "long", about="applied until the call that armed it was done"),
         Column("remote_ns", "long", about="armed to ended: the waiting that was asked for"),
         Column("response_queue_ns", "long", about="ended to the batch of notices built, or to the"
                " answer to who cancelled or replaced it"),

@@ -56,11 +56,13 @@ def prefetch(items: Iterator[T]) -> Iterator[T]:
 
 
 class Head(NamedTuple):
-    """What a file of the WAL is. `crc`: CRC-32C of it; `last_lsn`: of its last record."""
+    """What a file of the WAL is. `crc`: CRC-32C of it; `last_lsn`: of its last record;
+    `began_empty`: the arena held nothing before its first record, which is record 1."""
 
     crc: int
     clock: str
     last_lsn: int
+    began_empty: bool
 
 
 class Content(NamedTuple):
@@ -77,7 +79,8 @@ def head_of(walk: Walk, memory: Any) -> Head:
     """Of a file that was walked to its end."""
     virtual = walk.struct.header.clock_kind == lib.PG_CLOCK_VIRTUAL
     crc = int(lib.pg_crc32c(0, memory, len(memory)))
-    return Head(crc, "virtual" if virtual else "boot", walk.lsn)
+    began_empty = bool(walk.struct.header.flags & lib.PG_WAL_BEGAN_EMPTY)
+    return Head(crc, "virtual" if virtual else "boot", walk.lsn, began_empty)
 
 
 class _Tally:
@@ -293,6 +296,7 @@ class Shipper:
             predecessors=self._predecessors.upto,
             shards=self._predecessors.shards,
             wal=self._directory.name,
+            began_empty=head.began_empty,
         )
 
     def _gone_from(self, identity: Identity) -> int:

@@ -26,7 +26,9 @@ NOTICES = 0
 """Their stream, for that join; those of answers are sessions, which are never 0."""
 SERVICE = ("request_queue", "local", "response_queue", "send")
 """The stages that the service answers for; `remote` is waiting that was asked for."""
-_TIMESTAMPS = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
+_TIMESTAMPS = (
+    "add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "done_ns", "armed_ns",
+)  # fmt: skip
 
 
 # ---- which rows are final states -------------------------------------------------------------
@@ -117,7 +119,6 @@ def final_states(bronze: DataFrame) -> DataFrame:
         "daemon", "node", "epoch", "segment", "lsn",
         F.when(F.col("kind") == "outcome", "operation").otherwise("timer").alias("kind"),
         F.when(own, clock()).otherwise(replaced_clock()).alias("clock"),
-        (F.col("clock") == "virtual").alias("virtual"),
         F.when(own, F.col("cause")).otherwise("replaced").alias("final_state"),
         "namespace", "topic", "key", "key_type",
         ended_ticket().alias("ticket"),
@@ -212,11 +213,11 @@ def batches_of(bronze: DataFrame, final_states: DataFrame) -> DataFrame:
 def _stages() -> dict[str, Column]:
     """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
     one, which the export of an arena without a WAL does not have."""
-    expired, virtual = F.col("final_state") == "expired", F.col("virtual")
+    expired = F.col("final_state") == "expired"
     recorded = F.col("ended_boot_ns").isNotNull()
     return {
         "request_queue_ns": F.col("applied_ns") - F.col("received_ns"),
-        "local_ns": F.when(~virtual, F.col("armed_ns") - F.col("applied_ns")),
+        "local_ns": F.col("done_ns") - F.col("applied_ns"),
         "remote_ns": F.col("ended_ns") - F.col("armed_ns"),
         "response_queue_ns": F.col("built_ns") - F.col("ended_boot_ns"),
         "send_ns": F.when(recorded, F.col("handed_ns") - F.col("built_ns")),

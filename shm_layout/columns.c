@@ -15,7 +15,7 @@ struct row {
 };
 
 _Static_assert(PG_WAL_TYPES <= 32, "kinds[] has an element per type");
-_Static_assert(PG_LONG_COLUMNS == 33 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
+_Static_assert(PG_LONG_COLUMNS == 35 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are distinct");
 
@@ -88,7 +88,7 @@ static void put_real_at(const struct row *r, int64_t at_boot_ns)
 
 /* What a record tells of a timer's beginning: its own, or of the one that it replaces. */
 static void put_timestamps(const struct row *r, const struct pg_timestamps *timestamps,
-                           const enum pg_long_column columns[6])
+                           const enum pg_long_column columns[7])
 {
     put_unless(r, columns[0], timestamps->add_lsn, 0);
     put_unless(r, columns[1], timestamps->session, 0);
@@ -96,17 +96,19 @@ static void put_timestamps(const struct row *r, const struct pg_timestamps *time
     put_unless(r, columns[3], (uint64_t)timestamps->received_boot_ns, 0);
     put_unless(r, columns[4], (uint64_t)timestamps->applied_boot_ns, 0);
     put(r, columns[5], timestamps->armed_ns);
+    put_unless(r, columns[6], (uint64_t)timestamps->done_boot_ns, 0);
 }
 
 /* False: it tells none, as the exports of an arena without a WAL. */
 static bool put_all_timestamps(const struct row *r)
 {
-    static const enum pg_long_column own[6] = {
+    static const enum pg_long_column own[7] = {
         PG_LC_ADD_LSN, PG_LC_SESSION, PG_LC_SENT_NS, PG_LC_RECEIVED_NS, PG_LC_APPLIED_NS,
-        PG_LC_ARMED_NS};
-    static const enum pg_long_column other[6] = {
+        PG_LC_ARMED_NS, PG_LC_DONE_NS};
+    static const enum pg_long_column other[7] = {
         PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
-        PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS};
+        PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,
+        PG_LC_REPLACED_DONE_NS};
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
     if (timestamps != NULL)
         put_timestamps(r, timestamps, own);

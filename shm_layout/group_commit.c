@@ -213,6 +213,8 @@ static struct pg_wal_segment header_of(const struct pg_group_commit *c)
         .magic = PG_WAL_SEGMENT_MAGIC, .epoch = h->epoch, .first_lsn = c->lsn + 1,
         .first_group = c->group + 1, .bytes = c->wal_segment_bytes, .clock_kind = h->clock_kind};
 
+    if (s.first_lsn == 1 && c->wal_buffer->began_empty)
+        s.flags = PG_WAL_BEGAN_EMPTY;
     s.boot_ns = clocks(c, &s.wall_ns);
     memcpy(s.uuid, h->uuid, sizeof s.uuid);
     memcpy(s.boot_id, h->boot_id, sizeof s.boot_id);
@@ -470,6 +472,19 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
     return s->state == PG_WAL_RUNNING;
 }
 
+/* Nothing was ever armed, published or watched, and no bulk load began. Names alone hold
+ * nothing. */
+static bool holds_nothing(const struct pg_arena *a)
+{
+    const struct pg_header *h = a->header;
+    bool used = h->next_ticket != h->shard * PG_TICKET_SHARD + 1 || h->replay_tail != 0;
+    for (uint32_t row = 0; row < a->watermark_rows && !used; row++)
+        used = a->watermarks[row].key_len != 0;
+    for (uint32_t row = 0; row < a->bulk_load_rows && !used; row++)
+        used = a->bulk_loads[row].state != PG_BULK_LOAD_NONE;
+    return !used;
+}
+
 int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
                          uint64_t wal_segment_bytes, const struct pg_walk *end,
                          const struct pg_storage *storage, struct pg_fault *why)
@@ -485,6 +500,8 @@ int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const ch
         return fault_set(why, "wal", "bytes of the WAL buffer", 0, PG_WAL_BUFFER_MIN, 0);
     if (!fits(c, end, why))
         return 0;
+    if (c->wal_buffer->next_lsn == 1)
+        c->wal_buffer->began_empty = holds_nothing(a);
     c->position = c->wal_buffer->committed;
     c->lsn = end->lsn;
     c->group = end->group;

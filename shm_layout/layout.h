@@ -313,7 +313,7 @@ struct pg_cold {
 
 /* Authoritative, of an arena with a WAL: what the record of a timer's or an operation's end tells
  * of its beginning. It stands at the slot's index, written before hot.ctl, and behind all else in
- * the records of beginning and end. 48 bytes. */
+ * the records of beginning and end. 56 bytes. */
 struct pg_timestamps {
     uint64_t add_lsn;             /* of its ARM or WATCH; 0 = not known */
     uint64_t session;             /* of who asked for it; 0 = no message did */
@@ -323,6 +323,9 @@ struct pg_timestamps {
                                      none */
     int64_t  applied_boot_ns;     /* real clock: the daemon began to apply the batch */
     int64_t  armed_ns;            /* on the arena's clock */
+    int64_t  done_boot_ns;        /* real clock: the call that armed it returned; 0 = not known, as
+                                     in the record of the beginning. Only measured, never relied
+                                     on */
 };
 
 enum pg_key_type { PG_KEY_STR, PG_KEY_BYTES, PG_KEY_UUID, PG_KEY_TYPES };
@@ -666,7 +669,8 @@ struct pg_wal_buffer {
     uint32_t state;               /* group commit, release: enum pg_wal_state */
     uint32_t error;               /* errno of the call that stopped it; before `state` */
     uint32_t call;                /* enum pg_storage_call; before `state` */
-    uint32_t pad1;
+    uint32_t began_empty;         /* authoritative, daemon: 1 = the arena held nothing before record
+                                     1; stored at each start until that is appended */
     uint64_t error_lsn;           /* the first that did not get to disk; before `state` */
     uint64_t group;               /* group commit: number of the newest group on disk */
     uint64_t segment;             /* group commit: first LSN of the segment that it writes */
@@ -1060,6 +1064,8 @@ struct pg_wal_bucket {
     uint32_t pad;
 };
 
+enum pg_wal_segment_flag { PG_WAL_BEGAN_EMPTY = 1 }; /* the arena held nothing before record 1,
+                                                            which is the first of this file */
 /* The first bytes of every segment and snapshot file; zeros up to PG_WAL_SEGMENT_HEAD. */
 struct pg_wal_segment {
     uint64_t magic;               /* PG_WAL_SEGMENT_MAGIC or PG_SNAPSHOT_MAGIC */
@@ -1075,7 +1081,7 @@ struct pg_wal_segment {
     uint64_t bytes;               /* of the file */
     uint32_t clock_kind;
     uint32_t salt;
-    uint32_t pad;
+    uint32_t flags;               /* enum pg_wal_segment_flag; of a snapshot: 0 */
     uint32_t crc;                 /* CRC32C of all before */
 };
 

@@ -461,6 +461,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     a->durable = false;
     a->begun_boot_ns = 0;
     a->worked = NULL;
+    a->armed_count = 0;
     *wait_ns = INT64_MIN;
     if (!dispatch(a, &q, &out, &why, wait_ns)) {
         reply_refusal(&q, &out, &why);

@@ -12,10 +12,19 @@ void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns)
     measure(a, histogram, ns, 1);
 }
 
+/* Any value is sound, so it needs no record: after a kill it is not known, or it is there. */
+static void armed_finish(struct pg_arena *a, int64_t ended_boot_ns)
+{
+    for (uint32_t i = 0; i < a->armed_count; i++)
+        a->timestamps[a->armed[i]].done_boot_ns = ended_boot_ns;
+    a->armed_count = 0;
+}
+
 void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
 {
     if (a->worked == NULL)
         return;
+    armed_finish(a, ended_boot_ns);
     a->worked->worked_ns += ended_boot_ns - a->real_boot_ns;
     if (a->begun_boot_ns == 0)
         return;                   /* it goes on */

@@ -77,6 +77,9 @@ struct pg_arena {
     struct pg_timestamps batch_timestamps; /* of what the running batch arms, as far as it is known
                                               before */
     uint64_t sequence;            /* of the running batch; 0 = none runs */
+    uint32_t armed_count;         /* of what the last call armed for a batch: slots, for the time at
+                                     which that call returned */
+    uint32_t armed[PG_BATCH_RECORDS];
     uint64_t wal_buffer_end;      /* position behind the frame being written */
     bool durable;                 /* the running batch is to be answered after its commit */
     uint64_t durable_lsn;         /* that the reply of the last call waits for; 0 = none */

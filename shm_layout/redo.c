@@ -759,6 +759,7 @@ static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_n
     timestamps->sent_boot_ns = real ? moved(timestamps->sent_boot_ns, shift_ns) : 0;
     timestamps->received_boot_ns = real ? moved(timestamps->received_boot_ns, shift_ns) : 0;
     timestamps->applied_boot_ns = real ? moved(timestamps->applied_boot_ns, shift_ns) : 0;
+    timestamps->done_boot_ns = real ? moved(timestamps->done_boot_ns, shift_ns) : 0;
 }
 
 static void slots_finish(struct pg_arena *a, int64_t shift_ns)

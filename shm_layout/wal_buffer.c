@@ -135,6 +135,8 @@ static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
     timestamps.armed_ns = a->moment_ns;
     a->timestamps[slot] = timestamps;
     *frame_timestamps(body, 0) = timestamps;
+    if (a->sequence != 0 && a->armed_count < PG_BATCH_RECORDS)
+        a->armed[a->armed_count++] = slot;
 }
 
 static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body)

@@ -37,7 +37,8 @@ FATES = np.array([CANCELLED] * 80 + [EXPIRED] * 8 + [REPLACED] * 4 + [OPEN] * 3
 """A lifecycle's, in a hundred. Every tenth of the expired, and all that were satisfied or failed,
 are operations."""
 REPLACED_TIMESTAMPS = (
-    "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns", "deadline_ns",
+    "session", "worker", "sent_ns", "received_ns", "applied_ns", "done_ns", "armed_ns",
+    "deadline_ns",
 )  # fmt: skip
 
 
@@ -106,6 +107,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
     return {
         "kind": np.where(operation, WATCH, ARM), "ticket": np.arange(1, n + 1), "fate": fate,
         "at_ns": armed, "armed_ns": armed, "applied_ns": applied, "received_ns": applied - queue,
+        "done_ns": applied + 7_000 + np.arange(n) % 11 * 1_000,
         "sent_ns": applied - queue - rng.integers(10_000, 90_000, n),
         "deadline_ns": armed + TIMEOUTS_NS[topic % len(TIMEOUTS_NS)], "topic": topic,
         "worker": worker, "session": worker + 100, "replaced": replaced,
@@ -295,7 +297,7 @@ def _segment(plan: Plan, rows: Rows) -> tuple[Manifest, pa.Table]:
         wall_from_us=int(at.min()), wall_to_us=int(at.max()),
         kinds=dict(kinds), notices=notices, handed=handed,
         ended_upto_ns=max(bounds["ended_boot_ns"], default=0),
-        built_from_ns=min(bounds["built_ns"], default=0),
+        built_from_ns=min(bounds["built_ns"], default=0), began_empty=first == 1,
     ), table  # fmt: skip
 
 

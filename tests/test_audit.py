@@ -52,7 +52,7 @@ from wal_writer import (
 
 from purgatoryd.cli.app import app
 from purgatoryd.pipeline.audit import SAMPLES, Verdict, audit
-from purgatoryd.pipeline.continuity import continuity
+from purgatoryd.pipeline.continuity import Coverage, LsnRange, continuity, coverage
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.ledger import Unjudged, read_ledgers
 from purgatoryd.pipeline.ship import Shipper
@@ -104,6 +104,8 @@ RECORDS: dict[str, Record] = {
 }  # fmt: skip
 OPEN = (arm(5, "d", 80 * S), arm(9, "g", 900 * S))
 CLEAN = Story(RECORDS, closing=OPEN)
+EMPTY = CLEAN.having(wal=Wal(began_empty=True), first=None)
+"""The first snapshot went; the first segment says that there was nothing in it."""
 PARKED = arm(1, "a", 10 * S, at_ns=1 * S, parked=True)
 BACK = unpark(1, "a", 10 * S, at_ns=1 * S)
 
@@ -190,6 +192,10 @@ PLANTED = [
     planted("lsn_gap", CLEAN.having(cuts={"fire_a": (3, 1)})),
     planted("lsn_repeated", CLEAN.having(cuts={"fire_a": (-2, 1)}, closing=None)),
     planted("epoch_back", CLEAN.having(cuts={"fire_a": (0, 0)})),
+    planted("never_armed", EMPTY.instead(arm_b=None), 2, "unbalanced"),
+    planted("position_gap", Story({
+        name: RECORDS[name] for name in ("shop", "late", "arm_a")
+    } | {"fire_a": fire(1, 10 * S, 10 * S, position=1, sequence=1)}, EMPTY.wal, first=None), 1),
     planted("snapshot_lacks", CLEAN.having(closing=OPEN[:1]), 9),
     planted("snapshot_invents", CLEAN.having(closing=(*OPEN, RECORDS["arm_a"])), 1),
 ]  # fmt: skip
@@ -307,7 +313,9 @@ def restarted(number: int, living: tuple[Record, ...]) -> Story:
 CLEAN_STORIES = {
     "boot": CLEAN,
     "virtual": CLEAN.having(wal=Wal(clock=VIRTUAL)),
-    "no_snapshot": CLEAN.having(first=None),
+    "no_snapshot": CLEAN.having(first=None, closing=None),
+    "empty": EMPTY,
+    "late_snapshot": CLEAN.having(first=None),
     "retention": CLEAN.having(first_lsn=100),
     "parked": CLEAN.instead(arm_a=PARKED).then("arm_a", BACK),
     "acknowledged_while_copied": CLEAN.then("late", end(90, at_ns=1 * S, acknowledged=True)).having(
@@ -338,6 +346,11 @@ class Found:
 
     def lost(self, daemon: bytes) -> list[tuple[int, int | None, str]]:
         found = [one for one in self.verdict.lost if one.daemon == daemon.hex()]
+        return [(one.first_lsn, one.last_lsn, one.cause) for one in found]
+
+    def ranges(self, daemon: bytes) -> list[tuple[int, int | None, str]]:
+        """What was not judged."""
+        found = [one for one in self.verdict.coverage.ranges if one.daemon == daemon.hex()]
         return [(one.first_lsn, one.last_lsn, one.cause) for one in found]
 
 
@@ -492,6 +505,9 @@ def test_what_the_lake_does_not_have_is_named(found: Found) -> None:
     at = {name: uuid(CLEAN_FROM + n) for n, name in enumerate(CLEAN_STORIES)}
     assert found.lost(at["boot"]) == []
     assert found.lost(at["retention"]) == [(1, 99, "retention")]
+    assert found.lost(at["no_snapshot"]) == []
+    assert found.ranges(at["no_snapshot"]) == [(1, len(RECORDS), "no_snapshot")]
+    assert found.ranges(at["empty"]) == []
     assert found.lost(uuid(PAIR)) == [(len(RECORDS) + 1, None, "recovery")]
 
 
@@ -503,7 +519,7 @@ def test_what_a_recovery_lost_is_named(found: Found) -> None:
 
 def test_the_balance_of_a_namespace(found: Found) -> None:
     """What ended before the audit begins has no part in it, though it is acknowledged later."""
-    for name in ("boot", "acknowledged_while_copied", "acknowledged_long_after"):
+    for name in ("boot", "empty", "acknowledged_while_copied", "acknowledged_long_after"):
         daemon = uuid(CLEAN_FROM + [*CLEAN_STORIES].index(name)).hex()
         (shop,) = [one for one in found.verdict.balance if one.daemon == daemon]
         figures = (shop.carried_over, shop.added, shop.cancelled, shop.replaced, shop.expired,
@@ -531,13 +547,50 @@ def opening(start: int) -> Manifest:
     return manifest(start, start - 1, table=OPENINGS)
 
 
+def covered(segments: list[Manifest], *snapshots: int) -> Coverage:
+    return coverage(continuity(segments, [opening(start) for start in snapshots]))
+
+
+def test_a_wal_that_began_empty_is_judged_from_its_first_record_on() -> None:
+    """However late the oldest snapshot is that was shipped; without one, too."""
+    first = replace(manifest(1, 9), began_empty=True)
+    for snapshots in ([], [1], [18], [21]):
+        found = covered([first, manifest(10, 20)], *snapshots)
+        assert found == Coverage(20, 20, 20)
+        assert found.is_whole
+
+
+def test_a_wal_that_began_with_something_is_judged_from_its_first_snapshot_on() -> None:
+    segments = [manifest(1, 9), manifest(10, 20)]
+    before = LsnRange("d", 1, 17, "snapshot")
+    assert covered(segments, 18) == Coverage(3, 20, 20, (before,))
+    assert continuity(segments, [opening(18)]).lost == []  # it is in the lake
+    assert covered(segments) == Coverage(0, 20, 20, (LsnRange("d", 1, 20, "no_snapshot"),))
+
+
+def test_coverage_is_of_all_that_the_wal_had() -> None:
+    """Also of what left it unshipped, and of what is still in it alone."""
+    found = covered([replace(manifest(5, 9), gone_from=1), manifest(10, 20)], 5, 26)
+    missing = LsnRange("d", 1, 4, "retention"), LsnRange("d", 21, 25, "not_shipped")
+    assert found == Coverage(16, 16, 25, missing)
+    assert (found.share, found.is_exact) == (0.64, True)
+    assert [found.reaches(share) for share in (0, 0.64, 0.65, 1)] == [True, True, False, False]
+
+
+def test_coverage_is_never_whole_if_nobody_knows_what_is_missing() -> None:
+    missing = LsnRange("d", 10, None, "recovery")
+    assert not Coverage(9, 9, 9, (missing,)).is_exact
+    assert not Coverage(9, 9, 9, (missing,)).reaches(1)
+    assert not Coverage().reaches(0.1)
+
+
 @pytest.mark.parametrize(
     ("segments", "snapshots", "lost", "kinds"),
     [
         ([(1, 9), (10, 20)], [1], [], []),
         ([(5, 9)], [5], [(1, 4, "retention")], []),
-        ([(5, 9)], [7], [(5, 6, "snapshot"), (1, 4, "retention")], []),
-        ([(1, 9), (15, 20)], [1, 17], [(10, 14, "retention"), (15, 16, "snapshot")], []),
+        ([(5, 9)], [7], [(1, 4, "retention")], []),
+        ([(1, 9), (15, 20)], [1, 17], [(10, 14, "retention")], []),
         ([(1, 9), (15, 20, 2)], [1, 15], [(10, 14, "forced")], []),
         ([(1, 9), (15, 20)], [1], [(10, 14, "unexplained")], ["lsn_gap"]),
         ([(1, 9), (9, 20)], [1], [], ["lsn_repeated"]),
@@ -749,14 +802,47 @@ def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) 
     reported = invoke("audit", "--lake", lake, *wal, *ledger)
     assert (reported.exit_code, reported.stdout.splitlines()[-1]) == (
         0,
-        f"{len(RECORDS)} records: no violation",
+        f"{len(RECORDS)} records: no violation; coverage 100 %: {len(RECORDS)} judged"
+        f" of {len(RECORDS)} in the lake and {len(RECORDS)} that the WALs had",
     )
     assert "in no ledger 11 timers and operations that were armed" in reported.stdout
     assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in reported.stdout
     ship(in_parts / "demo", Lake(lake), "eagle")
+    assert invoke("audit", "--lake", lake, "--require-coverage", "100%").exit_code == 0
     lose(Lake(lake), Wal().uuid, 1)
     broken = invoke("report", "--lake", lake, *ledger, "--out", page, "--json")
     assert broken.exit_code == 5
     rows = [json.loads(line) for line in broken.stdout.splitlines()]
     assert {"missing", "violation", "unjudged", "balance"} <= {name for row in rows for name in row}
+    assert rows[-2]["verdict"] == "red"
     assert "lsn_gap" in page.read_text()
+
+
+def test_coverage_below_what_is_required_fails(in_parts: Path, spark: SparkSession) -> None:
+    """A verdict over a part of the records is amber, names the others, and fails if they count."""
+    lake, page = in_parts / "lake", in_parts / "r.html"
+    for snapshot in (in_parts / "demo").glob("*.snapshot"):
+        snapshot.unlink()
+    behind, judged, count = len(RECORDS), 1, len(RECORDS)
+    data = Wal().snapshot(behind, OPEN[:1], next_ticket=1000, now_ns=100 * S)
+    (in_parts / "demo" / f"{behind:016x}.snapshot").write_bytes(data)
+    ship(in_parts / "demo", Lake(lake), "eagle")
+    reported = invoke("audit", "--lake", lake, "--json")
+    rows = [json.loads(line) for line in reported.stdout.splitlines()]
+    assert reported.exit_code == 0
+    assert [row["not_judged"] for row in rows if "not_judged" in row] == [
+        {"daemon": Wal().uuid.hex(), "first_lsn": 1, "last_lsn": behind - 1, "cause": "snapshot"}
+    ]
+    assert not any("missing" in row for row in rows)
+    assert rows[-1]["verdict"] == "amber"
+    assert rows[-1]["coverage"] == {
+        "judged": judged, "shipped": count, "had": count, "share": judged / count, "exact": True,
+        "whole": False,
+    }  # fmt: skip
+    failed = invoke("report", "--lake", lake, "--out", page, "--require-coverage", "99.9")
+    assert failed.exit_code == 5
+    assert "is required" in failed.stderr
+    assert 'class="verdict amber"' in page.read_text()
+    assert "no violation in what was judged" in page.read_text()
+    share = f"{100 * judged / count - 0.1:.2f}%"
+    assert invoke("audit", "--lake", lake, "--require-coverage", share).exit_code == 0

@@ -122,7 +122,7 @@ TIMES = {"arm": "armed_ns", "watch": "armed_ns", "move": "at_ns", "end": "at_ns"
          "fire": "fired_ns", "outcome": "ended_ns", "sent": "built_ns"}  # fmt: skip
 
 TIMESTAMPS = {"sent_boot_ns": "sent_ns", "received_boot_ns": "received_ns",
-        "applied_boot_ns": "applied_ns"}  # fmt: skip
+        "applied_boot_ns": "applied_ns", "done_boot_ns": "done_ns"}  # fmt: skip
 
 
 def signed(value: int) -> int:

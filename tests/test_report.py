@@ -15,7 +15,7 @@ from wal_writer import S
 from purgatoryd.cli.pipeline_audit import _print_tables
 from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.audit import Balance, Verdict
-from purgatoryd.pipeline.continuity import Lost, Violation
+from purgatoryd.pipeline.continuity import Coverage, LsnRange, Violation
 from purgatoryd.pipeline.figures import RANKS, Advice, Figures, Flow, Profile, Spread, figures
 from purgatoryd.pipeline.findings import Finding, slow
 from purgatoryd.pipeline.lake import Lake
@@ -41,7 +41,7 @@ def part(clock: str = "live") -> Profile:
     one.lateness = spread(2_000)
     one.due = {(10**9 + 10 * n, row): n + row for n in range(6) for row in range(10)}
     one.column_s, one.row_s = 10, 1
-    one.advice = [Advice("shop", "late", 300, 180, 0.375, 2 * S, 9 * S, None)]
+    one.advice = [Advice("shop", "late", 300, 180, 0.375, 2 * S, 9 * S, None, 8 * S, None)]
     if clock == "live":
         one.stages = {"request_queue": spread(300), "send": spread(10_000_000)}
     return one
@@ -54,7 +54,7 @@ def shown(*parts: Profile) -> Figures:
 
 
 def verdict() -> Verdict:
-    found = Verdict(records=1234)
+    found = Verdict(records=1234, coverage=Coverage(1234, 1234, 1234))
     found.balance = [Balance("ab" * 16, "shop", 0, 600, 300, 0, 180, 0, 0, 120)]
     return found
 
@@ -65,7 +65,7 @@ def test_a_page_of_a_clean_wal() -> None:
     assert "1 daemon," in text
     assert "virtual clock" in text
     assert "bulk loads" in text
-    assert "longer than any asked for" in text
+    assert '>unknown</td><td class="n">8 s to unknown</td>' in text
     assert "send, p99 990 ms" in text
     assert text.count("<svg") == 10  # the other two have no stages
 
@@ -83,12 +83,28 @@ def test_violations_and_what_is_missing_are_on_the_page() -> None:
     found.counts = {"early": 2}
     evidence = {"namespace": "shop", "key": "<b>a</b>", "ended_ns": 9}
     found.samples = [Violation("early", "ab" * 16, 12, 7, evidence)]
-    found.lost = [Lost("ab" * 16, 1, 99, "retention"), Lost("ab" * 16, 700, None, "recovery")]
+    found.lost = [
+        LsnRange("ab" * 16, 1, 99, "retention"), LsnRange("ab" * 16, 700, None, "recovery"),
+    ]  # fmt: skip
+    found.coverage = Coverage(
+        600, 601, 700, (LsnRange("ab" * 16, 100, 100, "snapshot"), *found.lost)
+    )
     text = page(found, shown(part()), NOW)
     assert "The audit found 2 violations." in text
     assert "key=&lt;b&gt;a&lt;/b&gt; ended_ns=9" in text
-    assert "retention" in text
-    assert "recovery" in text
+    assert text.count("<td>missing</td>") == 2
+    assert text.count("<td>not judged</td>") == 1
+    assert "at most 85.71 %. 600 records were judged, of 601 in the lake and 700" in text
+
+
+def test_a_verdict_over_a_part_is_amber() -> None:
+    found = verdict()
+    assert 'class="verdict green"' in page(found, shown(part()), NOW)
+    found.coverage = Coverage(1233, 1234, 1234, (LsnRange("ab" * 16, 1, 1, "snapshot"),))
+    text = page(found, shown(part()), NOW)
+    assert 'class="verdict amber"' in text
+    assert "The audit found no violation in what was judged." in text
+    assert "Coverage: 99.91 %" in text
 
 
 def test_ledgers_that_were_not_judged_do_not_agree() -> None:
@@ -233,7 +249,7 @@ def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_p
     with whole(spark, lake, [wal]) as found:
         nodes = found.bronze.select("daemon", "node").distinct().collect()
         assert {tuple(row) for row in nodes} == {(uuid(n).hex(), "eagle") for n in (1, 2)}
-        assert found.found.lost == [Lost(uuid(1).hex(), len(RECORDS) + 1, None, "recovery")]
+        assert found.found.lost == [LsnRange(uuid(1).hex(), len(RECORDS) + 1, None, "recovery")]
         assert {row.node for row in read_events(spark, lake, [wal]).select("node").collect()} == {
             "eagle"
         }

@@ -68,6 +68,7 @@ from purgatoryd.shm_layout.wal import (
     around,
     contents,
     following_lsn,
+    header_of,
     segments,
     snapshots,
     uuid_of,
@@ -531,6 +532,34 @@ def test_a_wal_for_an_arena_that_had_none(daemon: StartDaemon, wal: Path) -> Non
         assert timer is not None
         assert timer.ticket == ticket
         assert client.get("b") is not None
+
+
+def began_empty(wal: Path) -> bool:
+    first = segments(wal / "demo")[0]
+    assert first.lsn == 1
+    return bool(header_of(first.path).flags & lib.PG_WAL_BEGAN_EMPTY)
+
+
+def test_the_first_segment_says_that_the_arena_held_nothing(daemon: StartDaemon, wal: Path) -> None:
+    """Also after a kill: every record of it is there, and an audit begins with the first."""
+    real = daemon("demo", *wal_flags(wal))
+    add_durably("a")
+    real.kill()
+    real.start()
+    add_durably("b")
+    assert began_empty(wal)
+
+
+def test_the_first_segment_says_that_the_arena_held_something(
+    daemon: StartDaemon, wal: Path
+) -> None:
+    """It ran without a WAL before; what it held then no record tells."""
+    real = daemon()
+    with Client("demo", namespace="shop") as client:
+        client.add("a", delay=HOUR_S)
+    real.restart(*wal_flags(wal))
+    add_durably("b")
+    assert not began_empty(wal)
 
 
 def test_an_arena_with_a_wal_is_not_started_without(daemon: StartDaemon, wal: Path) -> None:

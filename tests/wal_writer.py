@@ -31,7 +31,7 @@ S = 1_000_000_000
 
 _FRAME = struct.Struct("<IIQIHH")  # bytes, crc, lsn, salt, type, group
 _GROUP = struct.Struct("<QQqq24x")  # number, bytes, boot_ns, wall_ns, term, origin
-_SEGMENT = struct.Struct("<8sII16s16sQqqQQQII4x")
+_SEGMENT = struct.Struct("<8sII16s16sQqqQQQIII")
 _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
@@ -111,7 +111,7 @@ def end(ticket: int, *, at_ns: int = 0, acknowledged: bool = False) -> Record:
 
 def timestamps(add_lsn: int, armed_ns: int) -> bytes:
     """Stands behind the record of an end: from where and when the timer is."""
-    return struct.pack("<QQqqqq", add_lsn, 77, 0, 0, 0, armed_ns)
+    return struct.pack("<QQqqqqq", add_lsn, 77, 0, 0, 0, armed_ns, 0)
 
 
 def fire(
@@ -228,6 +228,8 @@ class Wal:
     epoch: int = 1
     clock: int = BOOT
     wall_offset_ns: int = 1_700_000_000 * S
+    began_empty: bool = False
+    """As the header of its first segment says."""
 
     def _head(
         self, magic: bytes, first_lsn: int, first_group: int, size: int, now_ns: int
@@ -235,6 +237,7 @@ class Wal:
         block = _SEGMENT.pack(
             magic, 1, 0, self.uuid, self.boot_id, self.epoch, now_ns,
             now_ns + self.wall_offset_ns, first_lsn, first_group, size, self.clock, SALT,
+            self.began_empty and first_lsn == 1 and magic == SEGMENT_MAGIC,
         )  # fmt: skip
         return (block + struct.pack("<I", crc32c(block))).ljust(HEAD_BYTES, b"\0")
 

@@ -356,6 +356,46 @@ static void test_full_disk(void)
     }
 }
 
+static uint32_t first_flags(struct world *w)
+{
+    const char *name = next_segment(&w->disk, "");
+    CHECK(name != NULL);
+    const uint64_t at = disk_directory(&w->disk)->rows[disk_find(&w->disk, name)].file;
+    return ((const struct pg_wal_segment *)w->disk.files[at].now)->flags;
+}
+
+static uint32_t flags_of(const struct pg_header *header, uint64_t next_lsn)
+{
+    struct world *w = world_new(3);
+    struct pg_watched watched = {.key_len = header == NULL};
+    struct pg_fault why;
+    w->header = header != NULL ? *header : (struct pg_header){.next_ticket = 1};
+    w->arena.watermarks = &watched;
+    w->arena.watermark_rows = 1;
+    w->wal_buffer.next_lsn = next_lsn;
+    w->wal_buffer.committed_lsn = next_lsn - 1;
+    const struct pg_walk end = {.lsn = next_lsn - 1};
+    CHECK(pg_group_commit_open(w->c, &w->arena, "dir", FILE_BYTES, &end, &w->storage, &why));
+    const uint32_t flags = first_flags(w);
+    pg_group_commit_close(w->c);
+    world_free(w);
+    return flags;
+}
+
+/* Only with record 1, of an arena that has given no ticket, made no notice and watches nothing. */
+static void test_the_first_segment_says_whether_the_arena_held_nothing(void)
+{
+    const struct pg_header fresh = {.next_ticket = 1}, armed = {.next_ticket = 2};
+    const struct pg_header shard = {.shard = 2, .next_ticket = 2 * PG_TICKET_SHARD + 1};
+    const struct pg_header published = {.next_ticket = 1, .replay_tail = 1};
+    CHECK_EQUAL(flags_of(&fresh, 1), PG_WAL_BEGAN_EMPTY);
+    CHECK_EQUAL(flags_of(&shard, 1), PG_WAL_BEGAN_EMPTY);
+    CHECK_EQUAL(flags_of(&fresh, 2), 0);
+    CHECK_EQUAL(flags_of(&armed, 1), 0);
+    CHECK_EQUAL(flags_of(&published, 1), 0);
+    CHECK_EQUAL(flags_of(NULL, 1), 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -364,5 +404,6 @@ int main(int argc, char **argv)
     RUN(test_power_cuts_behind_a_failed_call);
     RUN(test_every_call_fails);
     RUN(test_full_disk);
+    RUN(test_the_first_segment_says_whether_the_arena_held_nothing);
     return 0;
 }

@@ -844,6 +844,7 @@ static void test_frames_tell_when_and_of_what(void)
     const struct pg_wal_arm first = *(struct pg_wal_arm *)(newest(&w, PG_WAL_ARM) + 1);
     CHECK_EQUAL(first.armed_ns, w.now_ns);
     CHECK_EQUAL(first.armed_boot_ns, w.now_ns);
+    pg_served(w.a, w.now_ns + 70);
     go(&w, MS);
     replaces(&w);
     take(&w);
@@ -854,7 +855,9 @@ static void test_frames_tell_when_and_of_what(void)
     CHECK_EQUAL(timestamps->armed_ns, w.now_ns);
     CHECK_EQUAL(timestamps->received_boot_ns, w.now_ns - WAITED_NS);
     CHECK_EQUAL(timestamps->applied_boot_ns, w.now_ns);
+    CHECK_EQUAL(timestamps->done_boot_ns, 0);
     CHECK_EQUAL(replaced->armed_ns, w.now_ns - MS);
+    CHECK_EQUAL(replaced->done_boot_ns, w.now_ns - MS + 70);
     go(&w, MS);
     is_published(&w);
     opens_a_bulk_load(&w);
