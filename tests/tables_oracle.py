@@ -44,7 +44,7 @@ SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.final_s
                             AND m.lsn < e.lsn),
                        a.deadline_ns) END AS deadline_ns,
     a.applied_ns - a.received_ns AS request_queue_ns,
-    coalesce(e.done_ns, e.replaced_done_ns) - a.applied_ns AS local_ns,
+    if(e.final_state = 'replaced', e.replaced_done_ns, e.done_ns) - a.applied_ns AS local_ns,
     e.at_ns - a.armed_ns AS remote_ns,
     coalesce(s.built_ns, if(r.built_ns < e.ended_boot_ns, e.ended_boot_ns, r.built_ns))
         - e.ended_boot_ns AS response_queue_ns,
