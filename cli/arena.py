@@ -19,6 +19,7 @@ from purgatoryd.cli.options import (
     key_text,
     name_option,
     payload_record,
+    visible,
 )
 from purgatoryd.cli.shards import Named, daemons
 
@@ -65,6 +66,8 @@ def now_ns(reader: Reader) -> int:
 
 def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
     """A timer in JSON."""
+    from purgatoryd.shm_layout.layout import Status
+
     record: dict[str, Any] = {
         **key_record(info.key),
         "namespace": info.namespace,
@@ -72,6 +75,7 @@ def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
         "ticket": info.ticket,
         "deadline_boot_ns": info.deadline_ns,
         "due_in_ns": due_in_ns,
+        "status": Status(info.status).name,
         **payload_record(info.payload),
     }
     if info.wall_ns is not None:
@@ -81,9 +85,12 @@ def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
 
 def info_text(info: Info, due_in_ns: int) -> str:
     """A timer for people, on one line."""
-    place = f"{info.namespace}/{info.topic}"
+    from purgatoryd.shm_layout.layout import Status
+
+    place = visible(f"{info.namespace}/{info.topic}")
     due = units.format_duration(due_in_ns)
-    return f"in {due:<9} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
+    text = f"in {due:<9} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
+    return text + (", parked" if info.status == Status.PARKED else "")
 
 
 @click.command("list", cls=Command)
@@ -250,10 +257,14 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
 def print_table(rows: list[dict[str, Any]], title: str) -> None:
     """A table of records that have the same fields."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(*rows[0], title=title, title_justify="left")
-    readable = [{field: human(field, value) for field, value in row.items()} for row in rows]
+    readable = [
+        {field: escape(visible(human(field, value))) for field, value in row.items()}
+        for row in rows
+    ]
     for row in readable:
         table.add_row(*row.values())
     console = Console(highlight=False)

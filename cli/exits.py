@@ -56,6 +56,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.Refused, Exit.REFUSED),
     (errors.BatchError, Exit.REFUSED),
     (errors.MessageRefused, Exit.REFUSED),
+    (errors.DaemonFrozen, Exit.TIMEOUT),
     (errors.DaemonUnreachable, Exit.NO_DAEMON),
     (errors.ShardUnavailable, Exit.NO_DAEMON),
     (errors.ArenaMissing, Exit.NO_DAEMON),
@@ -138,13 +139,35 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
         click.echo(json.dumps(reported), err=True)
         raise click.exceptions.Exit(Exit.USAGE) from error
     except errors.PurgatorydError as error:
-        raise click.exceptions.Exit(report(error, as_json)) from error
+        raise click.exceptions.Exit(report(frozen(error) or error, as_json)) from error
+    except BrokenPipeError:  # the reader of our output has had enough, as head has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(Exit.DONE) from None
     except KeyboardInterrupt:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     except Exception as error:
         if (ours := unwritable(error) or unreadable(error) or unusable(error)) is None:
             raise
         raise click.exceptions.Exit(report(ours, as_json)) from error
+
+
+FROZEN_NS = 5_000_000_000
+"""A loop that stood still for longer is frozen; a sound one moves every second."""
+
+
+def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
+    """That the daemon is there and stands still, if that is why it did not answer."""
+    from purgatoryd.cli.status import health_of
+
+    if type(error) is not errors.DaemonUnreachable or not error.waited_s or error.shut:
+        return None
+    try:
+        health = health_of(error.name, FROZEN_NS)
+    except (errors.PurgatorydError, OSError):
+        return None
+    if health.condition != "frozen":
+        return None
+    return errors.DaemonFrozen(**figures(error), pid=health.pid, still_ns=health.still_ns)
 
 
 _REFUSALS = {

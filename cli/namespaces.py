@@ -9,7 +9,7 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command
-from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
+from purgatoryd.cli.options import emit, json_option, name_option, timeout_option, visible
 from purgatoryd.cli.shards import daemons
 
 if TYPE_CHECKING:
@@ -94,7 +94,10 @@ def set_command(
             park_beyond_ns=park_beyond,
         )
     record = settings_record(namespace, settings)
-    lines = (f"{field:<16}{'-' if value is None else value}" for field, value in record.items())
+    lines = (
+        f"{field:<16}{'-' if value is None else visible(str(value))}"
+        for field, value in record.items()
+    )
     emit(record, "\n".join(lines), as_json)
 
 
@@ -127,7 +130,7 @@ def create_command(
     with Admin(name, timeout=timeout) as admin:
         admin.create_namespace(namespace, partitions)
     record = {"namespace": namespace, "partitions": partitions}
-    emit(record, f"{namespace} has {partitions} partitions", as_json)
+    emit(record, f"{visible(namespace)} has {partitions} partitions", as_json)
 
 
 @namespace_command.command("ls", cls=Command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,6 +21,7 @@ from purgatoryd.cli.options import (
     payload_record,
     read_key,
     timeout_option,
+    visible,
 )
 
 if TYPE_CHECKING:
@@ -146,10 +148,20 @@ def get_command(
 
     wanted = read_key(key, key_type)
     with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
-        timer = client.get(wanted)
+        timer, virtual = client.get(wanted), client.of(wanted).virtual
     if timer is None:
-        emit({**key_record(wanted), "status": "UNKNOWN"}, f"unknown {key}", as_json)
+        text = f"unknown {key_text(wanted)}"
+        emit({**key_record(wanted), "status": "UNKNOWN"}, text, as_json)
         return Exit.NEGATIVE
-    lines = [f"{label:<18}{value}" for label, value in timer_record(timer).items()]
-    emit(timer_record(timer), "\n".join(lines), as_json)
+    record = timer_record(timer) | ({} if as_json or virtual else {"due": due_text(timer)})
+    lines = [f"{label:<18}{visible(str(value))}" for label, value in record.items()]
+    emit(record, "\n".join(lines), as_json)
     return Exit.DONE
+
+
+def due_text(timer: TimerInfo) -> str:
+    """When a timer of a daemon on this host is due, for people."""
+    left_ns = timer.deadline_boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    span = units.format_duration(abs(left_ns))
+    at = units.format_wall(time.time_ns() + left_ns)
+    return f"in {span}, at {at}" if left_ns >= 0 else f"{span} ago, at {at}"

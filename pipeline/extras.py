@@ -6,8 +6,11 @@ from importlib.util import find_spec
 
 from purgatoryd.shm_layout.errors import ExtraMissing
 
+PATH = "where PATH is the checkout or the wheel of purgatoryd"
+"""Ends an advice to install: no package index has purgatoryd."""
+
 
 def need(module: str, extra: str) -> None:
     """Raises ExtraMissing unless `module` can be imported; `extra` is ours that brings it."""
     if find_spec(module) is None:
-        raise ExtraMissing(module, f"pip install 'purgatoryd[{extra}]'")
+        raise ExtraMissing(module, f"pip install 'PATH[{extra}]', {PATH}")

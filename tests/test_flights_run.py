@@ -117,7 +117,7 @@ def test_without_the_data_one_sentence_says_what_to_install() -> None:
     )
     assert done.returncode == 1
     assert done.stdout.count("\n") == 1
-    assert "pip install 'purgatoryd[demo]'" in done.stdout
+    assert "pip install '.[demo]' in the checkout" in done.stdout
 
 
 def test_more_timers_than_shared_memory_holds() -> None:

@@ -82,8 +82,9 @@ def names_the_extras(python: Path, folder: Path) -> None:
     ]
     ship = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert (ship.returncode, ship.stdout) == (7, "")
-    assert ship.stderr == "purgatoryd: pyarrow is missing: pip install 'purgatoryd[lake]'\n"
-    assert "pip install 'purgatoryd[spark]'" in run(python, "-c", NEEDS_SPARK, cwd=folder)
+    path = "where PATH is the checkout or the wheel of purgatoryd"
+    assert ship.stderr == f"purgatoryd: pyarrow is missing: pip install 'PATH[lake]', {path}\n"
+    assert "pip install 'PATH[spark]'" in run(python, "-c", NEEDS_SPARK, cwd=folder)
 
 
 LIGHT = """

@@ -90,7 +90,7 @@ def test_no_java_is_a_clear_error(only_old_java: Path, monkeypatch: pytest.Monke
     with pytest.raises(ExtraMissing) as caught:
         java_home()
     assert f"{only_old_java} has 11" in str(caught.value)
-    assert "purgatoryd[jre]" in str(caught.value)
+    assert "PATH[jre]" in str(caught.value)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

