@@ -94,7 +94,7 @@ def test_no_java_is_a_clear_error(only_old_java: Path, monkeypatch: pytest.Monke
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ExtraMissing, match=r"pip install 'purgatoryd\[spark\]'"):
+    with pytest.raises(ExtraMissing, match=r"pip install 'PATH\[spark\]'"):
         extras.need("no_such_module", "spark")
 
 
