@@ -150,7 +150,8 @@ SECTIONS = {
         "late_mean_ns", "late_p99_ns", "late_max_ns",
     ),
     "purgatory": (
-        "operations", "outcomes", "watches", "satisfied", "already_true", "expired", "failed",
+        "operations", "outcomes", "watch_records", "watch_records_max", "watch_keys",
+        "watch_keys_max", "watches", "satisfied", "already_true", "expired", "failed",
         "cancelled", "advances", "visits", "checks", "outcomes_repeated",
     ),
     "notices": ("replay_entries", "replay_bytes", "notices_withdrawn", "messages_sent"),

@@ -15,6 +15,7 @@ from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
 from purgatoryd.clients.purgatory import (
@@ -23,6 +24,7 @@ from purgatoryd.clients.purgatory import (
     Watch,
     check_error,
     each_watermark,
+    prepare_extend,
     prepare_trigger,
     prepare_watch,
     settle_book,
@@ -37,8 +39,11 @@ from purgatoryd.shm_layout.wire import Key
 class AsyncOperation:
     """An operation that was armed: await it, or result(), for its Outcome."""
 
-    def __init__(self, operation: Operation, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, operation: Operation, loop: asyncio.AbstractEventLoop, owner: AsyncPurgatory
+    ) -> None:
         self._operation = operation
+        self._owner = owner
         self._ended = loop.create_future()
         operation.add_done_callback(self._note)
 
@@ -71,6 +76,19 @@ class AsyncOperation:
 
     def __await__(self) -> Generator[Any, None, Outcome]:
         return self.result().__await__()
+
+    def future(self) -> asyncio.Future[Outcome]:
+        """Return a future of its result, for `asyncio.wait`. Cancelling it does not end the
+        operation."""
+        return asyncio.ensure_future(self.result())
+
+    async def extend(self, timeout: float | timedelta) -> bool:
+        """Move its deadline, as Operation.extend does."""
+        return await self._owner._extend(self._operation, timeout)
+
+    async def cancel(self) -> bool:
+        """End it with the cause "cancelled", as Operation.cancel does."""
+        return await self._owner._cancel(self._operation)
 
     def add_done_callback(self, callback: Callable[[AsyncOperation], object]) -> None:
         """Calls `callback(operation)` in the loop's thread when it ended, or at once if it
@@ -131,9 +149,16 @@ class AsyncPurgatory(AsyncClient):
         check_callable("callback", callback)
         core = await self._ready()
         row = Watch(key, condition, timeout, payload, topic)
-        armed = prepare_watch(core, self._book, row)
-        await self._arm(armed)
-        await self._await(armed.entry.pending, None, (armed.entry.pending,))
+        fresh = prepare_watch(core, self._book, row)
+        armed: Armed | None = self._book.doubted(fresh.identity)
+        if armed is None:
+            armed = fresh
+            await self._arm(armed)
+        try:
+            await self._await(armed.entry.pending, None, (armed.entry.pending,))
+        except BaseException:
+            self._book.doubt(armed.identity, armed, armed.entry.pending)
+            raise
         armed.entry.pending.outcome()
         operation = self._operation(armed)
         if callback is not None:
@@ -157,7 +182,23 @@ class AsyncPurgatory(AsyncClient):
 
     def _operation(self, armed: Armed) -> AsyncOperation:
         assert self._loop is not None
-        return AsyncOperation(armed.operation, self._loop)
+        return AsyncOperation(armed.operation, self._loop, self)
+
+    async def _extend(self, operation: Operation, timeout: float | timedelta) -> bool:
+        entry = prepare_extend(await self._ready(), operation, timeout)
+        if operation.done or operation.ticket == 0:
+            return False
+        await self._admit(None)
+        await self._pack(entry, None)
+        await self._await(entry.pending, None, (entry.pending,))
+        entry.pending.outcome()
+        return entry.pending.status != Status.UNKNOWN
+
+    async def _cancel(self, operation: Operation) -> bool:
+        if operation.done or operation.ticket == 0:
+            return False
+        found = await self.cancel(operation.key, ticket=operation.ticket)
+        return found is CancelResult.CANCELLED
 
     # ---- triggers --------------------------------------------------------------------------
 

@@ -365,6 +365,8 @@ class Core:
         """Nobody waits for `batch`, a single call, any more: forget it if it never left."""
         if batch is not None and batch.count == 1 and self.session.withdraw(batch):
             self.packer.settled += 1
+            for call in batch.calls if isinstance(batch.calls, list) else ():
+                call.withdrawn = True
 
     def take(self, data: bytes) -> None:
         """Hands one message to the session."""

@@ -9,8 +9,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal, Protocol
 
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import Encoded, When
@@ -39,6 +41,14 @@ class Outcome:
     elapsed_ns: int
 
 
+class Owner(Protocol):
+    """The blocking purgatory of an operation."""
+
+    def _extend(self, operation: Operation, timeout: float | timedelta) -> bool: ...
+
+    def _cancel(self, operation: Operation) -> bool: ...
+
+
 class Operation:
     """An operation that was armed. Thread-safe."""
 
@@ -48,6 +58,7 @@ class Operation:
         """Set once the daemon has acknowledged the watch."""
         self._encoded = encoded
         self._condition = condition
+        self._owner: Owner | None = None
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
         self._error: PurgatorydError | None = None
@@ -72,6 +83,34 @@ class Operation:
             raise self._error
         assert self._outcome is not None
         return self._outcome
+
+    def future(self) -> Future[Outcome]:
+        """Return a future of its result, for `concurrent.futures.wait`. It cannot be cancelled."""
+        future: Future[Outcome] = Future()
+        future.set_running_or_notify_cancel()
+        self.add_done_callback(lambda _: self._resolve(future))
+        return future
+
+    def _resolve(self, future: Future[Outcome]) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            future.set_result(self.result())
+
+    def extend(self, timeout: float | timedelta) -> bool:
+        """Move its deadline to `timeout` seconds from now, never to an earlier time.
+
+        Returns False if it has ended; nothing is armed then. Raises InvalidArgument, Refused,
+        DaemonError.
+        """
+        return self._owner is not None and self._owner._extend(self, timeout)
+
+    def cancel(self) -> bool:
+        """End it with the cause "cancelled". Returns False if it has ended before.
+
+        Raises DaemonError.
+        """
+        return self._owner is not None and self._owner._cancel(self)
 
     def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
         """Calls `callback(operation)` when it ended: in the purgatory's thread, or at once
@@ -135,6 +174,7 @@ class Book:
         self._news: deque[Callable[[], None]] = deque()
         self._acks: list[tuple[int, int, int]] = []
         self._true: deque[tuple[Operation, int]] = deque()
+        self._doubtful: dict[Any, Any] = {}  # watches that raised before their answer came
         self._mutex = threading.Lock()
 
     def _add(self, news: Callable[[], None]) -> None:
@@ -150,6 +190,20 @@ class Book:
         """A watch was packed: armed() will follow."""
         with self._mutex:
             self._expected += 1
+
+    def doubt(self, identity: object, armed: object, pending: Pending) -> None:
+        """Remember a watch that raised, if its answer may still come; at most so many of them."""
+        with self._mutex:
+            self._expected -= pending.withdrawn
+            if pending.done or pending.withdrawn:
+                return
+            if len(self._doubtful) >= _ORPHANS_MAX:
+                del self._doubtful[next(iter(self._doubtful))]
+            self._doubtful[identity] = armed
+
+    def doubted(self, identity: object) -> Any:
+        """Return and forget the same watch that raised before; None if there is none."""
+        return self._doubtful.pop(identity, None) if self._doubtful else None
 
     def armed(self, operation: Operation, pending: Pending) -> None:
         """The daemon answered the watch of `operation`."""

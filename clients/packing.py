@@ -98,12 +98,13 @@ def _over(key: Key, detail: int, figure: int) -> QuotaExceeded:
 class Pending:
     """One packed call. `done` turns True exactly once, when its batch settles."""
 
-    __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "word")
+    __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "withdrawn", "word")
 
     def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
         self.key = key
         self.on_done = on_done
         self.done = False
+        self.withdrawn = False  # never sent, and no answer comes
         self.word = 0
         self.deadline_ns = 0
         self.ended: list[Key] = []
@@ -207,12 +208,12 @@ class Builder:
 
     def put(
         self, name: bytes, mode: int, key_type: int, key: bytes, time_kind: int, time_ns: int,
-        payload: bytes,
+        payload: bytes, ticket: int = 0,
     ) -> None:  # fmt: skip
-        """Adds a PUT."""
+        """Adds a PUT; `ticket`: with mode EXTEND, only this timer or operation."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(
-            _PUT, mode, key_type, len(key), index, time_kind, 0, len(payload), 0, time_ns, 0
+            _PUT, mode, key_type, len(key), index, time_kind, 0, len(payload), 0, time_ns, ticket
         )
         self._area.append(key)
         self._area.append(payload)

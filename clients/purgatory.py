@@ -20,15 +20,24 @@ import zmq
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_callable, each
 from purgatoryd.clients.client import Client
-from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_watermark, encode
+from purgatoryd.clients.conditions import (
+    AllOf,
+    AnyCondition,
+    ByKey,
+    Encoded,
+    When,
+    check_watermark,
+    encode,
+)
 from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import Builder, Entry, PendingTrigger
 from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidCondition, InvalidRows
-from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.layout import Op, PutMode, Status
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
@@ -52,6 +61,20 @@ class Armed(NamedTuple):
     operation: Operation
     entry: Entry[PendingTrigger]
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for two watches of the same key, condition, payload and topic."""
+        condition = self.operation._condition
+        code = None if condition is None else id(condition.condition)
+        return (self.entry.name, code, *self.entry.fields[:3], *self.entry.fields[5:])
+
+
+def _encode_once(operation: Operation, condition: When) -> Encoded:
+    """A CLIENT condition that has no time to wait is tried here, before it is sent."""
+    if not operation._holds():
+        return operation._encoded
+    return encode(AllOf(dict.fromkeys(operation._encoded.keys, 0), own=condition.own))
+
 
 def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
     """A WATCH, ready to be packed. Raises InvalidArgument."""
@@ -62,6 +85,8 @@ def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
     payload = wire.encode_payload(row.payload)
     condition = row.condition if isinstance(row.condition, When) else None
     operation = Operation(row.key, encoded, condition)
+    if condition is not None and times.seconds_ns(row.timeout) <= 0:
+        encoded = _encode_once(operation, condition)
     pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
     fields = (
         encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
@@ -89,6 +114,16 @@ def prepare_trigger(core: Core, op: Op, key: Key, value: int = 0) -> Entry[Pendi
     key_type, key_bytes = wire.encode_key(key)
     fields = (op, key_type, key_bytes, value)
     return Entry(PendingTrigger(key, None), core.key_name, Builder.trigger, fields)
+
+
+def prepare_extend(
+    core: Core, operation: Operation, timeout: float | timedelta
+) -> Entry[PendingTrigger]:
+    """A PUT that only extends `operation`. Raises InvalidArgument."""
+    kind, time_ns = times.due(core.delay_clock, timeout, None, None, None)
+    key_type, key_bytes = wire.encode_key(operation.key)
+    fields = (PutMode.EXTEND, key_type, key_bytes, kind, time_ns, b"", operation.ticket)
+    return Entry(PendingTrigger(operation.key, None), core.key_name, Builder.put, fields)
 
 
 def check_error(code: object) -> int:
@@ -168,14 +203,22 @@ class Purgatory(Client):
 
         With `topic` its end is also published there. `callback(operation)` runs in the
         purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
-        Busy, ...), DaemonError.
+        Busy, ...), DaemonError. After a CallTimeout the same watch may be repeated: it returns
+        the operation of the first one.
         """
         check_callable("callback", callback)
         self._core.admit()
         row = Watch(key, condition, timeout, payload, topic)
-        armed = prepare_watch(self._core, self._book, row)
-        self._arm(armed)
-        self._await(armed.entry.pending, None, (armed.entry.pending,))
+        fresh = prepare_watch(self._core, self._book, row)
+        armed: Armed | None = self._book.doubted(fresh.identity)
+        if armed is None:
+            armed = fresh
+            self._arm(armed)
+        try:
+            self._await(armed.entry.pending, None, (armed.entry.pending,))
+        except BaseException:
+            self._book.doubt(armed.identity, armed, armed.entry.pending)
+            raise
         armed.entry.pending.outcome()
         if callback is not None:
             armed.operation.add_done_callback(callback)
@@ -199,9 +242,27 @@ class Purgatory(Client):
         return [operation for operation, _ in armed]
 
     def _arm(self, armed: Armed) -> None:
+        armed.operation._owner = self
         with self._packing:
             self._core.packer.add(armed.entry)
             self._book.expect()
+
+    def _extend(self, operation: Operation, timeout: float | timedelta) -> bool:
+        self._core.admit()
+        entry = prepare_extend(self._core, operation, timeout)
+        if operation.done or operation.ticket == 0:
+            return False
+        with self._packing:
+            self._core.packer.add(entry)
+        self._await(entry.pending, None, (entry.pending,))
+        entry.pending.outcome()
+        return entry.pending.status != Status.UNKNOWN
+
+    def _cancel(self, operation: Operation) -> bool:
+        if operation.done or operation.ticket == 0:
+            return False
+        found = self.cancel(operation.key, ticket=operation.ticket)
+        return found is CancelResult.CANCELLED
 
     # ---- triggers --------------------------------------------------------------------------
 

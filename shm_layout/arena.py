@@ -218,6 +218,17 @@ class Handle:
         """struct pg_purgatory, live."""
         return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")
 
+    def watch_fill(self) -> dict[str, int]:
+        """Watch records and watch keys in use, and how many there may be."""
+        regions, free = self.header.regions, self.purgatory
+        records, keys = regions[lib.PG_R_WATCHES].count, regions[lib.PG_R_WATERMARKS].count
+        return {
+            "watch_records_max": records,
+            "watch_records": records - free.free_watches,
+            "watch_keys_max": keys,
+            "watch_keys": keys - free.free_watermarks,
+        }
+
     def rows(self, region: int, struct: str) -> Any:
         """The elements of a region (PG_R_...), live."""
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
@@ -793,6 +804,7 @@ class Reader(Handle):
             **{name: int(getattr(header, name)) for name in shown},
             **{name: int(getattr(metrics, name)) for name in COUNTED},
             "overdue": int(lib.pg_overdue(self._a)),
+            **self.watch_fill(),
             **self._placement_stats(),
             **self._wal_stats(),
         }

@@ -340,6 +340,7 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     p->payload_len = r->payload_len;
     p->topic = a->name_rows[r->name];
     p->mode = r->mode;
+    p->ticket = r->op == PG_OP_PUT ? r->value : 0;
     p->time_kind = r->time_kind;
     p->time_ns = r->time_ns;
     s->ext = p->payload + r->payload_len;

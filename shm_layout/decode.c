@@ -6,7 +6,7 @@
 #include "request.h"
 
 const struct op_rule op_rules[] = {
-    [PG_OP_PUT] = {USES_TIME | USES_PAYLOAD | NEEDS_TOPIC, PG_MODES, PG_T_KINDS, 0},
+    [PG_OP_PUT] = {USES_TIME | USES_PAYLOAD | NEEDS_TOPIC, PG_MODES, PG_T_KINDS, PG_TICKET_MAX},
     [PG_OP_CANCEL] = {USES_VALUE, 1, 1, UINT64_MAX},
     [PG_OP_GET] = {IN_QUERY, 1, 1, 0},
     [PG_OP_WATCH] = {USES_TIME | USES_VALUE | USES_PAYLOAD | USES_KEYS | NEEDS_TOPIC, PG_CONDITIONS,
@@ -142,6 +142,7 @@ static bool fields_sound(const wire_record *r, const struct op_rule *rule)
            r->value <= rule->value_max && (r->op != PG_OP_FAIL || r->value != 0) &&
            (time || r->time_ns == 0) && (rule->uses & USES_PAYLOAD || r->payload_len == 0) &&
            r->flags <= (r->op == PG_OP_WATCH) &&
+           (r->op != PG_OP_PUT || r->value == 0 || r->mode == PG_MODE_EXTEND) &&
            ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0);
 }
 

@@ -449,7 +449,7 @@ struct pg_watched {
     uint32_t first;               /* derived: the watcher with the lowest target */
     uint32_t latest;              /* derived: the one with the highest, for rising targets */
     uint32_t touched_s;           /* real clock: last change or last watcher; PG_NIL = forgotten as
-                                     soon as nobody watches */
+                                     soon as nobody watches, which a further watcher does not change */
     uint16_t namespace_row;
     uint8_t  key_len;             /* 0 = row not used; written last */
     uint8_t  key_type;
@@ -1230,7 +1230,8 @@ struct pg_record {                /* 32 bytes */
     uint32_t ext_len;             /* WATCH: bytes of its watch keys; PUT, for tag and slack: bytes
                                      of its struct pg_ext; 0 */
     int64_t  time_ns;             /* PUT: deadline or delay */
-    uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket; WATCH:
+    uint64_t value;               /* CANCEL: only this ticket, 0 = any; PUT with mode EXTEND: the
+                                     same, needed to extend an operation; UNPARK: this ticket; WATCH:
                                      SUM's threshold, QUORUM's number of keys; ADVANCE_KEY:
                                      watermark; BUMP: n; FAIL: code; COMPLETE: version */
 };
@@ -1254,10 +1255,11 @@ enum pg_status {
     PG_ST_REPLACED = 2,           /* PUT replace: the old timer is gone */
     PG_ST_KEPT = 3,               /* PUT keep, or extend to an earlier time: unchanged */
     PG_ST_EXTENDED = 4,           /* PUT extend: same ticket, later deadline */
-    PG_ST_EXISTS = 5,             /* PUT error: refused, the key is armed */
+    PG_ST_EXISTS = 5,             /* PUT error: refused, the key is armed; PUT replace, extend: by an
+                                     operation */
     PG_ST_CANCELLED = 6,
     PG_ST_FIRED = 7,              /* CANCEL: too late, its notice is in the replay buffer */
-    PG_ST_UNKNOWN = 8,            /* CANCEL, GET: no such timer */
+    PG_ST_UNKNOWN = 8,            /* CANCEL, GET, PUT with a ticket: no such timer */
     PG_ST_FOUND = 9,              /* GET */
     PG_ST_DONE = 10,              /* ADVANCE .. FORGET, COMPLETE: deadline_ns = operations ended;
                                      PUBLISH: when */

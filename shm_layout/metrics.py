@@ -278,19 +278,8 @@ def _gauges(arena: Handle) -> dict[str, float]:
         "slots_used": live.live + live.parked + live.outcomes,
         "replay_entries": header.replay_tail - header.replay_head,
         "unsent": header.replay_tail - header.published,
-        **_watch_gauges(arena),
+        **arena.watch_fill(),
         **_wal_gauges(arena),
-    }
-
-
-def _watch_gauges(arena: Handle) -> dict[str, float]:
-    regions, free = arena.header.regions, arena.purgatory
-    records, keys = regions[lib.PG_R_WATCHES].count, regions[lib.PG_R_WATERMARKS].count
-    return {
-        "watch_records_max": records,
-        "watch_records": records - free.free_watches,
-        "watch_keys_max": keys,
-        "watch_keys": keys - free.free_watermarks,
     }
 
 

@@ -534,7 +534,8 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
         watch->target = k->target;
         watch->key_row = row_at(a, n);
         watch->slot = slot;
-        a->watermarks[watch->key_row].touched_s = a->real_s;
+        if (a->rows[n] & BORN || a->watermarks[watch->key_row].touched_s != PG_NIL)
+            a->watermarks[watch->key_row].touched_s = a->real_s;
         if (targets)
             target_join(a, w, op, x);
         if (w->condition == PG_C_SUM)

@@ -313,6 +313,7 @@ struct put {
     uint32_t topic;
     uint8_t mode, time_kind;
     int64_t time_ns;
+    uint64_t ticket;              /* EXTEND: only this one; 0 = any timer, and no operation */
     uint16_t account;             /* of whose quota it is; 0 = nobody's */
     bool limited;                 /* quotas have to be asked */
 };

@@ -401,11 +401,9 @@ static bool redo_watch(const struct redo *r)
         !below(r, "watch keys of an operation", PG_WATCH_KEYS_MAX, j->keys - 1ull) ||
         (j->condition == PG_C_QUORUM && !below(r, "a quorum", j->keys, j->threshold - 1)))
         return false;
-    for (uint32_t n = 0; n < j->keys; n++) {
+    for (uint32_t n = 0; n < j->keys; n++)
         if (!below(r, "a watch key that is not there", r->a->watermark_rows, keys[n].row))
             return false;
-        r->a->watermarks[keys[n].row].touched_s = 0;     /* not forgotten any more */
-    }
     if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
         return true;
     slot_drop(r->a, j->slot);

@@ -342,6 +342,12 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     a->metrics->extends++;
 }
 
+/* Only with its ticket: a key whose operation has ended would be armed as a timer instead. */
+static bool moves_operation(const struct put *p)
+{
+    return p->mode == PG_MODE_KEEP || (p->mode == PG_MODE_EXTEND && p->ticket != 0);
+}
+
 void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
 {
     struct probe at;
@@ -352,9 +358,12 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
     }
     const uint32_t id = key_find(a, &p->key, &at);
     a->parking = parks(a, p, deadline_ns) ? p : NULL;
-    if (id >= a->slots.capacity)
+    const bool armed = id < a->slots.capacity;
+    if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(a->slots.hot[id].ctl) == p->ticket))
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+    else if (!armed)
         put_fresh(a, p, deadline_ns, id, &at, r);
-    else if (p->mode == PG_MODE_ERROR || (p->mode == PG_MODE_REPLACE && is_operation(a, id)))
+    else if (p->mode == PG_MODE_ERROR || (is_operation(a, id) && !moves_operation(p)))
         answer_slot(a, r, id, PG_ST_EXISTS);
     else if (p->mode == PG_MODE_KEEP)
         answer_slot(a, r, id, PG_ST_KEPT);

@@ -1,7 +1,8 @@
 /* watermarks.c - watch keys: a bounded table of monotone watermarks that outlive their watchers.
  *
  * A row lives until it is forgotten or its time to live has passed since the last change or
- * watcher; it is never evicted to make space, so an advance before a watch is not lost. */
+ * watcher; that of a failed key until it is cleared or forgotten. It is never evicted to make
+ * space, so an advance before a watch is not lost. */
 
 #include "core.h"
 
@@ -198,9 +199,11 @@ void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_
 void watermark_clear(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->watermarks[row];
+    const uint32_t touched_s = l->touched_s == PG_NIL ? PG_NIL : a->real_s;
     if (has_wal(a))
-        watermark_append(a, row, l->watermark, 0, l->touched_s);
-    l->error = 0;
+        watermark_append(a, row, l->watermark, 0, touched_s);
+    l->touched_s = touched_s;
+    STORE_RELEASE(&l->error, 0u);
 }
 
 void watermark_drop(struct pg_arena *a, uint32_t row)
@@ -223,7 +226,8 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
             *cursor = 0;
         const struct pg_watched *l = &a->watermarks[*cursor];
         const bool over = l->touched_s == PG_NIL || a->real_s - l->touched_s > ttl_s;
-        if (l->key_len != 0 && l->root == PG_NIL && over && !wal_buffer_full(a))
+        const bool failed = l->error != 0 && l->touched_s != PG_NIL;
+        if (l->key_len != 0 && l->root == PG_NIL && over && !failed && !wal_buffer_full(a))
             watermark_free(a, *cursor);
         ++*cursor;
     }

@@ -165,6 +165,10 @@ def put(
     return command(lib.PG_OP_PUT, key, mode=mode, time_ns=delay_ns, payload=payload, name=name)
 
 
+def extend(key: bytes, delay_ns: int, ticket: int) -> Command:
+    return command(lib.PG_OP_PUT, key, mode=lib.PG_MODE_EXTEND, time_ns=delay_ns, value=ticket)
+
+
 class Reply(NamedTuple):
     answers: list[Answer]
     ended: dict[int, list[bytes]]  # by CANCEL_FOR_KEY: number of the record -> keys

@@ -107,6 +107,7 @@ def churn(core: Purgatory, owner: Owner, iteration: int) -> int:
     if iteration % 2:
         owner.send(*(pd.forget(k) for k in [*keys, *long, b"t"]))
     else:
+        owner.send(*(pd.clear(k) for k in keys))
         core.advance(core.now_ns + 2 * core.config["watermark_ttl_ns"])
         core.sweep()
     core.publish_all()
@@ -724,6 +725,10 @@ def malformed(owner: Owner, *commands: pd.Command) -> None:
         pd.watch(b"x", ALL, [Key(b"%d" % n, 1) for n in range(1025)]),
         pd.command(lib.PG_OP_WATCH, b"x", extension=pd.watch_keys([FAR])[:-1]),
         pd.command(lib.PG_OP_WATCH, b"x", extension=pd.watch_keys([FAR]), flags=2),
+        *(
+            pd.command(lib.PG_OP_PUT, b"x", mode=mode, value=1)
+            for mode in range(lib.PG_MODE_EXTEND)
+        ),
         pd.command(lib.PG_OP_ADVANCE_KEY, b"x", value=2**63),
         pd.command(lib.PG_OP_BUMP, b"x", value=2**63),
         pd.command(lib.PG_OP_FAIL, b"x", value=0),
@@ -797,15 +802,52 @@ def test_namespaces_have_their_own_keys() -> None:
     assert owner.send(pd.advance(b"k", 1))[0].ended == 1
 
 
-def test_a_put_that_extends_moves_an_operations_deadline() -> None:
+def test_a_put_that_extends_moves_an_operations_deadline_and_arms_nothing() -> None:
     core = Purgatory()
     owner = Owner(core)
-    owner.send(pd.watch(b"x", ALL, [Key(b"k", 1)], 5 * MS))
-    assert owner.send(pd.put(b"x", 9 * MS, lib.PG_MODE_EXTEND))[0].status == Status.EXTENDED
+    (armed,) = owner.send(pd.watch(b"x", ALL, [Key(b"k", 1)], 5 * MS))
+    extend = pd.extend(b"x", 9 * MS, armed.ticket)
+    for put in (pd.put(b"x", 9 * MS, mode) for mode in (lib.PG_MODE_EXTEND, lib.PG_MODE_REPLACE)):
+        assert owner.send(put)[0] == (Status.EXISTS, armed.ended, armed.ticket)
+    assert owner.send(pd.extend(b"x", 9 * MS, armed.ticket + 1))[0].status == Status.UNKNOWN
+    assert owner.send(extend)[0].status == Status.EXTENDED
     core.advance(8 * MS)
     assert core.metrics.operations == 1
     core.advance(9 * MS)
     assert causes(owner.mail()) == [Cause.EXPIRED]
+    assert owner.send(extend)[0].status == Status.UNKNOWN
+    assert core.metrics.live == 0
+
+
+def test_a_failure_outlasts_the_time_to_live_until_it_is_cleared() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.fail(b"failed", 7), pd.advance(b"other", 1))
+    core.advance(60 * 10**9)
+    core.sweep()
+    assert [name for name, _ in core.watermarks()] == [b"failed"]
+    owner.send(pd.watch(b"x", ALL, [Key(b"failed", 1)]))
+    assert [(m.cause, m.error) for m in owner.mail()] == [(Cause.FAILED, 7)]
+    owner.send(pd.clear(b"failed"))
+    core.sweep()
+    assert [name for name, _ in core.watermarks()] == [b"failed"]
+    core.advance(120 * 10**9)
+    core.sweep()
+    assert not list(core.watermarks())
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_later_watch_does_not_undo_a_forget(restart: bool) -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.watch(b"x", ALL, [Key(b"k", 9)]), pd.forget(b"k"))
+    owner.send(pd.watch(b"y", ALL, [Key(b"k", 9)]), pd.cancel(b"x"))
+    if restart:
+        core.attach()
+        core.rebuild(0)
+    assert [name for name, _ in core.watermarks()] == [b"k"]
+    owner.send(pd.cancel(b"y"))
+    assert not list(core.watermarks())
 
 
 def test_watermarks_stay_for_their_time_to_live_across_a_restart() -> None:

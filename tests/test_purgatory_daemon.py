@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import purgatory_worker
@@ -42,6 +42,7 @@ from purgatoryd.clients import (
     Notice,
     Operation,
     Purgatory,
+    Quorum,
     SessionExpired,
     Subscriber,
     SumOf,
@@ -1144,3 +1145,97 @@ def test_an_owner_that_does_not_read_gets_all_once_it_reads(demo: Daemon, a: Pur
             slow.acknowledge(outcomes)
             seen |= {o.ticket for o in outcomes}
         assert a.advance("k", 2) == 0
+
+
+# ---- quorum, handles, repeated watches -----------------------------------------------------------
+
+
+def test_a_quorum_outlives_the_failures_that_it_can_spare(a: Purgatory, b: Purgatory) -> None:
+    replicas = [f"r-{n}" for n in range(5)]
+    write, lost = (a.watch(key, Quorum(replicas, need=3), HOUR_S) for key in ("w-1", "w-2"))
+    assert [b.fail("r-0", 7), b.fail("r-1", 8), b.advance("r-2", 1)] == [0, 0, 0]
+    assert lost.cancel()
+    assert [b.advance("r-3", 1), b.advance("r-4", 1)] == [0, 1]
+    assert (write.result(PATIENCE_S).cause, write.result().missing) == ("satisfied", replicas[:2])
+    assert a.watch("w-3", Quorum(["r-0", "r-1"], need=1), HOUR_S).result(PATIENCE_S).error == 7
+
+
+@pytest.mark.parametrize("need", [0, 3, True, 1.0])
+def test_a_quorum_that_cannot_be_is_refused(a: Purgatory, need: Any) -> None:
+    with pytest.raises(InvalidCondition, match="need"):
+        a.watch("w", Quorum({"a": 1, "b": 1}, need=need), 1)
+
+
+def test_an_operation_is_extended_and_cancelled_by_its_handle(a: Purgatory) -> None:
+    first = a.watch("x", AllOf({"k": 1}), 0.5)
+    assert first.extend(HOUR_S)
+    with pytest.raises(Exists):
+        a.add("x", delay=HOUR_S, mode="extend")
+    with pytest.raises(CallTimeout):
+        first.result(1.0)
+    assert first.cancel()
+    assert first.result(PATIENCE_S).cause == "cancelled"
+    second = a.watch("x", AllOf({"k": 1}), HOUR_S)
+    assert [first.cancel(), first.extend(1)] == [False, False]
+    assert second.cancel()
+    assert a.get("x") is None
+
+
+def test_operations_can_be_waited_for_as_futures(a: Purgatory) -> None:
+    soon, late = (a.watch(key, AllOf({key: 1}), HOUR_S) for key in ("soon", "late"))
+    futures = [late.future(), soon.future()]
+    a.advance("soon", 1)
+    done, left = wait(futures, PATIENCE_S, return_when=FIRST_COMPLETED)
+    assert ([f.result() for f in done], left) == ([soon.result()], {futures[0]})
+    late.cancel()
+    assert futures[0].result(PATIENCE_S).cause == "cancelled"
+
+
+def test_asyncio_waits_for_operations_and_ends_them(demo: Daemon) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        soon, late = [await p.watch(key, AllOf({key: 1}), HOUR_S) for key in ("soon", "late")]
+        assert await late.extend(2 * HOUR_S)
+        futures = [soon.future(), late.future()]
+        await p.advance("soon", 1)
+        done, left = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        assert (done, left) == ({futures[0]}, {futures[1]})
+        assert await late.cancel()
+        assert (await futures[1]).cause == "cancelled"
+        assert [await late.cancel(), await late.extend(1)] == [False, False]
+
+    run(work)
+
+
+@pytest.mark.parametrize(("holds", "cause"), [(True, "satisfied"), (False, "expired")])
+@pytest.mark.parametrize("timeout", [0, -1.0])
+def test_a_condition_without_time_is_tried_once(
+    a: Purgatory, holds: bool, cause: str, timeout: float
+) -> None:
+    op = a.watch("x", When(lambda: holds, ["k"]), timeout)
+    assert (op.result(PATIENCE_S).cause, op.result().missing) == (cause, [])
+
+
+def test_a_watch_that_timed_out_is_repeated_and_returns_its_operation(demo: Daemon) -> None:
+    with Purgatory("demo", namespace="broker", timeout=1.0) as p:
+        p.advance("k", 1)
+        demo.process.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            with pytest.raises(CallTimeout):
+                p.watch("x", AllOf({"k": 5}), HOUR_S)
+        demo.process.send_signal(signal.SIGCONT)
+        until(lambda: p.operations == 1)
+        for condition in (AllOf({"k": 6}), AnyOf({"k": 5})):
+            with pytest.raises(Exists):
+                p.watch("x", condition, HOUR_S)
+        op = p.watch("x", AllOf({"k": 5}), HOUR_S)
+        with pytest.raises(Exists):
+            p.watch("x", AllOf({"k": 5}), HOUR_S)
+        assert p.operations == 1
+        assert p.advance("k", 5) == 1
+        assert op.result(PATIENCE_S).cause == "satisfied"
+
+
+def test_watch_keys_and_records_are_in_the_stats(a: Purgatory, stats: Callable[[str], int]) -> None:
+    a.watch("x", AllOf({"k-1": 1, "k-2": 1}), HOUR_S)
+    names = ("watch_records", "watch_records_max", "watch_keys", "watch_keys_max")
+    assert [stats(name) for name in names] == [2, 131_072, 2, 65_536]

@@ -140,7 +140,7 @@ class Model:
         ttl_s = self.config["watermark_ttl_ns"] // 10**9
         for name, watermark in list(self.watermarks.items()):
             idle = watermark.touched_s is not None and self.now_s - watermark.touched_s > ttl_s
-            if idle and not self.watchers(name):
+            if idle and not watermark.error and not self.watchers(name):
                 del self.watermarks[name]
 
     # ---- ends ----
@@ -222,7 +222,8 @@ class Model:
         for k in op.keys:
             watermark = self.watermark(k.name)
             assert watermark is not None
-            watermark.touched_s = self.now_s
+            if watermark.touched_s is not None:
+                watermark.touched_s = self.now_s
         if op.condition == SUM:
             op.keys = [
                 k._replace(target=self.watermarks[k.name].watermark)
@@ -268,7 +269,10 @@ class Model:
     def clear(self, name: bytes) -> Answer:
         if name not in self.watermarks:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
-        self.watermarks[name].error = 0
+        watermark = self.watermarks[name]
+        watermark.error = 0
+        if watermark.touched_s is not None:
+            watermark.touched_s = self.now_s
         return Answer(lib.PG_ST_DONE, 0, 0)
 
     def forget(self, name: bytes) -> Answer:

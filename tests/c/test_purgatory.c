@@ -375,8 +375,8 @@ static void model_watch(struct world *w, uint32_t session, const struct command 
     CHECK_EQUAL(op->deadline_ns, w->now_ns + c->delay_ns);
     for (uint32_t i = 0; i < c->count; i++) {
         struct watermark *l = &w->watermarks[c->keys[i]];
+        l->forgotten = l->forgotten && l->there;
         l->there = true;
-        l->forgotten = false;
         if (c->condition == PG_C_SUM && c->targets[i] == UINT64_MAX)
             op->watch.targets[i] = l->watermark;
     }
