@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from purgatoryd.cli.view import Shard, View
     from purgatoryd.cli.viewer import Viewer, Views
     from purgatoryd.shm_layout.occupancy import Fill, Level
+    from purgatoryd.shm_layout.sessions import Session
 
 LEAST_NS = 100_000_000
 """The shortest interval."""
@@ -59,9 +60,10 @@ def top_command(
     """Watch the daemon at work: rates, times, fill, the wheel, namespaces, slow clients.
 
     Reads the shared memory and does not trouble the daemon, so it also works while that hangs, and
-    says so. Keys and payloads are not shown; slow clients only to root and the daemon's user. It
-    goes on until it is interrupted; where an arena has gone, its name is looked for again. Of a
-    deployment it shows all shards together and a line for each, or one of them.
+    says so. Keys and payloads are not shown; slow clients only to root and the daemon's user. A
+    small terminal shows one section at a time; the arrow keys or a digit choose it, a shows all, h
+    helps and q ends. Where an arena has gone, its name is looked for again. Of a deployment it
+    shows all shards together and a line for each, or one of them.
     """
     from purgatoryd.cli.viewer import Viewer
 
@@ -106,17 +108,156 @@ def show(view: View, as_json: bool) -> None:
 
 
 def live(viewer: Viewer, shard: int | None, interval_s: float) -> None:
-    """Draws until it is interrupted; an arena that has gone may come again."""
+    """Draws until q is pressed or it is interrupted; an arena that has gone may come again."""
     from rich.live import Live
+
+    from purgatoryd.cli.keyboard import keys
+
+    chosen = Choice()
+    with keys() as pressed, Live(screen=True, auto_refresh=False) as screen:
+        while not chosen.over:
+            try:
+                view: View | PurgatorydError = viewer.take().of(shard)
+            except PurgatorydError as error:
+                view = error
+            until_s = time.monotonic() + interval_s
+            screen.update(picture(view, chosen, screen.console), refresh=True)
+            while not chosen.over and (left_s := until_s - time.monotonic()) > 0:
+                if chosen.take(pressed(left_s)):
+                    screen.update(picture(view, chosen, screen.console), refresh=True)
+
+
+# ---- keys and sections -------------------------------------------------------------------------
+
+SECTIONS = ("overview", "times", "fill", "wheel", "names", "clients")
+LARGE = (120, 48)
+"""Columns and lines from which on all sections are shown at once."""
+HELP = (
+    ("left, right, Tab", "the section before, the next one"),
+    ("1 to 6", "overview, times, fill, wheel, names, clients"),
+    ("a", "all sections, as far as the terminal goes; again: one section"),
+    ("h, ?", "this help; any key leaves it"),
+    ("q", "end"),
+)
+
+
+class Choice:
+    """What the keys have chosen. `everything`: all sections, None = as the terminal has space."""
+
+    def __init__(self) -> None:
+        self.section = 0
+        self.everything: bool | None = None
+        self.helps = False
+        self.over = False
+
+    def take(self, key: str) -> bool:
+        """True if the picture changes."""
+        if not key or key == "q":
+            self.over = key == "q"
+        elif self.helps or key in ("h", "?"):
+            self.helps = not self.helps
+        elif key in ("left", "right"):
+            step = 1 if key == "right" else -1
+            self.section, self.everything = (self.section + step) % len(SECTIONS), False
+        elif key in "123456":
+            self.section, self.everything = int(key) - 1, False
+        elif key == "a":
+            self.everything = not self.everything
+        else:
+            return False
+        return bool(key)
+
+
+def picture(view: View | PurgatorydError, chosen: Choice, console: Console) -> RenderableType:
+    """What a terminal of this size shows."""
+    from rich.console import Group
     from rich.text import Text
 
-    with Live(screen=True, auto_refresh=False) as screen:
-        while True:
-            try:
-                screen.update(frame(viewer.take().of(shard)), refresh=True)
-            except PurgatorydError as error:
-                screen.update(Text(visible(str(error)), "red"), refresh=True)
-            time.sleep(interval_s)
+    if chosen.helps:
+        return boxed("keys", help_table())
+    if isinstance(view, PurgatorydError):
+        return Text(visible(str(view)), "red")
+    large = console.width >= LARGE[0] and console.height >= LARGE[1]
+    if chosen.everything or (chosen.everything is None and large):
+        return frame(view)
+    return Group(headline(view), tabs(chosen), section(view, SECTIONS[chosen.section]))
+
+
+def tabs(chosen: Choice) -> Text:
+    """The sections, with the chosen one marked, and the keys."""
+    from rich.text import Text
+
+    line = Text(no_wrap=True)
+    for number, name in enumerate(SECTIONS, 1):
+        style = "bold reverse" if number == chosen.section + 1 else "dim"
+        line.append(f" {number} {name} ", style)
+    return line.append("  h help  q quit", "dim")
+
+
+def help_table() -> Table:
+    """What the keys do."""
+    table = columns("left", "wide")
+    for key, meaning in HELP:
+        table.add_row(key, meaning)
+    return table
+
+
+def section(view: View, name: str) -> RenderableType:
+    """One part of the picture, for a small terminal."""
+    shown = {
+        "overview": overview, "times": times, "fill": fills, "wheel": wheel, "names": names,
+        "clients": clients,
+    }  # fmt: skip
+    part = shown[name](view)
+    return part if name in ("overview", "names") else boxed(name, part)
+
+
+def overview(view: View) -> RenderableType:
+    """The most important figures, in the lines of a small terminal."""
+    from rich.console import Group
+
+    left, right = boxed("per second", rates(view)), boxed("now", now(view))
+    parts = one_row([(28, left), (50, right)])
+    return Group(parts, boxed("shards", shards(view))) if view.shards else parts
+
+
+FULLEST = 5
+
+
+def now(view: View) -> RenderableType:
+    """What there is, how late it fires, and what is fullest."""
+    from rich.console import Group
+
+    late, table = view.times["structural_lateness"], columns("left", "right")
+    table.add_row("timers and operations armed", count(view.armed))
+    table.add_row("due", count(view.due))
+    table.add_row("the next one in", next_in(view))
+    table.add_row("operations armed", count(view.operations.armed))
+    table.add_row("outcomes to acknowledge", count(view.operations.outcomes))
+    spans = map(units.format_duration, (late.p50_ns, late.p99_ns))
+    table.add_row("late, p50 and p99", ", ".join(spans) if late.count else "-")
+    slow = "-" if view.slowest is None else count(len(view.slowest))
+    table.add_row("slow clients", slow)
+    fullest = sorted(view.fills, key=lambda one: (one.recycles, -one.share))[:FULLEST]
+    bars = columns("left", "wide", "right")
+    for one in fullest:
+        bars.add_row(one.name, Bar(one), f"{one.share:.0%}")
+    return Group(table, bars)
+
+
+def next_in(view: View) -> str:
+    """Time until something is due."""
+    return "-" if view.next_in_ns is None else units.format_duration(view.next_in_ns)
+
+
+def names(view: View) -> RenderableType:
+    """Namespaces and topics."""
+    from rich.console import Group
+
+    return Group(
+        boxed("namespaces with the most timers", namespaces(view)),
+        boxed("topics with the most timers", topics(view)),
+    )
 
 
 # ---- the picture -------------------------------------------------------------------------------
@@ -137,8 +278,9 @@ def frame(view: View) -> RenderableType:
         boxed("the wheel: timers, by when they are due", wheel(view)),
         SideBySide(
             (40, boxed("namespaces with the most timers", namespaces(view))),
-            (64, boxed("slow clients", clients(view))),
+            (50, boxed("topics with the most timers", topics(view))),
         ),
+        boxed("slow clients", clients(view)),
     )
 
 
@@ -236,6 +378,7 @@ class Bar:
     def __init__(self, fill: Fill) -> None:
         self._share = fill.share
         self._used = fill.used
+        self._recycles = fill.recycles
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[ProgressBar]:
         """The bar, in the space that there is."""
@@ -243,6 +386,8 @@ class Bar:
 
         share = self._share
         colour = "red" if share >= FULL else "yellow" if share >= CROWDED else "cyan"
+        if self._recycles:
+            colour = "cyan"
         shown = max(share, 1 / options.max_width) if self._used else 0.0
         yield ProgressBar(1.0, shown, style="bright_black", complete_style=colour,
                           finished_style=colour)  # fmt: skip
@@ -269,8 +414,7 @@ def wheel(view: View) -> RenderableType:
     for level in reversed(view.levels):
         reach = units.format_duration(level.cell_ns * len(level.counts))
         table.add_row(f"level {level.number}", Profile(level), reach, count(level.timers))
-    next_in = "-" if view.next_in_ns is None else units.format_duration(view.next_in_ns)
-    return Group(table, f"[dim]{count(view.due)} due now, the next one in {next_in}")
+    return Group(table, f"[dim]{count(view.due)} due now, the next one in {next_in(view)}")
 
 
 class Profile:
@@ -312,16 +456,39 @@ def namespaces(view: View) -> Table:
     return table
 
 
+def topics(view: View) -> Table:
+    """Those with the most timers, and the operations."""
+    from rich.text import Text
+
+    table = columns("left", "right", "right")
+    table.add_row("", "[dim]timers", "[dim]notices")
+    for one in view.topics:
+        name = Text(f"{visible(one.namespace)} / {visible(one.name)}")
+        table.add_row(name, count(one.timers), count(one.notices))
+    return table
+
+
+def client_name(client: Session) -> str:
+    """The name that it gave itself, and whose process it is."""
+    subject = f"process {client.pid}" if client.pid else "another host"
+    own = f"{visible(client.worker)}, " if client.worker else ""
+    return f"{own}{subject}, uid {client.uid}"
+
+
 def clients(view: View) -> RenderableType:
-    """Those who have most to acknowledge."""
+    """Those that are slow to acknowledge, or whose batch does not end."""
     if view.slowest is None:
         return "[dim]for root and the daemon's user only"
+    if not view.slowest:
+        return "[dim]none: all outcomes are acknowledged within a second"
+    from rich.text import Text
+
     table = columns("left", "right", "right", "right", "right")
     table.add_row("", "[dim]under way", "[dim]to acknowledge", "[dim]oldest", "[dim]silent")
     for one in view.slowest:
         oldest = units.format_duration(one.oldest_ns) if one.oldest_ns else "-"
         table.add_row(
-            f"process {one.pid}, uid {one.uid}", f"{one.in_flight:,}", f"{one.unacknowledged:,}",
+            Text(client_name(one)), f"{one.in_flight:,}", f"{one.unacknowledged:,}",
             oldest, units.format_duration(one.silent_ns),
         )  # fmt: skip
     return table

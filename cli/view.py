@@ -23,7 +23,7 @@ from purgatoryd.shm_layout.errors import (
     TableBroken,
 )
 from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch, is_alive
-from purgatoryd.shm_layout.layout import ClockKind
+from purgatoryd.shm_layout.layout import ClockKind, is_reserved
 from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
 from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.paths import Paths, arena_paths
@@ -37,6 +37,10 @@ WINDOW_NS = 10_000_000_000
 """Times are spread over what came in within so long."""
 SLOW_CLIENTS = 8
 """Clients in a view: the slowest."""
+SLOW_NS = 1_000_000_000
+"""A client is slow if an outcome waits for its acknowledgement, or a batch for its end, so long."""
+TOPICS = 20
+"""Topics in a view: those with the most timers."""
 NAMESPACES = 20
 """Namespaces in a view: those with the most timers."""
 
@@ -51,6 +55,8 @@ FILLS = (
     ("watch keys", "watch_keys", "watch_keys_max", ""),
     ("WAL buffer", "wal_buffer_used_bytes", "wal_buffer_bytes", "bytes"),
 )
+RECYCLED = ("replay memory",)
+"""Of them, those in which what comes pushes out the oldest."""
 # What a rate adds up.
 RATES = {
     "armed": ("adds", "watches"),
@@ -88,6 +94,24 @@ class Share:
     bytes: int
     quota_timers: int
     """0 = none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicShare:
+    """What a topic has. `notices`: made since its birth."""
+
+    namespace: str
+    name: str
+    timers: int
+    notices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """How many operations are armed, and have ended without their owner's acknowledgement."""
+
+    armed: int
+    outcomes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +171,12 @@ class View:
     namespaces: list[Share]
     """Those with the most timers first."""
     slowest: list[Session] | None
-    """The clients that send commands, the slowest first; None = only the daemon's user and root may
-    see them. Subscribers are no sessions: how slow they are is the histogram `send`."""
+    """The clients that are slow to acknowledge outcomes, or whose batch does not end, the slowest
+    first; None = only the daemon's user and root may see them. Subscribers are no sessions: how
+    slow they are is the histogram `send`."""
+    topics: list[TopicShare] = field(default_factory=list)
+    """Those with the most timers first."""
+    operations: Operations = Operations(0, 0)
     shards: list[Shard] = field(default_factory=list)
     """Of all that a deployment has; one daemon has none."""
     runner: Runner | None = None
@@ -254,7 +282,11 @@ class Sampler:
             ],
             levels=occupancy.levels(self._reader),
             namespaces=_shares(now.metrics),
-            slowest=None if clients is None else clients[:SLOW_CLIENTS],
+            slowest=None if clients is None else slow(clients),
+            topics=_topics(self._reader),
+            operations=Operations(
+                int(now.metrics.gauges["operations"]), int(now.metrics.gauges["outcomes"])
+            ),
         )
 
     def _rate(self, counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
@@ -335,10 +367,28 @@ def _fills(metrics: Metrics) -> list[Fill]:
     sizes = ((name, metrics.gauges[used], metrics.gauges[capacity], unit)
              for name, used, capacity, unit in FILLS)  # fmt: skip
     return [
-        Fill(name, int(used), int(capacity), unit)
+        Fill(name, int(used), int(capacity), unit, recycles=name in RECYCLED)
         for name, used, capacity, unit in sizes
         if capacity
     ]
+
+
+def slow(clients: list[Session]) -> list[Session]:
+    """Those that are slow, of all by who is slowest."""
+    found = (
+        one for one in clients
+        if one.oldest_ns >= SLOW_NS or (one.in_flight and one.silent_ns >= SLOW_NS)
+    )  # fmt: skip
+    return list(found)[:SLOW_CLIENTS]
+
+
+def _topics(reader: Reader) -> list[TopicShare]:
+    names = {row: one.name for row, one in reader.namespaces().items()}
+    found = [
+        TopicShare(names.get(one.namespace_row, "?"), one.name, one.live, one.sequence)
+        for one in reader.topics() if not is_reserved(names.get(one.namespace_row, ""))
+    ]  # fmt: skip
+    return sorted(found, key=lambda t: (-t.timers, -t.notices, t.namespace, t.name))[:TOPICS]
 
 
 def _shares(metrics: Metrics) -> list[Share]:

@@ -11,7 +11,18 @@ from operator import or_
 from typing import TypeVar
 
 from purgatoryd.cli.shards import directory_of, table_of
-from purgatoryd.cli.view import NAMESPACES, SLOW_CLIENTS, Runner, Sampler, Shard, Share, View
+from purgatoryd.cli.view import (
+    NAMESPACES,
+    SLOW_CLIENTS,
+    TOPICS,
+    Operations,
+    Runner,
+    Sampler,
+    Shard,
+    Share,
+    TopicShare,
+    View,
+)
 from purgatoryd.shm_layout.errors import (
     ArenaNotReady,
     InvalidSetting,
@@ -142,7 +153,8 @@ class Viewer:
 def _row(number: int, name: str, found: View | PurgatorydError) -> Shard:
     if not isinstance(found, View):
         return Shard(number, name, None, 0, 0, 0, 0, None, str(found))
-    fullest = max(found.fills, key=lambda fill: fill.share, default=None)
+    filling = (fill for fill in found.fills if not fill.recycles)
+    fullest = max(filling, key=lambda fill: fill.share, default=None)
     late_ns = found.spans["structural_lateness"].quantile(0.99)
     rates = (found.rates["armed"], found.rates["fired"])
     condition = str(found.health.condition)
@@ -174,6 +186,11 @@ def together(name: str, views: list[View], rows: list[Shard]) -> View:
         levels=list(_grouped((level for one in views for level in one.levels), _ring, _level)),
         namespaces=_shares(one.namespaces for one in views),
         slowest=_slowest(clients) if clients else None,
+        topics=_topics(one.topics for one in views),
+        operations=Operations(
+            sum(one.operations.armed for one in views),
+            sum(one.operations.outcomes for one in views),
+        ),
         shards=rows,
     )
 
@@ -225,7 +242,8 @@ def _table(fill: Fill) -> object:
 
 
 def _fill(one: Fill, other: Fill) -> Fill:
-    return Fill(one.name, one.used + other.used, one.capacity + other.capacity, one.unit)
+    capacity = one.capacity + other.capacity
+    return Fill(one.name, one.used + other.used, capacity, one.unit, one.recycles)
 
 
 def _ring(level: Level) -> object:
@@ -247,6 +265,17 @@ def _shares(of_each: Iterable[list[Share]]) -> list[Share]:
 def _share(one: Share, other: Share) -> Share:
     quota = one.quota_timers + other.quota_timers
     return Share(one.name, one.timers + other.timers, one.bytes + other.bytes, quota)
+
+
+def _topics(of_each: Iterable[list[TopicShare]]) -> list[TopicShare]:
+    every = _grouped(
+        (one for topics in of_each for one in topics),
+        lambda one: (one.namespace, one.name),
+        lambda one, other: TopicShare(
+            one.namespace, one.name, one.timers + other.timers, one.notices + other.notices
+        ),
+    )
+    return sorted(every, key=lambda t: (-t.timers, -t.notices, t.namespace, t.name))[:TOPICS]
 
 
 def _slowest(of_each: list[list[Session]]) -> list[Session]:

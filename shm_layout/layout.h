@@ -1140,6 +1140,8 @@ struct pg_session {
                                      BUSY record: written after the set, 0 = the set is empty */
     uint64_t busy_keys[PG_BUSY_KEYS / 64]; /* hashed keys of the records answered BUSY: the client
                                      has not seen each of these answers */
+    uint8_t  worker_len;          /* 0 = the client gave itself no name */
+    char     worker[PG_WORKER_MAX]; /* written before `id`, for people alone */
 };
 
 /* One record's answer; also what the reply carries. */

@@ -34,12 +34,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A table or a memory: `used` of `capacity`, in bytes if `unit` says so, else in rows."""
+    """A table or a memory: `used` of `capacity`, in bytes if `unit` says so, else in rows.
+
+    `recycles`: what comes pushes out the oldest, so that full is its steady state.
+    """
 
     name: str
     used: int
     capacity: int
     unit: str = ""
+    recycles: bool = False
 
     @property
     def share(self) -> float:

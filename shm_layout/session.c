@@ -157,6 +157,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     memcpy(s->nonce, nonce, sizeof s->nonce);
     s->uid = uid;
     s->pid = pid;
+    s->worker_len = (uint8_t)(worker.len <= PG_WORKER_MAX ? worker.len : PG_WORKER_MAX);
+    memcpy(s->worker, worker.bytes, s->worker_len);
     s->opened_boot_ns = s->used_boot_ns = a->real_boot_ns;
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     /* Bit 63 set: never 0, whatever the hash. */

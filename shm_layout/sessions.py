@@ -32,6 +32,8 @@ class Session:
     """How long the first outcome in its inbox waits; 0 = none does."""
     silent_ns: int
     """How long ago it sent its last batch."""
+    worker: str = ""
+    """The name that it gave itself; empty = none."""
 
 
 class Sessions:
@@ -81,6 +83,7 @@ class Sessions:
             int(row.inbox_count),
             max(0, now_ns - ended_ns) if ended_ns != _NOTHING_ENDED_NS else 0,
             max(0, boot_ns - int(row.used_boot_ns)),
+            bytes(ffi.buffer(row.worker))[: int(row.worker_len)].decode(errors="replace"),
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
@@ -27,8 +27,8 @@ from test_purgatory_daemon import Raw, trigger, watch
 from purgatoryd.cli import units
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.top import Bar, boxed, times
-from purgatoryd.cli.view import Sampler, Spread, View, _Moment
+from purgatoryd.cli.top import SECTIONS, Bar, Choice, boxed, client_name, picture, times
+from purgatoryd.cli.view import Operations, Sampler, Spread, TopicShare, View, _Moment
 from purgatoryd.cli.viewer import Viewer
 from purgatoryd.clients import Admin, Client, PartitionedClient
 from purgatoryd.shm_layout import health
@@ -115,7 +115,7 @@ def test_how_full_it_is(sampler: Sampler) -> None:
     assert fill(view, "namespaces") == (1, 64)  # what the daemon publishes has rows of its own
     assert fill(view, "topics") == (1, 1024)
     assert fill(view, "payload memory")[0] == fill(empty, "payload memory")[0] + 10 * 112
-    assert fill(view, "sessions") == (1, 128)
+    assert fill(view, "sessions") == (1, 1024)
     assert [(one.name, one.timers, one.bytes) for one in view.namespaces] == [("shop", 10, 1120)]
 
 
@@ -169,10 +169,51 @@ def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampl
         slow.batch(watch(b"one", b"t", 1), watch(b"two", b"t", 1))
         slow.batch(trigger(Op.ADVANCE_KEY, b"t", 1))
         admin.advance(3 * S)
-        slowest = sampler.take().slowest
-    assert slowest is not None
-    assert [(one.unacknowledged, one.oldest_ns) for one in slowest] == [(2, 3 * S), (0, 0)]
-    assert {(one.pid, one.uid) for one in slowest} == {(os.getpid(), os.geteuid())}
+        view = sampler.take()
+    assert view.slowest is not None
+    assert [(one.unacknowledged, one.oldest_ns) for one in view.slowest] == [(2, 3 * S)]
+    assert {(one.pid, one.uid) for one in view.slowest} == {(os.getpid(), os.geteuid())}
+    assert view.operations == Operations(0, 2)
+
+
+def test_a_healthy_client_is_not_slow(demo: Daemon, sampler: Sampler) -> None:
+    """Also with an outcome that has just come."""
+    with Raw(demo) as owner, Client("demo") as fast, Admin("demo") as admin:
+        fast.add("k", delay=60)
+        owner.batch(watch(b"one", b"t", 1), watch(b"two", b"other", 1))
+        owner.batch(trigger(Op.ADVANCE_KEY, b"t", 1))
+        assert sampler.take().operations == Operations(1, 1)
+        admin.advance(S - 1)
+        assert sampler.take().slowest == []
+
+
+def test_a_client_has_the_name_that_it_gave_itself(demo: Daemon) -> None:
+    with Client("demo", worker="web-3"), Client("demo"), closing(Sampler("demo")) as sampler:
+        assert sampler._sessions is not None
+        found = sampler._sessions.read(0, boot_ns())
+        assert {one.worker for one in found} == {"web-3", ""}
+    named = replace(found[0], worker="a\x1b[2J", pid=7, uid=8)
+    assert client_name(named) == "a\\x1b[2J, process 7, uid 8"
+    assert client_name(replace(named, worker="", pid=0)) == "another host, uid 8"
+
+
+def test_topics_have_their_timers_and_notices(sampler: Sampler) -> None:
+    with Client("demo", namespace="shop") as client, Admin("demo") as admin:
+        client.add_many([(f"k{i}", 60.0, "orders", b"") for i in range(3)])
+        client.add_many([(f"m{i}", 0.001, "mail", b"") for i in range(2)])
+        admin.advance(S)
+        assert sampler.take().topics == [
+            TopicShare("shop", "orders", 3, 0), TopicShare("shop", "mail", 0, 2),
+        ]  # fmt: skip
+
+
+def test_a_full_replay_buffer_is_no_alarm(sampler: Sampler) -> None:
+    """What comes pushes out the oldest: full is its steady state."""
+    (found,) = (one for one in sampler.take().fills if one.name == "replay memory")
+    console = Console(width=20, file=StringIO())
+    for fill_, colour in ((found, "cyan"), (Fill("timers", 0, 1), "red")):
+        full = replace(fill_, used=fill_.capacity)
+        assert {str(piece.style) for piece in console.render(Bar(full))} - {"None"} == {colour}
 
 
 def test_another_user_does_not_see_clients(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +410,15 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
         client.add("hidden-key", delay=3, payload=b"hidden-payload")
         shown = top()
     client_is = f"process {os.getpid()}, uid {os.geteuid()}"
-    for text in ("ready", f"process {demo.pid}", "1 of 1,000", "level 0", "█", "p99", "under way"):
+    for text in (
+        "ready",
+        f"process {demo.pid}",
+        "1 of 1,000",
+        "level 0",
+        "█",
+        "p99",
+        "slow clients",
+    ):
         assert text in shown
     for text in ("[red]shop", "structural lateness", client_is):
         assert text in shown
@@ -463,6 +512,56 @@ def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == Exit.DONE
     os.close(ours)
+
+
+def test_keys_choose_a_section_and_end(demo: Daemon) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo"]
+    environment = demo.env | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        for key, shown in (
+            (b"", b"per second"),
+            (b"\x1b[C", b"batch service"),
+            (b"4", b"level 0"),
+            (b"h", b"this help"),
+            (b"h", b"level 0"),
+            (b"a", b"per second"),
+        ):
+            os.write(ours, key)
+            seen = b""
+            while shown not in seen:
+                seen += os.read(ours, 4096)
+        os.write(ours, b"q")
+        with suppress(OSError):  # the other end has gone
+            while os.read(ours, 4096):
+                continue
+        assert process.wait(PATIENCE_S) == Exit.DONE
+    os.close(ours)
+
+
+@pytest.mark.parametrize("section", range(len(SECTIONS)))
+def test_a_small_terminal_shows_a_section_whole(sampler: Sampler, section: int) -> None:
+    chosen = Choice()
+    chosen.take(str(section + 1))
+    console = Console(width=80, height=24, color_system=None, file=StringIO())
+    with Client("demo", namespace="shop") as client:
+        client.add_many([(f"k{i}", 60.0, "orders", b"") for i in range(10)])
+    with console.capture() as capture:
+        console.print(picture(sampler.take(), chosen, console))
+    lines = capture.get().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    if section == 0:
+        for word in ("ready", "armed", "fired", "late, p50 and p99", "slow clients"):
+            assert word in capture.get()
+
+
+def test_a_large_terminal_shows_all_sections(sampler: Sampler) -> None:
+    console = Console(width=120, height=50, color_system=None, file=StringIO())
+    with console.capture() as capture:
+        console.print(picture(sampler.take(), Choice(), console))
+    assert all(title in capture.get() for title in ("per second", "topics with", "slow clients"))
 
 
 @pytest.mark.parametrize("command", ["top", "status", "web"])
