@@ -125,7 +125,7 @@ static void advances(struct client *c, uint32_t count)
 static void one(struct client *c, unsigned op, char o)
 {
     const bool watermark = op == PG_OP_FORGET;
-    const struct pg_watch_key k = {.target = PG_WATERMARK_MAX, .key_len = 1};
+    const struct pg_watch_key k = {.target = PG_TARGET_MAX, .key_len = 1};
     const struct pg_record r = {.op = (uint8_t)op, .key_len = 1,
                                 .ext_len = op == PG_OP_WATCH ? sizeof k + 1 : 0,
                                 .time_kind = op == PG_OP_WATCH ? PG_T_BOOT : 0,
@@ -179,7 +179,7 @@ static void a_record_that_has_to_wait_counts_once(void)
 {
     arena_open(2, 3);
     struct client c = greeted(5);
-    const struct pg_watch_key k = {.target = PG_WATERMARK_MAX, .key_len = 1};
+    const struct pg_watch_key k = {.target = PG_TARGET_MAX, .key_len = 1};
     const struct pg_record watch = {.op = PG_OP_WATCH, .key_len = 1, .flags = 1,
                                     .ext_len = sizeof k + 1, .time_kind = PG_T_BOOT,
                                     .time_ns = INT64_MAX / 2};

@@ -477,6 +477,40 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
     return extra;
 }
 
+/* ---- busy keys ------------------------------------------------------------------------------ */
+
+/* Bits of operations and watch keys that a record of the batch has touched which is BUSY. */
+struct busy {
+    uint64_t operations, watched;
+};
+
+static struct busy touched(const struct command *c)
+{
+    struct busy b = {0, 0};
+    const bool named = c->op == PG_OP_WATCH || c->op == PG_OP_CANCEL || c->op == PG_OP_COMPLETE;
+    *(named ? &b.operations : &b.watched) |= 1ull << c->key;
+    for (uint32_t i = 0; c->op == PG_OP_WATCH && i < c->count; i++)
+        b.watched |= 1ull << c->keys[i];
+    return b;
+}
+
+/* A watch may be the first BUSY record of a batch. What touches its keys is BUSY then, and any
+ * other record may be: keys share bits. */
+static bool is_busy(struct busy *all, const struct command *c, const struct pg_result *r)
+{
+    const struct busy mine = touched(c);
+    const bool busy = r->ticket == PG_ST_BUSY;
+    const bool begun = (all->operations | all->watched) != 0;
+    if ((all->operations & mine.operations) != 0 || (all->watched & mine.watched) != 0)
+        CHECK(busy);
+    if (!busy)
+        return false;
+    CHECK(begun || c->op == PG_OP_WATCH);
+    all->operations |= mine.operations;
+    all->watched |= mine.watched;
+    return true;
+}
+
 /* ---- steps --------------------------------------------------------------------------------- */
 
 static void step_batch(struct world *w)
@@ -484,6 +518,7 @@ static void step_batch(struct world *w)
     static uint8_t bytes[MESSAGE], replied[MESSAGE];
     struct command commands[COMMANDS];
     struct pg_result r;
+    struct busy busy = {0, 0};
     const uint32_t session = (uint32_t)rng_below(&w->rng, SESSIONS);
     const uint32_t count = 1 + (uint32_t)rng_below(&w->rng, COMMANDS);
     for (uint32_t i = 0; i < count; i++)
@@ -495,7 +530,8 @@ static void step_batch(struct world *w)
     CHECK(used <= sizeof replied);
     for (uint32_t i = 0; i < count; i++) {
         memcpy(&r, results + i * sizeof r, sizeof r);
-        extra = model_apply(w, session, &commands[i], &r, i, extra);
+        if (!is_busy(&busy, &commands[i], &r))
+            extra = model_apply(w, session, &commands[i], &r, i, extra);
     }
     CHECK_EQUAL(extra - w->reply, used);
     memcpy(replied, w->reply, used);
