@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -29,6 +30,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.wal import (
+    File,
     GroupCommit,
     Walk,
     has_header,
@@ -47,6 +49,10 @@ HEARTBEATS_PER_LOOK = 60
 METRICS_NS = 60_000_000_000
 """How often the histograms are recorded."""
 SET_ASIDE = ".damaged"
+SNAPSHOT_BEFORE_READY, BYTES_OF_A_TIMER = 32 * 2**20, 200
+"""A start writes smaller snapshots before it is ready; and what a timer adds, about."""
+SNAPSHOT_ATTEMPTS = 3
+"""Of the first snapshot after READY: after as many failures the WAL stops."""
 
 
 # ---- the folder ------------------------------------------------------------------------------
@@ -154,19 +160,22 @@ def _is_of_other(path: Path, uuid: bytes) -> bool:
     return has_header(path) and uuid_of(path) != uuid
 
 
-def own_snapshot(directory: Path, arena: Arena, step: Step) -> None:
+def own_snapshot(directory: Path, arena: Arena, step: Step) -> bool:
     """Make sure that a snapshot holds the whole arena, and remove those of the arena that this
-    one replaced.
+    one replaced. False: the snapshot of a large arena is to be written once the daemon is ready.
 
     A clean stop leaves such a snapshot. After a kill or a failed call the older files may miss
-    bytes on disk, so the snapshot is written before the daemon is ready and acknowledges anything.
-    Without segments the arena replaced no other: snapshots of others are set aside.
+    bytes on disk, so nothing is acknowledged before the snapshot is confirmed. A large one can
+    wait only if older files make a recovery possible until then. Without segments the arena
+    replaced no other: snapshots of others are set aside.
     """
     sound = [file for file in snapshots(directory) if has_header(file.path)]
     found = {file: uuid_of(file.path) for file in sound}
     own = [file for file, uuid in found.items() if uuid == arena.uuid]
-    if all(file.lsn != arena.wal_buffer.next_lsn for file in own):
+    confirmed = any(file.lsn == arena.wal_buffer.next_lsn for file in own)
+    if not confirmed and not (_leads_on(directory, own) and _is_large(arena)):
         save_snapshot(arena, directory, step=step)
+        confirmed = True
     begun = bool(segments(directory))
     for file in found.keys() - own:
         if begun or is_of_birth(file):
@@ -174,6 +183,19 @@ def own_snapshot(directory: Path, arena: Arena, step: Step) -> None:
         else:
             _set_aside(file.path)
     sync_directory(directory)
+    return confirmed
+
+
+def _leads_on(directory: Path, own: list[File]) -> bool:
+    """True if segments go on where one of these snapshots ends."""
+    first = segments(directory)[:1]
+    return bool(own and first) and first[0].lsn <= own[-1].lsn
+
+
+def _is_large(arena: Arena) -> bool:
+    timers, operations = arena.in_use()
+    bytes_ = (timers + operations) * BYTES_OF_A_TIMER + int(arena.metrics.blob_bytes)
+    return bytes_ > SNAPSHOT_BEFORE_READY
 
 
 def set_aside(directory: Path) -> None:
@@ -253,7 +275,9 @@ class Wal(Memory):
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
-        own_snapshot(directory, arena, step)
+        self._confirmed = own_snapshot(directory, arena, step)
+        self._attempts = 0
+        self._start_lsn = int(self._wal_buffer.next_lsn)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
         self._kicked = self._segment = self._heartbeats = 0
@@ -270,8 +294,8 @@ class Wal(Memory):
 
     @property
     def committed_lsn(self) -> int:
-        """As the group-commit thread last wrote it."""
-        return int(self._wal_buffer.committed_lsn)
+        """As the group-commit thread last wrote it; 0 until the first snapshot is confirmed."""
+        return int(self._wal_buffer.committed_lsn) if self._confirmed else 0
 
     @property
     def errno(self) -> int:
@@ -317,14 +341,27 @@ class Wal(Memory):
             error = WalUnwritable(str(self._directory), self.errno)
             log.error(f"the WAL stopped: {error}", errno=self.errno)
         if self._child is not None:
-            self._child = self._child if self._child.poll() is None else None
+            if self._child.poll() is not None:
+                self._ended(self._child.returncode)
             return
         if (
-            self._segment != int(self._wal_buffer.segment)
+            not self._confirmed
+            or self._segment != int(self._wal_buffer.segment)
             or self._heartbeats % HEARTBEATS_PER_LOOK == 0
         ):
             self._segment = int(self._wal_buffer.segment)
             self._look()
+
+    def _ended(self, code: int) -> None:
+        """The process that writes snapshots ended. Without a first one nothing is acknowledged, so
+        the WAL stops where that fails again and again."""
+        self._child = None
+        if self._confirmed:
+            return
+        self._confirmed = code == 0 and self._snapshot_lsn() >= self._start_lsn
+        self._attempts += not self._confirmed
+        if self._attempts == SNAPSHOT_ATTEMPTS and not self.errno:
+            self._group_commit.stop(errno.EIO)
 
     def _append_metrics(self, now_boot_ns: int) -> None:
         if now_boot_ns - self._measured_boot_ns >= METRICS_NS:
@@ -341,7 +378,7 @@ class Wal(Memory):
 
     def _snapshot_is_due(self) -> bool:
         filled = sum(file.lsn > self._snapshot_lsn() for file in segments(self._directory))
-        return filled >= self._snapshot_segments and not self.errno
+        return (filled >= self._snapshot_segments or not self._confirmed) and not self.errno
 
     def _snapshot_lsn(self) -> int:
         newest = snapshots(self._directory)[-1:]

@@ -496,6 +496,13 @@ class GroupCommit:
         """Something may have been appended."""
         lib.pg_group_commit_kick(self._c)
 
+    def stop(self, errno: int) -> None:
+        """Stop the WAL, because something else that it needs has failed. The thread looks at the
+        state before each commit."""
+        wal_buffer = self._arena.wal_buffer
+        wal_buffer.error, wal_buffer.error_lsn = errno, wal_buffer.committed_lsn + 1
+        wal_buffer.state = WalState.STOPPED
+
     def close(self) -> None:
         """Commits what was appended, ends the thread and closes the files."""
         lib.pg_group_commit_stop(self._c)

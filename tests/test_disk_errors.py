@@ -27,6 +27,8 @@ from purgatoryd.shm_layout.files import write_durably
 from purgatoryd.shm_layout.wal import segments, snapshots
 
 HOUR_S = 3600.0
+LARGE = 200_000
+"""Timers; a start writes the snapshot of so many after it is ready."""
 MARKER = "the write of these bytes fails"
 SEGMENT = "0000000000000001.wal"
 """The name of the first segment: a block that holds it is the directory's."""
@@ -184,6 +186,47 @@ def test_a_start_with_the_arena_begins_a_segment_and_a_snapshot(
     remove_arena_files(real.paths)
     real.start()
     assert there("a", "b") == [True, True]
+
+
+def large(daemon: StartDaemon, wal: Path) -> Daemon:
+    """A daemon that was killed, with more timers than a start writes before it is ready."""
+    args = ("--wal-dir", str(wal), "--capacity", str(2 * LARGE), "--wal-buffer-bytes", "64M")
+    real = daemon("demo", *args)
+    with durable() as client:
+        client.add_many({"key": [f"k{i}" for i in range(LARGE)], "delay": [HOUR_S] * LARGE})
+    real.kill()
+    return real
+
+
+def test_a_large_snapshot_is_confirmed_before_anything_is_acknowledged(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    wal = daemon_dir / "wal"
+    real = large(daemon, wal)
+    before = snapshots(wal / "demo")[-1].lsn
+    real.start()
+    add_durably("a")
+    assert snapshots(wal / "demo")[-1].lsn > max(before, LARGE)
+    real.kill()
+    remove_arena_files(real.paths)
+    real.start()
+    assert all(there("a", "k0", f"k{LARGE - 1}"))
+
+
+def test_a_large_snapshot_that_fails_stops_the_wal(daemon: StartDaemon, daemon_dir: Path) -> None:
+    wal = daemon_dir / "wal"
+    real = large(daemon, wal)
+    (wal / "demo" / "snapshot.new").mkdir()  # so that no file can be written under that name
+    real.start()
+    with pytest.raises((NotDurable, WalStopped)):
+        add_durably("a")
+    with pytest.raises(WalStopped):
+        add_durably("b")
+    real.kill()
+    (wal / "demo" / "snapshot.new").rmdir()
+    real.start()
+    add_durably("c")
+    assert there("a", "b", "c", "k0") == [True, False, True, True]
 
 
 # ---- past the page cache ---------------------------------------------------------------------
