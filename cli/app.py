@@ -33,6 +33,7 @@ COMMANDS = {
     "placement": "placement",
     "namespace": "namespaces",
     "bulk-load": "bulk_loads",
+    "session": "sessions",
     "keygen": "curve",
     "install": "install",
     "wal": "wal",

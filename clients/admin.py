@@ -24,7 +24,7 @@ from purgatoryd.shm_layout.layout import (
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths, shut
 from purgatoryd.shm_layout.shards import ShardTable, read_table
-from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply
+from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply, SessionInfo
 
 RETRY_S = 0.01
 PARTITIONS_MAX = 2**32 - 1
@@ -220,6 +220,31 @@ class Admin(Closing):
         if is_refusal(word & 0xFF):
             raise refusal(key, word, deadline_ns)
         return word >> 8
+
+    def sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
+        """Open sessions: all of them for administrators, those of their uid for others."""
+        if table := self._table():
+            return [s for shard in self._all(table) for s in shard.sessions(timeout=timeout)]
+        reply = self._call(Message.SESSIONS, None, timeout)
+        return wire.decode_sessions(reply.body, reply.records)
+
+    def drop_session(self, session: int, *, timeout: float | None = None) -> None:
+        """Ends a session and frees its unacknowledged outcomes; its armed operations stay.
+
+        For administrators, and for the uid that has the session. Raises MessageRefused
+        (SESSION_EXPIRED if there is none, DENIED, BUSY).
+        """
+        holder = self._holder_of(session, timeout)
+        holder._sequence += 1
+        holder._request(wire.encode_frame(Message.DROP, session, holder._sequence), timeout)
+
+    def _holder_of(self, session: int, timeout: float | None) -> Admin:
+        table = self._table()
+        shards = [] if table is None else self._all(table)
+        for shard in shards:
+            if any(info.session == session for info in shard.sessions(timeout=timeout)):
+                return shard
+        return shards[0] if shards else self
 
     def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Asks the daemon to end cleanly; returns when it has agreed.

@@ -26,6 +26,7 @@ _FRAME = struct.Struct(struct_format("pg_frame"))
 _TAIL = struct.Struct(struct_format("pg_tail"))
 _BULK_LOAD_INFO_BYTES = size_of("pg_bulk_load_info")
 _BULK_LOAD_PART_BYTES = size_of("pg_bulk_load_part")
+_SESSION_INFO_BYTES = size_of("pg_session_info")
 
 
 class Loop(Protocol):
@@ -48,6 +49,10 @@ class Loop(Protocol):
 
     def resume(self) -> None:
         """Gives up to drain."""
+        ...
+
+    def drop(self, session: int) -> bool:
+        """Ends a session; False if the WAL has no space for that now."""
         ...
 
 
@@ -83,9 +88,11 @@ def handle(loop: Loop, message: Message) -> bytes | None:
     ):
         detail = (len(message.body), _FRAME.size)
         return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
-    if not loop.access.may_administer(message.uid):
-        return frame(kind, WireError.DENIED, detail=(message.uid, 0), echo=echo)
-    return _command(loop, message, kind)
+    if loop.access.may_administer(message.uid):
+        return _command(loop, message, kind)
+    if kind in (Kind.SESSIONS, Kind.DROP) and loop.access.may_connect(message.uid, message.gid):
+        return _session_command(loop, message, kind, message.uid)
+    return frame(kind, WireError.DENIED, detail=(message.uid, 0), echo=echo)
 
 
 def echo_of(message: Message) -> tuple[int, int]:
@@ -119,7 +126,23 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
         error, detail, result = loop.arena.publish(body, message.uid, boot_ns())
         head = frame(kind, error, count=not error, detail=detail, echo=echo)
         return head + (b"" if error else result)
+    if kind in (Kind.SESSIONS, Kind.DROP):
+        return _session_command(loop, message, kind, None)
     return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
+
+
+def _session_command(loop: Loop, message: Message, kind: int, uid: int | None) -> bytes:
+    """Of the sessions of `uid`, None = of all."""
+    echo = session, _ = echo_of(message)
+    if kind == Kind.SESSIONS:
+        found = loop.arena.sessions(uid)
+        return frame(kind, count=len(found) // _SESSION_INFO_BYTES, echo=echo) + found
+    if loop.arena.session_grace_ns(session) is None:
+        return frame(kind, WireError.SESSION_EXPIRED, detail=(session, 0), echo=echo)
+    if uid is not None and session not in loop.arena.session_ids(uid):
+        return frame(kind, WireError.DENIED, detail=(uid, 0), echo=echo)
+    error = WireError.NONE if loop.drop(session) else WireError.BUSY
+    return frame(kind, error, echo=echo)
 
 
 def _stop(loop: Loop, flags: int) -> None:

@@ -23,9 +23,9 @@ import socket
 import struct
 import termios
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -86,12 +86,14 @@ _IPC = "localhost:"
 """How libzmq begins the address of an ipc peer; uid, gid and pid follow."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Peer:
     """One connection."""
 
     socket_index: int
     identity: Identity
+    pid: int
+    """Of the process that connected; 0 = the kernel does not name it."""
     strikes: int = 0
     """Looks before which bytes had come, since its last whole message."""
     untaken: int = 0
@@ -100,6 +102,8 @@ class Peer:
     """Looks at which they were as many as before."""
     gone: bool = False
     """It was cut off; what it sent before may still come."""
+    sessions: set[int] = field(default_factory=set)
+    """That sent something through it last."""
 
 
 @dataclass(slots=True)
@@ -135,6 +139,8 @@ class AdmissionControl:
         self._round: list[int] = []
         self.fds = {self._flow.fileno()}
         """Descriptors to wait on."""
+        self.on_closed: Callable[[Peer], object] = lambda _: None
+        """Is called with each connection that was closed."""
         self._now_ns = self._look_ns = self._trim_ns = self._tell_ns = 0
         self._pardon_ns = FOREVER_NS
         """When the first of those who are refused may connect again."""
@@ -207,8 +213,9 @@ class AdmissionControl:
     def _accepted(self, socket_index: int, fd: int) -> None:
         if fd in self._peers:  # another socket's event comes later than this one's
             self._forget(fd)
-        with suppress(OSError), _borrowed(fd) as connection:
-            peer = self._peers[fd] = Peer(socket_index, _identity_of(connection))
+        with suppress(OSError), borrowed(fd) as connection:
+            identity = _identity_of(connection)
+            peer = self._peers[fd] = Peer(socket_index, identity, peer_pid(connection))
             self._connections[peer.identity] += 1
             self._flow.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
             if not self._may_stay(peer.identity):
@@ -230,7 +237,9 @@ class AdmissionControl:
         return crowded or self._connections[identity] > self._most_per_uid
 
     def _forget(self, fd: int) -> None:
-        identity = self._peers.pop(fd).identity
+        peer = self._peers.pop(fd)
+        identity = peer.identity
+        self.on_closed(peer)
         self._connections[identity] -= 1
         if self._connections[identity] == 0:
             del self._connections[identity]
@@ -265,16 +274,22 @@ class AdmissionControl:
         """Ends all connections through tcp; who still may connects again."""
         for fd, peer in self._peers.items():
             if isinstance(peer.identity, str):
-                with suppress(OSError), _borrowed(fd) as connection:
+                with suppress(OSError), borrowed(fd) as connection:
                     _end(connection)
 
     # ---- what peers do -------------------------------------------------------------------
 
-    def completed(self, frame: zmq.Frame) -> None:
-        """A whole message came; `frame` is a part of it."""
-        peer = self._peers.get(_descriptor(frame))
+    def completed(self, frame: zmq.Frame) -> int:
+        """A whole message came; `frame` is a part of it. Returns its connection's descriptor."""
+        fd = _descriptor(frame)
+        peer = self._peers.get(fd)
         if peer is not None:
             peer.strikes = 0
+        return fd
+
+    def peer(self, fd: int) -> Peer | None:
+        """The connection of a descriptor, if it is known."""
+        return self._peers.get(fd)
 
     def offence(self, frame: zmq.Frame, detail: str) -> None:
         """Cuts off whoever sent `frame`, and refuses it for a while.
@@ -316,7 +331,7 @@ class AdmissionControl:
         peer.gone = True
         if refuse and peer.identity not in self._trusted:
             self._refuse(peer.identity)
-        with suppress(OSError), _borrowed(fd) as connection:
+        with suppress(OSError), borrowed(fd) as connection:
             _end(connection)
         self._tell(peer.identity, detail)
 
@@ -412,7 +427,7 @@ def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
+def borrowed(fd: int) -> Iterator[socket.socket]:
     """libzmq's descriptor as a socket; its family is given, so that nobody asks for it.
 
     What is done with it raises OSError if it is no connection any more.
@@ -427,7 +442,7 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
 def _take_no_descriptors(fd: int) -> None:
     """Peers cannot pass any: libzmq would drop them, and the last one to close a file waits for it,
     as long as whoever made it pleases."""
-    with suppress(OSError), _borrowed(fd) as listener:
+    with suppress(OSError), borrowed(fd) as listener:
         listener.setsockopt(socket.SOL_SOCKET, _PASS_RIGHTS, 0)
 
 
@@ -439,9 +454,20 @@ def _end(connection: socket.socket) -> None:
             return
 
 
-def _identity_of(connection: socket.socket) -> Identity:
+def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Pid, uid, gid."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid = int(_CREDENTIALS.unpack(credentials)[1])
+    pid, uid, gid = _CREDENTIALS.unpack(credentials)
+    return pid, uid, gid
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """The process that connected, when it did; 0 = the kernel does not name it."""
+    return max(0, _credentials_of(connection)[0])
+
+
+def _identity_of(connection: socket.socket) -> Identity:
+    uid = _credentials_of(connection)[1]
     return str(connection.getpeername()[0]) if uid == _NO_UID else uid
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from purgatoryd.daemon import sockets
 from purgatoryd.daemon.access import Access
+from purgatoryd.daemon.client_watch import ClientWatch
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.sockets import Message, Sockets
@@ -22,6 +23,7 @@ from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
 from purgatoryd.shm_layout.layout import Measured, WireError
+from purgatoryd.shm_layout.layout import Message as Kind
 
 PER_ITERATION = 16
 """Messages that are served as they come."""
@@ -43,8 +45,11 @@ NOTIFIED_BYTES_MAX = 16 * 2**20
 """What may be under way to an owner that is silent; more is sent again later."""
 ROW = 0xFFFF  # of a session's id
 _SESSION = slice(8, 16)  # of a struct pg_frame
+_KIND = slice(6, 8)
+_BYE = Kind.BYE.to_bytes(2, "little")
 _ERROR = slice(30, 32)
 _NO_ERROR = b"\0\0"
+_SESSIONS_FULL = WireError.SESSIONS_FULL.to_bytes(2, "little")
 
 
 @dataclass(slots=True)
@@ -72,7 +77,10 @@ def _size(message: Message) -> int:
 class Commands:
     """Feeds the command socket's messages to the arena, bounded in every iteration."""
 
-    def __init__(self, arena: Arena, sockets: Sockets, access: Access, wal: Memory) -> None:
+    def __init__(
+        self, arena: Arena, sockets: Sockets, access: Access, wal: Memory, grace_ns: int
+    ) -> None:
+        """`grace_ns` as in Config.session_grace_ns."""
         self._arena = arena
         self._access = access
         self._socket = sockets.commands
@@ -89,6 +97,7 @@ class Commands:
         self._shared = False
         self._deferred: Message | None = None
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
+        self.clients = ClientWatch(arena, sockets.admission, grace_ns, boot_ns(), self._left)
 
     def serve(self) -> bool:
         """One iteration. True = there is more to do at once."""
@@ -176,13 +185,19 @@ class Commands:
         state, reply = self._arena.handle(
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
+        if state == Handled.REPLY and reply[_ERROR] == _SESSIONS_FULL:
+            # the client of one of them may have ended in this moment
+            self.clients.serve(begun_boot_ns)
+            state, reply = self._arena.handle(
+                message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
+            )
         ended_boot_ns = boot_ns()
         self._arena.served(ended_boot_ns)
         if state == Handled.REPLY:
             self._answer(message, reply, ended_boot_ns)
-            self._received(message.route, reply)
+            self._received(message, reply)
         elif state == Handled.SILENT:
-            self._received(message.route, message.body)
+            self._received(message, message.body)
         elif state == Handled.WAIT:
             self._deferred = message
         elif state == Handled.AGAIN:
@@ -233,17 +248,32 @@ class Commands:
 
     # ---- inboxes ----
 
-    def _received(self, route: bytes, frame: Any) -> None:
+    def _received(self, message: Message, frame: Any) -> None:
         """A session that sends from a new place receives there what it did not take."""
         if frame[_ERROR] != _NO_ERROR:
             return
         session = int.from_bytes(frame[_SESSION], "little")
         owner = self._owners.get(session & ROW)
-        if owner is not None and owner.session == session and owner.route == route:
+        if frame[_KIND] == _BYE:
+            self.forget(session)
+        elif owner is not None and owner.session == session and owner.route == message.route:
             owner.notified_bytes = 0
         elif session != 0:
-            self._owners[session & ROW] = _Owner(session, route)
-            self._arena.inbox_again(session)
+            self._owners[session & ROW] = _Owner(session, message.route)
+            self.clients.speaks(session, message.pid, message.connection)
+            self._arena.inbox_to(session)
+
+    def forget(self, session: int) -> None:
+        """A session has ended."""
+        self._left(session)
+        self.clients.forget(session)
+
+    def _left(self, session: int) -> None:
+        """The connection of a session is closed."""
+        owner = self._owners.get(session & ROW)
+        if owner is not None and owner.session == session:
+            del self._owners[session & ROW]
+            self._arena.inbox_away(session)
 
     def push(self) -> bool:
         """Hands outcomes and CHECKs to the socket. True = there are more."""
@@ -264,7 +294,10 @@ class Commands:
     def _taken(self, session: int, body: memoryview) -> bool:
         """Sends it to a session's owner; False = he is not there, or does not take what he has."""
         owner = self._owners.get(session & ROW)
-        if owner is None or owner.session != session or owner.notified_bytes > NOTIFIED_BYTES_MAX:
+        if owner is None or owner.session != session:
+            self._arena.inbox_away(session)
+            return False
+        if owner.notified_bytes > NOTIFIED_BYTES_MAX:
             return False
         owner.notified_bytes += len(body)
         return sockets.send(self._socket, owner.route, body)

@@ -26,6 +26,7 @@ BOUNDS = {
     "topics": (1, 65_534),
     "namespaces": (1, 4_095),
     "sessions": (1, 65_535),
+    "session_grace_ns": (10**8, 10**9 * 86_400),
     "watches": (1, _ENTRIES_MAX),
     "watch_keys": (1, _ENTRIES_MAX),
     "watermark_ttl_ns": (10**9, 10**9 * 86_400 * 365),
@@ -79,15 +80,18 @@ class Config:
     topics: int = 1_024
     namespaces: int = 64
     sessions: int = 1_024
-    """Client sessions that are remembered at once."""
+    """Client sessions that are open at once."""
+    session_grace_ns: int = 60 * 10**9
+    """How long a session outlives its connection where the client's process cannot be watched: on
+    another host, in another pid namespace, and after a restart of the daemon."""
     watches: int = 131_072
     """Records of the purgatory: one per watch key of each operation."""
     watch_keys: int = 65_536
     """Watch keys whose watermarks are remembered."""
     watermark_ttl_ns: int = 600 * 10**9
     """How long a watermark outlives its last change and its last watcher."""
-    inbox: int = 16_384
-    """Unacknowledged outcomes that one session may have before its watches get BUSY."""
+    inbox: int = 65_536
+    """Operations that one session may own, armed or not acknowledged; more are refused."""
     clock: Literal["real", "virtual"] = "real"
     """A virtual clock moves only by the admin command ADVANCE."""
     wall_origin_ns: int = 0

@@ -95,7 +95,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         reload = Reload(config, reread, arena, sockets, placement, lifecycle.supervisor)
         reaper = Reaper(
             arena, sockets, access, clock, wal, placement, config.budget, config.bulk_load_ttl_ns,
-            wake_fd, lifecycle, reload,
+            config.session_grace_ns, wake_fd, lifecycle, reload,
         )  # fmt: skip
         with contextlib.closing(reaper):
             placement.settle(arena)

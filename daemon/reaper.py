@@ -27,8 +27,6 @@ from purgatoryd.shm_layout.layout import Measured
 HEARTBEAT_NS = 1_000_000_000
 TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
 """How long after its last notice a topic gets tail heartbeats."""
-INBOX_AGAIN_NS = HEARTBEAT_NS
-"""After how long without an acknowledgement outcomes are sent again."""
 SWEEP_PER_HEARTBEAT = 65_536
 SWEEP_PER_ITERATION = 1024
 """Watch keys that are looked at for their time to live."""
@@ -53,6 +51,7 @@ class Reaper:
         placement: Placement,
         budget: int,
         bulk_load_ttl_ns: int,
+        session_grace_ns: int,
         wake_fd: int,
         lifecycle: DaemonLifecycle,
         reload: Callable[[], None],
@@ -66,7 +65,8 @@ class Reaper:
         self._wal = wal
         self._placement = placement
         self._wake_fd = wake_fd
-        self._waiter = Waiter([*sockets.fds(), wake_fd, *wal.fds])
+        self._commands = Commands(arena, sockets, access, wal, session_grace_ns)
+        self._waiter = Waiter([*sockets.fds(), wake_fd, *wal.fds, self._commands.clients.fd])
         self._lifecycle = lifecycle
         lifecycle.publish_by(self._announce)
         self._reload = reload
@@ -82,7 +82,6 @@ class Reaper:
         self._target_ns: int | None = None
         self._slept_until_ns: int | None = None
         """When the loop was to wake up, if nothing else woke it before."""
-        self._commands = Commands(arena, sockets, access, wal)
         self._advancing: deque[Message] = deque()
 
     def run(self) -> None:
@@ -126,6 +125,13 @@ class Reaper:
         self.arena.drain(draining=False)
         self._settle()
 
+    def drop(self, session: int) -> bool:
+        """Ends a session; False if the WAL has no space for that now."""
+        ended = self.arena.end_session(session, boot_ns())
+        if ended:
+            self._commands.forget(session)
+        return ended
+
     # ---- one iteration ----
 
     def _iterate(self) -> bool:
@@ -136,6 +142,7 @@ class Reaper:
             self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
         left = self._fire(real_ns)
         busy = self._woke_for(self._sockets.admin.fd) and self._serve_admin()
+        busy |= self._commands.clients.serve(real_ns)
         busy |= self._serve_commands() | self._commands.push()
         self._read_again()
         if self._woke_for(self._sockets.notices_fd):
@@ -194,7 +201,8 @@ class Reaper:
         self._sent += self._sockets.publish(
             self.arena.tail_heartbeats(real_ns - TAIL_HEARTBEATS_FOR_NS)
         )
-        self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
+        self.arena.inbox_again(real_ns)
+        self._commands.clients.heartbeat()
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_bulk_loads(real_ns, self._bulk_load_ttl_ns)
         self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent, log.dropped)

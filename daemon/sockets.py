@@ -68,6 +68,8 @@ class Message:
     gid: int
     pid: int
     received_boot_ns: int
+    connection: int
+    """Descriptor of the connection that it came through, which may be closed since."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ class RequestSocket:
         if self._overlong or size > ROUTE_MAX:
             self.admission.offence(body, "more frames or a longer name than any client has")
             return None
-        self.admission.completed(body)
+        connection = self.admission.completed(body)
         route, request = bytes(self._route[:size]), b"" if body.more else body.buffer
-        return Message(route, request, *sender_of(body), boot_ns())
+        return Message(route, request, *sender_of(body), boot_ns(), connection)
 
     def _take_off(self) -> bool:
         """Drops the rest of a message, PARTS_MAX frames at a time. True = all is gone."""
@@ -138,13 +140,13 @@ class Sockets:
             _refuse_foreign(path)
         _unpredictable_routes()
         self._context = zmq.Context(io_threads=1)
-        self._admission = AdmissionControl(self._context, self._paths)
+        self.admission = AdmissionControl(self._context, self._paths)
         allowed = {} if remotes is None else remotes.allowed
-        self._zap = ZapHandler(self._context, self._admission, access, allowed)
+        self._zap = ZapHandler(self._context, self.admission, access, allowed)
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
-        self.commands = RequestSocket(commands, self._admission, LARGE_BYTES)
-        self.admin = RequestSocket(admin, self._admission)
+        self.commands = RequestSocket(commands, self.admission, LARGE_BYTES)
+        self.admin = RequestSocket(admin, self.admission)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
@@ -152,7 +154,7 @@ class Sockets:
             _listen(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
             _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
         self._remotes = remotes
-        self._watched = {self._zap.fd, *self._admission.fds}
+        self._watched = {self._zap.fd, *self.admission.fds}
         self._ask_ns = self._watched_ns = 0
 
     def _bind(
@@ -171,13 +173,13 @@ class Sockets:
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._admission.watch(socket)
+        self.admission.watch(socket)
         if subscribers is not None:
             _accept_only(socket, subscribers)
         try:
             with _closed():
                 socket.bind(f"ipc://{path}")
-            self._admission.iterate(boot_ns())
+            self.admission.iterate(boot_ns())
             path.chmod(SOCKET_MODE)
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
@@ -199,11 +201,11 @@ class Sockets:
         `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors on which the loop woke up, if it
         slept. True = there is more to do at once.
         """
-        if now_ns < min(self._ask_ns, self._admission.due_ns) and self._watched.isdisjoint(ready):
+        if now_ns < min(self._ask_ns, self.admission.due_ns) and self._watched.isdisjoint(ready):
             return False
         begun_ns = boot_ns()
         until_ns = begun_ns + min(max(begun_ns - self._watched_ns, WATCH_NS), WATCH_MAX_NS)
-        while more := self._zap.serve() | self._admission.iterate(now_ns):
+        while more := self._zap.serve() | self.admission.iterate(now_ns):
             if boot_ns() >= until_ns:
                 break
         self._watched_ns = boot_ns()
@@ -213,14 +215,14 @@ class Sockets:
     @property
     def watch_due_ns(self) -> int:
         """When keep_watch() wants to be called though nothing happened."""
-        return self._admission.due_ns
+        return self.admission.due_ns
 
     def take_subscriptions(self) -> None:
         """Takes off XPUB's queue what it reports of subscriptions; the socket keeps them."""
         for _ in range(REPORTS_PER_ITERATION):
             if not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
-            self._admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
+            self.admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
         """Hands notice messages to the socket, which drops them for peers that are behind."""
@@ -238,11 +240,11 @@ class Sockets:
         """
         if self._remotes is not None:
             self._zap.keys = curve.read_allowed(self._remotes.list)
-            self._admission.end_remote()
+            self.admission.end_remote()
 
     def close(self) -> None:
         """Closes; what was sent and not taken within LINGER_MS is dropped."""
-        self._admission.close()
+        self.admission.close()
         for socket in self._sockets:
             socket.close()
         self._zap.close()

@@ -45,7 +45,16 @@ _WORDS: dict[str, Sequence[str]] = {
     "kind": [_kind(n) for n in range(lib.PG_WAL_TYPES)],
     "clock": ("boot", "virtual"),
     "key_type": ("str", "bytes", "uuid"),
-    "cause": ("", "expired", "satisfied", "failed", "cancelled", "published", "acknowledged"),
+    "cause": (
+        "",
+        "expired",
+        "satisfied",
+        "failed",
+        "cancelled",
+        "published",
+        "acknowledged",
+        "dropped",
+    ),
     "condition": ("all", "any", "sum", "client", "quorum"),
 }
 _SCHEMA = BRONZE.arrow()

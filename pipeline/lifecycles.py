@@ -48,8 +48,10 @@ def opening_rows(openings: DataFrame, runs: Sequence[Run]) -> DataFrame:
 
 
 # ---- one row for each ticket -----------------------------------------------------------------
-ARMED, MOVED, ACKNOWLEDGED = "kind IN ('arm', 'watch')", "kind = 'move'", "cause = 'acknowledged'"
-ENDED = f"kind IN ('fire', 'outcome', 'replaced') OR (kind = 'end' AND NOT {ACKNOWLEDGED})"
+ARMED, MOVED = "kind IN ('arm', 'watch')", "kind = 'move'"
+RELEASED = "cause IN ('acknowledged', 'dropped')"
+"""An outcome left its inbox: its owner acknowledged it, or the owner's session had ended."""
+ENDED = f"kind IN ('fire', 'outcome', 'replaced') OR (kind = 'end' AND NOT {RELEASED})"
 FINAL_STATE_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expired": 5, "failed": 6,
              "cancelled": 7}  # fmt: skip
 _LIFECYCLE = (
@@ -112,15 +114,15 @@ def _final_state_name(code: Column) -> Column:
 
 def _of_lifecycle() -> list[Column]:
     """The aggregates. A record of the WAL outranks the opening, which has LSN 0."""
-    acknowledged = F.expr(ACKNOWLEDGED)
+    released = F.expr(RELEASED)
     return [
         *_begin(),
         *_deadline(),
         *_end(),
         *_parked(),
         F.count_if(F.col("kind") == "outcome").alias("outcomes"),
-        F.count_if(acknowledged).alias("acks"),
-        F.min(F.when(acknowledged, F.col("lsn"))).alias("ack_lsn"),
+        F.count_if(released).alias("acks"),
+        F.min(F.when(released, F.col("lsn"))).alias("ack_lsn"),
         F.max("unsure_lsn").alias("unsure_lsn"),
     ]
 

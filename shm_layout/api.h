@@ -220,9 +220,25 @@ uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t 
 /* The next OUTCOMES message for some session that has something unsent; returns its bytes
  * and names the session, 0 = nothing. `out` is aligned to 8 bytes. */
 uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *out, uint64_t out_bytes);
-/* Sends everything again that was not acknowledged: of one session, or with session 0 of all
- * in which nothing was sent or acknowledged since `idle_since_boot_ns`. */
-void pg_inbox_again(struct pg_arena *a, uint64_t session, int64_t idle_since_boot_ns);
+/* Sends everything again of each session that acknowledged nothing for a second, for two seconds
+ * after the first repetition, and so on up to 64 seconds. */
+void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns);
+/* The session's owner is there, perhaps in another place: it gets what it has not acknowledged. */
+void pg_inbox_to(struct pg_arena *a, uint64_t session);
+/* Nobody is there to send the session's inbox to, until it sends a message. */
+void pg_inbox_away(struct pg_arena *a, uint64_t session);
+
+/* ---- sessions (session.c) --------------------------------------------------------------- */
+
+/* How long the session outlives its client; -1: there is no such session. */
+int64_t pg_session_grace_ns(const struct pg_arena *a, uint64_t session);
+/* Ends a session whose client is gone: its replies and outcomes are freed, its armed operations go
+ * on. 1 if there is no such session any more; 0: the WAL buffer is full, ask again. */
+int pg_session_end(struct pg_arena *a, uint64_t session, int64_t real_boot_ns);
+/* Writes what is known of the sessions of a uid, PG_NIL = of all, as far as there is space, and
+ * returns how many of struct pg_session_info these are. */
+uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_info *out,
+                     uint32_t out_count);
 /* Frees watermarks past their time to live, `budget` rows from *cursor on. */
 void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget);
 
@@ -407,7 +423,8 @@ enum pg_int_column {
 };
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_BULK_LOAD, PG_BC_NAME,
                        PG_BYTES_COLUMNS };  /* NAME: of a namespace, topic or worker */
-enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6 };  /* behind enum pg_cause: of an END */
+enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6, PG_CAUSE_DROPPED };  /* behind enum pg_cause: of an
+                                                                           END */
 
 /* Bit n of `valid`: row n has a value; `count`: how many have. */
 struct pg_longs { int64_t *values; uint8_t *valid; uint32_t count; };

@@ -643,9 +643,43 @@ class Arena(_Owned):
         used = lib.pg_inbox(self._a, self._session, self._out_base, len(self._out))
         return int(self._session[0]), memoryview(self._out)[:used]
 
-    def inbox_again(self, session: int, idle_since_boot_ns: int = 0) -> None:
-        """Sends again what a session, or with 0 every silent one, did not acknowledge."""
-        lib.pg_inbox_again(self._a, session, idle_since_boot_ns)
+    def inbox_again(self, real_boot_ns: int) -> None:
+        """Sends again what sessions did not acknowledge, less and less often."""
+        lib.pg_inbox_again(self._a, real_boot_ns)
+
+    def inbox_to(self, session: int) -> None:
+        """The session's owner is there: it gets all that it has not acknowledged."""
+        lib.pg_inbox_to(self._a, session)
+
+    def inbox_away(self, session: int) -> None:
+        """Nobody is there to send the session's inbox to, until it sends a message."""
+        lib.pg_inbox_away(self._a, session)
+
+    # ---- sessions ----
+
+    def session_grace_ns(self, session: int) -> int | None:
+        """How long the session outlives its client; None = there is no such session."""
+        grace_ns = int(lib.pg_session_grace_ns(self._a, session))
+        return grace_ns if grace_ns >= 0 else None
+
+    def end_session(self, session: int, real_boot_ns: int) -> bool:
+        """Ends a session and frees its outcomes. False = the WAL has no space, ask again."""
+        return bool(lib.pg_session_end(self._a, session, real_boot_ns))
+
+    def sessions(self, uid: int | None = None) -> bytes:
+        """struct pg_session_info of each session of `uid`, None = of all."""
+        rows, count = self._sessions(uid)
+        return bytes(ffi.buffer(rows))[: count * size_of("pg_session_info")]
+
+    def session_ids(self, uid: int | None = None) -> list[int]:
+        """The open sessions of `uid`, None = all."""
+        rows, count = self._sessions(uid)
+        return [int(rows[i].session) for i in range(count)]
+
+    def _sessions(self, uid: int | None) -> tuple[Any, int]:
+        rows = ffi.new("struct pg_session_info[]", self.session_rows)
+        count = lib.pg_sessions(self._a, _NIL if uid is None else uid, rows, self.session_rows)
+        return rows, int(count)
 
     @property
     def watermarks_to_sweep(self) -> int:

@@ -450,12 +450,11 @@ static bool refuses(const struct pg_result *r)
     return status >= PG_ST_FULL || status == PG_ST_EXISTS;
 }
 
-/* BUSY is the owner's inbox, or the WAL. */
+/* A record is BUSY because of the WAL, or of an earlier record. */
 RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
-    const bool inbox = s->record->op == PG_OP_WATCH && inbox_full(a, s->session);
-    pg_refused(a, status == PG_ST_BUSY && !inbox && has_wal(a) ? PG_ST_WAL : status);
+    pg_refused(a, status == PG_ST_BUSY && has_wal(a) ? PG_ST_WAL : status);
     if (status == PG_ST_BUSY)
         busy_add(a, s);
 }

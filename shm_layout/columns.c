@@ -273,7 +273,9 @@ static void end_row(const struct row *r, const void *body)
     put_topic(r, j->topic);
     put_uid(r, j->uid);
     put_int(r, PG_IC_CAUSE,
-            j->cause == PG_END_CANCELLED ? (uint32_t)PG_CAUSE_CANCELLED : PG_CAUSE_ACKNOWLEDGED);
+            j->cause == PG_END_CANCELLED      ? (uint32_t)PG_CAUSE_CANCELLED
+            : j->cause == PG_END_ACKNOWLEDGED ? PG_CAUSE_ACKNOWLEDGED
+                                              : PG_CAUSE_DROPPED);
 }
 
 static void fire_row(const struct row *r, const void *body)

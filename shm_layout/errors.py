@@ -397,6 +397,22 @@ class WalStopped(Refused):
 
 
 @keeps_figures
+class InboxFull(Full):
+    """A client watches while it owns as many operations as it may.
+
+    `limit` counts those that are armed and those whose outcomes it has not acknowledged.
+    """
+
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.key!r} was refused: this client owns {self.limit} of {self.limit} operations, "
+            "armed or with an outcome that it has not acknowledged; raise --inbox"
+        )
+
+
+@keeps_figures
 class QuotaExceeded(Refused):
     """A call exceeds the quota of its namespace or of its uid (`whose`).
 

@@ -2,7 +2,8 @@
  * conditions.
  *
  * A list through the operations' slots, oldest first, with a mark before what was not sent
- * in this round. Entries leave it when they are acknowledged or their session ends. */
+ * in this round. Entries leave it when they are acknowledged or their session ends: those become
+ * orphans, and each is freed with a record of its own. */
 
 #include "core.h"
 
@@ -57,6 +58,26 @@ static void outcome_free(struct pg_arena *a, uint32_t slot)
     slot_free(a, slot, slot_granules(&a->slots.cold[slot]));
 }
 
+static void orphan_free(struct pg_arena *a, uint32_t slot)
+{
+    if (has_wal(a))
+        wal_append_end(a, slot, PG_END_DROPPED);
+    a->metrics->outcomes_dropped++;
+    outcome_free(a, slot);
+}
+
+/* Of an outcome that came into no inbox. With the WAL buffer full it waits for orphans_free. */
+static void orphan_add(struct pg_arena *a, uint32_t slot)
+{
+    if (!wal_buffer_full(a)) {
+        orphan_free(a, slot);
+        return;
+    }
+    operation_at(a, slot)->in_inbox = 1;
+    operation_at(a, slot)->inbox_next = a->orphans;
+    a->orphans = slot;
+}
+
 void inbox_add(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -66,7 +87,7 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
     if (s != NULL)
         link_last(a, s, slot);
     else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME && !op->in_inbox)
-        outcome_free(a, slot);    /* one that is in a list still is an orphan, and freed there */
+        orphan_add(a, slot);      /* one that is in a list is an orphan already */
 }
 
 /* ---- the end of a session ---------------------------------------------------------------- */
@@ -75,12 +96,12 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
 
 bool orphans_free(struct pg_arena *a)
 {
-    for (uint32_t n = 0; a->orphans != PG_NIL && n < ORPHANS_PER_CALL; n++) {
+    for (uint32_t n = 0; a->orphans != PG_NIL && n < ORPHANS_PER_CALL && !wal_buffer_full(a); n++) {
         const uint32_t slot = a->orphans;
         a->orphans = operation_at(a, slot)->inbox_next;
         operation_at(a, slot)->in_inbox = 0;
         if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
-            outcome_free(a, slot);
+            orphan_free(a, slot);
     }
     return a->orphans != PG_NIL;
 }
@@ -103,7 +124,7 @@ void inboxes_reset(struct pg_arena *a)
     for (uint32_t i = 0; i < a->session_rows; i++) {
         struct pg_session *s = &a->sessions[i];
         s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
-        s->inbox_count = 0;
+        s->inbox_count = s->repeats = s->away = 0;
     }
 }
 
@@ -118,12 +139,14 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
     const struct pg_operation *op = operation_at(a, ack->slot);
     const bool outcome = ctl_state(ctl) == PG_S_OUTCOME;
     s->inbox_boot_ns = a->real_boot_ns;
+    s->repeats = 0;
     if (op->session != s->id || !op->in_inbox)
         return;
     if (outcome && ack->version == 0) {
         unlink_from(a, s, ack->slot);
         if (has_wal(a) && !wal_buffer_full(a))     /* nothing that is kept depends on it */
             wal_append_end(a, ack->slot, PG_END_ACKNOWLEDGED);
+        s->owned--;
         outcome_free(a, ack->slot);
     } else if (!outcome && ack->version == op->version) {
         operation_answered_no(a, ack->slot);
@@ -212,7 +235,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
         return 0;
     for (uint32_t i = 0; i < a->session_rows; i++) {
         struct pg_session *s = &a->sessions[i];
-        if (s->id == 0 || s->inbox_next == PG_NIL)
+        if (s->id == 0 || s->inbox_next == PG_NIL || s->away)
             continue;
         *session = s->id;
         return inbox_write(a, s, &out);
@@ -222,15 +245,42 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     return 0;
 }
 
-void pg_inbox_again(struct pg_arena *a, uint64_t session, int64_t idle_since_boot_ns)
+#define AGAIN_NS 1000000000       /* without an acknowledgement; doubles with each repetition */
+#define REPEATS_DOUBLING 6        /* up to about a minute */
+
+static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
+{
+    s->inbox_next = s->inbox_head;
+    a->metrics->outcomes_repeated += s->inbox_count;
+    a->inbox_news = true;
+}
+
+void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns)
 {
     for (uint32_t i = 0; i < a->session_rows; i++) {
         struct pg_session *s = &a->sessions[i];
-        if (s->id == 0 || s->inbox_head == PG_NIL ||
-            (session != 0 ? s->id != session : s->inbox_boot_ns > idle_since_boot_ns))
+        const uint32_t doubled = s->repeats < REPEATS_DOUBLING ? s->repeats : REPEATS_DOUBLING;
+        if (s->id == 0 || s->inbox_head == PG_NIL || s->away || s->inbox_next != PG_NIL ||
+            real_boot_ns - s->inbox_boot_ns < (int64_t)AGAIN_NS << doubled)
             continue;
-        s->inbox_next = s->inbox_head;
-        a->metrics->outcomes_repeated += s->inbox_count;
-        a->inbox_news = true;
+        s->repeats++;
+        inbox_repeat(a, s);
     }
+}
+
+void pg_inbox_to(struct pg_arena *a, uint64_t session)
+{
+    struct pg_session *s = session_find(a, session);
+    if (s == NULL)
+        return;
+    s->away = s->repeats = 0;
+    if (s->inbox_head != PG_NIL)
+        inbox_repeat(a, s);
+}
+
+void pg_inbox_away(struct pg_arena *a, uint64_t session)
+{
+    struct pg_session *s = session_find(a, session);
+    if (s != NULL)
+        s->away = 1;
 }

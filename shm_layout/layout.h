@@ -50,6 +50,7 @@
 #define PG_MESSAGE_MAX 8388608           /* bytes of one request or reply */
 #define PG_WINDOW 4                      /* batches of one session in flight */
 #define PG_WORKER_MAX 63                 /* bytes of the name that a client gives itself */
+#define PG_GRACE_MAX_NS 86400000000000   /* how long a session may outlive its client: a day */
 #define PG_QUOTA_MAX 281474976710655u    /* of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* operations per second */
 #define PG_BULK_LOAD_ROW_MAX 9223372036854775807u /* number of a row in a bulk load */
@@ -238,6 +239,7 @@ struct pg_metrics {
     uint64_t iteration_work;      /* timers moved or fired, by iterations that had any */
     uint64_t iteration_budget;    /* how many those iterations might have */
     uint64_t log_dropped;         /* log messages that were not written */
+    uint64_t outcomes_dropped;    /* freed because their owner's session had ended */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -472,7 +474,8 @@ struct pg_purgatory {
     uint32_t free_watch, free_watches;
     uint32_t free_watermark, free_watermarks;
     uint64_t watermark_ttl_ns;    /* fixed at creation */
-    uint64_t inbox_max;           /* fixed at creation: unacknowledged outcomes of a session */
+    uint64_t inbox_max;           /* fixed at creation: operations of a session, armed or not
+                                     acknowledged */
 };
 
 enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_C_QUORUM, PG_CONDITIONS };
@@ -705,7 +708,8 @@ enum pg_wal_type {
     PG_WAL_ARM,                   /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a timer,
                                      or one that replaces another */
     PG_WAL_MOVE,                  /* pg_wal_move, pg_wal_row if in_bulk_load: extended */
-    PG_WAL_END,                   /* pg_wal_end: cancelled, or an outcome acknowledged */
+    PG_WAL_END,                   /* pg_wal_end: cancelled, or an outcome acknowledged or
+                                     dropped */
     PG_WAL_FIRE,                  /* pg_wal_fire: became a replay buffer entry */
     PG_WAL_SENT,                  /* pg_wal_sent: notices were handed to the socket */
     PG_WAL_WATCH,                 /* pg_wal_watch, a pg_wal_watch_key per watch key, key, payload */
@@ -713,7 +717,8 @@ enum pg_wal_type {
                                      error */
     PG_WAL_GONE,                  /* pg_wal_gone: a watch key was forgotten */
     PG_WAL_OUTCOME,               /* pg_wal_outcome, bitmap of missing keys: an operation ended */
-    PG_WAL_SESSION,               /* pg_wal_session: a session ended, its outcomes with it */
+    PG_WAL_SESSION,               /* pg_wal_session: a session ended; an END follows for each of
+                                     its outcomes */
     PG_WAL_HEAD,                  /* snapshots, first: pg_wal_head */
     PG_WAL_ENTRY,                 /* pg_wal_entry, key, payload: a notice that was published; in
                                      snapshots, any that was not sent yet */
@@ -844,7 +849,8 @@ struct pg_asked {
     uint32_t pad;
 };
 
-enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED };
+/* DROPPED: an outcome was freed because its owner's session had ended. */
+enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED, PG_END_DROPPED };
 struct pg_wal_end {
     uint64_t ticket;
     int64_t  at_ns;
@@ -1142,6 +1148,12 @@ struct pg_session {
                                      has not seen each of these answers */
     uint8_t  worker_len;          /* 0 = the client gave itself no name */
     char     worker[PG_WORKER_MAX]; /* written before `id`, for people alone */
+    int64_t  grace_ns;            /* how long it outlives its client */
+    uint32_t owned;               /* derived: operations, armed or not acknowledged */
+    uint32_t repeats;             /* derived: times that the inbox was sent again since the last
+                                     acknowledgement */
+    uint32_t away;                /* derived: 1 = nobody is there to send the inbox to */
+    uint32_t pad;
 };
 
 /* One record's answer; also what the reply carries. */
@@ -1172,7 +1184,8 @@ enum pg_message {
     PG_M_OUTCOMES, PG_M_ACK,      /* command socket: pushed to an owner, and his answer */
     PG_M_BULK_LOAD,               /* both sockets */
     PG_M_PLACE,                   /* both sockets of a deployment of shards */
-    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE    /* admin socket */
+    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE,   /* admin socket */
+    PG_M_SESSIONS, PG_M_DROP      /* admin socket; for sessions of one's own uid without rights */
 };
 
 /* Every request and reply begins with these 64 bytes. A reply repeats `message`,
@@ -1292,7 +1305,9 @@ enum pg_status {
                                      stops */
     PG_ST_FULL_BULK_LOADS = 33,   /* no free slots for the bulk load or its rows */
     PG_ST_FENCED = 34,            /* a newer run of the bulk load has begun */
-    PG_ST_CLOSED = 35             /* the bulk load is closed, and this row was not done */
+    PG_ST_CLOSED = 35,            /* the bulk load is closed, and this row was not done */
+    PG_ST_FULL_INBOX = 36         /* WATCH: the session owns as many operations as it may, armed or
+                                     not acknowledged; deadline_ns = how many */
 };
 
 /* Which quota was used up. */
@@ -1335,8 +1350,8 @@ struct pg_hello {
     uint8_t  nonce[16];
     uint32_t name_len;            /* 0..63: what the WAL calls who opens the session */
     uint32_t pad;
-    int64_t  grace_ns;            /* for sessions that are found again: how long it outlives its
-                                     client; 0 */
+    int64_t  grace_ns;            /* how long the session outlives its client, to be found again by
+                                     the nonce; 0 to PG_GRACE_MAX_NS */
 };
 struct pg_welcome {
     uint64_t session;
@@ -1409,6 +1424,18 @@ struct pg_bulk_load_info {        /* 56 bytes */
 struct pg_bulk_load_part {        /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
     uint64_t number;
     uint64_t bits[64];            /* bit n % 64 of bits[n / 64]: the n-th of them is done */
+};
+
+/* SESSIONS reply: frame, `count` of these. DROP request: frame, with the session that is to end. */
+struct pg_session_info {          /* 56 bytes */
+    uint64_t session;
+    int64_t  opened_boot_ns;      /* real clock */
+    int64_t  used_boot_ns;        /* real clock */
+    int64_t  grace_ns;            /* as in struct pg_hello */
+    uint32_t uid;
+    uint32_t pid;                 /* 0 = not on this host, or in another pid namespace */
+    uint64_t operations;          /* that it owns, armed or not acknowledged */
+    uint64_t unacknowledged;      /* outcomes and CHECKs in its inbox */
 };
 
 /* PUBLISH request: frame, this, namespace, topic, key, payload. Reply: frame, struct pg_result with

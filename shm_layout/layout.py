@@ -69,6 +69,8 @@ class Message(enum.IntEnum):
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
     NAMESPACE = lib.PG_M_NAMESPACE
+    SESSIONS = lib.PG_M_SESSIONS
+    DROP = lib.PG_M_DROP
 
 
 class Op(enum.IntEnum):
@@ -161,6 +163,7 @@ class Status(enum.IntEnum):
     FULL_BULK_LOADS = lib.PG_ST_FULL_BULK_LOADS
     FENCED = lib.PG_ST_FENCED
     CLOSED = lib.PG_ST_CLOSED
+    FULL_INBOX = lib.PG_ST_FULL_INBOX
 
 
 class Quota(enum.IntEnum):

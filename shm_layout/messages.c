@@ -45,7 +45,7 @@ static bool hello_read(const struct request *q, struct pg_hello *hello, struct n
     *worker = (struct name){(const char *)q->bytes + fixed, hello->name_len};
     if (hello->name_len > PG_WORKER_MAX || q->len != fixed + hello->name_len)
         return refused(why, PG_ERR_MALFORMED, q->len, fixed + hello->name_len);
-    if (hello->grace_ns != 0)
+    if (hello->grace_ns < 0 || hello->grace_ns > PG_GRACE_MAX_NS)
         return refused(why, PG_ERR_MALFORMED,
                        sizeof q->frame + offsetof(struct pg_hello, grace_ns),
                        (uint64_t)hello->grace_ns);
@@ -59,11 +59,13 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
     struct name worker;
     if (!hello_read(q, &hello, &worker, why))
         return false;
-    struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid, worker);
+    struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid, hello.grace_ns,
+                                        worker);
     if (s == NULL)
         return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
                        (uint64_t)sessions_silence_ns(a));
     s->used_boot_ns = a->real_boot_ns;
+    s->away = 0;
     const struct pg_placement *placed = &a->header->placement;
     struct pg_welcome w = {.session = s->id, .stream_id = a->header->stream_id,
                            .layout_id = a->header->layout_id, .epoch = a->header->epoch,
@@ -92,6 +94,7 @@ static bool session_of(struct pg_arena *a, const struct request *q, struct pg_se
     if ((*s)->uid != q->uid)
         return refused(why, PG_ERR_DENIED, q->uid, 0);
     (*s)->used_boot_ns = a->real_boot_ns;
+    (*s)->away = 0;
     return true;
 }
 
@@ -263,6 +266,8 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
     struct pg_session *s;
     if (!session_of(a, q, &s, why))
         return false;
+    if (!session_may_end(a))
+        return true;              /* it goes on when the WAL buffer has space */
     session_end(a, s);
     reply_head(q, out, 0);
     return true;

@@ -50,6 +50,7 @@ COUNTERS: dict[str, str] = {
     "failed": "operations ended by a failing key",
     "cancelled": "operations cancelled, by their own key or a watch key",
     "checks": "questions to owners of conditions of their own",
+    "outcomes_dropped": "outcomes freed because their owner's session had ended",
     "outcomes_repeated": "outcomes and questions sent again to owners that were silent",
     "advances": "watch keys advanced",
     "visits": "watchers looked at by that",

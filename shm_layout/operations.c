@@ -645,7 +645,7 @@ static unsigned watch_slots_status(const struct pg_arena *a, const struct watch 
 {
     const struct pg_session *s = session_find(a, w->session);
     if (s == NULL || inbox_full(a, s))
-        return PG_ST_BUSY;
+        return PG_ST_FULL_INBOX;
     if (a->purgatory->free_watches < w->count)
         return PG_ST_FULL_WATCHES;
     return slots_status(a, false);
@@ -682,6 +682,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
     }
     slot_place(a, slot);
     slot_counted(a, slot, 1);
+    session_find(a, operation_at(a, slot)->session)->owned++;
     a->metrics->watches++;
     a->metrics->operations++;
 }
@@ -710,7 +711,8 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     if (status == PG_ST_QUOTA)
         return true;
     if (status != PG_ST_ADDED) {
-        answer(r, 0, status, 0);
+        answer(r, 0, status,
+               status == PG_ST_FULL_INBOX ? (int64_t)a->purgatory->inbox_max : 0);
         return true;
     }
     operation_bind(a, slot, id, &at);
@@ -1089,6 +1091,13 @@ static bool is_unsettled(const struct pg_arena *a, struct pg_operation *op)
     return op->condition == PG_C_CLIENT || ends_now(a, op, &error);
 }
 
+static void owner_counts(struct pg_arena *a, const struct pg_operation *op)
+{
+    struct pg_session *s = a->secret == NULL ? NULL : session_find(a, op->session);
+    if (s != NULL)
+        s->owned++;
+}
+
 bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
                      struct pg_fault *why)
 {
@@ -1098,6 +1107,7 @@ bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
         if (!chain_claim(a, slots[i], why))
             return false;
         armed_again(a, op);
+        owner_counts(a, op);
         if (slots[i] < a->rebuild.unsettled && is_unsettled(a, op))
             a->rebuild.unsettled = slots[i];
     }
@@ -1118,6 +1128,7 @@ static void outcome_rebuild(struct pg_arena *a, uint32_t slot)
     operation_at(a, slot)->in_inbox = 0;
     operation_at(a, slot)->first_watch = PG_NIL;
     a->metrics->outcomes++;
+    owner_counts(a, operation_at(a, slot));
     inbox_add(a, slot);
 }
 
@@ -1180,14 +1191,19 @@ static bool operation_check(const struct pg_arena *a, uint32_t slot, struct pg_f
 
 bool operations_check(const struct pg_arena *a, struct pg_fault *fault)
 {
-    uint64_t armed = 0, ended = 0;
+    uint64_t armed = 0, ended = 0, owned = 0;
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE || !is_operation(a, slot))
             continue;
         if (!operation_check(a, slot, fault))
             return false;
         ++*(armed_operation(a, slot) ? &armed : &ended);
+        owned += a->secret != NULL && session_find(a, operation_at(a, slot)->session) != NULL;
     }
+    for (uint32_t i = 0; a->secret != NULL && i < a->session_rows; i++)
+        owned -= a->sessions[i].id != 0 ? a->sessions[i].owned : 0;
+    if (owned != 0)
+        return fault_set(fault, "operations", "operations that sessions own", 0, 0, owned);
     if (armed != a->metrics->operations)
         return fault_set(fault, "operations", "count of operations", 0, armed,
                          a->metrics->operations);

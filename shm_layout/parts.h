@@ -281,6 +281,7 @@ static inline bool wal_buffer_full(const struct pg_arena *a)
 bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r);
 /* Of a full WAL buffer: false = wait; true = there will be no space again, and this is the
  * answer. */
+bool wal_stopped(const struct pg_arena *a);
 bool wal_buffer_gives_up(const struct pg_arena *a, struct pg_result *r);
 
 /* ---- slots that a rebuild finds ------------------------------------------------------------ */
@@ -684,7 +685,7 @@ void inbox_add(struct pg_arena *a, uint32_t slot); /* the owner's; frees an owne
 void inbox_remove(struct pg_arena *a, uint32_t slot);
 static inline bool inbox_full(const struct pg_arena *a, const struct pg_session *s)
 {
-    return s->inbox_count >= a->purgatory->inbox_max;
+    return s->owned >= a->purgatory->inbox_max;
 }
 /* Of a session that ends: what is in it is freed, some now, the rest by orphans_free. */
 void inbox_drop(struct pg_arena *a, struct pg_session *s);
@@ -737,9 +738,11 @@ static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t
 }
 /* The session of a nonce, opened if need be; NULL: all rows are in use. */
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
-                                uint32_t pid, struct name worker);
+                                uint32_t pid, int64_t grace_ns, struct name worker);
 /* How long the most silent session has been silent. */
 int64_t sessions_silence_ns(const struct pg_arena *a);
+/* Whether the record that it owes can be written; with the WAL stopped it owes none. */
+bool session_may_end(const struct pg_arena *a);
 void session_end(struct pg_arena *a, struct pg_session *s);
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);

@@ -143,11 +143,14 @@ static void replies_forget(struct pg_arena *a, const struct pg_session *s)
 }
 
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
-                                uint32_t pid, struct name worker)
+                                uint32_t pid, int64_t grace_ns, struct name worker)
 {
     struct pg_session *s = session_of_nonce(a, nonce, uid);
-    if (s != NULL)
+    if (s != NULL) {              /* perhaps by another process */
+        s->pid = pid;
+        s->grace_ns = grace_ns;
         return s;
+    }
     s = row_for_new(a);
     if (s == NULL)
         return NULL;
@@ -159,6 +162,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s->pid = pid;
     s->worker_len = (uint8_t)(worker.len <= PG_WORKER_MAX ? worker.len : PG_WORKER_MAX);
     memcpy(s->worker, worker.bytes, s->worker_len);
+    s->grace_ns = grace_ns;
     s->opened_boot_ns = s->used_boot_ns = a->real_boot_ns;
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     /* Bit 63 set: never 0, whatever the hash. */
@@ -171,15 +175,55 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     return s;
 }
 
+bool session_may_end(const struct pg_arena *a)
+{
+    return !wal_buffer_full(a) || wal_stopped(a);
+}
+
 /* After the store of the id it is gone, with its inbox and its replies. */
 void session_end(struct pg_arena *a, struct pg_session *s)
 {
-    if (has_wal(a) && !wal_buffer_full(a))         /* nothing that is kept depends on it */
+    if (has_wal(a) && !wal_buffer_full(a))
         wal_append_session(a, s);
     STORE_RELEASE(&s->id, 0ull);
     inbox_drop(a, s);
     replies_forget(a, s);
     rows_count(a);
+}
+
+int64_t pg_session_grace_ns(const struct pg_arena *a, uint64_t session)
+{
+    const struct pg_session *s = session_find(a, session);
+    return s == NULL ? -1 : s->grace_ns;
+}
+
+int pg_session_end(struct pg_arena *a, uint64_t session, int64_t real_boot_ns)
+{
+    struct pg_session *s = session_find(a, session);
+    if (s == NULL)
+        return 1;
+    if (!session_may_end(a))
+        return 0;
+    time_set(a, a->now_ns, real_boot_ns);
+    session_end(a, s);
+    wal_buffer_settle(a);
+    return 1;
+}
+
+uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_info *out,
+                     uint32_t out_count)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < a->session_rows && count < out_count; i++) {
+        const struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || (uid != PG_NIL && s->uid != uid))
+            continue;
+        out[count++] = (struct pg_session_info){
+            .session = s->id, .opened_boot_ns = s->opened_boot_ns,
+            .used_boot_ns = s->used_boot_ns, .grace_ns = s->grace_ns, .uid = s->uid,
+            .pid = s->pid, .operations = s->owned, .unacknowledged = s->inbox_count};
+    }
+    return count;
 }
 
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
@@ -253,6 +297,7 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
         session_settle(a, &a->sessions[i]);
+        a->sessions[i].owned = 0;
         if (a->sessions[i].id != 0 && !session_sound(a, i, why))
             return false;
     }

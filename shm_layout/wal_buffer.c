@@ -52,14 +52,14 @@ bool wal_buffer_over(const struct pg_arena *a, uint64_t percent)
     return s->appended - LOAD_ACQUIRE(&s->committed) > s->size / 100 * percent;
 }
 
-static bool stopped(const struct pg_arena *a)
+bool wal_stopped(const struct pg_arena *a)
 {
     return LOAD_ACQUIRE(&a->wal_buffer->state) == PG_WAL_STOPPED;
 }
 
 unsigned wal_buffer_refuses(const struct pg_arena *a)
 {
-    return stopped(a) ? PG_ST_WAL : wal_buffer_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
+    return wal_stopped(a) ? PG_ST_WAL : wal_buffer_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
 }
 
 bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r)
@@ -73,9 +73,9 @@ bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r)
 
 bool wal_buffer_gives_up(const struct pg_arena *a, struct pg_result *r)
 {
-    if (stopped(a))
+    if (wal_stopped(a))
         answer(r, 0, PG_ST_WAL, 0);
-    return stopped(a);
+    return wal_stopped(a);
 }
 
 int pg_wal_buffer_full(const struct pg_arena *a) { return wal_buffer_full(a); }
@@ -145,11 +145,13 @@ static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body
 }
 
 /* Before the `count` timestamps of the frame with this body. */
-static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count)
+static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count,
+                        bool asked)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     struct pg_asked *at = (struct pg_asked *)(frame_timestamps(body, 0) + 1 - count) - 1;
-    *at = (struct pg_asked){.session = a->batch_timestamps.session, .sequence = a->sequence,
+    *at = (struct pg_asked){.session = asked ? a->batch_timestamps.session : 0,
+                            .sequence = asked ? a->sequence : 0,
                             .deadline_ns = h->deadline_ns, .bulk_loaded = is_bulk_loaded(h)};
 }
 
@@ -235,7 +237,7 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
         body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
         body->replaced_slot = replaced;
         *frame_timestamps(body, 1) = a->timestamps[replaced];
-        asked_write(a, replaced, body, 2);
+        asked_write(a, replaced, body, 2, true);
     }
     body->in_bulk_load = a->in_bulk_load;
     arm_bytes(a, c, body);
@@ -257,12 +259,13 @@ void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
+    const bool asked = cause != PG_END_DROPPED;      /* that may go on after a restart */
     struct pg_wal_end *body = frame_begin_with(a, PG_WAL_END, 0, ENDED);
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
-                                .cause = cause, .uid = a->uid, .topic = h->topic,
-                                .ended_boot_ns = a->real_boot_ns};
+                                .cause = cause, .uid = asked ? a->uid : PG_NIL,
+                                .topic = h->topic, .ended_boot_ns = a->real_boot_ns};
     timestamps_write(a, slot, body);
-    asked_write(a, slot, body, 1);
+    asked_write(a, slot, body, 1, asked);
     frame_end(a);
 }
 

@@ -34,6 +34,7 @@ FRAME = struct.Struct(struct_format("pg_frame"))
 RECORD = struct.Struct(struct_format("pg_record"))
 RESULT = struct.Struct(struct_format("pg_result"))
 HELLO = struct.Struct(struct_format("pg_hello"))
+SESSION_INFO = struct.Struct(struct_format("pg_session_info"))
 WELCOME = struct.Struct(struct_format("pg_welcome"))
 INFO = struct.Struct(struct_format("pg_info"))
 TAIL = struct.Struct(struct_format("pg_tail"))
@@ -166,9 +167,9 @@ def encode_worker(name: str) -> bytes:
     return _encode_name("worker", name, 0, layout.WORKER_MAX)
 
 
-def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"") -> bytes:
+def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"", grace_ns: int = 0) -> bytes:
     """A greeting; `nonce` is 16 random bytes, the same ones for the same session."""
-    hello = HELLO.pack(nonce, len(worker), 0)
+    hello = HELLO.pack(nonce, len(worker), grace_ns)
     return encode_frame(Message.HELLO, 0, sequence) + hello + worker
 
 
@@ -400,6 +401,30 @@ def decode_bulk_load(body: bytes) -> BulkLoadInfo:
     bulk_load, fencing_token, rows, upto, following, uid, state = BULK_LOAD_INFO.unpack_from(body)
     blocks = dict(BULK_LOAD_PART.iter_unpack(parts))
     return BulkLoadInfo(bulk_load, fencing_token, rows, upto, following, uid, state, blocks)
+
+
+class SessionInfo(NamedTuple):
+    """struct pg_session_info: a client's session, as the daemon sees it."""
+
+    session: int
+    opened_boot_ns: int
+    used_boot_ns: int
+    grace_ns: int
+    """How long the session outlives its client."""
+    uid: int
+    pid: int
+    """0: the client is on another host or in another pid namespace."""
+    operations: int
+    """That it owns, armed or not acknowledged."""
+    unacknowledged: int
+    """Outcomes and questions in its inbox."""
+
+
+def decode_sessions(body: bytes, count: int) -> list[SessionInfo]:
+    """A reply to SESSIONS."""
+    _need("sessions", body, 0, count * SESSION_INFO.size)
+    rows = SESSION_INFO.iter_unpack(body[: count * SESSION_INFO.size])
+    return [SessionInfo(*row) for row in rows]
 
 
 def decode_newest_sequences(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:

@@ -108,6 +108,10 @@ def _has_java() -> bool:
 # feature: is it there, and what there has to be
 PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
+    "pidns": (
+        _runs("unshare", "--pid", "--fork", "--mount-proc", "true"),
+        "`unshare --pid` must work, which needs root",
+    ),
     "mountns": (_runs("unshare", "-m", "true"), "`unshare -m` must work, which needs root"),
     "cpuset": (_gives_cpus, f"cgroups in {CPUSETS} must have CPUs, which root may give"),
     "timens": (

@@ -249,7 +249,9 @@ class Purgatory(Core):
         return found
 
     def mail_again(self, session: int = 0) -> None:
-        lib.pg_inbox_again(self.a, session, self.now_ns)
+        sessions = [session] if session else [*self.rows_of_sessions()]
+        for one in sessions:
+            lib.pg_inbox_to(self.a, one)
 
     def verdicts(self, since: int) -> Iterator[Verdict]:
         """Operations' notices in the replay buffer from a position on."""

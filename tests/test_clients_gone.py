@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from conftest import StartDaemon
+from machine import needs
+from real_daemon import PATIENCE_S, Daemon, eventually, stats
 
-from purgatoryd.clients import AsyncClient, Client, SessionTableFull
+from purgatoryd.clients import (
+    Admin,
+    AsyncClient,
+    Client,
+    Purgatory,
+    SessionTableFull,
+    Status,
+    Subscriber,
+)
+from purgatoryd.daemon import client_watch
+from purgatoryd.shm_layout.wire import SessionInfo
 
 NEVER_S = 1e6
 """A timeout that no test waits for: what is refused at once needs none of it."""
@@ -35,3 +55,273 @@ def test_one_asyncio_client_more_than_sessions_is_refused_at_once(daemon: StartD
                     pass
 
     asyncio.run(refused())
+
+
+# ---- processes that end ----------------------------------------------------------------------
+
+OWNS = """
+import sys
+from purgatoryd.clients import AllOf, Purgatory
+p = Purgatory(sys.argv[1])
+count = int(sys.argv[2])
+p.watch_many((f"{sys.argv[3]}:{n}", AllOf({sys.argv[3]: 1}), 3600.0) for n in range(count))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""A client that watches argv[2] operations on the watch key argv[3], and waits for its end."""
+
+
+def owner(count: int, key: str, *before: str) -> subprocess.Popen[str]:
+    """Starts OWNS, with a command `before` it, and returns once it owns its operations."""
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", OWNS, "demo", str(count), key],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def sessions_of(pid: int) -> list[SessionInfo]:
+    with Admin("demo") as admin:
+        return [info for info in admin.sessions() if info.pid == pid]
+
+
+def test_killed_clients_make_place_for_a_new_one_at_once(daemon: StartDaemon) -> None:
+    daemon("demo", "--sessions", "140")
+    opens = (
+        "import sys; from purgatoryd.clients import Client\n"
+        "open = [Client('demo') for _ in range(35)]\n"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", opens], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    for process in crowd:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    with pytest.raises(SessionTableFull):
+        Client("demo", timeout=NEVER_S)
+    for process in crowd:
+        kill(process)
+    with Client("demo") as client:
+        client.add("k", 60.0)
+    eventually(lambda: not any(sessions_of(process.pid) for process in crowd))
+
+
+def test_outcomes_of_killed_owners_are_freed(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--capacity", "4000", "--watches", "8000")
+    for key in "ab":
+        process = owner(1900, key)
+        with Purgatory("demo") as triggers:
+            os.kill(process.pid, signal.SIGSTOP)
+            assert triggers.advance(key, 1) == 1900
+            assert stats(real)["outcomes"] == 1900
+            kill(process)
+            eventually(lambda: stats(real)["outcomes"] == 0)
+    with Client("demo", namespace="other") as client:
+        result = client.add_many([(str(n), 3600.0) for n in range(3900)])
+        assert {*result.statuses} == {Status.ADDED}
+
+
+def test_operations_of_a_killed_owner_end_as_they_would(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    notices = Subscriber("demo", topics=["ends"])
+    code = OWNS.replace("3600.0)", "3600.0, b'', 'ends')")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "demo", "3", "t"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    kill(process)
+    eventually(lambda: not sessions_of(process.pid))
+    with notices, Purgatory("demo") as triggers:
+        assert stats(real)["operations"] == 3
+        assert triggers.advance("t", 1) == 3
+        found = [notices.get(PATIENCE_S) for _ in range(3)]
+    assert sorted(n.key for n in found if n is not None) == ["t:0", "t:1", "t:2"]
+    assert stats(real)["outcomes"] == 0
+
+
+def test_the_children_of_a_server_that_forks_have_sessions_of_their_own(
+    daemon: StartDaemon,
+) -> None:
+    """The children inherit the parent's connection, which stays open when the parent is gone."""
+    daemon("demo")
+    code = (
+        "import os, sys\n"
+        "from purgatoryd.clients import Client\n"
+        "mine = Client('demo')\n"
+        "read, write = os.pipe()\n"
+        "if child := os.fork():\n"
+        "    os.read(read, 1)\n"
+        "    print(child, flush=True)\n"
+        "    sys.stdin.read()\n"
+        "else:\n"
+        "    own = Client('demo')\n"
+        "    os.write(write, b'1')\n"
+        "    sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        assert [len(sessions_of(pid)) for pid in (parent.pid, child)] == [1, 1]
+        parent.kill()
+        parent.wait()
+        eventually(lambda: not sessions_of(parent.pid))
+        assert len(sessions_of(child)) == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+    eventually(lambda: not sessions_of(child))
+
+
+def test_a_client_that_is_forgotten_without_close_keeps_no_session(daemon: StartDaemon) -> None:
+    daemon("demo", "--session-grace", "100ms")
+    left = Client("demo")
+    assert len(sessions_of(os.getpid())) == 1
+    del left
+    gc.collect()
+    eventually(lambda: not sessions_of(os.getpid()))
+
+
+def test_a_silent_client_with_a_connection_keeps_its_session(daemon: StartDaemon) -> None:
+    daemon("demo", "--session-grace", "100ms")
+    with Client("demo") as silent, Client("demo", namespace="other") as other:
+        before = sessions_of(os.getpid())
+        for _ in range(5):
+            time.sleep(0.2)
+            other.add("k", 60.0, mode="replace")
+        assert [i.session for i in sessions_of(os.getpid())] == [i.session for i in before]
+        silent.add("k", 60.0)
+
+
+# ---- processes that the kernel does not name -------------------------------------------------
+
+
+def test_the_connection_of_a_client_in_a_sibling_container_decides(daemon_dir: Path) -> None:
+    """Neither pid namespace sees into the other one, so the pid is 0."""
+    needs("pidns")
+    inside = ("unshare", "--pid", "--fork", "--kill-child")
+    python = daemon_dir / "python"
+    python.write_text(f'#!/bin/sh\nexec {" ".join(inside)} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    real = Daemon("demo", daemon_dir, ("--session-grace", "100ms"), python=str(python))
+    process = owner(10, "t", *inside)
+    (session,) = sessions_of(0)
+    assert session.operations == 10
+    kill(process)
+    eventually(lambda: not sessions_of(0))
+    assert stats(real)["operations"] == 10
+    with Admin("demo") as admin:
+        admin.stop()
+    real.process.wait(PATIENCE_S)
+
+
+REUSES = """
+import os, subprocess, sys, time
+from purgatoryd.clients import Admin
+
+def start(*command):
+    process = subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline().startswith("ready")
+    return process
+
+def next_pid(pid):
+    with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+        last.write(str(pid - 1))
+
+def owned(admin):
+    return sorted(info.operations for info in admin.sessions() if info.pid == pid)
+
+run = ("-m", "purgatoryd.cli", "run", "--session-grace", "100ms", "--name", "demo")
+daemon = start(*run)
+client = ("-c", sys.argv[1], "demo")
+first = start(*client, "3", "a")
+pid = first.pid
+admin = Admin("demo")
+assert owned(admin) == [3]
+first.kill()
+first.wait()
+next_pid(pid)
+second = start(*client, "5", "b")
+assert second.pid == pid, (second.pid, pid)
+while owned(admin) != [5]:
+    time.sleep(0.01)
+print("reused", flush=True)
+
+second.kill()
+daemon.kill()
+second.wait()
+daemon.wait()
+next_pid(pid)
+other = subprocess.Popen(["sleep", "1000"])
+assert other.pid == pid, (other.pid, pid)
+daemon = start(*run)
+while owned(admin):
+    time.sleep(0.01)
+print("restarted", flush=True)
+other.kill()
+admin.stop()
+daemon.wait()
+"""
+"""Pid 1 of a pid namespace. Loops forever where a session of a dead client is before."""
+
+
+def test_a_process_that_got_the_pid_of_a_dead_client_keeps_no_session_of_it(
+    daemon_dir: Path,
+) -> None:
+    needs("pidns")
+    environment = os.environ | {"PURGATORYD_DIR": str(daemon_dir)}
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child",
+         sys.executable, "-c", REUSES, OWNS],
+        env=environment, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["reused", "restarted"], done.stderr
+
+
+# ---- kernels without SO_PEERPIDFD ------------------------------------------------------------
+
+
+@pytest.fixture
+def without_peer_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_watch, "_PEER_PIDFD", 0xFFFF)
+
+
+@pytest.mark.usefixtures("without_peer_pidfd")
+def test_an_older_kernel_opens_the_process_while_the_connection_is_open() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pidfd = client_watch.open_pidfd(ours.fileno(), os.getpid())
+        assert pidfd is not None
+        signal.pidfd_send_signal(pidfd, 0)
+        os.close(pidfd)
+
+
+@pytest.mark.usefixtures("without_peer_pidfd")
+def test_an_older_kernel_does_not_take_a_later_process_for_the_client() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        with pytest.raises(ProcessLookupError):
+            client_watch.open_pidfd(ours.fileno(), os.getpid())
+
+
+def test_a_connection_of_another_process_is_not_the_clients() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ProcessLookupError):
+        client_watch.open_pidfd(ours.fileno(), os.getppid())

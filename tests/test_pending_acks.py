@@ -92,20 +92,21 @@ def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.Monkey
         now.ns += 7
         return True
 
-    asked = [sockets.Message(b"route", b"", 0, 0, 0, 0), None]
+    asked = [sockets.Message(b"route", b"", 0, 0, 0, 0, -1), None]
     monkeypatch.setattr(commands, "boot_ns", lambda: now.ns)
     monkeypatch.setattr(sockets, "receive", lambda socket: asked.pop(0))
     monkeypatch.setattr(sockets, "send", takes)
     spans: list[tuple[Measured, int]] = []
     arena: Any = SimpleNamespace(
         handle=lambda *message: (Handled.REPLY, reply(1, Status.ADDED)), durable_lsn=5,
-        served=lambda ended_boot_ns: None, inbox_again=lambda session: None,
+        served=lambda ended_boot_ns: None, inbox_to=lambda session: None,
+        session_ids=list, session_grace_ns=lambda session: None,
         measure=lambda which, span_ns: spans.append((which, span_ns)),
     )  # fmt: skip
     wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
     access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
-    bound: Any = SimpleNamespace(commands=None)
-    served = commands.Commands(arena, bound, access, wal)
+    bound: Any = SimpleNamespace(commands=None, admission=SimpleNamespace())
+    served = commands.Commands(arena, bound, access, wal, 0)
     served.serve()
     served.release()
     assert spans == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -771,11 +772,55 @@ def test_the_inbox_has_a_cap() -> None:
     core = Purgatory(inbox_max=2)
     owner, other = Owner(core, 1), Owner(core, 2)
     already = [pd.watch(b"%d" % n, ALL, [Key(b"k", 0)]) for n in range(3)]
-    assert statuses(owner.send(*already)) == [Status.ADDED, Status.ADDED, Status.BUSY]
+    assert statuses(owner.send(*already)) == [Status.ADDED, Status.ADDED, Status.FULL_INBOX]
     assert (core.metrics.refused_busy, core.metrics.refused_wal) == (1, 0)
     assert other.send(already[2])[0].status == Status.ADDED
     owner.ack(owner.mail()[0].ack())
     assert owner.send(pd.watch(b"4", ALL, [Key(b"k", 0)]))[0].status == Status.ADDED
+
+
+def test_an_inbox_counts_what_is_armed() -> None:
+    core = Purgatory(inbox_max=2)
+    owner, other = Owner(core, 1), Owner(core, 2)
+    watches = [pd.watch(b"%d" % n, ALL, [Key(b"k", 1)]) for n in range(3)]
+    assert statuses(owner.send(*watches)) == [Status.ADDED, Status.ADDED, Status.FULL_INBOX]
+    other.send(pd.advance(b"k", 1))
+    assert statuses(owner.send(watches[2])) == [Status.FULL_INBOX]
+    owner.ack(owner.mail()[0].ack())
+    assert statuses(owner.send(watches[2])) == [Status.ADDED]
+
+
+def test_outcomes_are_sent_again_less_and_less_often() -> None:
+    core = Purgatory()
+    owner = Owner(core, 1)
+    owner.send(pd.watch(b"op", ALL, [Key(b"k", 0)]))
+    sent_s = []
+    for now_s in range(1, 400):
+        if core.mail():
+            sent_s.append(now_s)
+
+        core.advance(now_s * 10**9)
+        lib.pg_inbox_again(core.a, core.now_ns)
+    gaps = [b - a for a, b in itertools.pairwise(sent_s)]
+    assert gaps[1:] == sorted(gaps[1:])
+    assert len(sent_s) < 15
+    assert max(gaps) == 64
+    assert core.metrics.outcomes_repeated == len(sent_s) - 1
+
+
+def test_nothing_is_sent_to_an_owner_that_is_away() -> None:
+    core = Purgatory()
+    owner, other = Owner(core, 1), Owner(core, 2)
+    owner.send(pd.watch(b"op", ALL, [Key(b"k", 1)]))
+    lib.pg_inbox_away(core.a, owner.id)
+    other.send(pd.advance(b"k", 1))
+    for now_s in range(1, 100):
+        core.advance(now_s * 10**9)
+        lib.pg_inbox_again(core.a, core.now_ns)
+        assert not core.mail()
+    assert core.metrics.outcomes_repeated == 0
+    lib.pg_inbox_to(core.a, owner.id)
+    assert len(owner.mail()) == 1
 
 
 # ---- keys ----------------------------------------------------------------------------------

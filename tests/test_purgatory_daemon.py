@@ -27,7 +27,6 @@ from purgatoryd.clients import (
     AnyOf,
     AsyncOperation,
     AsyncPurgatory,
-    Busy,
     CallTimeout,
     CancelResult,
     Closed,
@@ -35,6 +34,7 @@ from purgatoryd.clients import (
     Exists,
     ForkedProcess,
     Full,
+    InboxFull,
     InvalidArgument,
     InvalidCondition,
     InvalidKey,
@@ -436,12 +436,15 @@ def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
 
     with owner() as p, owner() as q:
         p.watch("hang", AllOf({"h": 1}), HOUR_S, callback=hang)
-        ops = p.watch_many([(f"op:{n}", AllOf({"t": 1}), HOUR_S) for n in range(8)])
+        ops = p.watch_many([(f"op:{n}", AllOf({"t": 1}), HOUR_S) for n in range(4)])
         q.advance("h", 1)
         assert hanging.wait(PATIENCE_S)
         until(lambda: reader.stats()["outcomes"] == 0)
-        assert q.advance("t", 1) == 8, "what is armed ends, whatever the inbox holds"
-        with pytest.raises(Busy):
+        ops.append(p.watch("last", AllOf({"t": 1}), HOUR_S))
+        with pytest.raises(InboxFull, match=r"owns 5 of 5 operations.*--inbox"):
+            p.watch("more", AllOf({"t": 2}), HOUR_S)
+        assert q.advance("t", 1) == 5
+        with pytest.raises(InboxFull):
             p.watch("more", AllOf({"t": 2}), HOUR_S)
         assert q.watch("other", AllOf({"u": 1}), HOUR_S), "another owner's inbox is its own"
         go_on.set()
@@ -767,7 +770,7 @@ def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[s
         assert p.advance("k", 10) == 1
         assert notices(1, subscriber)[0].cause is Cause.SATISFIED
         assert stats("operations") == 0
-        assert stats("outcomes") == 7, "held for the owner until its session goes"
+        assert stats("outcomes") == 0, "nobody is there to acknowledge them"
         assert p.watch("own:1", AllOf({"t": 1}), HOUR_S), "its keys are free again"
 
 

@@ -31,24 +31,25 @@ class Queue:
         self.now_ns = 1
         self.cost_ns = SHARE_NS
         arena: Any = SimpleNamespace(
-            handle=self._handle, served=lambda _: None, measure=lambda *_: None, durable_lsn=0
-        )
+            handle=self._handle, served=lambda _: None, measure=lambda *_: None, durable_lsn=0,
+            session_ids=list,
+        )  # fmt: skip
         wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
         access: Any = SimpleNamespace(may_connect=lambda *_: True)
-        bound: Any = SimpleNamespace(commands=None)
+        bound: Any = SimpleNamespace(commands=None, admission=SimpleNamespace())
         monkeypatch.setattr(commands, "boot_ns", lambda: self.now_ns)
         monkeypatch.setattr(
             sockets, "receive", lambda _: self.came.popleft() if self.came else None
         )
         monkeypatch.setattr(sockets, "send", lambda _, route, __: self.answered.append(route))
-        self.commands = Commands(arena, bound, access, wal)
+        self.commands = Commands(arena, bound, access, wal, 0)
 
     def _handle(self, *_: object) -> tuple[Handled, memoryview]:
         self.now_ns += self.cost_ns
         return Handled.REPLY, memoryview(bytes(64))
 
     def comes(self, uid: int, route: bytes) -> None:
-        self.came.append(Message(route, bytes(64), uid, uid, 1, 0))
+        self.came.append(Message(route, bytes(64), uid, uid, 1, 0, -1))
 
     def iterate(self) -> list[bytes]:
         """Who was answered in it."""
@@ -132,7 +133,7 @@ def test_messages_of_one_peer_stay_in_order(queue: Queue, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(queue.commands._arena, "handle", handle)
     for n in range(50):
-        queue.came.append(Message(b"a", bytes([n, *bytes(63)]), ALICE, ALICE, 1, 0))
+        queue.came.append(Message(b"a", bytes([n, *bytes(63)]), ALICE, ALICE, 1, 0, -1))
     while queue.commands.serve():
         pass
     assert bodies == [*range(50)]

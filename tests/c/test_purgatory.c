@@ -603,7 +603,7 @@ static void step_mail(struct world *w)
     struct pg_frame f;
     uint64_t id, used;
     if (rng_below(&w->rng, 2))
-        pg_inbox_again(w->a, 0, INT64_MAX);
+        pg_inbox_again(w->a, INT64_MAX);
     memset(bytes, 0xa5, sizeof bytes);
     while ((used = pg_inbox(w->a, &id, bytes, MESSAGE)) != 0) {
         const uint32_t session = id == w->sessions[0] ? 0 : 1;

@@ -62,13 +62,19 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
+/* Nobody asks to drop an outcome. */
+static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
+{
+    return j->uid == (j->cause == PG_END_DROPPED ? PG_NIL : uid);
+}
+
 static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
 {
     const void *body = f + 1;
     switch (f->type) {
     case PG_WAL_ARM: return ((const struct pg_wal_arm *)body)->uid == uid;
     case PG_WAL_MOVE: return ((const struct pg_wal_move *)body)->uid == uid;
-    case PG_WAL_END: return ((const struct pg_wal_end *)body)->uid == uid;
+    case PG_WAL_END: return end_uid_recorded(body, uid);
     case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->uid == uid;
     case PG_WAL_ENTRY: return ((const struct pg_wal_entry *)body)->uid == uid;
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->uid == uid;

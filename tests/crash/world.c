@@ -518,7 +518,7 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
         pg_inbox(w->a, &session, out_buffer, sizeof out_buffer);
         pg_notified(w->a, 0, 0);
         break;
-    case BY_INBOX_AGAIN: pg_inbox_again(w->a, 0, call->real_ns); break;
+    case BY_INBOX_AGAIN: pg_inbox_again(w->a, call->real_ns); break;
     case BY_SETTINGS: settings_run(w, call); break;
     case BY_MIGRATE: migrate_run(w); break;
     }

@@ -1,0 +1,264 @@
+"""Ends the sessions of clients that are gone.
+
+A session belongs to the process and to the connection from which it sent last. The end of the
+process ends the session, after the grace that its HELLO asked for, which is usually none. The
+daemon holds a pidfd for each process, however many sessions it has.
+
+The end of the connection ends the session after `grace_ns`, or the session's own grace if that is
+longer, unless the client sends something before. This decides alone where the kernel does not name
+the process: another pid namespace, tcp. It also holds after a restart of the daemon, when the pid
+that is stored with a session may be another process's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from purgatoryd.daemon.admission_control import AdmissionControl, Peer, borrowed, peer_pid
+from purgatoryd.shm_layout.arena import Arena
+
+EVENTS_PER_ITERATION = 64
+"""Processes that ended and connections that were closed."""
+ENDS_PER_ITERATION = 16
+"""Sessions: each frees up to 1024 outcomes at once, the others follow in later iterations."""
+FOREVER_NS = 2**63 - 1
+
+_PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
+
+
+@dataclass(eq=False, slots=True)
+class _Process:
+    """A client's process, watched as long as it has sessions."""
+
+    pid: int
+    pidfd: int
+    sessions: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Speaker:
+    """From where a session sent last."""
+
+    pid: int
+    connection: int
+    """Its descriptor."""
+    peer: Peer | None = None
+    """None: the daemon has not learnt of the connection yet, or it is closed."""
+    process: _Process | None = None
+    """None: it cannot be watched."""
+
+
+class ClientWatch:
+    """The processes and connections of all sessions. Used by the loop's thread; nothing blocks."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        admission: AdmissionControl,
+        grace_ns: int,
+        now_ns: int,
+        left: Callable[[int], None],
+    ) -> None:
+        """`grace_ns` as in Config.session_grace_ns, `now_ns` CLOCK_BOOTTIME; `left` is called with
+        a session whose connection is closed."""
+        self._arena = arena
+        self._admission = admission
+        self._grace_ns = grace_ns
+        self._left = left
+        self._speakers: dict[int, _Speaker] = {}
+        self._unplaced: set[int] = set()
+        """Sessions whose connection is not known yet."""
+        self._processes: dict[int, _Process] = {}
+        self._by_pidfd: dict[int, _Process] = {}
+        self._ends: dict[int, int] = {}
+        """When sessions end unless they send something before."""
+        self._due_ns = FOREVER_NS
+        self._now_ns = now_ns
+        self._ended = select.epoll()
+        self.fd = self._ended.fileno()
+        """Readable when a process has ended."""
+        self._closed: deque[Peer] = deque()
+        admission.on_closed = self._closed.append
+        for session in arena.session_ids():
+            self._ends_in(session, max(grace_ns, arena.session_grace_ns(session) or 0))
+
+    def close(self) -> None:
+        """Stops watching."""
+        for process in self._processes.values():
+            os.close(process.pidfd)
+        self._ended.close()
+
+    # ---- sessions ------------------------------------------------------------------------------
+
+    def speaks(self, session: int, pid: int, connection: int) -> None:
+        """A session sent a message from the process `pid`, 0 = unknown, by this descriptor."""
+        self.forget(session)
+        if self._arena.session_grace_ns(session) is None:
+            return
+        self._speakers[session] = _Speaker(pid, connection)
+        self._place(session)
+
+    def forget(self, session: int) -> None:
+        """A session has ended, or sends from elsewhere."""
+        self._ends.pop(session, None)
+        self._unplaced.discard(session)
+        speaker = self._speakers.pop(session, None)
+        if speaker is None:
+            return
+        if speaker.peer is not None:
+            speaker.peer.sessions.discard(session)
+        if speaker.process is not None:
+            speaker.process.sessions.discard(session)
+            if not speaker.process.sessions:
+                self._unwatch(speaker.process)
+
+    def _place(self, session: int) -> None:
+        """Finds the connection and the process of a session that has sent something."""
+        speaker = self._speakers[session]
+        peer = self._admission.peer(speaker.connection)
+        if peer is None or peer.pid != speaker.pid:
+            if session not in self._unplaced:
+                self._unplaced.add(session)
+                self._ends_in(session, self._grace_of(session))
+            return
+        self._unplaced.discard(session)
+        self._ends.pop(session, None)
+        peer.sessions.add(session)
+        speaker.peer = peer
+        try:
+            speaker.process = self._watched(speaker)
+        except ProcessLookupError:
+            self._ends_in(session, self._arena.session_grace_ns(session) or 0)
+            return
+        if speaker.process is not None:
+            speaker.process.sessions.add(session)
+
+    def _grace_of(self, session: int) -> int:
+        """How long the session outlives its connection."""
+        return max(self._grace_ns, self._arena.session_grace_ns(session) or 0)
+
+    def _ends_in(self, session: int, grace_ns: int) -> None:
+        self._ends[session] = self._now_ns + grace_ns
+        self._due_ns = min(self._due_ns, self._ends[session])
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def _watched(self, speaker: _Speaker) -> _Process | None:
+        """The process of a connection. Raises ProcessLookupError if it has ended."""
+        if speaker.pid == 0:
+            return None
+        process = self._processes.get(speaker.pid)
+        if process is not None and _has_ended(process.pidfd):
+            self._process_ended(process)
+            process = None
+        if process is None:
+            pidfd = open_pidfd(speaker.connection, speaker.pid)
+            if pidfd is None:
+                return None
+            process = self._processes[speaker.pid] = _Process(speaker.pid, pidfd)
+            self._by_pidfd[pidfd] = process
+            self._ended.register(pidfd, select.EPOLLIN)
+        return process
+
+    def _unwatch(self, process: _Process) -> None:
+        self._ended.unregister(process.pidfd)
+        os.close(process.pidfd)
+        del self._processes[process.pid], self._by_pidfd[process.pidfd]
+
+    def _process_ended(self, process: _Process) -> None:
+        self._unwatch(process)
+        for session in process.sessions:
+            self._speakers[session].process = None
+            self._ends_in(session, self._arena.session_grace_ns(session) or 0)
+
+    # ---- an iteration --------------------------------------------------------------------------
+
+    def serve(self, now_ns: int) -> bool:
+        """Ends the sessions whose clients are gone, at `now_ns`, CLOCK_BOOTTIME.
+
+        True = there are more.
+        """
+        self._now_ns = now_ns
+        for pidfd, _ in self._ended.poll(0, EVENTS_PER_ITERATION):
+            self._process_ended(self._by_pidfd[pidfd])
+        for _ in range(min(EVENTS_PER_ITERATION, len(self._closed))):
+            self._connection_closed(self._closed.popleft())
+        more = now_ns >= self._due_ns and self._end_due()
+        return more or bool(self._closed)
+
+    def heartbeat(self) -> None:
+        """Looks again for connections that were not known."""
+        for session in [*self._unplaced]:
+            self._place(session)
+
+    def _connection_closed(self, peer: Peer) -> None:
+        for session in peer.sessions:
+            speaker = self._speakers[session]
+            speaker.peer = None
+            self._left(session)
+            if session not in self._ends:
+                self._ends_in(session, self._grace_of(session))
+        peer.sessions.clear()
+
+    def _end_due(self) -> bool:
+        """True = there are more, and the WAL has space for them."""
+        due = [session for session, end_ns in self._ends.items() if end_ns <= self._now_ns]
+        for session in due[:ENDS_PER_ITERATION]:
+            if not self._arena.end_session(session, self._now_ns):
+                return False
+            self.forget(session)
+        self._due_ns = min(self._ends.values(), default=FOREVER_NS)
+        return len(due) > ENDS_PER_ITERATION
+
+
+def _has_ended(pidfd: int) -> bool:
+    asked = select.poll()
+    asked.register(pidfd, select.POLLIN)
+    return bool(asked.poll(0))
+
+
+def open_pidfd(connection: int, pid: int) -> int | None:
+    """A pidfd of the process `pid` at the other end of a connection, a descriptor.
+
+    None: it cannot be watched. Raises ProcessLookupError if it has ended.
+    """
+    with borrowed(connection) as peer:
+        try:
+            pidfd = _peer_pidfd(peer, pid)
+        except ProcessLookupError:
+            raise
+        except OSError:
+            return None
+        # The descriptor may be another connection's by now. And a pid alone may be another
+        # process's: while the connection is open it is the peer's, or that of a child of the peer.
+        with suppress(OSError):
+            if peer_pid(peer) == pid and _is_open(peer):
+                return pidfd
+        os.close(pidfd)
+        raise ProcessLookupError
+
+
+def _peer_pidfd(peer: socket.socket, pid: int) -> int:
+    try:
+        return peer.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):  # before Linux 6.16
+            raise ProcessLookupError from error
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    return os.pidfd_open(pid)
+
+
+def _is_open(connection: socket.socket) -> bool:
+    asked = select.poll()
+    with suppress(OSError):
+        asked.register(connection.fileno(), 0)
+        return not any(events & (select.POLLHUP | select.POLLERR) for _, events in asked.poll(0))
+    return False
