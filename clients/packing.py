@@ -83,8 +83,8 @@ def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
         return TooFar(key, status, limit_ns=layout.TIME_MAX_NS)
     if status == Status.QUOTA:
         return _over(key, word >> 8, deadline_ns)
-    if status == Status.FULL_INBOX:
-        return InboxFull(key, status, resource="space in the owner's inbox", limit=deadline_ns)
+    if status == Status.BUSY and deadline_ns:
+        return InboxFull(key, status, limit=deadline_ns)
     if full := _FULL.get(status):
         return Full(key, status, resource=full)
     return _REFUSED.get(status, Refused)(key, status)

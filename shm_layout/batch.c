@@ -450,11 +450,12 @@ static bool refuses(const struct pg_result *r)
     return status >= PG_ST_FULL || status == PG_ST_EXISTS;
 }
 
-/* A record is BUSY because of the WAL, or of an earlier record. */
+/* A record is BUSY because of the inbox, the WAL, or an earlier record. */
 RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
-    pg_refused(a, status == PG_ST_BUSY && has_wal(a) ? PG_ST_WAL : status);
+    const bool inbox = r->deadline_ns != 0;          /* the session owns too many operations */
+    pg_refused(a, status == PG_ST_BUSY && !inbox && has_wal(a) ? PG_ST_WAL : status);
     if (status == PG_ST_BUSY)
         busy_add(a, s);
 }

@@ -397,7 +397,7 @@ class WalStopped(Refused):
 
 
 @keeps_figures
-class InboxFull(Full):
+class InboxFull(Busy):
     """A client watches while it owns as many operations as it may.
 
     `limit` counts those that are armed and those whose outcomes it has not acknowledged.

@@ -1293,7 +1293,8 @@ enum pg_status {
     PG_ST_FULL_ACCOUNTS = 23,     /* uids that have timers, where uids have quotas */
     PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
     PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
-    PG_ST_BUSY = 26,
+    PG_ST_BUSY = 26,              /* WATCH: deadline_ns = how many operations the session may own, if
+                                     it owns as many, armed or not acknowledged */
     PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is
                                      used, of OPS when, on the real clock, the next one is
                                      allowed */
@@ -1305,9 +1306,7 @@ enum pg_status {
                                      stops */
     PG_ST_FULL_BULK_LOADS = 33,   /* no free slots for the bulk load or its rows */
     PG_ST_FENCED = 34,            /* a newer run of the bulk load has begun */
-    PG_ST_CLOSED = 35,            /* the bulk load is closed, and this row was not done */
-    PG_ST_FULL_INBOX = 36         /* WATCH: the session owns as many operations as it may, armed or
-                                     not acknowledged; deadline_ns = how many */
+    PG_ST_CLOSED = 35             /* the bulk load is closed, and this row was not done */
 };
 
 /* Which quota was used up. */

@@ -163,7 +163,6 @@ class Status(enum.IntEnum):
     FULL_BULK_LOADS = lib.PG_ST_FULL_BULK_LOADS
     FENCED = lib.PG_ST_FENCED
     CLOSED = lib.PG_ST_CLOSED
-    FULL_INBOX = lib.PG_ST_FULL_INBOX
 
 
 class Quota(enum.IntEnum):

@@ -645,7 +645,7 @@ static unsigned watch_slots_status(const struct pg_arena *a, const struct watch 
 {
     const struct pg_session *s = session_find(a, w->session);
     if (s == NULL || inbox_full(a, s))
-        return PG_ST_FULL_INBOX;
+        return PG_ST_BUSY;
     if (a->purgatory->free_watches < w->count)
         return PG_ST_FULL_WATCHES;
     return slots_status(a, false);
@@ -712,7 +712,7 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
         return true;
     if (status != PG_ST_ADDED) {
         answer(r, 0, status,
-               status == PG_ST_FULL_INBOX ? (int64_t)a->purgatory->inbox_max : 0);
+               status == PG_ST_BUSY ? (int64_t)a->purgatory->inbox_max : 0);
         return true;
     }
     operation_bind(a, slot, id, &at);

@@ -772,7 +772,7 @@ def test_the_inbox_has_a_cap() -> None:
     core = Purgatory(inbox_max=2)
     owner, other = Owner(core, 1), Owner(core, 2)
     already = [pd.watch(b"%d" % n, ALL, [Key(b"k", 0)]) for n in range(3)]
-    assert statuses(owner.send(*already)) == [Status.ADDED, Status.ADDED, Status.FULL_INBOX]
+    assert statuses(owner.send(*already)) == [Status.ADDED, Status.ADDED, Status.BUSY]
     assert (core.metrics.refused_busy, core.metrics.refused_wal) == (1, 0)
     assert other.send(already[2])[0].status == Status.ADDED
     owner.ack(owner.mail()[0].ack())
@@ -783,9 +783,9 @@ def test_an_inbox_counts_what_is_armed() -> None:
     core = Purgatory(inbox_max=2)
     owner, other = Owner(core, 1), Owner(core, 2)
     watches = [pd.watch(b"%d" % n, ALL, [Key(b"k", 1)]) for n in range(3)]
-    assert statuses(owner.send(*watches)) == [Status.ADDED, Status.ADDED, Status.FULL_INBOX]
+    assert statuses(owner.send(*watches)) == [Status.ADDED, Status.ADDED, Status.BUSY]
     other.send(pd.advance(b"k", 1))
-    assert statuses(owner.send(watches[2])) == [Status.FULL_INBOX]
+    assert statuses(owner.send(watches[2])) == [Status.BUSY]
     owner.ack(owner.mail()[0].ack())
     assert statuses(owner.send(watches[2])) == [Status.ADDED]
 

@@ -197,7 +197,7 @@ class Model:
         armed = sum(o.session == op.session for o in self.armed.values())
         ended = sum(o.cause != 0 for o in self.inbox[op.session].values())
         if armed + ended >= self.config["inbox_max"]:
-            return int(lib.PG_ST_FULL_INBOX)
+            return int(lib.PG_ST_BUSY)
         if records + len(op.keys) > self.config["watches"]:
             return int(lib.PG_ST_FULL_WATCHES)
         if slots == self.config["capacity"]:
@@ -220,7 +220,7 @@ class Model:
             old = self.armed[op.key]
             return Answer(refused, old.deadline_ns, old.ticket)
         if refused:
-            limit = self.config["inbox_max"] if refused == lib.PG_ST_FULL_INBOX else 0
+            limit = self.config["inbox_max"] if refused == lib.PG_ST_BUSY else 0
             return Answer(refused, limit, 0)
         for k in op.keys:
             watermark = self.watermark(k.name)
