@@ -403,7 +403,7 @@ class InboxFull(Busy):
     `limit` counts those that are armed and those whose outcomes it has not acknowledged.
     """
 
-    limit: int
+    limit: int = 0
 
     def __str__(self) -> str:
         return (
