@@ -434,7 +434,7 @@ def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
         hanging.set()
         go_on.wait(PATIENCE_S)
 
-    with owner(timeout=1.0) as p, owner() as q:
+    with Purgatory("demo", namespace="broker", timeout=1.0) as p, owner() as q:
         p.watch("hang", AllOf({"h": 1}), HOUR_S, callback=hang)
         ops = p.watch_many([(f"op:{n}", AllOf({"t": 1}), HOUR_S) for n in range(4)])
         q.advance("h", 1)
