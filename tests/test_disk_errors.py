@@ -151,15 +151,17 @@ def test_verify_reads_what_the_disk_holds(
     assert json.loads(wal_verify(real, disk.folder).stdout.splitlines()[-1]) == of_disk
 
 
-@pytest.mark.parametrize(("call", "marker"), [("sync", ""), ("write", SEGMENT)])
+@pytest.mark.parametrize(("call", "marker"), [("sync", MARKER), ("write", SEGMENT)])
 def test_a_start_whose_snapshot_fails_is_refused_and_loses_nothing(
     daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
 ) -> None:
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
-    add_durably("a", "b")
+    with durable() as client:
+        client.add("a", delay=HOUR_S, payload=MARKER.encode())
+    add_durably("b")
     real.kill()
     before = [file.path for file in snapshots(disk.folder / "demo")]
-    disk.fail(call, marker or "\0")
+    disk.fail(call, marker)
     assert "Input/output error" in refused(real.start)
     assert [file.path for file in snapshots(disk.folder / "demo")] == before
     real.start()
