@@ -116,6 +116,20 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class Watermark:
+    """A watch key."""
+
+    namespace: str
+    key: wire.Key
+    watermark: int
+    error: int
+    """Code of its failure; 0 = it has not failed."""
+    watched: bool
+    forgotten: bool
+    """It goes with its last watcher."""
+
+
+@dataclass(frozen=True, slots=True)
 class KnownBulkLoad:
     """A bulk load: `rows` are done, the highest of them is `upto` - 1."""
 
@@ -804,6 +818,32 @@ class Reader(Handle):
             bodies.append(bytes(memoryview(out)[:used]))
             first = got[0] + 1
         return lost_until, bodies
+
+    # ---- watch keys ----
+
+    def watermarks(self) -> Iterator[Watermark]:
+        """All watch keys that are in use."""
+        names = self.namespaces()
+        rows = self.rows(lib.PG_R_WATERMARKS, "pg_watched")
+        for i in range(self.header.regions[lib.PG_R_WATERMARKS].count):
+            row = rows[i]
+            if length := row.key_len:
+                identity = (length, row.hash, row.namespace_row)
+                key = wire.decode_key(row.key_type, self._watch_key(row.key, length))
+                state = (row.watermark, row.error, row.root != _NIL, row.touched_s == _NIL)
+                if (row.key_len, row.hash, row.namespace_row) == identity:  # else it is another
+                    yield Watermark(names[identity[2]].name, key, *state)
+
+    def _watch_key(self, bytes_or_blob: Any, length: int) -> bytes:
+        """Of more than 16 bytes the row has the granule of the blob that holds them."""
+        if length <= len(bytes_or_blob):
+            return bytes(ffi.buffer(bytes_or_blob, length))
+        region = self.header.regions[lib.PG_R_BLOBS]
+        at = int.from_bytes(ffi.buffer(bytes_or_blob, 4), "little") * lib.PG_GRANULE
+        if at + length > region.length:
+            return b""  # the row was given to another key meanwhile
+        key = ffi.cast("char *", self._base + region.offset + at)
+        return bytes(ffi.buffer(key, length))
 
     # ---- timers ----
 

@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -449,3 +451,83 @@ def test_a_table_that_does_not_fit_is_reported_row_by_row(
         assert f"{field:<8}  {value}" in lines
     print_table([{"a": 1}], "narrow")
     assert "│ 1 │" in capsys.readouterr().out
+
+
+# ---- the purgatory -------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching(demo: Daemon, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """`purgatoryd watch`, once the daemon has its operation."""
+    command = [*BASE, "watch", *args, "--within", "1h", "--json", "--name", demo.name]
+    with subprocess.Popen(command, env=demo.env, stdout=subprocess.PIPE, text=True) as process:
+        eventually(lambda: cli(demo, "get", args[0], "--json").returncode == 0)
+        yield process
+
+
+def test_an_operation_from_the_command_line(demo: Daemon) -> None:
+    with watching(demo, "write", "r-1=40", "r-2=40", "r-3=40", "--need", "2") as process:
+        assert answer(demo, "fail", "r-1", "7") == {"key": "r-1", "ended": 0}
+        assert answer(demo, "advance", "r-2", "40") == {"key": "r-2", "ended": 0}
+        assert answer(demo, "advance", "r-3", "--by", "41") == {"key": "r-3", "ended": 1}
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == Exit.DONE
+    outcome = json.loads(out)
+    assert (outcome["cause"], outcome["missing"], outcome["error"]) == ("satisfied", ["r-1"], 0)
+
+
+def test_watch_says_how_it_ended_by_its_exit_code(demo: Daemon) -> None:
+    with watching(demo, "write", "k") as process:
+        assert cli(demo, "fail", "k", "9").stdout == "ended 1\n"
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == Exit.NEGATIVE
+    assert (json.loads(out)["cause"], json.loads(out)["error"]) == ("failed", 9)
+    expired = cli(demo, "watch", "late", "never", "--within", "1ms")
+    assert expired.returncode == Exit.NEGATIVE
+    assert expired.stdout.startswith("expired late after ")
+    assert expired.stdout.endswith("missing: never\n")
+
+
+def test_watermarks_are_listed_until_they_are_forgotten(demo: Daemon) -> None:
+    long = "long" * 20
+    for key in ("short", long):
+        cli(demo, "advance", key, "5")
+    cli(demo, "fail", "short", "7", "-n", "other")
+    cli(demo, "fail", long, "8")
+    found = [json.loads(line) for line in cli(demo, "watermarks", "--json").stdout.splitlines()]
+    common = {"watched": False, "forgotten": False}
+    assert sorted(found, key=str) == sorted(
+        [
+            {"key": "short", "namespace": "default", "watermark": 5, "error": 0, **common},
+            {"key": "short", "namespace": "other", "watermark": 0, "error": 7, **common},
+            {"key": long, "namespace": "default", "watermark": 5, "error": 8, **common},
+        ],
+        key=str,
+    )
+    failed = answer(demo, "watermarks", "--failed", "-n", "default", "--prefix", "l")
+    assert failed["error"] == 8
+    assert "failed with 7" in cli(demo, "watermarks", "-n", "other").stdout
+    assert answer(demo, "clear", long)["result"] == "CLEARED"
+    assert answer(demo, "clear", "nobody", code=Exit.NEGATIVE)["result"] == "UNKNOWN"
+    assert not cli(demo, "watermarks", "--failed", "-n", "default").stdout
+    assert answer(demo, "clear", "short", "-n", "other", "--forget")["result"] == "CLEARED"
+    assert not cli(demo, "watermarks", "-n", "other").stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("watch", "x", "k=many"),
+        ("watch", "x", "k", "k=2"),
+        ("watch", "x", "k", "--need", "2"),
+        ("watch", "x"),
+        ("advance", "k"),
+        ("advance", "k", "1", "--by", "1"),
+        ("advance", "k", "9223372036854775808"),
+        ("fail", "k", "0"),
+        ("clear",),
+    ],
+)
+def test_purgatory_commands_refuse_bad_input(demo: Daemon, args: tuple[str, ...]) -> None:
+    assert cli(demo, *args).returncode == Exit.USAGE
+    assert not cli(demo, "watermarks").stdout
