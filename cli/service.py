@@ -24,6 +24,7 @@ from purgatoryd.shm_layout.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from purgatoryd.daemon.config import Config
+    from purgatoryd.shm_layout.arena import HeaderView
     from purgatoryd.shm_layout.paths import Paths
     from purgatoryd.shm_layout.shards import ShardTable
 
@@ -176,7 +177,6 @@ def stop_command(
     --export is for the daemon's own uid, and replaces a FILE that is there. The daemon is not
     stopped for a file that could not be written.
     """
-    from purgatoryd.shm_layout.arena import HeaderView
     from purgatoryd.shm_layout.errors import DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths, paths_in
 
@@ -188,9 +188,10 @@ def stop_command(
     if table is not None and export is not None:
         raise InvalidSetting("export", str(export), "left out with shards", "flag")
     names = [name] if table is None else table.daemons
-    arenas = [HeaderView(paths_in(paths.directory, daemon).arena) for daemon in names]
+    arenas = [header_view(paths_in(paths.directory, daemon).arena) for daemon in names]
     # the daemon may be of the version before
-    pid = arenas[0].pid if table is None else listener_of(paths.cmd)
+    alone = arenas[0] if table is None else None
+    pid = alone.pid if alone else listener_of(paths.cmd)
     try:
         process = os.pidfd_open(pid)  # held before STOP: a pid alone may be somebody else's soon
     except OSError:
@@ -201,15 +202,29 @@ def stop_command(
         drained = drain_and_wait(paths, process, timeout) if drain else True
         if not drain or not drained:
             stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
-    armed = sum(arena.armed for arena in arenas)
-    for arena in arenas:
+    armed = None if None in arenas else sum(arena.armed for arena in arenas if arena)
+    for arena in filter(None, arenas):
         arena.close()
-    text = f"stopped {name}, process {pid}; {armed} armed"
+    left = f"{armed} armed" if armed is not None else "the arena file was gone"
+    text = f"stopped {name}, process {pid}; {left}"
     if export is not None:
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, text, as_json)
     # a crash-looping shard keeps what it has
     return Exit.DONE if drained and not (drain and armed) else Exit.NEGATIVE
+
+
+def header_view(arena: str) -> HeaderView | None:
+    """None: the arena file of a daemon was removed, or another one has its name."""
+    from purgatoryd.shm_layout.arena import HeaderView
+    from purgatoryd.shm_layout.errors import ArenaMismatch, ArenaMissing, BadPath, OtherAbi
+
+    try:
+        return HeaderView(arena)
+    except OtherAbi:
+        raise
+    except (ArenaMissing, ArenaMismatch, BadPath):
+        return None
 
 
 def listener_of(path: Path) -> int:

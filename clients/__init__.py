@@ -17,6 +17,7 @@ from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.subscriber import Subscriber
 from purgatoryd.shm_layout.errors import (
     ArenaError,
+    ArenaLost,
     BatchError,
     BulkLoadClosed,
     Busy,
@@ -73,6 +74,7 @@ __all__ = [
     "AllOf",
     "AnyOf",
     "ArenaError",
+    "ArenaLost",
     "AsyncClient",
     "AsyncHandle",
     "AsyncOperation",

@@ -11,6 +11,7 @@ from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import (
+    ArenaLost,
     BulkLoadClosed,
     Busy,
     DaemonError,
@@ -66,6 +67,7 @@ _REFUSED: dict[int, type[Refused]] = {
     Status.STOPPING: Stopping,
     Status.FENCED: Fenced,
     Status.CLOSED: BulkLoadClosed,
+    Status.ARENA: ArenaLost,
 }
 
 

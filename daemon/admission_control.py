@@ -162,6 +162,11 @@ class AdmissionControl:
         self._monitors.append(monitor)
         self.fds.add(int(monitor.get(zmq.FD)))
 
+    def rebound(self) -> None:
+        """A socket is bound to its path again."""
+        self.iterate(self._now_ns)
+        self._listeners.renew()
+
     def close(self) -> None:
         """Stops watching."""
         for watched, monitor in zip(self._sockets, self._monitors, strict=True):

@@ -353,6 +353,7 @@ class Deployment:
     def _heartbeat(self, now_ns: int) -> None:
         """The manager hears of this loop's progress, and this loop of that of each shard."""
         self._next_heartbeat_ns = now_ns + self._heartbeat_ns
+        self._sockets.bind_again()
         for shard in self._shards:
             self._end_silent(shard)
             shard.heartbeat()

@@ -43,6 +43,7 @@ MEANING = {
     Degraded.LATE: "what is due waits for the loop or the socket",
     Degraded.TIMERS: "nearly all slots are taken",
     Degraded.PAYLOADS: "the payload memory is nearly full",
+    Degraded.ARENA: "the arena files have lost their names, nothing is armed any more",
 }
 
 LATE_NS = 1_000_000_000
@@ -220,11 +221,13 @@ def in_words(why: Degraded) -> str:
     return "; ".join(MEANING[reason] for reason in Degraded if reason in why)
 
 
-def reasons(arena: Arena, before: Degraded, *, stopped: bool, full: bool) -> Degraded:
+def reasons(
+    arena: Arena, before: Degraded, *, stopped: bool, full: bool, nameless: bool
+) -> Degraded:
     """Why the daemon does not serve as it should, right after an advance.
 
-    `stopped`: its WAL is; `full`: what is due waits for the WAL; `before`: the reasons
-    of a heartbeat ago.
+    `stopped`: its WAL is; `full`: what is due waits for the WAL; `nameless`: its files have lost
+    their names; `before`: the reasons of a heartbeat ago.
     """
     header, metrics = arena.header, arena.metrics
     slots = metrics.live + metrics.parked + metrics.outcomes
@@ -236,6 +239,7 @@ def reasons(arena: Arena, before: Degraded, *, stopped: bool, full: bool) -> Deg
         Degraded.PAYLOADS: _crowded(
             metrics.blob_bytes, header.payload_bytes, Degraded.PAYLOADS in before
         ),
+        Degraded.ARENA: nameless,
     }
     return Degraded(sum(reason for reason, holds in found.items() if holds))
 

@@ -68,8 +68,15 @@ class Listeners:
     """All sockets of the daemon that have a path."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._listeners = [Listener(path) for path in paths]
+        self._paths = [*paths]
+        self._listeners = [Listener(path) for path in self._paths]
         self._shut: list[int] = []
+
+    def renew(self) -> None:
+        """The sockets are others, under the same paths."""
+        self._listeners = [Listener(path) for path in self._paths]
+        shut, self._shut = self._shut, []
+        self.shut_to(shut)
 
     def shut_to(self, uids: Iterable[int]) -> None:
         """Lets all connect who could, but for the first SHUT_MAX of these."""

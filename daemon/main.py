@@ -11,6 +11,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -24,7 +25,7 @@ from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
 from purgatoryd.daemon.sockets import Remotes, Sockets
-from purgatoryd.daemon.store import Opening, open_arena, owned, wal_end
+from purgatoryd.daemon.store import Opening, open_arena, owned, place_again, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.waiting import allow_descriptors
 from purgatoryd.daemon.wal import Memory, Wal, locked
@@ -96,6 +97,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         reaper = Reaper(
             arena, sockets, access, clock, wal, placement, config.budget, config.bulk_load_ttl_ns,
             config.session_grace_ns, wake_fd, lifecycle, reload,
+            partial(place_again, arena, opening),
         )  # fmt: skip
         with contextlib.closing(reaper):
             placement.settle(arena)

@@ -22,6 +22,7 @@ from purgatoryd.daemon.waiting import Waiter
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
+from purgatoryd.shm_layout.errors import PurgatorydError
 from purgatoryd.shm_layout.layout import Measured
 
 HEARTBEAT_NS = 1_000_000_000
@@ -55,7 +56,9 @@ class Reaper:
         wake_fd: int,
         lifecycle: DaemonLifecycle,
         reload: Callable[[], None],
+        place_again: Callable[[], bool],
     ) -> None:
+        """`place_again`: gives the arena new files if it has lost a name; True if it had."""
         self.arena = arena
         self.access = access
         self._sockets = sockets
@@ -70,6 +73,8 @@ class Reaper:
         self._lifecycle = lifecycle
         lifecycle.publish_by(self._announce)
         self._reload = reload
+        self._place_again = place_again
+        self._unplaced = self._nameless = False
         self._stopping = self._draining = self._reloading = False
         self._next_heartbeat_ns = 0
         self._heartbeat_ns = min(
@@ -153,6 +158,7 @@ class Reaper:
         left |= self._sweep(real_ns)
         self._wal.end_iteration()
         self._commands.release()
+        self._look_after_names()
         return left or busy
 
     def _fire(self, real_ns: int) -> bool:
@@ -208,12 +214,43 @@ class Reaper:
         self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)
         self._wal.heartbeat()
+        self._unplaced |= self._nameless or not self.arena.has_names
+        self._sockets.bind_again()
         self._settle()
         self._lifecycle.supervisor.alive()
 
+    def _look_after_names(self) -> None:
+        """At the end of an iteration: nothing is under way then that has a pointer into the arena.
+
+        A disk that is busy with a commit holds up the new files, not the loop.
+        """
+        if not self._unplaced or not self._wal.pause():
+            return
+        moved, why = False, ""
+        try:
+            moved = self._place_again()
+        except (PurgatorydError, OSError) as error:
+            why = str(error)
+        self._wal.unpause(moved=moved)
+        self._unplaced = False
+        if moved:
+            self._placement.settle(self.arena)
+            log.warning("the arena files had lost a name: the daemon goes on with copies of them")
+        if bool(why) != self._nameless:
+            self._set_nameless(why)
+
+    def _set_nameless(self, why: str) -> None:
+        self._nameless = bool(why)
+        self.arena.set_nameless(nameless=self._nameless)
+        if why:
+            log.error(f"the arena files have lost a name; nothing more is armed: {why}")
+        self._settle()
+
     def _settle(self) -> None:
-        stopped, full = bool(self._wal.errno), self._wal.full
-        why = reasons(self.arena, self._lifecycle.why, stopped=stopped, full=full)
+        stopped, full, nameless = bool(self._wal.errno), self._wal.full, self._nameless
+        why = reasons(
+            self.arena, self._lifecycle.why, stopped=stopped, full=full, nameless=nameless
+        )
         self._lifecycle.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:

@@ -15,7 +15,13 @@ from purgatoryd.daemon.lifecycle import in_words
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import HeaderView
-from purgatoryd.shm_layout.errors import ArenaError, PermissionDenied, ProtocolError, TableBroken
+from purgatoryd.shm_layout.errors import (
+    ArenaError,
+    PermissionDenied,
+    ProtocolError,
+    StartError,
+    TableBroken,
+)
 from purgatoryd.shm_layout.health import STEP_NS
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.paths import Paths
@@ -207,8 +213,18 @@ class Shard:
                 0 if self._moved(self._written_boot_ns()) else self.stalled_heartbeats + 1
             )
         elif self._admin is not None:
+            if self._arena is None or self._arena.retired:
+                self._attach()
             self._why = in_words(self._arena.why) if self._arena else ""
             self._look_at_loop()
+
+    def _attach(self) -> None:
+        """To its arena as it is; without one its pings tell of its loop."""
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        with suppress(ArenaError, PermissionDenied, StartError, OSError):
+            self._arena = HeaderView(self._paths.arena)
 
     def _look_at_loop(self) -> None:
         if self._moved(self._arena.heartbeat_boot_ns if self._arena else 0):
@@ -259,8 +275,7 @@ class Shard:
         self._admin.set(zmq.LINGER, 0)
         self._admin.set(zmq.SNDHWM, 0)
         self._admin.connect(self._paths.admin_endpoint)
-        with suppress(ArenaError, PermissionDenied, OSError):
-            self._arena = HeaderView(self._paths.arena)
+        self._attach()
         if self._stale:
             self.reload()
         return True

@@ -19,6 +19,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.admission_control import AdmissionControl
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.shm_layout import curve
 from purgatoryd.shm_layout.arena import Outgoing
@@ -156,6 +157,8 @@ class Sockets:
         self._remotes = remotes
         self._watched = {self._zap.fd, *self.admission.fds}
         self._ask_ns = self._watched_ns = 0
+        self._unbound = False
+        """A path was removed and could not be bound again, which was said."""
 
     def _bind(
         self,
@@ -177,13 +180,35 @@ class Sockets:
         if subscribers is not None:
             _accept_only(socket, subscribers)
         try:
-            with _closed():
-                socket.bind(f"ipc://{path}")
+            _listen_at(socket, path)
             self.admission.iterate(boot_ns())
-            path.chmod(SOCKET_MODE)
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
         return socket
+
+    def bind_again(self) -> None:
+        """Gives sockets whose paths were removed their paths back. Connections stay meanwhile.
+
+        What else has such a path stays there.
+        """
+        by_path = zip(self._paths, (self.commands.zmq_socket, self.admin.zmq_socket, self.notices),
+                      strict=True)  # fmt: skip
+        gone = [(path, socket) for path, socket in by_path if not os.path.lexists(path)]
+        for path, socket in gone:
+            try:
+                _listen_at(socket, path)
+            except (zmq.ZMQError, OSError) as error:
+                self._tell_unbound(path, error)
+                return
+            log.warning(f"{path} was removed: the daemon listens there again")
+        self._unbound = False
+        if gone:
+            self.admission.rebound()
+
+    def _tell_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
+        if not self._unbound:
+            self._unbound = True
+            log.error(f"{path} was removed, and nobody can connect: {error.strerror}")
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a socket has news (edge-triggered)."""
@@ -311,6 +336,12 @@ def _listen(
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise BadPath(endpoint, f"cannot be bound: {error.strerror}") from error
+
+
+def _listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
+    with _closed():
+        socket.bind(f"ipc://{path}")
+    path.chmod(SOCKET_MODE)
 
 
 @contextlib.contextmanager

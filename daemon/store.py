@@ -60,7 +60,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.shm import ArenaLock
+from purgatoryd.shm_layout.shm import ArenaFile, ArenaLock
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -409,17 +409,43 @@ def place(arena: Arena, opening: Opening) -> None:
 
     Raises AlreadyRunning if another start was faster, where there was nothing to lock.
     """
+    _give_names(arena.file, arena.private, opening)
+
+
+def place_again(arena: Arena, opening: Opening) -> bool:
+    """Copies an arena whose files have lost a name into new files, and goes on with these. False:
+    they have their names.
+
+    Raises ArenaTooLarge; AlreadyRunning and BadPath if another file has a name: it stays.
+    """
+    if all([arena.file.has_name, arena.private.has_name]):  # both, for the error
+        return False
+    files = arena.copied()
+    try:
+        _give_names(*files, opening)
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    arena.move_to(*files)
+    return True
+
+
+def _give_names(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
     paths, lock = opening.paths, opening.lock
     try:
-        arena.private.link(f"{paths.private}{NEW}")
+        private.link(f"{paths.private}{NEW}")
     except FileExistsError:
         raise _other_start(paths) from None
-    if lock is not None:
-        if shm.exists(paths.private) and not lock.holds(paths.private):
-            shm.unlink(f"{paths.private}{NEW}")
-            raise _other_start(paths)
-        lock.adopt(arena.private.fd)
-    arena.file.link(f"{paths.arena}{NEXT}")
+    try:
+        if lock is not None:
+            if shm.exists(paths.private) and not lock.holds(paths.private):
+                raise _other_start(paths)
+            lock.adopt(private.fd)
+        arena.link(f"{paths.arena}{NEXT}")
+    except BaseException:
+        shm.unlink(f"{paths.private}{NEW}")
+        raise
     _take_place(paths)
     if lock is not None:
         lock.settle(paths.private)

@@ -241,6 +241,13 @@ class Memory:
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """The socket has an answer, a whole message: when it was there, and when it was sent."""
 
+    def pause(self) -> bool:
+        """Has nothing but the loop touch the arena; False = not yet, a descriptor tells when."""
+        return True
+
+    def unpause(self, *, moved: bool) -> None:
+        """Goes on. `moved`: the arena has other files."""
+
     def clear_wakeup(self) -> None:
         """A descriptor was readable."""
 
@@ -270,7 +277,6 @@ class Wal(Memory):
         notified of each step of the start and of the end."""
         self._step = step
         self._arena = arena
-        self._wal_buffer = arena.wal_buffer
         self._name = name
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
@@ -286,6 +292,11 @@ class Wal(Memory):
         self._replies = Replies(arena)
         # at the end: nobody stops its thread if we fail
         self._group_commit = GroupCommit(arena, directory, config.wal_segment_bytes, end)
+
+    @property
+    def _wal_buffer(self) -> Any:
+        """Asked for each time: the arena moves if its files lose their names."""
+        return self._arena.wal_buffer
 
     @property
     def fds(self) -> list[int]:
@@ -322,6 +333,17 @@ class Wal(Memory):
         self._replies.append()
         self._kicked = int(self._wal_buffer.tail)
         self._group_commit.kick()
+
+    def pause(self) -> bool:
+        """After the commit under way, which may take as long as the disk does."""
+        return self._group_commit.pause()
+
+    def unpause(self, *, moved: bool) -> None:
+        """A snapshot of the files before is given up, and taken again."""
+        self._group_commit.unpause()
+        if moved and self._child is not None:
+            self._child.kill()  # it waits for commits that only the new files tell of
+            self._unread = True
 
     def clear_wakeup(self) -> None:
         """Clears the descriptor."""

@@ -279,6 +279,10 @@ void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement);
 void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64_t since_boot_ns);
 /* 1: from now on nothing is armed: PUT and WATCH get PG_ST_STOPPING; 0: no more. */
 void pg_drain(struct pg_arena *a, int draining);
+/* While the arena files have lost their names, PUT, WATCH and UNPARK are refused as PG_ST_ARENA. */
+void pg_set_nameless(struct pg_arena *a, int nameless);
+/* The handle of the same bytes at other addresses. No call is under way, and no group commit. */
+void pg_move(struct pg_arena *a, void *arena, void *secret);
 /* From now on namespaces are born by pg_set_namespace alone: messages that name another one get
  * PG_ERR_WRONG_SHARD, and a notice of one PG_ST_WRONG_SHARD. */
 void pg_confine(struct pg_arena *a);
@@ -525,7 +529,11 @@ int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why);    /
 void pg_group_commit_kick(struct pg_group_commit *c);
 /* An eventfd: readable once committed_lsn has moved, or the state is PG_WAL_STOPPED. */
 int pg_group_commit_fd(const struct pg_group_commit *c);
-/* Ends the thread, after it has committed all that was appended. */
+/* Has the thread touch neither arena nor files; 0 = not yet: the eventfd tells when to ask again.
+ * The arena may move before it goes on. */
+int pg_group_commit_pause(struct pg_group_commit *c);
+void pg_group_commit_unpause(struct pg_group_commit *c);
+/* Ends the thread, which does not pause, after it has committed all that was appended. */
 void pg_group_commit_stop(struct pg_group_commit *c);
 void pg_group_commit_close(struct pg_group_commit *c);                         /* the files */
 

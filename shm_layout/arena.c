@@ -253,16 +253,9 @@ static void handle_open_derived(struct pg_arena *a)
                                   region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS)};
 }
 
-static void handle_open(struct pg_arena *a, void *arena, void *secret)
+static void handle_point(struct pg_arena *a, void *arena, void *secret)
 {
-    memset(a, 0, sizeof *a);
     a->header = arena;
-    a->uid = PG_NIL;
-    a->wall_cursor = a->orphans = PG_NIL;
-    a->free_bulk_load_block = a->bulk_load_block = a->bulk_load = PG_NIL;
-    a->wall_placed_by_ns = a->header->wall_offset_ns;
-    a->topics_stuck_at = UINT64_MAX;
-    time_set(a, 0, a->header->heartbeat_boot_ns);
     handle_open_authoritative(a);
     handle_open_derived(a);
     if (secret == NULL)
@@ -275,6 +268,24 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
         (uint64_t *)((uint8_t *)secret + a->secret->map_offset),
         (uint8_t *)secret + a->secret->answers_offset, a->secret->answers};
     a->session_rows = a->secret->sessions;
+}
+
+static void handle_open(struct pg_arena *a, void *arena, void *secret)
+{
+    memset(a, 0, sizeof *a);
+    handle_point(a, arena, secret);
+    a->uid = PG_NIL;
+    a->wall_cursor = a->orphans = PG_NIL;
+    a->free_bulk_load_block = a->bulk_load_block = a->bulk_load = PG_NIL;
+    a->wall_placed_by_ns = a->header->wall_offset_ns;
+    a->topics_stuck_at = UINT64_MAX;
+    time_set(a, 0, a->header->heartbeat_boot_ns);
+}
+
+void pg_move(struct pg_arena *a, void *arena, void *secret)
+{
+    a->worked = NULL;                      /* of the last call; no pointer survives otherwise */
+    handle_point(a, arena, secret);
 }
 
 /* ---- create -------------------------------------------------------------------------- */
@@ -638,6 +649,8 @@ void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64
 }
 
 void pg_drain(struct pg_arena *a, int draining) { a->draining = draining != 0; }
+
+void pg_set_nameless(struct pg_arena *a, int nameless) { a->nameless = nameless != 0; }
 
 void pg_confine(struct pg_arena *a) { a->confined = true; }
 

@@ -19,6 +19,7 @@ from purgatoryd.shm_layout.errors import (
     ArenaMismatch,
     ArenaNotReady,
     ArenaTooLarge,
+    BadPath,
     InvalidSetting,
     OtherAbi,
 )
@@ -462,6 +463,44 @@ class Arena(_Owned):
         self = cls(arena, ArenaFile.open(private_name, read_only=False))
         self._attach()
         return self
+
+    def copied(self) -> tuple[ArenaFile, ArenaFile]:
+        """Both arena files once more, without their names; the private one is locked.
+
+        Raises ArenaTooLarge.
+        """
+        private = self.private.copy(PRIVATE_MODE)
+        try:
+            private.lock()
+            return self.file.copy(ARENA_MODE), private
+        except BaseException:
+            private.close()
+            raise
+
+    def move_to(self, arena: ArenaFile, private: ArenaFile) -> None:
+        """Goes on with copies of both files; who reads the old one learns that it is retired."""
+        lib.pg_set_state(self._a, ArenaState.RETIRED, os.getpid())
+        old, bases = (self.file, self.private), (self._base, self._secret)
+        self.file, self._private = arena, private
+        self._base = ffi.from_buffer(arena.memory, require_writable=True)
+        self._secret = ffi.from_buffer(private.memory, require_writable=True)
+        lib.pg_move(self._a, self._base, self._secret)
+        for base in bases:
+            ffi.release(base)
+        for file in old:
+            file.close()
+
+    @property
+    def has_names(self) -> bool:
+        """True if the names of both files lead to them."""
+        try:
+            return self.file.has_name and self.private.has_name
+        except BadPath:
+            return False
+
+    def set_nameless(self, *, nameless: bool) -> None:
+        """While the arena files have no names nothing is armed: that is refused as ARENA."""
+        lib.pg_set_nameless(self._a, nameless)
 
     def rebuild(self, now_ns: int) -> None:
         """Rebuilds all derived state, in two threads. Raises ArenaBroken if authoritative state is
@@ -940,6 +979,11 @@ class HeaderView:
     def heartbeat_boot_ns(self) -> int:
         """When the daemon's loop had its last heartbeat."""
         return int(self._header.heartbeat_boot_ns)
+
+    @property
+    def retired(self) -> bool:
+        """True when another arena file has taken this one's place: attach again."""
+        return bool(self._header.state == ArenaState.RETIRED)
 
     @property
     def stream_id(self) -> int:

@@ -346,15 +346,15 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     s->ext = p->payload + r->payload_len;
 }
 
-/* Whether owner and quotas allow the record, and a draining daemon too. What arms or advances is
+/* Whether owner and quotas allow the record, and a daemon that drains or has no arena file, too. What arms or advances is
  * counted, once, though its work may need several calls. False: the result says why not. */
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const wire_record *r = s->record;
     const unsigned access = a->name_access[r->name];
     s->put.limited = access == ACCESS_QUOTA;
-    if (a->draining && arms(r->op)) {
-        answer(result, 0, PG_ST_STOPPING, 0);
+    if ((a->draining || a->nameless) && arms(r->op)) {
+        answer(result, 0, a->draining ? PG_ST_STOPPING : PG_ST_ARENA, 0);
         return false;
     }
     if (access == ACCESS_DENIED ||
@@ -438,7 +438,8 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
         return true;
     if (UNLIKELY(s->session->busy_last != 0) && busy_refuses(a, s, result))
         return true;
-    if (UNLIKELY(a->restricted | a->draining | a->reserved) && !record_allowed(a, s, result))
+    if (UNLIKELY(a->restricted | a->draining | a->nameless | a->reserved) &&
+        !record_allowed(a, s, result))
         return true;
     put_read(a, s, at);
     return op_apply(a, s, result);
@@ -494,7 +495,7 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {
-    const unsigned uses = a->name_uses[i] & (a->draining ? NEEDS_NAMESPACE : ~0u);
+    const unsigned uses = a->name_uses[i] & (a->draining || a->nameless ? NEEDS_NAMESPACE : ~0u);
     a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
     a->name_status[i] = PG_ST_NONE;
     a->name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
@@ -630,7 +631,7 @@ static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct re
     for (uint32_t i = 0; i < q->frame.count; i++)
         uses |= op_rules[record_at(q, i)->op].uses;
     const bool arms = (uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) != 0;
-    bulk_load_begin(a, s, &q->rows, arms && !a->draining ? ns : PG_NIL);
+    bulk_load_begin(a, s, &q->rows, arms && !a->draining && !a->nameless ? ns : PG_NIL);
 }
 
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s)

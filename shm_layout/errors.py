@@ -24,6 +24,7 @@ PurgatorydError
 |   +-- BulkLoadClosed               the bulk load takes no more rows
 |   +-- Busy, WrongShard
 |   +-- WalStopped                   the daemon's disk failed or is full
+|   +-- ArenaLost                    the daemon's arena file is gone
 +-- BatchError                       refusals of packed calls that nobody collected
 +-- DaemonError                      the conversation with the daemon failed
 |   +-- DaemonUnreachable (ConnectionError)
@@ -385,6 +386,15 @@ class Busy(Refused):
         if len(self.rows) > 1:
             text += f", as were {len(self.rows) - 1} other rows"
         return text + (f"; {self.in_doubt} rows are in doubt" if self.in_doubt else "")
+
+
+class ArenaLost(Refused):
+    """A call arms something, and the daemon's arena file was removed or replaced.
+
+    A copy has no space in /dev/shm, or another file has the name. What the daemon has still fires.
+    """
+
+    why = "was refused because the daemon's arena file is gone and cannot be made again"
 
 
 class WalStopped(Refused):

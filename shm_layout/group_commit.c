@@ -41,6 +41,7 @@ struct pg_group_commit {
     int error;
     int wake, moved;                 /* eventfds: for the thread; for who waits for commits */
     atomic_bool kicked, stopping;
+    atomic_bool pausing, paused;     /* the thread is asked to pause; it does */
     bool threaded;
     pthread_t thread;
     _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
@@ -533,6 +534,14 @@ static void wait_for_kick(struct pg_group_commit *c)
                                             counts */
 }
 
+static void wait_paused(struct pg_group_commit *c)
+{
+    atomic_store(&c->paused, true);
+    eventfd_write(c->moved, 1);
+    while (atomic_load(&c->pausing))
+        wait_for_kick(c);
+}
+
 static void *run(void *context)
 {
     struct pg_group_commit *c = context;
@@ -541,9 +550,13 @@ static void *run(void *context)
     prctl(PR_SET_NAME, "group-commit");
     do {
         last = atomic_load(&c->stopping);
-        while (pg_group_commit_iterate(c)) {}
-        if (!last)
+        while (!atomic_load(&c->pausing) && pg_group_commit_iterate(c)) {}
+        if (atomic_load(&c->pausing)) {
+            wait_paused(c);
+            last = false;            /* what was appended meanwhile is still to come */
+        } else if (!last) {
             wait_for_kick(c);
+        }
     } while (!last);
     return NULL;
 }
@@ -570,6 +583,23 @@ void pg_group_commit_kick(struct pg_group_commit *c)
         eventfd_write(c->wake, 1);
 }
 
+int pg_group_commit_pause(struct pg_group_commit *c)
+{
+    if (!c->threaded || atomic_load(&c->paused))
+        return 1;
+    atomic_store(&c->pausing, true);
+    pg_group_commit_kick(c);
+    return atomic_load(&c->paused);
+}
+
+void pg_group_commit_unpause(struct pg_group_commit *c)
+{
+    c->wal_buffer = c->arena->wal_buffer;
+    atomic_store(&c->paused, false);
+    atomic_store(&c->pausing, false);
+    pg_group_commit_kick(c);
+}
+
 int pg_group_commit_fd(const struct pg_group_commit *c) { return c->moved; }
 
 void pg_group_commit_stop(struct pg_group_commit *c)
@@ -577,6 +607,7 @@ void pg_group_commit_stop(struct pg_group_commit *c)
     if (!c->threaded)
         return;
     atomic_store(&c->stopping, true);
+    atomic_store(&c->pausing, false);
     pg_group_commit_kick(c);
     pthread_join(c->thread, NULL);
     c->threaded = false;

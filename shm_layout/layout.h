@@ -95,7 +95,8 @@ enum pg_degraded {
     PG_WHY_WAL_BUFFER = 2,        /* the disk is too slow: what is due waits for the WAL */
     PG_WHY_LATE = 4,              /* what is due waits for the loop */
     PG_WHY_TIMERS = 8,            /* nearly as many timers are armed as there are slots */
-    PG_WHY_PAYLOADS = 16          /* the payload memory is nearly full */
+    PG_WHY_PAYLOADS = 16,         /* the payload memory is nearly full */
+    PG_WHY_ARENA = 32             /* the arena files have lost their names: nothing is armed */
 };
 
 struct pg_region {
@@ -1306,7 +1307,9 @@ enum pg_status {
                                      stops */
     PG_ST_FULL_BULK_LOADS = 33,   /* no free slots for the bulk load or its rows */
     PG_ST_FENCED = 34,            /* a newer run of the bulk load has begun */
-    PG_ST_CLOSED = 35             /* the bulk load is closed, and this row was not done */
+    PG_ST_CLOSED = 35,            /* the bulk load is closed, and this row was not done */
+    PG_ST_ARENA = 36              /* PUT, WATCH, UNPARK: the arena files have lost their names, and
+                                     a copy has no space: what is armed goes with the daemon */
 };
 
 /* Which quota was used up. */

@@ -163,6 +163,7 @@ class Status(enum.IntEnum):
     FULL_BULK_LOADS = lib.PG_ST_FULL_BULK_LOADS
     FENCED = lib.PG_ST_FENCED
     CLOSED = lib.PG_ST_CLOSED
+    ARENA = lib.PG_ST_ARENA
 
 
 class Quota(enum.IntEnum):
@@ -301,6 +302,7 @@ class Degraded(enum.IntFlag):
     LATE = lib.PG_WHY_LATE
     TIMERS = lib.PG_WHY_TIMERS
     PAYLOADS = lib.PG_WHY_PAYLOADS
+    ARENA = lib.PG_WHY_ARENA
 
     @property
     def names(self) -> list[str]:

@@ -92,6 +92,7 @@ static const uint16_t refusals[] = {
     [PG_ST_FULL_BULK_LOADS] = COUNTER(refused_bulk_loads),
     [PG_ST_FENCED] = COUNTER(refused_fenced),
     [PG_ST_CLOSED] = COUNTER(refused_fenced),
+    [PG_ST_ARENA] = COUNTER(refused_other),
 };
 
 int pg_refused(struct pg_arena *a, uint32_t status)

@@ -50,6 +50,7 @@ struct pg_arena {
     struct pg_account *accounts;
     uint32_t account_rows;
     bool draining;                /* nothing is armed any more */
+    bool nameless;                /* nothing is armed: the arena is gone once the daemon ends */
     bool confined;                /* namespaces are born by NAMESPACE alone */
     bool reserved;                /* the running batch names what is for PUBLISH alone */
     bool restricted;              /* some namespace has an owner or a quota, or uids have quotas */

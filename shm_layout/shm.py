@@ -25,16 +25,41 @@ from purgatoryd.shm_layout.errors import (
 MOUNT = Path("/dev/shm")
 PREFIX = "purgatoryd."
 """Of all that is ours there."""
+_PORTION = 1 << 30
+"""Bytes that are copied by one system call, which takes 2 GiB at most."""
 
 
 class ArenaFile:
     """A mapped arena file. `bytes` are those of the mapping; only a created one has its `fd`."""
 
-    def __init__(self, name: str, memory: mmap.mmap, fd: int = -1) -> None:
+    def __init__(
+        self,
+        name: str,
+        memory: mmap.mmap,
+        fd: int = -1,
+        about: os.stat_result | None = None,
+    ) -> None:
+        """`about`: of an opened file, what fstat says."""
         self.name = name
         self.memory = memory
         self.bytes = len(memory)
         self.fd = fd
+        self._about = about if fd < 0 else os.fstat(fd)
+
+    @property
+    def has_name(self) -> bool:
+        """True if the name still leads to this file.
+
+        Raises BadPath if it leads to another one.
+        """
+        path = MOUNT / self.name[1:]
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            return False
+        if self._about is None or not os.path.samestat(found, self._about):
+            raise BadPath(str(path), "has taken the place of the daemon's arena file")
+        return True
 
     @classmethod
     def create(cls, name: str, size: int, mode: int) -> ArenaFile:
@@ -51,6 +76,18 @@ class ArenaFile:
         except BaseException:
             os.close(fd)
             raise
+
+    def copy(self, mode: int) -> ArenaFile:
+        """A created file with the same bytes. Raises ArenaTooLarge."""
+        free = os.statvfs(MOUNT)
+        available = free.f_bavail * free.f_frsize
+        if available < self.bytes:  # an attempt would take what there is, for a moment
+            raise ArenaTooLarge(str(MOUNT), self.bytes, available)
+        new = ArenaFile.create(self.name, self.bytes, mode)
+        with memoryview(self.memory) as view:
+            for at in range(0, self.bytes, _PORTION):
+                os.pwrite(new.fd, view[at : at + _PORTION], at)
+        return new
 
     def lock(self) -> None:
         """Lock a created file, as ArenaLock does; nobody else can have it open."""
@@ -79,11 +116,12 @@ class ArenaFile:
         try:
             if shm.size == 0:
                 raise ArenaMissing(name)
-            owner = os.fstat(shm.fd).st_uid
+            about = os.fstat(shm.fd)
+            owner = about.st_uid
             if not read_only and owner != os.geteuid():
                 raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
             access_kind = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
-            return cls(name, mmap.mmap(shm.fd, 0, access=access_kind))
+            return cls(name, mmap.mmap(shm.fd, 0, access=access_kind), about=about)
         finally:
             shm.close_fd()
 

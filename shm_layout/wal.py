@@ -503,6 +503,14 @@ class GroupCommit:
         wal_buffer.error, wal_buffer.error_lsn = errno, wal_buffer.committed_lsn + 1
         wal_buffer.state = WalState.STOPPED
 
+    def pause(self) -> bool:
+        """Has the thread touch nothing; False = not yet: `fd` tells when to ask again."""
+        return bool(lib.pg_group_commit_pause(self._c))
+
+    def unpause(self) -> None:
+        """The thread goes on; the arena may have moved."""
+        lib.pg_group_commit_unpause(self._c)
+
     def close(self) -> None:
         """Commits what was appended, ends the thread and closes the files."""
         lib.pg_group_commit_stop(self._c)

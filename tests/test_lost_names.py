@@ -1,0 +1,254 @@
+"""A daemon whose arena files or sockets are removed while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import StartDaemon
+from machine import needs
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    eventually,
+    remove_arena_files,
+    stats,
+)
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.clients import ArenaLost, CancelResult, Client, Purgatory, Subscriber
+from purgatoryd.clients.conditions import AllOf
+from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import Paths, paths_in
+
+BOTH = ("", ".private")
+
+
+def file(paths: Paths, suffix: str = "") -> Path:
+    return shm.MOUNT / f"{paths.arena[1:]}{suffix}"
+
+
+def remove(real: Daemon, suffixes: tuple[str, ...] = BOTH) -> None:
+    for suffix in suffixes:
+        file(real.paths, suffix).unlink()
+
+
+def placed(real: Daemon) -> bool:
+    """Whether the names are there, and lead to the arena of the running daemon."""
+    if not all(file(real.paths, suffix).is_file() for suffix in BOTH):
+        return False
+    return stats(real)["daemon_pid"] == real.pid
+
+
+def pid_of(paths: Paths) -> int:
+    """The process that an arena names."""
+    with contextlib.closing(Reader.attach(paths)) as reader:
+        return int(reader.header.daemon_pid)
+
+
+def status(real: Daemon) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["status", "--name", real.name])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("suffixes", [BOTH, ("",), (".private",)], ids=str)
+@pytest.mark.parametrize("wal", [False, True], ids=["without a WAL", "with a WAL"])
+def test_a_removed_arena_is_placed_again_and_outlives_the_daemon(
+    suffixes: tuple[str, ...], *, wal: bool, daemon: StartDaemon
+) -> None:
+    real = daemon("demo", *(("--wal-dir", "wal") if wal else ()))
+    with Client("demo", timeout=PATIENCE_S) as client, Subscriber("demo", topics=["t"]) as heard:
+        client.add("before", delay=3600)
+        remove(real, suffixes)
+        client.add("meanwhile", delay=3600)
+        eventually(lambda: placed(real))
+        client.add("after", delay=3600)
+        client.add("now", delay=0, topic="t")
+        notice = heard.get(timeout=PATIENCE_S)
+        assert notice is not None
+        assert notice.key == "now"
+    assert not list(shm.MOUNT.glob(f"{real.paths.arena[1:]}*.ne*"))
+    real.kill()
+    real.start()
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert all(client.get(key) for key in ("before", "meanwhile", "after"))
+
+
+def test_a_reader_attaches_again(daemon: StartDaemon) -> None:
+    real = daemon()
+    reader = Reader.attach(real.paths)
+    remove(real)
+    eventually(lambda: reader.retired)
+    reader.close()
+    again = Reader.attach(real.paths)
+    assert not again.retired
+    again.close()
+
+
+def test_a_subscriber_loses_nothing_when_the_arena_is_placed_again(daemon: StartDaemon) -> None:
+    real, count = daemon(), 400
+    with Client("demo", timeout=PATIENCE_S) as client, Subscriber("demo", topics=["t"]) as heard:
+        for number in range(count):
+            client.add(f"{number}", delay=0, topic="t")
+            if number % 100 == 50:
+                remove(real)
+                eventually(lambda: placed(real))
+        found = [heard.get(timeout=PATIENCE_S) for _ in range(count)]
+    assert {notice.key for notice in found if notice} == {f"{n}" for n in range(count)}
+
+
+def test_durable_calls_go_on_while_the_arena_moves(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--wal-dir", "wal")
+    with Client("demo", durable=True, timeout=PATIENCE_S) as client:
+        added = 0
+        for _ in range(3):
+            remove(real)
+            while not placed(real):
+                client.add(f"{added}", delay=3600)
+                added += 1
+    real.kill()
+    remove_arena_files(real.paths)
+    real.start()
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert all(client.get(f"{number}") for number in range(added))
+
+
+def test_a_stop_right_after_the_removal_is_clean(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--wal-dir", "wal")
+    remove(real)
+    done = CliRunner().invoke(app, ["stop", "--name", "demo", "--json"])
+    assert done.exit_code == Exit.DONE, done.output
+    assert json.loads(done.output)["pid"] == real.pid
+    assert real.process.wait(PATIENCE_S) == 0
+
+
+# ---- where it cannot be placed -----------------------------------------------------------------
+
+
+@pytest.fixture(params=["a file of ours", "a directory"])
+def taken(request: pytest.FixtureRequest, daemon: StartDaemon) -> Iterator[Daemon]:
+    """A daemon whose arena's name another file has."""
+    real = daemon("demo", "--capacity", "100")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add("soon", delay=3600)
+        client.add("k", delay=3600)
+    remove(real, ("",))
+    path = file(real.paths)
+    path.mkdir() if request.param == "a directory" else path.write_bytes(b"precious")
+    yield real
+    if path.is_dir():
+        path.rmdir()
+    elif path.exists() and path.read_bytes() == b"precious":
+        path.unlink()
+
+
+def test_a_name_that_another_file_has_is_left_alone(taken: Daemon) -> None:
+    """The daemon arms nothing, goes on with what it has, and heals once the file is gone."""
+    with (
+        Client("demo", timeout=PATIENCE_S) as client,
+        Purgatory("demo", timeout=PATIENCE_S) as purgatory,
+    ):
+        eventually(lambda: "has taken the place" in taken.stderr)
+        with pytest.raises(ArenaLost):
+            client.add("new", delay=3600)
+        with pytest.raises(ArenaLost):
+            purgatory.watch("o", AllOf({"w": 1}), timeout=60).result()
+        assert client.get("new") is None
+        assert client.cancel("k") is CancelResult.CANCELLED
+        path = file(taken.paths)
+        if path.is_dir():
+            path.rmdir()
+        else:
+            assert path.read_bytes() == b"precious"
+            path.unlink()
+        eventually(lambda: placed(taken))
+        eventually(lambda: status(taken)[0] == Exit.DONE)
+        client.add("new", delay=3600)
+        assert client.get("soon") is not None
+
+
+def test_a_daemon_whose_name_is_taken_can_be_stopped(taken: Daemon) -> None:
+    eventually(lambda: "has taken the place" in taken.stderr)
+    done = CliRunner().invoke(app, ["stop", "--name", "demo", "--json"])
+    assert done.exit_code == Exit.DONE, done.output
+    assert json.loads(done.output) == {"stopped": "demo", "pid": taken.pid, "armed": None}
+    assert taken.process.wait(PATIENCE_S) == 0
+
+
+def test_without_space_for_a_copy_the_daemon_fires_cancels_and_stops(daemon_dir: Path) -> None:
+    needs("mountns", "a small /dev/shm of its own")
+    script = daemon_dir / "python"
+    script.write_text(
+        "#!/bin/sh\nexec unshare -m sh -c 'mount -t tmpfs -o size=48m,mode=1777 tmpfs /dev/shm "
+        f'&& exec "$0" "$@"\' {sys.executable} "$@"\n'
+    )
+    script.chmod(0o755)
+    real = Daemon("demo", daemon_dir, ("--payload-memory", "12M", "--capacity", "1000"),
+                  python=str(script))  # fmt: skip
+    inside = Path(f"/proc/{real.pid}/root{file(real.paths)}")
+    try:
+        with Client("demo", timeout=PATIENCE_S) as client:
+            client.add("k", delay=3600)
+            client.add("due", delay=1.5)
+            inside.unlink()
+            eventually(lambda: "nothing more is armed" in real.stderr)
+            with pytest.raises(ArenaLost):
+                client.add("new", delay=3600)
+            eventually(lambda: client.get("due") is None)
+            assert client.cancel("k") is CancelResult.CANCELLED
+        done = CliRunner().invoke(app, ["stop", "--name", "demo"])
+        assert done.exit_code == Exit.DONE, done.output
+        assert real.process.wait(PATIENCE_S) == 0
+    finally:
+        real.close()
+
+
+# ---- sockets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deployment", [False, True], ids=["a daemon", "a deployment"])
+def test_removed_sockets_are_bound_again_and_connections_stay(
+    *, deployment: bool, daemon: StartDaemon
+) -> None:
+    real = daemon("demo", *(("--shards", "1") if deployment else ()))
+    with Client("demo", timeout=PATIENCE_S) as before:
+        before.add("k", delay=3600)
+        sockets = (real.paths.cmd, real.paths.pub, real.paths.admin)
+        for path in sockets:
+            path.unlink()
+        before.add("meanwhile", delay=3600)
+        eventually(lambda: all(path.is_socket() for path in sockets))
+        assert [path.stat().st_mode & 0o777 for path in sockets] == [0o660] * 3
+        with Client("demo", timeout=PATIENCE_S) as after:
+            assert after.get("meanwhile") is not None
+        before.add("after", delay=3600)
+    real.stop()
+
+
+def test_what_stands_at_the_path_of_a_removed_socket_stays(daemon: StartDaemon) -> None:
+    real = daemon()
+    real.paths.pub.unlink()
+    real.paths.pub.write_text("precious")
+    real.paths.cmd.unlink()
+    eventually(lambda: real.paths.cmd.is_socket())
+    assert real.paths.pub.read_text() == "precious"
+
+
+def test_a_shard_whose_arena_is_placed_again_is_not_started_again(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--shards", "1")
+    shard = paths_in(real.dir, "demo-1-0")
+    pid = pid_of(shard)
+    file(shard).unlink()
+    eventually(file(shard).exists)
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add("k", delay=3600)
+    assert pid_of(shard) == pid
+    assert os.path.exists(f"/proc/{pid}")
