@@ -65,14 +65,14 @@ def test_a_removed_arena_is_placed_again_and_outlives_the_daemon(
     suffixes: tuple[str, ...], *, wal: bool, daemon: StartDaemon
 ) -> None:
     real = daemon("demo", *(("--wal-dir", "wal") if wal else ()))
-    with Client("demo", timeout=PATIENCE_S) as client, Subscriber("demo", topics=["t"]) as heard:
+    with Client("demo", timeout=PATIENCE_S) as client, Subscriber("demo", topics=["t"]) as inbox:
         client.add("before", delay=3600)
         remove(real, suffixes)
         client.add("meanwhile", delay=3600)
         eventually(lambda: placed(real))
         client.add("after", delay=3600)
         client.add("now", delay=0, topic="t")
-        notice = heard.get(timeout=PATIENCE_S)
+        notice = inbox.get(timeout=PATIENCE_S)
         assert notice is not None
         assert notice.key == "now"
     assert not list(shm.MOUNT.glob(f"{real.paths.arena[1:]}*.ne*"))
@@ -95,13 +95,13 @@ def test_a_reader_attaches_again(daemon: StartDaemon) -> None:
 
 def test_a_subscriber_loses_nothing_when_the_arena_is_placed_again(daemon: StartDaemon) -> None:
     real, count = daemon(), 400
-    with Client("demo", timeout=PATIENCE_S) as client, Subscriber("demo", topics=["t"]) as heard:
+    with Client("demo", timeout=PATIENCE_S) as client, Subscriber("demo", topics=["t"]) as inbox:
         for number in range(count):
             client.add(f"{number}", delay=0, topic="t")
             if number % 100 == 50:
                 remove(real)
                 eventually(lambda: placed(real))
-        found = [heard.get(timeout=PATIENCE_S) for _ in range(count)]
+        found = [inbox.get(timeout=PATIENCE_S) for _ in range(count)]
     assert {notice.key for notice in found if notice} == {f"{n}" for n in range(count)}
 
 
