@@ -303,13 +303,14 @@ class AsyncClient:
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`."""
         self._core.check()
-        self._core.set_time(at_ns)
+        self._core.set_time(self._core.check_time(at_ns))
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call was answered; raises as Client.flush does."""
         core, timeout = await self._ready(), self._limit_s(timeout)
         await self._settle("flush", timeout)
-        core.raise_uncollected()
+        core.report()
+        core.raise_reported()
 
     # ---- waiting -----------------------------------------------------------------------------
 

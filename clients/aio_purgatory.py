@@ -176,8 +176,6 @@ class AsyncPurgatory(AsyncClient):
         return [self._operation(one) for one in armed]
 
     async def _arm(self, armed: Armed) -> None:
-        await self._admit(None)
-        self._book.expect()
         await self._pack(armed.entry, None)
 
     def _operation(self, armed: Armed) -> AsyncOperation:

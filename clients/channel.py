@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import weakref
 from collections.abc import Callable, Iterator
@@ -72,6 +73,7 @@ class Channel:
             remote.equip(self.socket)
         self._endpoint = endpoint
         self.socket.connect(endpoint)
+        self._to_send = False
         self._poller = zmq.Poller()
         self._poller.register(self.monitor, zmq.POLLIN)
         self._poller.register(self.socket, zmq.POLLIN)
@@ -111,10 +113,21 @@ class Channel:
             self.connected = events[-1]
         return any(events)
 
-    def wait(self, timeout_s: float, *, to_send: bool = False) -> bool:
-        """Waits for a message, a new connection, or space to send; False = none came."""
-        self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
-        return bool(self._poller.poll(max(0, round(timeout_s * 1000 + 0.5))))
+    def wait(self, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
+        """Waits for a message, a new connection, or space to send; False = none came.
+
+        It also ends once the eventfd `kicked` is written to, which it resets.
+        """
+        if to_send is not self._to_send:
+            self._to_send = to_send
+            self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
+        if kicked >= 0 and kicked not in self._poller:
+            self._poller.register(kicked, zmq.POLLIN)
+        ready = self._poller.poll(max(0, round(timeout_s * 1000 + 0.5)))
+        if any(source == kicked for source, _ in ready):
+            os.eventfd_read(kicked)
+            return len(ready) > 1
+        return bool(ready)
 
     def close(self) -> None:
         """Drops what was not sent; returns at once."""

@@ -1,22 +1,24 @@
 """The blocking client: thread-safe, one connection, one session.
 
-There is no I/O thread behind synchronous calls: the calling thread packs, sends and waits
-for its answer under a lock. Calls with wait=False are packed; a batch leaves when it is
-full, or after FLUSH_S through a thread that exists only once such a call was made and
-sleeps while nothing is packed or in flight. Whoever holds the lock takes everybody's
-results.
+Calls check their arguments in the caller's thread; one thread of the client, the engine, packs,
+sends and receives. Calls with wait=False are packed; a batch leaves when it is full, when the
+answer to an earlier one is here, or after FLUSH_S.
+
+A call that a signal handler or Ctrl-C interrupts never reached the engine, or is in doubt: then
+the exception has the attribute `handle`, with which the outcome can be had later. engine.py says
+how a new call is made safe.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.batch import Batch
@@ -24,7 +26,6 @@ from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_un
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.core import (
     BYE_S,
-    OPEN_RETRY_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
     BulkLoadQuestion,
@@ -32,42 +33,33 @@ from purgatoryd.clients.core import (
     Mode,
     Question,
 )
+from purgatoryd.clients.engine import Call, Engine, Job
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, TimerInfo
-from purgatoryd.clients.packing import AnyPending, Entry, Pending
+from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import State
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
+from purgatoryd.shm_layout.errors import (
+    CallTimeout,
+    Closed,
+    DaemonError,
+    DaemonUnreachable,
+    PurgatorydError,
+    QueueFull,
+)
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
 
-FLUSH_S = 0.0003  # how long a packed call waits for company
-HARVEST_S = 0.002  # how long the flusher may keep the connection while it waits for answers
-OUTAGE_S = 0.02  # the same while there is no connection
-
-Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
-
-
-class _Goal(Protocol):
-    @property
-    def done(self) -> bool: ...
-
-
-class _When:
-    """A goal that is a condition."""
-
-    def __init__(self, condition: Any) -> None:
-        self._condition = condition
-
-    @property
-    def done(self) -> bool:
-        return bool(self._condition())
+Outcome = TypeVar("Outcome", TimerInfo, CancelResult, int)
+T = TypeVar("T")
+_NO_ANSWER = (CallTimeout, DaemonUnreachable)
+AnyQuestion = TypeVar("AnyQuestion", Question, BulkLoadQuestion)
 
 
 class Handle(Generic[Outcome]):
-    """A call made with wait=False."""
+    """A call made with wait=False, or one that was interrupted."""
 
     __slots__ = ("_client", "_pending")
 
@@ -85,8 +77,7 @@ class Handle(Generic[Outcome]):
 
         `timeout`: seconds, default the client's. Raises Refused or DaemonError.
         """
-        timeout = self._client._limit_s(timeout)
-        self._client._await(self._pending, timeout)
+        self._client._await(self._pending, self._client._limit_s(timeout))
         outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
         return outcome
 
@@ -127,15 +118,18 @@ class Client:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(name, namespace, remote, durable, ledger, worker, numa_local, partition)
-        self._io = threading.Lock()  # session and socket; taken before _packing
-        self._packing = threading.Lock()  # the packer's open batch
-        self._flusher: threading.Thread | None = None
-        self._wake = threading.Event()
+        self._engine = self._start()
+        weakref.finalize(self, self._engine.end).atexit = False
         try:
-            self._connect()
+            self._engine.call(_greeted(self._engine, self.timeout))
+            if self._core.session.refusal is not None:
+                raise self._core.session.refusal
         except BaseException:
-            self._core.close()
+            self._engine.end()
             raise
+
+    def _start(self) -> Engine:
+        return Engine(self._core)
 
     @property
     def name(self) -> str:
@@ -189,18 +183,13 @@ class Client:
         wait=False a Handle at once. Raises InvalidArgument, Refused (Exists, Full, ...),
         DaemonError; with wait=False QueueFull if the queue stays full for `timeout`.
         """
-        core, timeout = self._core, self._limit_s(timeout)
+        core, limit_s = self._core, self._limit_s(timeout)
         core.admit()
         entry = core.put(
             key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
             collect=not wait,
         )  # fmt: skip
-        pending = self._pack(entry, wait, timeout)
-        if wait:
-            self._await(pending, timeout, (pending,))
-            return pending.outcome()
-        self._leave()
-        return Handle(self, pending)
+        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
 
     @overload
     def cancel(
@@ -220,28 +209,21 @@ class Client:
 
         Raises as add does. UNKNOWN and FIRED are results, not errors.
         """
-        core, timeout = self._core, self._limit_s(timeout)
+        core, limit_s = self._core, self._limit_s(timeout)
         core.admit()
-        pending = self._pack(core.cancel(key, ticket, collect=not wait), wait, timeout)
-        if wait:
-            self._await(pending, timeout, (pending,))
-            return pending.outcome()
-        self._leave()
-        return Handle(self, pending)
+        entry = core.cancel(key, ticket, collect=not wait)
+        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
 
     def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """The armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
 
         Sees the effect of every earlier call of this client, packed ones included.
         """
-        timeout = self._limit_s(timeout)
-        self._core.admit()
+        core, limit_s = self._core, self._limit_s(timeout)
+        core.admit()
         wire.encode_key(key)
-        with self._exclusive("get", timeout):
-            self._settle("get", timeout)
-            question = self._core.question(key)
-            self._answer(question, "get", timeout)
-        return question.outcome()
+        ask = partial(core.question, key)
+        return self._engine.call(_asked(self._engine, ask, "get", limit_s)).outcome()
 
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
@@ -258,10 +240,10 @@ class Client:
         order, until `timeout`. Raises InvalidArgument before anything is sent, Busy with the rows
         that were not done, DaemonError.
         """
-        timeout = self._limit_s(timeout)
+        limit_s = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_puts(self._core, rows, topic, mode, bulk_load)
-        return self._bulk(result, batches, wait, timeout)
+        return self._bulk(result, batches, wait, limit_s)
 
     @overload
     def cancel_many(
@@ -285,18 +267,18 @@ class Client:
         which comes later gets the status BULK_LOADED and adds nothing. Returns what each cancel
         found; with wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
         """
-        timeout = self._limit_s(timeout)
+        limit_s = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_cancels(self._core, keys, bulk_load)
-        self._bulk(result, batches, wait, timeout)
+        self._bulk(result, batches, wait, limit_s)
         return result.cancels() if wait else result
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Returns once `result`, of a bulk call with wait=False, is done. Raises DaemonError."""
         check_type("result", result, BulkResult)
-        timeout = self._limit_s(timeout)
+        limit_s = self._limit_s(timeout)
         self._core.check()
-        self._settled(result, True, timeout)
+        self._bulk(result, [], True, limit_s)
 
     def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
@@ -309,10 +291,10 @@ class Client:
         nothing was changed. `bulk_load` as in add_many. Raises InvalidArgument before anything is
         sent, DaemonError.
         """
-        timeout = self._limit_s(timeout)
+        limit_s = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_unparks(self._core, rows, bulk_load)
-        return self._bulk(result, batches, True, timeout)
+        return self._bulk(result, batches, True, limit_s)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
@@ -365,21 +347,10 @@ class Client:
         start: int = 0,
     ) -> BulkLoadInfo:
         check_bulk_load(bulk_load, 0, fencing_token)
-        timeout = self._limit_s(timeout)
-        self._core.admit()
-        with self._exclusive("bulk_load", timeout):
-            self._settle("bulk load", timeout)
-            question = self._core.bulk_load_question(bulk_load, action, fencing_token, start)
-            self._answer(question, "bulk load", timeout)
-        return question.outcome()
-
-    def _answer(
-        self, question: Question | BulkLoadQuestion, subject: str, timeout: float | None
-    ) -> None:
-        try:
-            self._drive(question, subject, timeout)
-        finally:
-            self._core.session.forget(question.query)
+        core, limit_s = self._core, self._limit_s(timeout)
+        core.admit()
+        ask = partial(core.bulk_load_question, bulk_load, action, fencing_token, start)
+        return self._engine.call(_asked(self._engine, ask, "bulk load", limit_s)).outcome()
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`.
@@ -387,9 +358,7 @@ class Client:
         The daemon goes to that time first. None ends it. Raises InvalidTime.
         """
         self._core.check()
-        with self._packing:
-            self._core.set_time(at_ns)
-        self._leave()
+        self._engine.put(partial(self._core.set_time, self._core.check_time(at_ns)))
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call made before this one was answered.
@@ -397,26 +366,40 @@ class Client:
         Raises BatchError if packed calls were refused and nobody looked at their handles;
         DaemonError if no answer came for `timeout` seconds.
         """
-        core, timeout = self._core, self._limit_s(timeout)
+        core, limit_s = self._core, self._limit_s(timeout)
         core.check()
-        with self._exclusive("flush", timeout):
-            self._settle("flush", timeout)
-            core.raise_uncollected()
+        self._engine.call(_flushed(self._engine, limit_s))
+        core.raise_reported()
 
     # ---- open and close ----------------------------------------------------------------------
 
     def close(self) -> None:
         """Flushes, ends the session and closes the connection; raises as flush does.
 
-        Without it, packed calls that did not leave yet are lost at the end of the process.
+        It takes at most the client's `timeout` for the answers that are missing and BYE_S (0.2 s)
+        for the goodbye. One that is interrupted goes on without its caller, or was not begun: call
+        it again to be sure. Without it, packed calls that did not leave yet are lost at
+        the end of the process.
         """
+        self._close(self._limit_s(None))
+
+    def _close(self, limit_s: float) -> None:
         if self._core.closed:
             return
         self._core.check()
         try:
-            self.flush()
-        finally:
-            self._hang_up()
+            self._engine.call(self._engine.closing(limit_s))
+        except Closed:
+            pass  # somebody else closes it at the same time
+        except PurgatorydError:
+            self._left(limit_s)
+            raise
+        self._left(limit_s)
+        self._core.raise_reported()
+
+    def _left(self, limit_s: float) -> None:
+        """Waits for the threads of a client that closes."""
+        self._engine.join(BYE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -429,199 +412,157 @@ class Client:
     ) -> None:
         if kind is None:
             self.close()
-        elif not self._core.closed and self._core.fork_guard.mine:
+        elif self._core.fork_guard.mine:
             with suppress(PurgatorydError):  # the caller's error is the one that counts
-                self.flush(timeout=BYE_S)
-            self._hang_up()
+                self._close(BYE_S)
 
-    def _hang_up(self) -> None:
-        with self._io:
-            core = self._core
-            try:
-                core.session.bye()
-                self._drive(_When(lambda: core.session.state is State.CLOSED), "bye", BYE_S)
-            except DaemonError:
-                pass  # the daemon ends the session once the connection is gone
-            finally:
-                core.close()
-                self._wake.set()
-        if self._flusher is not None:
-            self._flusher.join()
-
-    def _connect(self) -> None:
-        session = self._core.session
-        with self._exclusive("hello", None):
-            self._drive(_When(lambda: session.state is not State.GREETING), "hello", None)
-        if session.refusal is not None:
-            raise session.refusal
-
-    # ---- waiting -----------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------
 
     def _limit_s(self, timeout: float | None) -> float:
         """How long a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
-    @contextmanager
-    def _exclusive(self, subject: str, timeout: float | None) -> Iterator[None]:
-        """Holds the connection."""
-        limit_s = self._limit_s(timeout)
-        if not self._io.acquire(timeout=min(max(limit_s, 0), threading.TIMEOUT_MAX)):
-            raise CallTimeout(subject, limit_s, 0)
+    def _now(self, entry: Entry[Any], limit_s: float) -> Any:
+        """Packs one call, waits for its answer, and returns its outcome."""
+        handle: Handle[Any] = Handle(self, entry.pending)
+        return self._run(_single(self._engine, entry, limit_s), entry.pending.outcome, handle)
+
+    def _later(self, entry: Entry[Any], limit_s: float) -> Handle[Any]:
+        """Packs one call, once there is space for it."""
+        if self._engine.queued >= self.queue_limit:
+            self._await_space(limit_s)
+        handle: Handle[Any] = Handle(self, entry.pending)
         try:
-            self._core.check()
-            yield
-        finally:
-            self._io.release()
-
-    def _await(
-        self, pending: Pending, timeout: float | None, calls: Iterable[Pending] = ()
-    ) -> None:
-        """Waits for `pending`. At the timeout `calls`, for which nobody else waits, are not sent
-        again if they were refused as BUSY, and have that outcome."""
-        if not pending.done:
-            self._core.check()
-            with self._exclusive("call", timeout):
-                batch = self._seal()
-                try:
-                    self._drive(pending, "call", timeout)
-                except DaemonError:
-                    if not (self._core.abandon(calls) and pending.done):
-                        self._core.withdraw(batch)
-                        raise
-        self._core.collected(pending)
-
-    def _settle(self, subject: str, timeout: float | None) -> None:
-        """Waits for the answers to all that was packed until now."""
-        self._seal()
-        packer = self._core.packer
-        packed = packer.packed
-        self._drive(_When(lambda: packer.settled >= packed), subject, timeout)
-
-    def _seal(self) -> Batch | None:
-        with self._packing:
-            return self._core.packer.seal()
-
-    def _drive(self, goal: _Goal, subject: str, timeout: float | None) -> None:
-        """Sends and receives until `goal` is done; `timeout` seconds of silence end it."""
-        core, limit_s = self._core, self._limit_s(timeout)
-        answers, deadline_s = -1, 0.0
-        while not goal.done:
-            core.give_up()
-            blocked = core.push()
-            if not blocked and core.take_soon():
-                continue
-            waits = isinstance(goal, Pending) and core.session.retries and answers >= 0
-            if core.answers != answers and not waits:
-                answers, deadline_s = core.answers, time.monotonic() + limit_s
-            remaining_s = deadline_s - time.monotonic()
-            if remaining_s <= 0:
-                raise core.overdue(subject, limit_s)
-            self._listen(remaining_s, blocked)
-
-    def _listen(self, limit_s: float, blocked: bool) -> None:
-        """Waits for any sign of the daemon, and asks again when it stays silent."""
-        core = self._core
-        if not core.try_open() or core.channel is None:
-            time.sleep(min(limit_s, OPEN_RETRY_S))
-            return
-        wait_s = min(limit_s, core.patience_s)
-        if core.channel.wait(wait_s, to_send=blocked):
-            core.look()
-        else:
-            core.silence(wait_s)
-
-    # ---- packed calls --------------------------------------------------------------------------
-
-    def _pack(self, entry: Entry[AnyPending], wait: bool, timeout: float | None) -> AnyPending:
-        if not wait:
-            self._admit(timeout)
-        with self._packing:
-            self._core.packer.add(entry)
-        return entry.pending
-
-    def _admit(self, timeout: float | None) -> None:
-        try:
-            self._make_space(timeout)
-        except DaemonError as error:
-            limit_s = self._limit_s(timeout)
-            raise QueueFull(self._core.packer.queued, self.queue_limit, limit_s) from error
-
-    def _make_space(self, timeout: float | None) -> None:
-        packer = self._core.packer
-        if packer.queued < self.queue_limit:
-            return
-        with self._exclusive("free slots in the queue", timeout):
-            self._seal()
-            goal = _When(lambda: packer.queued < self.queue_limit)
-            self._drive(goal, "free slots in the queue", timeout)
-
-    def _leave(self) -> None:
-        """Lets packed calls leave: full batches at once, others through the flusher."""
-        core = self._core
-        if core.packer.sealed and self._io.acquire(blocking=False):
-            try:
-                core.check()
-                core.push()
-                core.pull()
-            finally:
-                self._io.release()
-        if not self._wake.is_set():
-            if self._flusher is None:
-                self._start_flusher()
-            self._wake.set()
-
-    def _bulk(
-        self, result: BulkResult, batches: list[Batch], wait: bool, timeout: float | None
-    ) -> BulkResult:
-        unsent = deque(batches)
-        try:
-            self._submit(unsent, timeout)
-            return self._settled(result, wait, timeout)
-        except DaemonError:
-            if wait and not result.done:
-                with self._io:
-                    result.abandon(unsent)
+            self._engine.put(partial(self._core.packer.add, entry))
+            return handle
+        except BaseException as error:
+            self._leave_handle(error, handle, lambda: entry.pending.packed)
             raise
 
-    def _submit(self, unsent: deque[Batch], timeout: float | None) -> None:
+    def _run(self, job: Job[None], outcome: Callable[[], T], handle: object) -> T:
+        """Waits for a job, and returns what came of it. What interrupts it gets `handle`."""
+        call = Call(job)
+        try:
+            self._engine.run(call)
+            return outcome()
+        except BaseException as error:
+            self._leave_handle(error, handle, lambda: call.taken)
+            raise
+
+    def _leave_handle(
+        self, error: BaseException, handle: object, taken: Callable[[], bool]
+    ) -> None:
+        """Has the error of a call that was interrupted, or had no answer in time, tell how to get
+        its outcome; without `handle` it was never sent."""
+        if isinstance(error, PurgatorydError) and not isinstance(error, _NO_ANSWER):
+            return
+        vars(error)["handle"] = handle
+        try:
+            if not self._engine.knows(taken):
+                del vars(error)["handle"]
+        except PurgatorydError:
+            return  # closed meanwhile
+        except BaseException as second:
+            vars(second)["handle"] = handle
+            raise
+
+    def _await_space(self, limit_s: float) -> None:
+        try:
+            self._engine.call(space(self._engine, self.queue_limit, limit_s))
+        except DaemonError as error:
+            raise QueueFull(self._engine.queued, self.queue_limit, limit_s) from error
+
+    def _await(self, pending: Pending, limit_s: float) -> None:
+        if not pending.done:
+            self._core.check()
+            self._engine.call(awaited(self._engine, pending, limit_s))
+        self._core.collected(pending)
+
+    def _bulk(
+        self, result: BulkResult, batches: list[Batch], wait: bool, limit_s: float
+    ) -> BulkResult:
+        """Submits all batches of a bulk call, as there is space for them."""
+        job = _submitted(self._engine, self.queue_limit, result, batches, wait, limit_s)
+        return self._run(job, partial(_checked, result, wait), result)
+
+
+def _checked(result: BulkResult, wait: bool) -> BulkResult:
+    if wait:
+        result.check()
+    return result
+
+
+# ---- jobs of the engine ------------------------------------------------------------------------
+
+
+def _single(engine: Engine, entry: Entry[Any], limit_s: float) -> Job[None]:
+    engine.core.packer.add(entry)
+    return (yield from awaited(engine, entry.pending, limit_s, (entry.pending,)))
+
+
+def awaited(
+    engine: Engine, pending: Pending, limit_s: float, calls: Iterable[Pending] = ()
+) -> Job[None]:
+    """Waits for `pending`. At the timeout `calls`, for which nobody else waits, are not sent again
+    if they were refused as BUSY, and have that outcome."""
+    if not pending.packed:
+        raise CallTimeout("a call that was never sent", 0.0, 0)
+    batch = engine.core.packer.seal()
+    try:
+        yield from engine.until(lambda: pending.done, "call", limit_s, single=True)
+    except DaemonError as error:
+        if not (engine.core.abandon(calls) and pending.done):
+            engine.core.withdraw(batch, error)
+            raise
+
+
+def space(engine: Engine, queue_limit: int, limit_s: float) -> Job[None]:
+    """Waits until fewer than `queue_limit` packed calls have no answer."""
+    packer = engine.core.packer
+    packer.seal()
+    subject = "free slots in the queue"
+    yield from engine.until(lambda: packer.queued < queue_limit, subject, limit_s)
+
+
+def _submitted(
+    engine: Engine, queue_limit: int, result: BulkResult, batches: list[Batch], wait: bool,
+    limit_s: float,
+) -> Job[None]:  # fmt: skip
+    packer, unsent = engine.core.packer, deque(batches)
+    try:
         while unsent:
-            self._make_space(timeout)
-            with self._packing:
-                self._core.packer.bulk(unsent.popleft())
-            self._leave()
-
-    def _settled(self, result: BulkResult, wait: bool, timeout: float | None) -> BulkResult:
+            if packer.queued >= queue_limit:
+                yield from space(engine, queue_limit, limit_s)
+            packer.bulk(unsent.popleft())
         if wait:
-            with self._exclusive("bulk call", timeout):
-                self._drive(result, "bulk call", timeout)
-            result.check()
-        return result
+            yield from engine.until(lambda: result.done, "bulk call", limit_s)
+    except DaemonError as error:
+        if wait and not result.done:
+            result.abandon(unsent)
+        for batch in unsent:
+            packer.packed += batch.count
+            batch.settle(error)
+        raise
 
-    def _start_flusher(self) -> None:
-        with self._packing:
-            if self._flusher is None:
-                self._flusher = threading.Thread(
-                    target=self._flush_loop, name="purgatoryd-flush", daemon=True
-                )
-                self._flusher.start()
 
-    def _flush_loop(self) -> None:
-        core = self._core
-        while not core.closed:
-            self._wake.wait()
-            time.sleep(FLUSH_S)
-            with self._io:
-                if core.closed:
-                    return
-                self._wake.clear()
-                self._seal()
-                self._harvest()
-                if core.session.busy or not core.packer.empty:
-                    self._wake.set()
+def _asked(
+    engine: Engine, ask: Callable[[], AnyQuestion], subject: str, limit_s: float
+) -> Job[AnyQuestion]:
+    """Asks once all that was packed before is answered."""
+    yield from engine.settled(subject, limit_s)
+    question = ask()
+    try:
+        yield from engine.until(lambda: question.done, subject, limit_s)
+    finally:
+        engine.core.session.forget(question.query)
+    return question
 
-    def _harvest(self) -> None:
-        core = self._core
-        blocked = core.push()
-        core.pull()
-        if core.session.busy:
-            self._listen(OUTAGE_S if blocked else HARVEST_S, blocked)
+
+def _flushed(engine: Engine, limit_s: float) -> Job[None]:
+    yield from engine.settled("flush", limit_s)
+    engine.core.report()
+
+
+def _greeted(engine: Engine, limit_s: float) -> Job[None]:
+    session = engine.core.session
+    yield from engine.until(lambda: session.state is not State.GREETING, "hello", limit_s)

@@ -132,6 +132,8 @@ class Core:
         self._retried = 0
         self._topics: dict[str, bytes] = {}
         self._uncollected: dict[Pending, None] = {}
+        self.reported: BatchError | None = None
+        """Refusals and losses that flush() raises next."""
         self._unlisted = 0
         self.fork_guard = ForkGuard("client")
         self.check = self.fork_guard.check
@@ -252,12 +254,16 @@ class Core:
         self.session.ask(question.query)
         return question
 
-    def set_time(self, at_ns: int | None) -> None:
-        """Later calls are applied at virtual time `at_ns`. Raises InvalidTime."""
+    def check_time(self, at_ns: int | None) -> int | None:
+        """Raises InvalidTime or InvalidArgument unless set_time() may get `at_ns`."""
         if at_ns is not None:
             if self.clock != ClockKind.VIRTUAL:
                 raise InvalidTime("needs a daemon with a virtual clock", at_ns, TIME_MAX_NS)
             at_ns = check_whole("time", at_ns, 0, TIME_MAX_NS)
+        return at_ns
+
+    def set_time(self, at_ns: int | None) -> None:
+        """Later calls are applied at virtual time `at_ns`."""
         self.packer.seal()
         self.packer.at_ns = at_ns
 
@@ -289,17 +295,26 @@ class Core:
         """The caller has seen this call's outcome."""
         self._uncollected.pop(pending, None)
 
-    def raise_uncollected(self) -> None:
-        """Raises BatchError for refusals and losses that nobody looked at, once."""
+    def report(self) -> None:
+        """Moves refusals and losses that nobody looked at into `reported`."""
         uncollected, self._uncollected = self._uncollected, {}
         unlisted, self._unlisted = self._unlisted, 0
         if not (uncollected or unlisted):
             return
         lost = sum(isinstance(pending.error, SessionExpired) for pending in uncollected)
-        refusals = tuple(
+        refusals: tuple[tuple[object, int], ...] = tuple(
             (p.key, p.status) for p in uncollected if not isinstance(p.error, SessionExpired)
         )
-        raise BatchError(refusals=refusals, count=len(refusals) + unlisted, lost=lost)
+        count = len(refusals) + unlisted
+        if (before := self.reported) is not None:
+            refusals, count = before.refusals + refusals, before.count + count
+            lost += before.lost
+        self.reported = BatchError(refusals=refusals, count=count, lost=lost)
+
+    def raise_reported(self) -> None:
+        """Raises `reported`, if there is one, once: no signal comes between the two statements."""
+        if (error := self.reported) is not None:
+            self.reported = None; raise error  # noqa: E702  # fmt: skip
 
     # ---- the exchange ------------------------------------------------------------------------
 
@@ -361,12 +376,11 @@ class Core:
         self.take(data)
         return True
 
-    def withdraw(self, batch: Batch | None) -> None:
-        """Nobody waits for `batch`, a single call, any more: forget it if it never left."""
+    def withdraw(self, batch: Batch | None, error: DaemonError) -> None:
+        """Nobody waits for `batch`, a single call, any more: if it never left, it never will, and
+        `error` is its outcome."""
         if batch is not None and batch.count == 1 and self.session.withdraw(batch):
-            self.packer.settled += 1
-            for call in batch.calls if isinstance(batch.calls, list) else ():
-                call.withdrawn = True
+            batch.settle(error)
 
     def take(self, data: bytes) -> None:
         """Hands one message to the session."""

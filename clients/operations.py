@@ -172,10 +172,11 @@ class Book:
         self._expected = 0  # watches whose answer is not here
         self._orphans: dict[int, RawOutcome] = {}  # came before their watch's answer
         self._news: deque[Callable[[], None]] = deque()
-        self._acks: list[tuple[int, int, int]] = []
+        self._acks: deque[tuple[int, int, int]] = deque()
         self._true: deque[tuple[Operation, int]] = deque()
         self._doubtful: dict[Any, Any] = {}  # watches that raised before their answer came
         self._mutex = threading.Lock()
+        self._released: deque[tuple[int, int, int]] = deque()
 
     def _add(self, news: Callable[[], None]) -> None:
         self._news.append(news)
@@ -194,8 +195,7 @@ class Book:
     def doubt(self, identity: object, armed: object, pending: Pending) -> None:
         """Remember a watch that raised, if its answer may still come; at most so many of them."""
         with self._mutex:
-            self._expected -= pending.withdrawn
-            if pending.done or pending.withdrawn:
+            if pending.done or not pending.packed:
                 return
             if len(self._doubtful) >= _ORPHANS_MAX:
                 del self._doubtful[next(iter(self._doubtful))]
@@ -262,7 +262,7 @@ class Book:
         if operation._holds():
             self._true.append((operation, raw.version))
         else:
-            self._acks.append((raw.ticket, raw.version, raw.slot))
+            self._released.append((raw.ticket, raw.version, raw.slot))
 
     def lost(self, error: PurgatorydError) -> None:
         """The session is gone: nothing more will be received of its operations."""
@@ -276,19 +276,35 @@ class Book:
 
     def work(self) -> None:
         """Runs what is due: callbacks and conditions."""
+        self.release()
         while self._news:
             self._news.popleft()()
 
     def acks(self) -> list[tuple[int, int, int]]:
         """Acknowledgements that are to be sent now."""
-        acks, self._acks = self._acks, []
+        acks = []
+        while self._released:
+            acks.append(self._released.popleft())
         return acks
+
+    def release(self) -> None:
+        """Has what came until now acknowledged. What comes while a callback runs has to wait, so
+        that the daemon's inbox bounds what waits here."""
+        while self._acks:
+            self._released.append(self._acks.popleft())
 
     def completions(self) -> list[tuple[Operation, int]]:
         """Operations whose CLIENT condition was found true, with the CHECK's version.
 
         One that ended meanwhile is left out: its key may be another operation's by now.
         """
-        true = [found for found in self._true if not found[0].done]
-        self._true.clear()
+        true = []
+        while self._true:
+            if not (found := self._true.popleft())[0].done:
+                true.append(found)
         return true
+
+    @property
+    def speaks(self) -> bool:
+        """True if the daemon is to be told something."""
+        return bool(self._true or self._released)

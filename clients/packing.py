@@ -103,13 +103,13 @@ def _over(key: Key, detail: int, figure: int) -> QuotaExceeded:
 class Pending:
     """One packed call. `done` turns True exactly once, when its batch settles."""
 
-    __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "withdrawn", "word")
+    __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "packed", "word")
 
     def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
         self.key = key
         self.on_done = on_done
+        self.packed = False
         self.done = False
-        self.withdrawn = False  # never sent, and no answer comes
         self.word = 0
         self.deadline_ns = 0
         self.ended: list[Key] = []
@@ -320,6 +320,7 @@ class Packer:
             self.seal()
         entry.method(self._builder, entry.name, *entry.fields)
         self._pending.append(entry.pending)
+        entry.pending.packed = True
         self.packed += 1
 
     def seal(self) -> Batch | None:

@@ -1,25 +1,22 @@
 """The purgatory across processes: watch here, advance anywhere, learn here how it ended.
 
-A Purgatory is a Client with operations. One thread of it listens for what the daemon pushes
-and runs callbacks and CLIENT conditions; calls go straight through the caller's thread.
+A Purgatory is a Client with operations. Its engine also takes what the daemon pushes; a second
+thread runs callbacks and CLIENT conditions, which may make calls of their own.
 """
 
 from __future__ import annotations
 
-import os
-import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
-
-import zmq
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_callable, each
-from purgatoryd.clients.client import Client
+from purgatoryd.clients.client import Client, Handle, awaited, space
 from purgatoryd.clients.conditions import (
     AllOf,
     AnyCondition,
@@ -30,6 +27,7 @@ from purgatoryd.clients.conditions import (
     encode,
 )
 from purgatoryd.clients.core import QUEUE_LIMIT, Core
+from purgatoryd.clients.engine import Engine, Job, nothing
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
@@ -41,7 +39,6 @@ from purgatoryd.shm_layout.layout import Op, PutMode, Status
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
-IDLE_S = 1.0  # the listener's longest sleep: what it may then have missed it asks for
 KEEP_ALIVE_S = 15.0  # a silent owner of operations speaks this often: idle sessions may go
 
 
@@ -92,7 +89,12 @@ def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
         encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
         encoded.watched, row.topic is not None,
     )  # fmt: skip
-    return Armed(operation, Entry(pending, name, Builder.watch, fields))
+    return Armed(operation, Entry(pending, name, partial(_pack_watch, book), fields))
+
+
+def _pack_watch(book: Book, builder: Builder, name: bytes, *fields: Any) -> None:
+    builder.watch(name, *fields)
+    book.expect()
 
 
 def watch_rows(core: Core, book: Book, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:
@@ -173,24 +175,24 @@ class Purgatory(Client):
         worker: str | None = None,
         numa_local: bool = False,
     ) -> None:
-        self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._book = Book(self._kick)
-        self._listener: threading.Thread | None = None
-        self._spoke_s = time.monotonic()
-        try:
-            super().__init__(
-                name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
-                remote=remote, durable=durable, ledger=ledger, worker=worker, numa_local=numa_local,
-            )  # fmt: skip
-        except BaseException:
-            os.close(self._kicked)
-            raise
+        self._news: SimpleQueue[None] = SimpleQueue()
+        self._book = Book(partial(self._news.put, None))
+        super().__init__(
+            name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
+            remote=remote, durable=durable, ledger=ledger, worker=worker, numa_local=numa_local,
+        )  # fmt: skip
+        self._worker = threading.Thread(
+            target=_work, args=(self._news, self._book, self._engine),
+            name="purgatoryd-owner", daemon=True,
+        )  # fmt: skip
+        self._worker.start()
+
+    def _start(self) -> Engine:
         self._core.session.on_outcomes = self._book.take
         self._core.session.on_lost = self._book.lost
-        self._listener = threading.Thread(
-            target=self._listen_loop, name="purgatoryd-owner", daemon=True
+        return Engine(
+            self._core, after=Owner(self._core, self._book, self._news).speak, listens=True
         )
-        self._listener.start()
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -210,19 +212,19 @@ class Purgatory(Client):
         self._core.admit()
         row = Watch(key, condition, timeout, payload, topic)
         fresh = prepare_watch(self._core, self._book, row)
-        armed: Armed | None = self._book.doubted(fresh.identity)
-        if armed is None:
-            armed = fresh
-            self._arm(armed)
+        doubted: Armed | None = self._book.doubted(fresh.identity)
+        armed, limit_s = doubted or fresh, self._limit_s(None)
+        armed.operation._owner = self
+        pending = armed.entry.pending
+        if doubted is None:
+            job = _packed(self._engine, self.queue_limit, [armed.entry], limit_s)
+        else:
+            job = awaited(self._engine, pending, limit_s, (pending,))
         try:
-            self._await(armed.entry.pending, None, (armed.entry.pending,))
+            return self._run(job, partial(_armed, armed, callback), armed.operation)
         except BaseException:
-            self._book.doubt(armed.identity, armed, armed.entry.pending)
+            self._book.doubt(armed.identity, armed, pending)
             raise
-        armed.entry.pending.outcome()
-        if callback is not None:
-            armed.operation.add_done_callback(callback)
-        return armed.operation
 
     def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Operation]:
         """Arms many: rows are Watch, or tuples (key, condition, timeout[, payload[, topic]]).
@@ -232,30 +234,19 @@ class Purgatory(Client):
         """
         self._core.admit()
         armed = watch_rows(self._core, self._book, rows)
-        for one in armed:
-            self._make_space(None)
-            self._arm(one)
-            self._leave()
-        calls = [one.entry.pending for one in armed]
-        for pending in calls:
-            self._await(pending, None, calls)
-        return [operation for operation, _ in armed]
-
-    def _arm(self, armed: Armed) -> None:
-        armed.operation._owner = self
-        with self._packing:
-            self._core.packer.add(armed.entry)
-            self._book.expect()
+        operations = [operation for operation, _ in armed]
+        for operation in operations:
+            operation._owner = self
+        entries = [entry for _, entry in armed]
+        job = _packed(self._engine, self.queue_limit, entries, self._limit_s(None))
+        return self._run(job, lambda: operations, operations)
 
     def _extend(self, operation: Operation, timeout: float | timedelta) -> bool:
         self._core.admit()
         entry = prepare_extend(self._core, operation, timeout)
         if operation.done or operation.ticket == 0:
             return False
-        with self._packing:
-            self._core.packer.add(entry)
-        self._await(entry.pending, None, (entry.pending,))
-        entry.pending.outcome()
+        self._now(entry, self._limit_s(None))
         return entry.pending.status != Status.UNKNOWN
 
     def _cancel(self, operation: Operation) -> bool:
@@ -282,15 +273,9 @@ class Purgatory(Client):
             prepare_trigger(self._core, Op.ADVANCE_KEY, key, watermark)
             for key, watermark in each_watermark(watermarks)
         ]
-        for entry in entries:
-            self._make_space(None)
-            with self._packing:
-                self._core.packer.add(entry)
-            self._leave()
-        calls = [entry.pending for entry in entries]
-        for pending in calls:
-            self._await(pending, None, calls)
-        return [pending.outcome() for pending in calls]
+        handles: list[Handle[int]] = [Handle(self, entry.pending) for entry in entries]
+        job = _packed(self._engine, self.queue_limit, entries, self._limit_s(None))
+        return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
 
     def bump(self, key: Key, n: int = 1) -> int:
         """Adds `n` to the key's watermark, once; returns how many operations that ended."""
@@ -323,10 +308,7 @@ class Purgatory(Client):
     def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
         self._core.admit()
         entry = prepare_trigger(self._core, op, key, value)
-        with self._packing:
-            self._core.packer.add(entry)
-        self._await(entry.pending, None, (entry.pending,))
-        entry.pending.outcome()
+        self._now(entry, self._limit_s(None))
         return entry.pending
 
     @property
@@ -334,68 +316,72 @@ class Purgatory(Client):
         """Operations of this owner that have not ended."""
         return self._book.open
 
-    # ---- the listener ------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
-    def _kick(self) -> None:
-        with suppress(BlockingIOError, OSError):
-            os.eventfd_write(self._kicked, 1)
+    def close(self) -> None:
+        """Ends it as Client.close does; callbacks under way get as much time again.
 
-    @contextmanager
-    def _exclusive(self, subject: str, timeout: float | None) -> Iterator[None]:
-        with super()._exclusive(subject, timeout):
-            try:
-                yield
-            finally:
-                # The descriptor tells of changes only: nothing may be left in the socket.
-                self._core.pull()
+        The result() of operations that have not ended raises Closed.
+        """
+        super().close()
 
-    def _harvest(self) -> None:
-        super()._harvest()
-        self._core.pull()
+    def _left(self, limit_s: float) -> None:
+        super()._left(limit_s)
+        if self._worker is not threading.current_thread():
+            self._worker.join(limit_s)
 
-    def _listen_loop(self) -> None:
-        poller = select.poll()
-        assert self._core.channel is not None
-        for socket in (self._core.channel.socket, self._core.channel.monitor):
-            poller.register(int(socket.get(zmq.FD)), select.POLLIN)
-        poller.register(self._kicked, select.POLLIN)
-        while not self._core.closed:
-            if not poller.poll(min(IDLE_S, self._core.retry_in_s or IDLE_S) * 1000):
-                self._keep_alive()
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._kicked)
-            self._exchange()
-            self._book.work()
-            self._exchange()
 
-    def _keep_alive(self) -> None:
+class Owner:
+    """What the owner of operations says in the engine's thread, after every exchange."""
+
+    def __init__(self, core: Core, book: Book, news: SimpleQueue[None]) -> None:
+        self._core = core
+        self._book = book
+        self._news = news
+        self._spoke_s = time.monotonic()
+
+    def speak(self) -> None:
+        """Sends what is to be said of outcomes. A silent owner gives a sign of life at times."""
+        if self._core.closed:
+            self._book.lost(Closed("purgatory"))
+            self._news.put(None)  # the worker ends
+            return
+        settle_book(self._core, self._book)
         if self._book.open and time.monotonic() - self._spoke_s >= KEEP_ALIVE_S:
             self._spoke_s = time.monotonic()
-            with self._io:
-                self._core.session.call()
+            self._core.session.call()
 
-    def _exchange(self) -> None:
-        """Takes what came and sends what is to be said of it."""
-        with self._io:
-            if self._core.closed:
-                return
-            self._core.look()
-            with self._packing:
-                settle_book(self._core, self._book)
-                self._core.packer.seal()
-            self._core.push()
-            self._core.pull()
 
-    def _hang_up(self) -> None:
-        super()._hang_up()
-        self._kick()
-        if self._listener is not None and self._listener is not threading.current_thread():
-            self._listener.join()
-        self._book.lost(Closed("purgatory"))
-        self._book.work()
-        kicked, self._kicked = self._kicked, -1  # a callback may close it at the same time
-        if kicked >= 0:
-            os.close(kicked)
+def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Operation:
+    armed.entry.pending.outcome()
+    if callback is not None:
+        armed.operation.add_done_callback(callback)
+    return armed.operation
+
+
+def _packed(
+    engine: Engine, queue_limit: int, entries: list[Entry[PendingTrigger]], limit_s: float
+) -> Job[None]:
+    """Packs calls, as there is space for them, and waits for all answers."""
+    packer = engine.core.packer
+    for entry in entries:
+        if packer.queued >= queue_limit:
+            yield from space(engine, queue_limit, limit_s)
+        packer.add(entry)
+    calls = [entry.pending for entry in entries]
+    for pending in calls:
+        yield from awaited(engine, pending, limit_s, calls)
+
+
+def _work(news: SimpleQueue[None], book: Book, engine: Engine) -> None:
+    """The thread that runs callbacks and conditions."""
+    while not engine.ended:
+        news.get()
+        for step in (book.release, book.work):
+            step()
+            if book.speaks:
+                engine.put(nothing, urgent=True)  # it wakes up and sends that
+    book.work()
 
 
 __all__ = ["Operation", "Outcome", "Purgatory", "Watch"]

@@ -21,6 +21,7 @@ import zmq
 from conftest import StartDaemon
 from real_daemon import PATIENCE_S, Daemon, remove_arena_files
 
+import purgatoryd.clients.engine as engine_module
 import purgatoryd.clients.purgatory as purgatory_module
 from purgatoryd.clients import (
     AllOf,
@@ -1108,7 +1109,7 @@ def test_an_owner_keeps_itself_reachable(
 ) -> None:
     """Where a session sent last, there its outcomes go. A silent owner speaks from time to
     time, so one whose place somebody else has taken is notified all the same."""
-    monkeypatch.setattr(purgatory_module, "IDLE_S", 0.02)
+    monkeypatch.setattr(engine_module, "IDLE_S", 0.02)
     monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.0)
     with owner() as p:
         op = p.watch("w", AllOf({"k": 1}), HOUR_S)

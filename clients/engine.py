@@ -1,0 +1,326 @@
+"""The thread that owns a blocking client's connection, and how calls reach it.
+
+Python runs a signal handler in the main thread, between any two bytecodes of it; what the handler
+raises, such as KeyboardInterrupt, leaves whatever that thread was doing half done. So callers
+change nothing of the connection. A caller checks its arguments, hands the engine one request with
+one put into a queue, which is a single step in C, and waits. The engine's thread, which no handler
+ever interrupts, packs, sends and receives, and keeps every deadline.
+
+So a call that is interrupted either never reached the queue, or is complete but for its caller:
+its answer is still taken. A new public call stays safe by the same rule: prepare everything first,
+put one request, and do nothing but wait and read the result after it.
+
+A request is a function, run at once, or a Call. The job of a Call is a generator that yields the
+time until which it waits, and is resumed after every exchange with the daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, Core
+from purgatoryd.clients.session import State
+from purgatoryd.shm_layout.errors import Closed, PurgatorydError
+from purgatoryd.shm_layout.layout import BATCH_RECORDS
+
+FLUSH_S = 0.0003  # how long a packed call waits for company
+IDLE_S = 1.0  # the longest sleep of an engine that listens
+ALIVE_S = 1.0  # how often a waiting caller makes sure that the engine runs
+JOIN_S = 1.0  # how long the collector of garbage waits for a thread's end
+
+_LOG = logging.getLogger("purgatoryd")
+
+Result = TypeVar("Result")
+Job = Generator[float, None, Result]
+"""Yields the time.monotonic() until which it waits."""
+
+
+def nothing() -> None:
+    """For an engine without an owner of operations."""
+
+
+class Call(Generic[Result]):
+    """A job on its way through the engine, for which its caller waits."""
+
+    __slots__ = ("_answered", "_error", "_result", "job", "taken")
+
+    def __init__(self, job: Job[Result]) -> None:
+        self.job = job
+        self.taken = False
+        """The engine has it."""
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._answered = threading.Lock()
+        self._answered.acquire()
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Wakes the caller."""
+        self._result, self._error = result, error
+        self._answered.release()
+
+    def wait(self, alive: Callable[[], bool]) -> Result:
+        """Returns what the job returned, or raises what it raised. Raises Closed without engine."""
+        while not self._answered.acquire(timeout=ALIVE_S):
+            if not alive() and not self._answered.acquire(timeout=0):
+                raise Closed("client")
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+
+class Engine:
+    """The thread that alone uses `core`, until close() or end().
+
+    `after` runs in it after every exchange, before what it packed is sent. With `listens` it also
+    takes what the daemon sends while no call waits.
+    """
+
+    def __init__(
+        self, core: Core, *, after: Callable[[], None] = nothing, listens: bool = False
+    ) -> None:
+        self.core = core
+        self.ended = False
+        self._refuses = False
+        self._after = after
+        self._listens = listens
+        self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
+        self._calls: list[Call[Any]] = []
+        self._due_s = 0.0
+        """The first deadline of the calls."""
+        self._blocked = False
+        """Something could not be sent."""
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Closed with the engine, not with the connection: a late caller may still write to it.
+        weakref.finalize(self, os.close, self._kicked).atexit = False
+        self._wake: Callable[[], object] = nothing
+        self._wake_at = 0
+        """Requests in the queue that are worth waking the engine; 0 = it is awake."""
+        self._thread = threading.Thread(target=self._run, name="purgatoryd-client", daemon=True)
+        self._thread.start()
+
+    # ---- for callers ---------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Records that have no result yet, and requests that wait."""
+        return self.core.packer.queued + self._requests.qsize()
+
+    def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
+        """Hands over a request. Until this puts it into the queue, nothing has happened.
+
+        One that is interrupted before it wakes the engine is seen at the engine's next wake-up.
+        """
+        self._requests.put(request)
+        if (enough := self._wake_at) and (urgent or self._requests.qsize() >= enough):
+            self._wake()
+
+    def call(self, job: Job[Result]) -> Result:
+        """Hands over a job and waits for its end."""
+        return self.run(Call(job))
+
+    def run(self, call: Call[Result]) -> Result:
+        """Hands over a call and waits for its end."""
+        self.put(call, urgent=True)
+        if self._refuses:  # it was put too late to be refused
+            raise Closed("client")
+        return call.wait(self._alive)
+
+    def knows(self, taken: Callable[[], bool]) -> bool:
+        """`taken()` once the engine has all requests that were put before."""
+        return self.call(_asked(taken))
+
+    def _alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Ends the thread and drops the connection, without a word to the daemon."""
+        if not self.core.fork_guard.mine:
+            return
+        self.put(self._end, urgent=True)
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def join(self, limit_s: float) -> None:
+        """Waits for the end of the thread."""
+        self._thread.join(limit_s)
+
+    # ---- for jobs ------------------------------------------------------------------------------
+
+    def until(
+        self, done: Callable[[], bool], subject: str, limit_s: float, *, extend: bool = True,
+        single: bool = False,
+    ) -> Job[None]:  # fmt: skip
+        """Waits until `done()`. Raises DaemonError after `limit_s` seconds; with `extend`, after
+        as many seconds without any answer, and for a `single` call in which the daemon is busy."""
+        core = self.core
+        answers, deadline_s = core.answers, time.monotonic() + limit_s
+        while not done():
+            core.give_up()
+            progress = core.answers != answers and not (single and core.session.retries)
+            if extend and progress:
+                answers, deadline_s = core.answers, time.monotonic() + limit_s
+            if time.monotonic() >= deadline_s:
+                raise core.overdue(subject, limit_s)
+            yield deadline_s
+
+    def settled(self, subject: str, limit_s: float, *, extend: bool = True) -> Job[None]:
+        """Waits for the answers to all that was packed until now."""
+        packer = self.core.packer
+        packer.seal()
+        packed = packer.packed
+        yield from self.until(lambda: packer.settled >= packed, subject, limit_s, extend=extend)
+
+    def closing(self, limit_s: float) -> Job[None]:
+        """Waits at most `limit_s` for all answers, says goodbye, and ends the engine."""
+        session = self.core.session
+        try:
+            yield from self.settled("close", limit_s, extend=False)
+        finally:
+            self.core.report()
+            session.bye()
+            with suppress(PurgatorydError):  # the daemon first evicts sessions without an end
+                yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S)
+            self.ended = True
+
+    # ---- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: BaseException = Closed("client")
+        try:
+            while not self.ended:
+                self._try()
+        except BaseException as broken:
+            _LOG.exception("the connection of a client failed")
+            error = broken
+        finally:
+            self.ended = self._refuses = True
+            self.core.close()
+            self._refuse(error)
+
+    def _refuse(self, error: BaseException) -> None:
+        """Ends all calls, and those that came before `_refuses` was set."""
+        with suppress(Empty):
+            while True:
+                if isinstance(request := self._requests.get_nowait(), Call):
+                    self._calls.append(request)
+        for call in self._calls:
+            call.finish(error=error)
+        self._calls.clear()
+        self._after()
+
+    def _try(self) -> None:
+        """One iteration. An error of the connection is the error of every call that waits."""
+        try:
+            self._wait()
+            self._exchange()
+        except (PurgatorydError, OSError) as error:
+            waiting, self._calls = self._calls, []
+            for call in waiting:
+                call.finish(error=error)
+            time.sleep(OPEN_RETRY_S)  # it may come again at once
+
+    def _exchange(self) -> None:
+        """Does what can be done now."""
+        core = self.core
+        while True:
+            self._advance()
+            self._after()
+            core.packer.seal()
+            self._blocked = core.push()
+            if not core.pull():
+                return
+
+    def _advance(self) -> None:
+        """Resumes every job."""
+        calls, self._calls, self._due_s = self._calls, [], float("inf")
+        for call in calls:
+            try:
+                self._due_s = min(self._due_s, next(call.job))
+                self._calls.append(call)
+            except StopIteration as stop:
+                call.finish(stop.value)
+            except BaseException as error:
+                call.finish(error=error)
+
+    @property
+    def _expects(self) -> bool:
+        """True while an answer may come, or something must be sent."""
+        core = self.core
+        return bool(self._calls or self._blocked or core.packer.sealed or core.session.busy)
+
+    # ---- waiting for requests and answers --------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Sleeps until there is something to do, and takes the requests that came."""
+        if not self._expects and not self._listens:
+            self._take(self._requests.get())
+            self._drain()
+            if not self._calls:
+                self._await_company()
+        elif not self.core.try_open() or self.core.channel is None:
+            with suppress(Empty):
+                self._take(self._requests.get(timeout=OPEN_RETRY_S))
+        else:
+            self._listen()
+        self._drain()
+
+    def _await_company(self) -> None:
+        """For FLUSH_S, until a batch is full or a caller waits for its answer."""
+        self._wake, self._wake_at = partial(self._bell.put, None), BATCH_RECORDS
+        with suppress(Empty):
+            self._bell.get(timeout=FLUSH_S)
+        self._wake_at = 0
+
+    def _listen(self) -> None:
+        """Waits for a sign of the daemon or a request; asks again when the daemon stays silent.
+
+        While an answer is awaited, packed calls wait for it too, unless they fill a batch.
+        """
+        core, now_s = self.core, time.monotonic()
+        assert core.channel is not None
+        limit_s = max(self._due_s - now_s, 0.0) if self._calls else IDLE_S
+        expects = self._expects
+        if expects:
+            limit_s = min(limit_s, core.patience_s)
+        self._wake = partial(os.eventfd_write, self._kicked, 1)
+        self._wake_at = BATCH_RECORDS if expects else 1
+        if not self._requests.empty():
+            limit_s = 0.0
+        came = core.channel.wait(limit_s, to_send=self._blocked, kicked=self._kicked)
+        self._wake_at = 0
+        if came:
+            core.look()
+        elif expects:
+            core.silence(time.monotonic() - now_s)
+
+    def _drain(self) -> None:
+        """Takes the requests that came."""
+        with suppress(Empty):
+            for _ in range(self._requests.qsize()):
+                self._take(self._requests.get_nowait())
+
+    def _take(self, request: Callable[[], object] | Call[Any]) -> None:
+        if isinstance(request, Call):
+            request.taken = True
+            self._calls.append(request)
+            self._advance()  # in order with the requests that follow
+        else:
+            request()
+
+
+def _asked(question: Callable[[], bool]) -> Job[bool]:
+    yield 0.0
+    return question()

@@ -1,0 +1,279 @@
+"""Ctrl-C and exceptions of signal handlers in every call of a client.
+
+A call completes, or raises before anything was sent, or raises with a handle that reports its
+outcome later. Afterwards the client works, and every result belongs to its call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S
+
+from purgatoryd import clients as package
+from purgatoryd.clients import (
+    Admin,
+    AllOf,
+    CancelResult,
+    Client,
+    Notice,
+    PartitionedClient,
+    Purgatory,
+    Subscriber,
+)
+
+HOUR_S = 3600.0
+OURS = str(Path(package.__file__).parent)
+
+
+class Interrupted(BaseException):
+    """What the signal handler raises."""
+
+
+class Interrupt:
+    """Raises at the nth line of project code that this thread begins."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.raised = False
+
+    def __enter__(self) -> Interrupt:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        if event == "line" and not self.raised:
+            self._left -= 1
+            if self._left < 0:
+                self.raised = True
+                raise Interrupted
+        return self._trace
+
+
+def interrupted(call: Callable[[int], Any]) -> Iterator[tuple[int, Any, Interrupted | None]]:
+    """Makes the call once for each line that it begins, and raises there; ends with a call that no
+    exception interrupted. Yields the number, what it returned, and the exception."""
+    for number in itertools.count():
+        found, error = None, None
+        with Interrupt(number) as interrupt:
+            try:
+                found = call(number)
+            except Interrupted as raised:
+                error = raised
+        yield number, found, error
+        if not interrupt.raised:
+            assert number > 3, "the call has hardly a line"
+            return
+
+
+def works(client: Any, number: int) -> None:
+    """Every result belongs to its call."""
+    key = f"probe{number}"
+    assert client.cancel(key) is CancelResult.UNKNOWN
+    assert client.add(key, HOUR_S).key == key
+    assert client.get(key).key == key
+    assert client.cancel(key) is CancelResult.CANCELLED
+
+
+def add(client: Any, n: int) -> Any:
+    return client.add(f"k{n}", HOUR_S)
+
+
+def add_later(client: Any, n: int) -> Any:
+    return client.add(f"k{n}", HOUR_S, wait=False)
+
+
+def add_many(client: Any, n: int) -> Any:
+    return client.add_many([(f"k{n}", HOUR_S), (f"l{n}", HOUR_S)])
+
+
+def add_many_later(client: Any, n: int) -> Any:
+    return client.add_many([(f"k{n}", HOUR_S)], wait=False)
+
+
+@pytest.mark.parametrize("call", [add, add_later, add_many, add_many_later])
+def test_an_interrupted_add_is_known_or_in_doubt(daemon: StartDaemon, call: Any) -> None:
+    daemon("demo")
+    doubts = 0
+    with Client("demo", timeout=PATIENCE_S) as client:
+        for number, found, error in interrupted(lambda n: call(client, n)):
+            handle = getattr(error, "handle", None)
+            doubts += handle is not None
+            works(client, number)
+            client.flush()
+            armed = client.get(f"k{number}") is not None
+            if error is None:
+                assert armed
+                continue
+            assert found is None
+            if handle is None:
+                assert not armed, "it was sent, and nobody has a handle"
+            elif hasattr(handle, "result"):
+                assert armed
+                assert handle.result().key == f"k{number}"
+            else:
+                client.settle(handle)
+                assert armed
+                assert handle.ok
+    assert doubts > 1
+
+
+CALLS: dict[str, Callable[[Any, int], Any]] = {
+    "cancel": lambda c, n: c.cancel("none"),
+    "cancel later": lambda c, n: c.cancel("none", wait=False),
+    "get": lambda c, n: c.get("none"),
+    "cancel_many": lambda c, n: c.cancel_many(["none", "none"]),
+    "unpark_many": lambda c, n: c.unpark_many([("none", 1, b"")]),
+    "open_bulk_load": lambda c, n: c.open_bulk_load(b"sixteen bytes id"),
+    "bulk_load_status": lambda c, n: c.bulk_load_status(b"sixteen bytes id"),
+    "forget_bulk_load": lambda c, n: c.forget_bulk_load(b"sixteen bytes id"),
+    "at": lambda c, n: c.at(None),
+    "flush": lambda c, n: c.flush(),
+    "settle": lambda c, n: c.settle(c.add_many([("s", 0)], mode="replace", wait=False)),
+    "result": lambda c, n: c.cancel("none", wait=False).result(),
+    "advance": lambda c, n: c.advance("w", 1),
+    "advance_many": lambda c, n: c.advance_many({"w": 1, "v": 2}),
+    "bump": lambda c, n: c.bump("w", 0),
+    "clear": lambda c, n: c.clear("w"),
+    "forget": lambda c, n: c.forget("x"),
+    "cancel_for_key": lambda c, n: c.cancel_for_key("x"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_client_works_after_an_interrupt(daemon: StartDaemon, name: str) -> None:
+    daemon("demo")
+    with Purgatory("demo", timeout=PATIENCE_S) as client:
+        for number, _, _ in interrupted(lambda n: CALLS[name](client, n)):
+            works(client, number)
+
+
+def test_an_interrupted_watch_is_armed_with_a_handle_or_not_at_all(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Purgatory("demo", timeout=PATIENCE_S) as client:
+        ended: list[str] = []
+        for number, operation, error in interrupted(
+            lambda n: client.watch(f"o{n}", AllOf({f"w{n}": 1}), HOUR_S)
+        ):
+            operation = operation or getattr(error, "handle", None)
+            client.flush()
+            woken = client.advance(f"w{number}", 1)
+            assert woken == (operation is not None)
+            if operation is not None:
+                assert operation.result(PATIENCE_S).cause == "satisfied"
+                ended.append(operation.key)
+        assert len(ended) > 3
+        assert client.operations == 0
+
+
+def test_an_interrupted_watch_many_has_all_handles(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Purgatory("demo", timeout=PATIENCE_S) as client:
+        for number, operations, error in interrupted(
+            lambda n: client.watch_many(
+                [(f"o{n}.{i}", AllOf({f"w{n}": 1}), HOUR_S) for i in (1, 2)]
+            )
+        ):
+            operations = operations or getattr(error, "handle", [])
+            client.flush()
+            assert client.advance(f"w{number}", 1) == len(operations)
+            for operation in operations:
+                assert operation.result(PATIENCE_S).cause == "satisfied"
+
+
+@pytest.mark.parametrize("cls", [Client, Purgatory, PartitionedClient])
+def test_an_interrupted_close_ends(daemon: StartDaemon, cls: type[Any]) -> None:
+    real = daemon("demo")
+    opened: list[Any] = []
+
+    def close(number: int) -> None:
+        sys.settrace(None)
+        opened.append(cls("demo", timeout=PATIENCE_S))
+        opened[-1].add(f"k{number}", HOUR_S, wait=False)
+        sys.settrace(interrupt_of[-1]._trace)
+        opened[-1].close()
+
+    interrupt_of: list[Interrupt] = []
+    for number in itertools.count():
+        with Interrupt(number) as interrupt, suppress(Interrupted):
+            interrupt_of.append(interrupt)
+            close(number)
+        opened[-1].close()
+        if not interrupt.raised:
+            break
+    with Client("demo", timeout=PATIENCE_S) as client:
+        for n in range(number + 1):
+            assert client.cancel(f"k{n}") is CancelResult.CANCELLED
+    assert real.running
+
+
+@pytest.mark.parametrize("cls", [Client, Purgatory, Subscriber, PartitionedClient])
+def test_an_interrupted_constructor_leaves_nothing(daemon: StartDaemon, cls: type[Any]) -> None:
+    daemon("demo")
+    for _, made, _ in interrupted(lambda _: cls("demo", timeout=PATIENCE_S)):
+        if made is not None:
+            made.close()
+
+
+def test_an_admin_works_after_an_interrupt(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        for call in (
+            admin.ping,
+            lambda: admin.set_namespace("n", quota_timers=5),
+            lambda: admin.publish("t", "k"),
+            lambda: admin.bulk_load_status(b"sixteen bytes id"),
+        ):
+            for _ in interrupted(lambda _: call()):  # noqa: B023
+                assert admin.set_namespace("m").quota_timers == 0
+                assert admin.set_namespace("m", quota_timers=7).quota_timers == 7
+                assert admin.set_namespace("m", quota_timers=0).quota_timers == 0
+
+
+@pytest.mark.parametrize("iterate", [False, True])
+@pytest.mark.parametrize("topics", [None, ["t"]])
+def test_an_interrupted_subscriber_returns_each_notice_once(
+    daemon: StartDaemon, topics: list[str] | None, iterate: bool
+) -> None:
+    daemon("demo")
+    seen: list[Notice] = []
+    sent = 0
+    with (
+        Client("demo", timeout=PATIENCE_S) as client,
+        Subscriber("demo", topics=topics) as subscriber,
+    ):
+
+        def send() -> None:
+            nonlocal sent
+            client.add_many([(f"k{sent + i}", 0, "t") for i in range(5)])
+            sent += 5
+
+        send()
+        for number in itertools.count():
+            if len(seen) + 3 > sent or number % 7 == 0:
+                send()
+            with Interrupt(number) as interrupt:
+                try:
+                    notice = next(subscriber) if iterate else subscriber.get(PATIENCE_S)
+                except Interrupted:
+                    notice = None
+            if notice is not None:
+                seen.append(notice)
+            if not interrupt.raised:
+                break
+        while len(seen) < sent and (notice := subscriber.get(PATIENCE_S)) is not None:
+            seen.append(notice)
+    assert [notice.seq for notice in seen] == list(range(1, sent + 1))
