@@ -44,6 +44,7 @@ from purgatoryd.shm_layout.errors import (
     ArenaNotReady,
     DaemonError,
     DaemonUnreachable,
+    Lagged,
     PurgatorydError,
     QueueFull,
 )
@@ -550,8 +551,12 @@ class AsyncSubscriber:
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
             self._news.clear()
-            if (notice := self._inbox.next_now()) is not None:
-                return notice
+            if (found := self._inbox.peek()) is not None:
+                source, item = found
+                source.taken = item
+                if isinstance(item, Lagged):
+                    raise item
+                return item
             if (sockets := self._inbox.sockets) != self._watched:
                 self._watch(sockets)
                 continue

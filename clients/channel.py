@@ -22,8 +22,10 @@ _EVENT = struct.Struct("=hi")
 def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
     """Takes what a monitor socket has to tell: True for made, False for broken."""
     while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-        event, _ = _EVENT.unpack(monitor.recv_multipart()[0])
-        yield event == _CONNECTED
+        frame = monitor.recv()
+        if monitor.get(zmq.RCVMORE):  # the second frame, the endpoint, may come after an interrupt
+            event, _ = _EVENT.unpack(frame)
+            yield event == _CONNECTED
 
 
 def closer(owner: object, *sockets: zmq.Socket[bytes]) -> Callable[[], object]:

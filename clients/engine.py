@@ -266,7 +266,9 @@ class Engine:
     def _wait(self) -> None:
         """Sleeps until there is something to do, and takes the requests that came."""
         if not self._expects and not self._listens:
-            self._take(self._requests.get())
+            request = self._requests.get()
+            self.core.look()  # a connection was made meanwhile: what is sent now is sent once
+            self._take(request)
             self._drain()
             if not self._calls:
                 self._await_company()

@@ -8,6 +8,11 @@ What stands in `_todo` is done in order, so a message waits behind the gap befor
     Gap      notices that the arena has and this subscriber has not
     Arrival  a message; turned into notices once the topic's gap is closed
 
+A subscriber is driven by its caller's thread, where a signal handler may raise between any two
+bytecodes. So each step can be done again: an Arrival leaves `_todo` once its notices are in
+`_ready`, and what gets there twice is dropped by what was handed out. What peek() returns stays the
+next item until it is stored in `taken`.
+
 Without an arena that this version can read only the messages are left: a topic begins with the
 first one that is received, and a gap is lost, with its range.
 """
@@ -41,6 +46,10 @@ class Position:
     """The sequence that must come next."""
     forgiving: bool = False
     """The caller knows already that notices before the oldest available are lost."""
+    handed: int = 0
+    """Notices before this sequence were handed out, or reported as lost."""
+    broken: Lagged | None = None
+    """Continuity was lost, and `_ready` does not say so yet."""
 
 
 @dataclass(slots=True)
@@ -86,7 +95,9 @@ class Stream:
         self._reader = attach()
         self._positions: dict[str, Position] = {}
         self._todo: deque[Gap | Arrival] = deque()
-        self._ready: deque[Notice | Lagged] = deque()
+        self._ready: deque[tuple[Position, Notice | Lagged]] = deque()
+        self.taken: Notice | Lagged | None = None
+        """What was handed out last."""
         self.stream_id = self._reader.stream_id if self._reader else 0
         """Of the notice that pop() returned last, too."""
         for topic, (incarnation, sequence) in self._newest_sequences().items():
@@ -135,6 +146,7 @@ class Stream:
         for topic, (incarnation, sequence) in self._newest_sequences().items():
             position = self._position(topic)
             self._adopt(position, incarnation)
+            self._report(position)
             if sequence >= position.next:
                 self._todo.append(Gap(position, sequence))
 
@@ -145,12 +157,23 @@ class Stream:
 
     # ---- out ---------------------------------------------------------------------------------
 
-    def pop(self) -> Notice | None:
-        """The next notice, None if there is none now. Raises Lagged for lost ones."""
-        while not self._ready:
+    def peek(self) -> Notice | Lagged | None:
+        """The next notice, or the range that is lost before it; None if there is none now."""
+        while True:
+            while self._ready:
+                position, item = self._ready[0]
+                if item is self.taken:
+                    position.handed = _end_of(item)
+                elif _end_of(item) > position.handed or _end_of(item) == 1:
+                    return item
+                self._ready.popleft()
             if not self._todo or not self._work(self._todo[0]):
                 return None
-        item = self._ready.popleft()
+
+    def pop(self) -> Notice | None:
+        """Takes the next notice, None if there is none now. Raises Lagged for lost ones."""
+        item = self.peek()
+        self.taken = item
         if isinstance(item, Lagged):
             raise item
         return item
@@ -172,9 +195,9 @@ class Stream:
         if behind >= position.next:
             self._todo.appendleft(Gap(position, behind))
             return True
-        self._todo.popleft()
         if head.records:
             self._deliver(position, head, arrival.body, arrival.received_ns)
+        self._todo.popleft()
         return True
 
     def _fill(self, gap: Gap) -> bool:
@@ -207,27 +230,31 @@ class Stream:
         skip = position.next - head.first
         if skip >= head.records:
             return
+        self._report(position)
         raw = wire.decode_notices(body, head.records)
+        notices: list[tuple[Position, Notice | Lagged]] = []
         for i in range(skip, head.records):
             ticket, deadline_ns, fired_ns, cause, flags, key, payload = raw[i]
             verdict = None
             if flags & NOTICE_OF_OPERATION:
                 verdict, payload = wire.decode_verdict(payload)
-            self._ready.append(
-                Notice(
-                    key, payload, position.topic, self._namespace, head.first + i, ticket,
-                    _CAUSES.get(cause, Cause.EXPIRED), deadline_ns, fired_ns,
-                    head.wall_offset_ns, received_ns, flags, verdict,
-                )
+            notice = Notice(
+                key, payload, position.topic, self._namespace, head.first + i, ticket,
+                _CAUSES.get(cause, Cause.EXPIRED), deadline_ns, fired_ns,
+                head.wall_offset_ns, received_ns, flags, verdict,
             )  # fmt: skip
+            notices.append((position, notice))
+        self._ready.extend(notices)
         position.next = head.first + head.records
         position.forgiving = False
 
     def _lose(self, position: Position, until: int) -> None:
         if until < position.next:
             return
+        self._report(position)
         if not position.forgiving:
-            self._ready.append(Lagged(self._namespace, position.topic, position.next, until))
+            lost = Lagged(self._namespace, position.topic, position.next, until)
+            self._ready.append((position, lost))
         position.next = until + 1
 
     def _received_ns(self) -> int | None:
@@ -260,8 +287,9 @@ class Stream:
             reader = self._attach()
         except PurgatorydError:
             return False
-        self.close()
-        self._reader = reader
+        before, self._reader = self._reader, reader
+        if before is not None:
+            before.close()
         if reader is not None and reader.stream_id != self.stream_id:
             self._break(reader.stream_id)
         return True
@@ -276,9 +304,9 @@ class Stream:
 
     def _break(self, stream_id: int) -> None:
         """Continuity is lost: says so for every topic, and goes on with what there is."""
-        self.stream_id = stream_id
         for position in self._positions.values():
             self._restart(position, 0)
+        self.stream_id = stream_id
 
     def _adopt(self, position: Position, incarnation: int) -> None:
         if position.incarnation == 0:
@@ -287,6 +315,22 @@ class Stream:
             self._restart(position, incarnation)
 
     def _restart(self, position: Position, incarnation: int) -> None:
+        broken = position.broken
         if position.incarnation:
-            self._ready.append(Lagged(self._namespace, position.topic, position.next, 0))
-        position.incarnation, position.next, position.forgiving = incarnation, 1, True
+            broken = Lagged(self._namespace, position.topic, position.next, 0)
+        position.incarnation, position.next, position.forgiving, position.broken = (
+            incarnation, 1, True, broken,
+        )  # fmt: skip
+        self._report(position)
+
+    def _report(self, position: Position) -> None:
+        """Puts a loss of continuity in its place among the notices."""
+        if (broken := position.broken) is not None:
+            if not any(item is broken for _, item in self._ready):
+                self._ready.append((position, broken))
+            position.broken = None
+
+
+def _end_of(item: Notice | Lagged) -> int:
+    """The sequence that comes after it; 1 after a loss of continuity."""
+    return (item.last_lost if isinstance(item, Lagged) else item.seq) + 1

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from typing import Self
+from typing import Protocol, Self
 
 import zmq
 
@@ -49,6 +49,16 @@ STUCK_S = 0.02
 OPEN_RETRY_S = 0.01
 
 
+class Taker(Protocol):
+    """Notes what was handed out."""
+
+    taken: Notice | Lagged | None
+
+
+Next = tuple[Taker, Notice | Lagged]
+"""The next item, and who notes that it was handed out."""
+
+
 class Inbox:
     """A SUB socket, the stream behind it, and when to compare. Never waits."""
 
@@ -73,6 +83,9 @@ class Inbox:
         self._remote = remote
         self._route = route or Route(name, namespace)
         self._ledger = ledger
+        self._noted: Notice | Lagged | None = None
+        self._receiving = False
+        """A message is being received, or an interrupt has torn one."""
         self._number = 0 if ledger is None else ledger.subscriber()
         subjects = _subjects(namespace, topics)
         self.endpoint = remote.place.notices if remote else self._route.find().pub_endpoint
@@ -111,7 +124,7 @@ class Inbox:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """Those that tell when next_now() is worth a call."""
+        """Those that tell when peek() is worth a call."""
         return self.socket, self.monitor
 
     def let_in(self) -> bool:
@@ -120,25 +133,20 @@ class Inbox:
             self._compare()
         return self.live
 
-    def next_now(self) -> Notice | None:
-        """The next notice, None if there is none now. Raises Lagged."""
+    def peek(self) -> Next | None:
+        """The next notice or Lagged, and which stream is to note it as taken; None if there is none
+        now."""
         self._fork_guard.check()
-        if self._ledger is None:
-            return self._next()
-        try:
-            notice = self._next()
-        except Lagged as lagged:
-            self._ledger.lost(self._source, lagged)
-            raise
-        if notice is not None:
-            self._ledger.received(self._source, notice)
-        return notice
-
-    def _next(self) -> Notice | None:
-        while (notice := self._stream.pop()) is None:
+        while (item := self._stream.peek()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
                 return None
-        return notice
+        if self._ledger is not None and item is not self._noted:
+            if isinstance(item, Lagged):
+                self._ledger.lost(self._source, item)
+            else:
+                self._ledger.received(self._source, item)
+            self._noted = item
+        return self._stream, item
 
     @property
     def _source(self) -> Source:
@@ -146,7 +154,7 @@ class Inbox:
 
     @property
     def patience_s(self) -> float:
-        """How long to sleep on the sockets at most before next_now is worth a call."""
+        """How long to sleep on the sockets at most before peek() is worth a call."""
         if self._stream.stuck:
             return STUCK_S
         return max(self._check_s - time.monotonic(), 0.0)
@@ -183,13 +191,22 @@ class Inbox:
             return None
 
     def _receive(self) -> bool:
-        try:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        self._received = True
-        self._stream.take(frames)
-        return True
+        """Takes a message. What an interrupt tears is dropped, and the arena has it."""
+        if self._receiving:
+            self._check_s = 0.0
+        self._receiving, topic = True, None
+        with suppress(zmq.Again):
+            while True:
+                frame = self.socket.recv(zmq.NOBLOCK)
+                if self.socket.get(zmq.RCVMORE):
+                    topic = frame
+                elif topic is not None:
+                    self._received = True
+                    self._stream.take([topic, frame])
+                    self._receiving = False
+                    return True
+        self._receiving = False
+        return False
 
     def _compare(self) -> bool:
         """With nothing to receive: compares with the arena if it is time. True if it was."""
@@ -249,6 +266,7 @@ class Merged:
         self._inboxes: list[Inbox] = []
         self._reported: deque[Lagged] = deque()
         """Of the shards of the generation before; still to be raised."""
+        self.taken: Notice | Lagged | None = None
         self._check_s = 0.0
         self._shard_generation = 0
         self._next_inbox = 0
@@ -267,12 +285,12 @@ class Merged:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Those that tell when next_now() is worth a call."""
+        """Those that tell when peek() is worth a call."""
         return tuple(socket for inbox in self._inboxes for socket in inbox.sockets)
 
     @property
     def patience_s(self) -> float:
-        """How long to sleep on the sockets at most before next_now is worth a call."""
+        """How long to sleep on the sockets at most before peek() is worth a call."""
         check_s = max(self._check_s - time.monotonic(), 0.0)
         return min(check_s, *(inbox.patience_s for inbox in self._inboxes))
 
@@ -285,22 +303,24 @@ class Merged:
         """True once there are or were connections to all shards."""
         return all(inbox.let_in() for inbox in self._inboxes)
 
-    def next_now(self) -> Notice | None:
-        """The next notice of any shard, None if there is none now. Raises Lagged."""
-        if not self._reported:
-            if (notice := self._next()) is not None:
-                return notice
-            if time.monotonic() >= self._check_s:
-                self._follow()
-        if self._reported:
-            raise self._reported.popleft()
-        return None
+    def peek(self) -> Next | None:
+        """The next notice of any shard, or Lagged; None if there is none now."""
+        while True:
+            if self._reported and self._reported[0] is self.taken:
+                self._reported.popleft()
+            if self._reported:
+                return self, self._reported[0]
+            if (found := self._next()) is not None:
+                return found
+            if time.monotonic() < self._check_s:
+                return None
+            self._follow()
 
-    def _next(self) -> Notice | None:
+    def _next(self) -> Next | None:
         for _ in self._inboxes:
             self._next_inbox = (self._next_inbox + 1) % len(self._inboxes)
-            if (notice := self._inboxes[self._next_inbox].next_now()) is not None:
-                return notice
+            if (found := self._inboxes[self._next_inbox].peek()) is not None:
+                return found
         return None
 
     def close(self) -> None:
@@ -439,29 +459,41 @@ class Subscriber(Closing):
         Raises Lagged, once for each range that the replay buffer has lost; the next call
         goes on with what follows.
         """
-        inbox, timeout = self._inbox, None if timeout is None else check_limit_s(timeout)
-        notice = inbox.next_now()
-        if notice is not None or timeout == 0:
-            return notice
-        deadline_s = None if timeout is None else time.monotonic() + timeout
-        while notice is None:
+        found = self._await(None if timeout is None else check_limit_s(timeout))
+        if found is None:
+            return None
+        source, item = found
+        if isinstance(item, Lagged):
+            source.taken = item; raise item  # noqa: E702  # fmt: skip
+        # No signal comes between the two statements: it is taken if and only if it is returned.
+        source.taken = item; return item  # noqa: E702  # fmt: skip
+
+    def _await(self, limit_s: float | None) -> Next | None:
+        inbox = self._inbox
+        if (found := inbox.peek()) is not None or limit_s == 0:
+            return found
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        while found is None:
             wait_s = inbox.patience_s
             if deadline_s is not None:
                 wait_s = min(wait_s, deadline_s - time.monotonic())
             if wait_s < 0:
                 break
             inbox.poller.poll(round(wait_s * 1000 + 0.5))
-            notice = inbox.next_now()
-        return notice
+            found = inbox.peek()
+        return found
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Notice:
         """The next notice, however long it takes; raises as get() does."""
-        while (notice := self.get()) is None:
+        while (found := self._await(None)) is None:
             pass
-        return notice
+        source, item = found
+        if isinstance(item, Lagged):
+            source.taken = item; raise item  # noqa: E702  # fmt: skip
+        source.taken = item; return item  # noqa: E702  # fmt: skip
 
     def close(self) -> None:
         """Ends the subscription."""

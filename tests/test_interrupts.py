@@ -7,6 +7,7 @@ outcome later. Afterwards the client works, and every result belongs to its call
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -277,3 +278,99 @@ def test_an_interrupted_subscriber_returns_each_notice_once(
         while len(seen) < sent and (notice := subscriber.get(PATIENCE_S)) is not None:
             seen.append(notice)
     assert [notice.seq for notice in seen] == list(range(1, sent + 1))
+
+
+# ---- real signals ------------------------------------------------------------------------------
+
+CTRL_C = """
+import os, random, signal, sys, threading
+from purgatoryd.clients import Client
+
+random.seed(int(sys.argv[1]))
+timer = threading.Timer(random.random() * 0.02, os.kill, (os.getpid(), signal.SIGINT))
+try:
+    timer.start()
+    for n in range(100):
+        with Client("demo") as client:
+            client.add_many([(f"{sys.argv[1]}.{n}.{i}", 3600) for i in range(300)])
+            client.add(f"{sys.argv[1]}.{n}", 3600, wait=False)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+STORM = """
+import random, signal, time
+from purgatoryd.clients import CancelResult, Client, Subscriber
+
+class Alarm(Exception): pass
+
+def ring(*_):
+    raise Alarm
+
+def first():
+    for notice in subscriber:
+        return notice
+
+signal.signal(signal.SIGALRM, ring)
+interrupts, seen, sent = 0, [], 0
+client, subscriber = Client("demo", timeout=30), Subscriber("demo", topics=["t"])
+calls = [
+    lambda n: client.add(f"k{n}", 3600, mode="replace"),
+    lambda n: client.add(f"p{n}", 3600, mode="replace", wait=False).result(),
+    lambda n: client.add_many([(f"k{n}", 3600), (f"m{n}", 3600)], mode="replace"),
+    lambda n: client.get(f"k{n}"),
+    lambda n: client.cancel_many([f"k{n}", f"m{n}"]),
+    lambda n: client.flush(),
+    lambda n: subscriber.get(0.01),
+    lambda n: first() if len(seen) < sent else None,
+]
+for n in range(1500):
+    if n % 4 == 0:
+        assert client.add_many([(f"t{n}.{i}", 0, "t") for i in range(5)]).ok
+        sent += 5
+    call, notice = calls[n % len(calls)], None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.random() * 0.0006 + 1e-6)
+        notice = call(n)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Alarm as error:
+        interrupts += 1
+        handle = getattr(error, "handle", None)
+        if handle is not None and hasattr(handle, "result"):
+            assert handle.result().key[1:] == str(n)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if hasattr(notice, "seq"):
+        seen.append(notice.seq)
+    if n % 20 == 0:
+        assert client.cancel("none") is CancelResult.UNKNOWN
+        assert client.add(f"q{n}", 3600).key == f"q{n}"
+while len(seen) < sent and (notice := subscriber.get(30)) is not None:
+    seen.append(notice.seq)
+assert len(set(seen)) == len(seen), "a notice came twice"
+subscriber.close()
+client.close()
+print(interrupts, sent, sorted(set(range(1, sent + 1)) - set(seen)))
+"""
+
+
+def run(program: str, *arguments: str) -> str:
+    """What a program says, which must end: the limit only ends one that hangs."""
+    command = (sys.executable, "-c", program, *arguments)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_programs_end_after_ctrl_c(daemon: StartDaemon) -> None:
+    daemon("demo", "--capacity", "1000000")
+    assert {run(CTRL_C, str(seed)) for seed in range(20)} == {"interrupted\n"}
+
+
+def test_a_storm_of_signals_breaks_nothing(daemon: StartDaemon) -> None:
+    daemon("demo")
+    interrupts, sent, lost = run(STORM).strip().split(maxsplit=2)
+    assert lost == "[]"
+    assert int(interrupts) > 100
+    assert int(sent) > 1000
