@@ -306,5 +306,5 @@ class Book:
 
     @property
     def speaks(self) -> bool:
-        """True if the daemon is to be told something."""
+        """True if something waits to be sent to the daemon."""
         return bool(self._true or self._released)

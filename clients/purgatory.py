@@ -341,7 +341,7 @@ class Owner:
         self._spoke_s = time.monotonic()
 
     def speak(self) -> None:
-        """Sends what is to be said of outcomes. A silent owner gives a sign of life at times."""
+        """Sends acknowledgements and completions; a silent owner pings the daemon at times."""
         if self._core.closed:
             self._book.lost(Closed("purgatory"))
             self._news.put(None)  # the worker ends
