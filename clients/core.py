@@ -65,7 +65,7 @@ TOPICS_CACHED = 4096
 APART_NS = 60_000_000_000
 """A welcome of an earlier or later time on this process's boot clock is of another clock."""
 RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
-RESEND_MAX_S = 2.0
+RESEND_MAX_S = wire.RESEND_MAX_NS / 1e9
 BUSY_S = 0.001  # the first wait before calls refused as BUSY are sent again; doubles
 BUSY_MAX_S = 0.1
 QUEUE_LIMIT = 65_536  # calls that are packed and have no answer

@@ -14,6 +14,7 @@ from purgatoryd.daemon import admin, sockets
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
+from purgatoryd.daemon.grace import Grace
 from purgatoryd.daemon.lifecycle import STOPPED, DaemonLifecycle, publishing, reasons
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
@@ -87,6 +88,7 @@ class Reaper:
         self._target_ns: int | None = None
         self._slept_until_ns: int | None = None
         """When the loop was to wake up, if nothing else woke it before."""
+        self._grace = Grace(arena)
         self._advancing: deque[Message] = deque()
 
     def run(self) -> None:
@@ -145,6 +147,8 @@ class Reaper:
         real_ns = boot_ns()
         if self._slept_until_ns is not None:
             self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
+        if not (self._clock.virtual or self._wal.full):
+            self._grace.begin_iteration(real_ns)
         left = self._fire(real_ns)
         busy = self._woke_for(self._sockets.admin.fd) and self._serve_admin()
         busy |= self._commands.clients.serve(real_ns)
@@ -329,9 +333,10 @@ class Reaper:
             return
         if self._sockets.pending(commands=not self._commands.full):
             return
-        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns)
+        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns, self._grace.ends_ns)
         if not full:
             until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
+            self._grace.sleep(until_ns)
         if until_ns <= boot_ns():
             return
         self._ready = self._waiter.wait(until_ns)

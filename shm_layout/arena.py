@@ -622,6 +622,16 @@ class Arena(_Owned):
         lib.pg_advance(self._a, now_ns, wall_offset_ns, real_boot_ns, budget, self._more)
         return bool(self._more[0])
 
+    def hold_operations(self, after_ns: int, upto_ns: int) -> bool:
+        """After an outage from `after_ns` to `upto_ns` (arena clock): the operations that came due
+        in it, or were armed before its end, do not expire until release_operations(). False = some
+        wait already, and their release is not to be put off."""
+        return bool(lib.pg_hold_operations(self._a, after_ns, upto_ns))
+
+    def release_operations(self) -> None:
+        """Has operations expire again."""
+        lib.pg_release_operations(self._a)
+
     @property
     def next_ns(self) -> int:
         """When `advance` is needed next; NONE_NS = nothing is armed."""

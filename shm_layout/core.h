@@ -189,6 +189,14 @@ void wheel_place(struct wheel *w, uint32_t slot);
 /* Links a slot that is due now, though its tick may not have ended. */
 void wheel_place_due(struct wheel *w, uint32_t slot);
 void wheel_remove(struct wheel *w, uint32_t slot);
+/* For on_due: links a slot that is due and is to wait; wheel_advance does not come to it again. */
+void wheel_hold(struct wheel *w, uint32_t slot);
+/* True if any such slot is linked. */
+bool wheel_holds(const struct wheel *w);
+/* Fires the slots that wait, in no order. Returns how many, at most `budget`; *more tells whether
+ * some are left. */
+uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, void *context,
+                       bool *more);
 /* Fetches what removing these slots will move into their cells. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
 /* When advance has to be called next, for a firing, a cascade or a gradual drain that

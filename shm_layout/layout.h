@@ -349,6 +349,7 @@ struct pg_ext {
 /* ---- the wheel (derived) -------------------------------------------------------- */
 
 #define PG_WHEEL_LEVELS 64
+#define PG_DUE_BUCKETS 3         /* of what is due, behind all rings */
 #define PG_CHUNK_CELLS 15
 
 struct pg_chunk {                 /* one cache line; a bucket is a chain of them */
@@ -378,8 +379,9 @@ struct pg_level {
     uint32_t pad;
 };
 
-/* Two more buckets stand behind those of the levels: timers which were due when they came.
- * One takes the newcomers while the other is fired. */
+/* PG_DUE_BUCKETS more stand behind those of all rings. Two hold timers which were due when they
+ * came: one takes the newcomers while the other is fired. The third holds operations that are due and
+ * wait after an outage. */
 struct pg_wheel {
     uint64_t clock;               /* tick whose bucket was fired last or is being fired */
     uint64_t drained;             /* tick up to which gradual draining is done */
@@ -390,7 +392,7 @@ struct pg_wheel {
     uint32_t shift;
     uint32_t ring;                /* buckets of one level: 2 x fanout */
     uint32_t level_count;
-    uint32_t due;                 /* number of the first of the two due buckets */
+    uint32_t due;                 /* number of the first of these buckets */
     uint32_t open;                /* 0 or 1: the due bucket that takes newcomers */
     uint32_t closing;             /* 1: the other one belongs to this tick, and may have members */
     uint32_t chunk_count;

@@ -67,7 +67,7 @@ def due(arena: Handle) -> int:
     """Timers that are due and wait for their turn."""
     wheel = arena.rows(lib.PG_R_WHEEL, "pg_wheel")[0]
     buckets = arena.rows(lib.PG_R_BUCKETS, "pg_bucket")
-    return int(buckets[wheel.due].count + buckets[wheel.due + 1].count)
+    return sum(int(buckets[wheel.due + n].count) for n in range(lib.PG_DUE_BUCKETS))
 
 
 def _level(wheel: Any, number: int, counts: memoryview) -> Level:

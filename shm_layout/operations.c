@@ -363,6 +363,14 @@ bool operation_may_end(struct pg_arena *a, uint32_t slot)
     return !wal_buffer_full(a) && (granules == 0 || replay_make_space(a, granules * PG_GRANULE));
 }
 
+/* What was armed after the outage, and comes due after it, owes nothing to it. */
+bool operation_waits(const struct pg_arena *a, uint32_t slot)
+{
+    const int64_t deadline_ns = a->slots.hot[slot].deadline_ns;
+    const bool later = operation_at(a, slot)->armed_ns >= a->hold_upto_ns;
+    return deadline_ns > a->hold_after_ns && !(later && deadline_ns > a->hold_upto_ns);
+}
+
 /* An advance or a failure may be under way that has not come to it yet. */
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {

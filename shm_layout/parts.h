@@ -96,6 +96,9 @@ struct pg_arena {
     struct rebuild rebuild;
     int64_t now_ns;               /* of the last advance, on the arena's clock */
     int64_t moment_ns;            /* now on it: a message may have come after the advance */
+    bool holding;                 /* operations that came due in an outage wait */
+    int64_t hold_after_ns;        /* the outage: those due by then had had their turn */
+    int64_t hold_upto_ns;         /* it ended */
     int64_t real_boot_ns;         /* of the running call */
     struct pg_session *worked;    /* on whose batch the last call worked; NULL = on none */
     int64_t begun_boot_ns;        /* of the batch that the last call has answered; 0 = none */
@@ -626,6 +629,8 @@ void operation_answered_no(struct pg_arena *a, uint32_t slot);
 void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error);
 /* From the wheel: looks once more, then ends. False: the replay buffer has no space now, or the
  * work of this call is used up. */
+/* Whether it came due in the outage after which operations are held. */
+bool operation_waits(const struct pg_arena *a, uint32_t slot);
 bool operation_expire(struct pg_arena *a, uint32_t slot);
 /* Each adds what it ended to result->deadline_ns and returns false when the visits of this
  * call are used up; the same call again continues. */

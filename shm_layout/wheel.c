@@ -70,7 +70,7 @@ uint32_t wheel_levels(const struct wheel_shape *shape)
 
 uint32_t wheel_buckets(const struct wheel_shape *shape)
 {
-    return wheel_levels(shape) * 2 * shape->fanout + 2;
+    return wheel_levels(shape) * 2 * shape->fanout + PG_DUE_BUCKETS;
 }
 
 /* No chunk is empty, and only the last of a bucket is not full. */
@@ -304,6 +304,17 @@ void wheel_place_due(struct wheel *w, uint32_t slot)
         bucket_push(w, s->due + s->open, slot);
 }
 
+/* ---- what is due and waits ------------------------------------------------------------- */
+
+static inline uint32_t bucket_waiting(const struct pg_wheel *s) { return s->due + 2; }
+
+void wheel_hold(struct wheel *w, uint32_t slot) { bucket_push(w, bucket_waiting(w->state), slot); }
+
+bool wheel_holds(const struct wheel *w)
+{
+    return w->buckets[bucket_waiting(w->state)].tail != PG_NIL;
+}
+
 /* The bucket's newest member moves into the hole; it may be the slot itself. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
@@ -457,6 +468,14 @@ static void drain(struct advance *t)
             return;
     }
     s->drained = s->clock;
+}
+
+uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, void *context,
+                       bool *more)
+{
+    struct advance t = {w, budget, on_due, NULL, context};
+    *more = !fire(&t, bucket_waiting(w->state));
+    return budget - t.budget;
 }
 
 uint32_t wheel_advance_prefetch(struct wheel *w, int64_t now_ns, uint32_t budget,
@@ -670,7 +689,7 @@ bool wheel_check(const struct wheel *w, uint32_t capacity, uint32_t armed_count,
 
     if (!check_clock(&a))
         return false;
-    for (uint32_t bucket = 0; bucket < w->state->due + 2; bucket++)
+    for (uint32_t bucket = 0; bucket < w->state->due + PG_DUE_BUCKETS; bucket++)
         if (!check_chain(&a, bucket))
             return false;
     for (uint32_t slot = 0; slot < capacity; slot++)

@@ -30,6 +30,9 @@ Key = str | bytes | uuid.UUID
 
 _STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
 
+RESEND_MAX_NS = 2_000_000_000
+"""The longest pause of a client before it sends again what got no answer. After an outage of the
+daemon operations wait for longer than that before they expire."""
 FRAME = struct.Struct(struct_format("pg_frame"))
 RECORD = struct.Struct(struct_format("pg_record"))
 RESULT = struct.Struct(struct_format("pg_result"))

@@ -1,0 +1,48 @@
+"""After an outage, apply the triggers that were sent in time before operations expire.
+
+While the daemon is stopped or its loop is late, triggers wait in the sockets, and clients send
+again what got no answer. After a start operations wait for START_NS, which is longer than any
+client's pause between two attempts. After a late iteration they wait as long as the iteration was
+late, but no longer than that. Timers do not wait. What time a message carries decides nothing.
+"""
+
+from __future__ import annotations
+
+from purgatoryd.shm_layout.arena import NONE_NS, Arena
+from purgatoryd.shm_layout.wire import RESEND_MAX_NS
+
+START_NS = RESEND_MAX_NS + 500_000_000
+"""The longest wait: the longest pause of a client, and the time to connect and to greet."""
+LATE_NS = 10_000_000
+"""An iteration that begins so late follows an outage."""
+
+
+class Grace:
+    """Decides whether operations may expire. Times are CLOCK_BOOTTIME, which is also the arena's
+    clock: a virtual clock has no outages."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._served_ns: int | None = None
+        """When operations had their turn last; None = not since the start."""
+        self._planned_ns = 0
+        """When the next iteration is to begin at the latest."""
+        self.ends_ns = NONE_NS
+        """When operations may expire again; NONE_NS = they may."""
+
+    def begin_iteration(self, now_ns: int) -> None:
+        """Before an iteration expires anything."""
+        if now_ns >= self.ends_ns:
+            self.ends_ns = NONE_NS
+            self._arena.release_operations()
+        late_ns = START_NS if self._served_ns is None else now_ns - self._planned_ns
+        if late_ns >= LATE_NS:
+            after_ns = -1 if self._served_ns is None else self._served_ns
+            if self._arena.hold_operations(after_ns, now_ns):
+                ends_ns = 0 if self.ends_ns == NONE_NS else self.ends_ns
+                self.ends_ns = max(ends_ns, now_ns + min(late_ns, START_NS))
+        self._served_ns = self._planned_ns = now_ns
+
+    def sleep(self, until_ns: int) -> None:
+        """The loop has nothing to do before `until_ns`."""
+        self._planned_ns = until_ns

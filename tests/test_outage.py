@@ -1,0 +1,336 @@
+"""After an outage of the daemon: triggers that were sent in time are applied before operations
+expire, timers fire at once, and no expiry waits longer than the grace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import purgatory_driver as pd
+import pytest
+from conftest import StartDaemon
+from purgatory_driver import Owner
+from real_daemon import PATIENCE_S, Daemon, eventually, stats
+
+from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
+from purgatoryd.daemon.grace import LATE_NS, START_NS, Grace
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.arena import NONE_NS
+from purgatoryd.shm_layout.layout import Cause, Status
+from purgatoryd.shm_layout.wire import RESEND_MAX_NS
+
+OPERATIONS = 50
+TIMEOUT_S = 1.5
+MS = 1_000_000
+
+
+# ---- real daemons ----------------------------------------------------------------------------
+
+
+def frozen(real: Daemon) -> Callable[[], None]:
+    os.kill(real.pid, signal.SIGSTOP)
+    return lambda: os.kill(real.pid, signal.SIGCONT)
+
+
+def killed(real: Daemon) -> Callable[[], None]:
+    real.kill()
+    return real.start
+
+
+def stopped(real: Daemon) -> Callable[[], None]:
+    real.stop()
+    return real.start
+
+
+def rebuilt(real: Daemon) -> Callable[[], None]:
+    """The arena is gone, as after a reboot: the WAL has all."""
+    real.kill()
+    for path in (real.paths.arena, real.paths.private):
+        Path(f"/dev/shm{path}").unlink()
+    return real.start
+
+
+def trigger(sender: Purgatory, key: str) -> None:
+    """A call in doubt is not repeated in another session: who triggers repeats it."""
+    try:
+        sender.advance(key, 1)
+    except SessionExpired:
+        sender.advance(key, 1)
+
+
+@pytest.mark.parametrize("outage", [frozen, killed, stopped, rebuilt])
+def test_what_was_completed_in_time_does_not_expire(
+    outage: Callable[[Daemon], Callable[[], None]], daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    """All deadlines pass during the outage, and all triggers are sent before, while it lasts."""
+    wal = ("--wal-dir", str(daemon_dir / "wal")) if outage is rebuilt else ()
+    real = daemon("demo", *wal)
+    durable = outage is rebuilt
+    with (
+        Purgatory("demo", durable=durable) as owner,
+        Purgatory("demo") as other,
+        Client("demo", durable=durable) as client,
+    ):
+        keys = [f"k{n}" for n in range(OPERATIONS)]
+        client.add("timer", delay=TIMEOUT_S)
+        begun_s = time.monotonic()
+        found = owner.watch_many([(key, AllOf({key: 1}), TIMEOUT_S) for key in keys])
+        lost = owner.watch("nobody", AllOf({"nobody": 1}), timeout=TIMEOUT_S)
+        operations = [op for op in found if isinstance(op, Operation)]
+        end_outage = outage(real)
+        senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
+        for sender in senders:
+            sender.start()
+        assert time.monotonic() - begun_s < TIMEOUT_S, "too slow to be sent in time"
+        time.sleep(TIMEOUT_S + 0.3)  # all deadlines pass
+        end_outage()
+        for sender in senders:
+            sender.join(PATIENCE_S)
+        eventually(lambda: stats(real)["operations"] == 0)
+        assert (stats(real)["satisfied"], stats(real)["expired"]) == (OPERATIONS, 1)
+        assert stats(real)["expiries"] == 1  # the timer
+        if outage is not rebuilt:  # its sessions are gone
+            assert {op.result(PATIENCE_S).cause for op in operations} == {"satisfied"}
+            assert lost.result(PATIENCE_S).cause == "expired"
+
+
+def test_a_flood_of_triggers_delays_no_expiry_for_ever(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    over = threading.Event()
+
+    def flood() -> None:
+        with Purgatory("demo") as sender:
+            while not over.is_set():
+                sender.bump("others")
+
+    with Purgatory("demo") as owner:
+        operation = owner.watch("op", AllOf({"k": 1}), timeout=0.5)
+        senders = [threading.Thread(target=flood) for _ in range(4)]
+        go_on = frozen(real)
+        for sender in senders:
+            sender.start()
+        time.sleep(0.6)
+        go_on()
+        try:
+            assert operation.result(PATIENCE_S).cause == "expired"
+            assert not over.is_set()
+        finally:
+            over.set()
+            for sender in senders:
+                sender.join(PATIENCE_S)
+
+
+# ---- the decision ----------------------------------------------------------------------------
+
+
+def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
+    assert START_NS > RESEND_MAX_NS == core.RESEND_MAX_S * 1e9
+
+
+class Asked:
+    """Stands in for an arena, and notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.accepts = True
+        self.calls: list[tuple[int, ...] | str] = []
+
+    def hold_operations(self, after_ns: int, upto_ns: int) -> bool:
+        if self.accepts:
+            self.calls.append((after_ns, upto_ns))
+        return self.accepts
+
+    def release_operations(self) -> None:
+        self.calls.append("release")
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+def grace(asked: Asked) -> Grace:
+    """The grace of a daemon that started at 1000 s; the first wait is over."""
+    made = Grace(as_arena(asked))
+    made.begin_iteration(1000 * 1000 * MS)
+    assert made.ends_ns == 1000 * 1000 * MS + START_NS
+    made.sleep(made.ends_ns)
+    made.begin_iteration(made.ends_ns)
+    assert asked.calls == [(-1, 1000 * 1000 * MS), "release"]
+    assert made.ends_ns == NONE_NS
+    asked.calls.clear()
+    return made
+
+
+def as_arena(asked: Asked) -> Any:
+    return asked
+
+
+def test_an_iteration_in_time_holds_nothing(grace: Grace, asked: Asked) -> None:
+    now_ns = 2000 * 1000 * MS
+    grace.sleep(now_ns)
+    grace.begin_iteration(now_ns + LATE_NS - 1)
+    grace.sleep(now_ns + 100 * MS)
+    grace.begin_iteration(now_ns + 50 * MS)  # a message woke it
+    assert asked.calls == []
+
+
+@pytest.mark.parametrize(("late_ns", "most_ns"), [(300 * MS, 300 * MS), (3_600_000 * MS, START_NS)])
+def test_a_late_iteration_holds_for_as_long_as_it_was_late(
+    late_ns: int, most_ns: int, grace: Grace, asked: Asked
+) -> None:
+    served_ns = 1000 * 1000 * MS + START_NS
+    grace.sleep(served_ns + 70 * MS)
+    now_ns = served_ns + 70 * MS + late_ns
+    grace.begin_iteration(now_ns)
+    assert asked.calls == [(served_ns, now_ns)]
+    assert grace.ends_ns == now_ns + most_ns
+    grace.sleep(grace.ends_ns)
+    grace.begin_iteration(grace.ends_ns)
+    assert asked.calls == [(served_ns, now_ns), "release"]
+
+
+def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(
+    grace: Grace, asked: Asked
+) -> None:
+    now_ns = 2000 * 1000 * MS
+    grace.begin_iteration(now_ns)
+    assert grace.ends_ns == now_ns + START_NS
+    grace.begin_iteration(now_ns + 1000 * MS)  # a second late
+    assert grace.ends_ns == now_ns + START_NS  # which is over before
+    grace.begin_iteration(now_ns + 2400 * MS)
+    assert grace.ends_ns == now_ns + 3800 * MS
+    asked.accepts = False
+    grace.begin_iteration(now_ns + 3700 * MS)
+    assert grace.ends_ns == now_ns + 3800 * MS
+    grace.sleep(grace.ends_ns)
+    grace.begin_iteration(now_ns + 3800 * MS)
+    assert grace.ends_ns == NONE_NS
+
+
+def test_no_new_grace_begins_before_all_have_expired(grace: Grace, asked: Asked) -> None:
+    """Else a daemon that is always late would expire nothing."""
+    asked.accepts = False
+    grace.begin_iteration(3000 * 1000 * MS)
+    assert grace.ends_ns == NONE_NS
+
+
+# ---- the core --------------------------------------------------------------------------------
+
+ALL = lib.PG_C_ALL
+COUNT = 20
+
+
+@pytest.fixture
+def late() -> Iterator[tuple[pd.Purgatory, Owner]]:
+    """Operations that come due one after the other, 10 ms apart, and a timer at 60 ms."""
+    made = pd.Purgatory(replay_capacity=64)
+    owner = Owner(made)
+    owner.send(
+        *(
+            pd.watch(b"op%d" % n, ALL, [pd.Key(b"k%d" % n, 1)], (n + 1) * 10 * MS, notice=True)
+            for n in range(COUNT)
+        )
+    )
+    owner.send(pd.put(b"timer", 60 * MS))
+    yield made, owner
+    made.check()
+
+
+def ended(made: pd.Purgatory) -> list[tuple[bytes, int]]:
+    """Keys and causes of the operations' notices, in order."""
+    return [(one.key, one.cause) for one in made.verdicts(0)]
+
+
+def test_operations_wait_and_timers_do_not(late: tuple[pd.Purgatory, Owner]) -> None:
+    made, owner = late
+    made.advance(15 * MS)
+    assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS)
+    assert not made.advance(400 * MS)  # nothing is left to do at once
+    assert made.next_ns > 400 * MS
+    assert (made.metrics.expired, made.metrics.expiries) == (1, 1)
+    made.check()
+    owner.send(*(pd.advance(b"k%d" % n, 1) for n in range(1, COUNT, 2)))
+    made.check()
+    lib.pg_release_operations(made.a)
+    assert made.next_ns <= 400 * MS
+    assert not made.advance(401 * MS)
+    causes = dict(ended(made))
+    assert [causes[b"op%d" % n] for n in range(COUNT)] == [
+        Cause.SATISFIED if n % 2 else Cause.EXPIRED for n in range(COUNT)
+    ]
+
+
+@pytest.mark.parametrize("budget", [1, 7])
+def test_operations_are_released_a_budget_at_a_time(
+    late: tuple[pd.Purgatory, Owner], budget: int
+) -> None:
+    made, _ = late
+    assert lib.pg_hold_operations(made.a, -1, 400 * MS)
+    while made.advance(400 * MS, budget=budget):
+        made.check()
+    assert made.metrics.expired == 0
+    lib.pg_release_operations(made.a)
+    assert made.advance(400 * MS, budget=budget)
+    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS)  # not before all had their turn
+    while made.advance(400 * MS, budget=budget):
+        made.check()
+    assert sorted(key for key, _ in ended(made)) == sorted(b"op%d" % n for n in range(COUNT))
+    assert lib.pg_hold_operations(made.a, 400 * MS, 500 * MS)
+
+
+def test_a_second_outage_before_the_release_covers_what_was_armed_since(
+    late: tuple[pd.Purgatory, Owner],
+) -> None:
+    made, owner = late
+    assert lib.pg_hold_operations(made.a, -1, 5 * MS)
+    made.advance(6 * MS)
+    owner.send(pd.watch(b"since", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
+    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS)  # nobody waits yet
+    made.advance(30 * MS)
+    assert made.metrics.expired == 0
+    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS)  # but now
+    lib.pg_release_operations(made.a)
+    made.advance(30 * MS)
+    assert sorted(key for key, _ in ended(made)) == [b"op0", b"op1", b"op2", b"since"]
+
+
+def test_what_owes_nothing_to_the_outage_expires_in_time(
+    late: tuple[pd.Purgatory, Owner],
+) -> None:
+    made, owner = late
+    assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS)
+    made.advance(400 * MS)
+    assert made.metrics.expired == 1  # op0 was due before the outage
+    owner.send(pd.watch(b"after", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
+    owner.send(pd.watch(b"before", ALL, [pd.Key(b"none", 1)], 0, notice=True))
+    made.advance(420 * MS)
+    assert [key for key, _ in ended(made)] == [b"op0", b"after"]
+    lib.pg_release_operations(made.a)
+    made.advance(421 * MS)
+    assert dict(ended(made))[b"before"] == Cause.EXPIRED
+
+
+def test_an_operation_that_waits_is_cancelled_extended_and_rebuilt(
+    late: tuple[pd.Purgatory, Owner],
+) -> None:
+    made, owner = late
+    assert lib.pg_hold_operations(made.a, -1, 400 * MS)
+    made.advance(400 * MS)
+    assert owner.send(pd.cancel(b"op3"))[0].status == Status.CANCELLED
+    ticket = owner.send(pd.put(b"op4", 1))[0].ticket  # refused: it names whose key it is
+    assert owner.send(pd.extend(b"op4", 100 * MS, ticket))[0].status == Status.EXTENDED
+    made.check()
+    made.rebuild(410 * MS)  # the next start: nothing is held, until its daemon says so
+    made.check()
+    lib.pg_release_operations(made.a)
+    made.advance(420 * MS)
+    causes = dict(ended(made))
+    assert (causes[b"op3"], b"op4" in causes, len(causes)) == (Cause.CANCELLED, False, COUNT - 1)
+    made.advance(600 * MS)
+    assert dict(ended(made))[b"op4"] == Cause.EXPIRED
