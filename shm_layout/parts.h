@@ -405,7 +405,8 @@ bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *dead
 static inline void answer(struct pg_result *r, uint64_t ticket, unsigned status,
                           int64_t deadline_ns)
 {
-    *r = (struct pg_result){ticket << 8 | status, deadline_ns};
+    r->deadline_ns = deadline_ns;
+    STORE_RELEASE(&r->ticket, ticket << 8 | status); /* with it the answer is whole */
 }
 /* The last free slot is for a replacement, which needs two for a moment. */
 static inline unsigned slots_status(const struct pg_arena *a, bool replacing)
