@@ -130,8 +130,10 @@ def _show(verdict: Verdict, as_json: bool) -> None:
     silent = verdict.ledger.get("armed_without_ledger", 0)
     if silent and not as_json:
         click.echo(f"in no ledger {silent:,} timers and operations that were armed")
-    text = click.style(_verdict(verdict), fg=_COLOURS[verdict.colour])
-    emit(_summary(verdict), text, as_json)
+    if as_json:
+        emit(_summary(verdict), "", as_json)
+    else:
+        click.secho(_verdict(verdict), fg=_COLOURS[verdict.colour])
 
 
 def _verdict(verdict: Verdict) -> str:
