@@ -278,7 +278,7 @@ class Client:
         check_type("result", result, BulkResult)
         limit_s = self._limit_s(timeout)
         self._core.check()
-        self._bulk(result, [], True, limit_s)
+        self._bulk(result, [], True, limit_s, last=False)
 
     def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
@@ -479,10 +479,13 @@ class Client:
         self._core.collected(pending)
 
     def _bulk(
-        self, result: BulkResult, batches: list[Batch], wait: bool, limit_s: float
-    ) -> BulkResult:
-        """Submits all batches of a bulk call, as there is space for them."""
-        job = _submitted(self._engine, self.queue_limit, result, batches, wait, limit_s)
+        self, result: BulkResult, batches: list[Batch], wait: bool, timeout: float,
+        *, last: bool = True,
+    ) -> BulkResult:  # fmt: skip
+        """Submits all batches of a bulk call, as there is space for them. `last`: at the timeout
+        nobody waits for `result` any more."""
+        last = last and wait
+        job = _submitted(self._engine, self.queue_limit, result, batches, wait, timeout, last)
         return self._run(job, partial(_checked, result, wait), result)
 
 
@@ -526,7 +529,7 @@ def space(engine: Engine, queue_limit: int, limit_s: float) -> Job[None]:
 
 def _submitted(
     engine: Engine, queue_limit: int, result: BulkResult, batches: list[Batch], wait: bool,
-    limit_s: float,
+    limit_s: float, last: bool,
 ) -> Job[None]:  # fmt: skip
     packer, unsent = engine.core.packer, deque(batches)
     try:
@@ -537,7 +540,7 @@ def _submitted(
         if wait:
             yield from engine.until(lambda: result.done, "bulk call", limit_s)
     except DaemonError as error:
-        if wait and not result.done:
+        if last and not result.done:
             result.abandon(unsent)
         for batch in unsent:
             packer.packed += batch.count

@@ -449,7 +449,7 @@ def test_nothing_answered_is_lost_by_kills_at_any_time(
         )
         with contextlib.suppress(DaemonError), contextlib.ExitStack() as stack:
             client = Client("demo", namespace="shop", timeout=2.0, durable=True)
-            stack.callback(client._core.close)  # it cannot say goodbye to a dead daemon
+            stack.callback(client._engine.end)  # it cannot say goodbye to a dead daemon
             ledger.work(client, 10**6)
         assert killer.wait(PATIENCE_S) == 0
         real.kill()
