@@ -148,7 +148,7 @@ PLANTED = [
     planted("moved_after_end", CLEAN.then("cancel_c", move(3, 90 * S, at_ns=3 * S)), 3),
     planted("moved_back", CLEAN.instead(move_d=move(5, 65 * S, at_ns=5 * S)), 5),
     planted("ack_unfounded", CLEAN.then("ack_e", end(1, at_ns=8 * S, acknowledged=True)), 1),
-    planted("acked_twice", CLEAN.then("ack_e", end(6, at_ns=8 * S, acknowledged=True)), 6),
+    planted("acked_twice", CLEAN.then("ack_e", end(6, at_ns=8 * S, dropped=True)), 6),
     planted("key_armed_twice", CLEAN.then("arm_b", arm(20, "a", 90 * S, at_ns=1 * S),
                                           end(20, at_ns=1 * S)), 1),
     planted("condition_unmet", CLEAN.instead(
@@ -322,6 +322,7 @@ CLEAN_STORIES = {
         copied=3
     ),
     "acknowledged_long_after": CLEAN.then("gone", end(90, at_ns=14 * S, acknowledged=True)),
+    "owner_gone": CLEAN.then("gone", end(7, at_ns=14 * S, dropped=True)),
     "forgotten_bulk_load": CLEAN.then(
         "arm_g", *bulk_load_rows(bulk_load(b"sixteen bytes id", BULK_LOAD_NONE, at_ns=21 * S))
     ),

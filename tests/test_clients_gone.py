@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ from purgatoryd.clients import (
     Subscriber,
 )
 from purgatoryd.daemon import client_watch
+from purgatoryd.shm_layout.layout import WireError
 from purgatoryd.shm_layout.wire import SessionInfo
 
 NEVER_S = 1e6
@@ -325,3 +327,94 @@ def test_a_connection_of_another_process_is_not_the_clients() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ProcessLookupError):
         client_watch.open_pidfd(ours.fileno(), os.getppid())
+
+
+# ---- sessions that are found again -----------------------------------------------------------
+
+GREETS = """
+import sys
+sys.path.append(sys.argv[1])
+import raw_wire as raw
+from pathlib import Path
+from purgatoryd.shm_layout import wire
+client = raw.Raw(Path(sys.argv[2]))
+nonce, grace_s = bytes.fromhex(sys.argv[3]), int(sys.argv[4])
+print(client.ask(wire.encode_hello(nonce, grace_ns=grace_s * 10**9)).session, flush=True)
+sys.stdin.read()
+"""
+"""Opens the session of a nonce that outlives the process by argv[4] seconds, and prints its id."""
+
+
+def greet(real: Daemon, nonce: bytes, grace_s: int) -> tuple[subprocess.Popen[str], int]:
+    tests = str(Path(__file__).parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", GREETS, tests, str(real.paths.cmd), nonce.hex(), str(grace_s)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def test_a_session_that_asked_for_a_grace_outlives_its_process(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--session-grace", "100ms")
+    first, session = greet(real, b"1" * 16, 3600)
+    plain, _ = greet(real, b"2" * 16, 0)
+    kill(first)
+    kill(plain)
+    eventually(lambda: not sessions_of(plain.pid))
+    assert [info.session for info in sessions_of(first.pid)] == [session]
+    second, found = greet(real, b"1" * 16, 0)
+    assert found == session
+    assert [info.session for info in sessions_of(second.pid)] == [session]
+    kill(second)
+    eventually(lambda: not sessions_of(second.pid))
+
+
+# ---- the commands ----------------------------------------------------------------------------
+
+
+def test_a_session_is_listed_and_dropped(daemon: StartDaemon) -> None:
+    daemon("demo")
+    process = owner(3, "t")
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "purgatoryd.cli", "session", *arguments, "--name", "demo"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    shown = json.loads(command("ls", "--json").stdout)
+    assert (shown["pid"], shown["uid"], shown["operations"]) == (process.pid, os.getuid(), 3)
+    assert shown["session"] in command("ls").stdout
+    assert command("drop", shown["session"]).returncode == 0
+    assert command("ls", "--json").stdout == ""
+    again = command("drop", shown["session"])
+    assert (again.returncode, "SESSION_EXPIRED" in again.stderr) == (4, True)
+    assert command("drop", "no-id").returncode == 2
+    kill(process)
+
+
+def test_only_sessions_of_ones_own_uid_are_shown_to_others(daemon: StartDaemon) -> None:
+    needs("root")
+    real = daemon("demo")
+    real.dir.chmod(0o755)
+    real.paths.admin.chmod(0o666)
+    asks = (
+        "import sys; sys.path.append(sys.argv[1])\n"
+        "import raw_wire as raw\n"
+        "from pathlib import Path\n"
+        "from purgatoryd.shm_layout import wire\n"
+        "from purgatoryd.shm_layout.layout import Message\n"
+        "admin = raw.Raw(Path(sys.argv[2]))\n"
+        "print(len(admin.ask(wire.encode_frame(Message.SESSIONS, 0)).body))\n"
+        "print(admin.ask(wire.encode_frame(Message.DROP, int(sys.argv[3]))).error)\n"
+    )
+    with Client("demo"):
+        (mine,) = sessions_of(os.getpid())
+        tests = str(Path(__file__).parent)
+        done = subprocess.run(
+            [sys.executable, "-c", asks, tests, str(real.paths.admin), str(mine.session)],
+            user=61001, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout.split() == ["0", str(int(WireError.DENIED))], done.stderr
+        assert sessions_of(os.getpid()) == [mine._replace(used_boot_ns=mine.used_boot_ns)]

@@ -104,8 +104,10 @@ def move(ticket: int, deadline_ns: int, *, at_ns: int = 0, wall_ns: int = NO_WAL
     )
 
 
-def end(ticket: int, *, at_ns: int = 0, acknowledged: bool = False) -> Record:
-    cause = 2 if acknowledged else 1
+def end(
+    ticket: int, *, at_ns: int = 0, acknowledged: bool = False, dropped: bool = False
+) -> Record:
+    cause = 3 if dropped else 2 if acknowledged else 1
     return Record("end", struct.pack("<QqIIIIQ", ticket, at_ns, ticket, cause, 1000, 0, 0))
 
 
