@@ -191,7 +191,8 @@ class Engine:
         finally:
             self.core.report()
             session.bye()
-            with suppress(PurgatorydError):  # the daemon first evicts sessions without an end
+            # Without an answer: the daemon first evicts sessions that were not ended.
+            with suppress(PurgatorydError, OSError):
                 yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S)
             self.ended = True
 
@@ -227,9 +228,8 @@ class Engine:
             self._wait()
             self._exchange()
         except (PurgatorydError, OSError) as error:
-            waiting, self._calls = self._calls, []
-            for call in waiting:
-                call.finish(error=error)
+            self._drain()
+            self._advance(error)
             time.sleep(OPEN_RETRY_S)  # it may come again at once
 
     def _exchange(self) -> None:
@@ -243,12 +243,13 @@ class Engine:
             if not core.pull():
                 return
 
-    def _advance(self) -> None:
-        """Resumes every job."""
+    def _advance(self, broken: Exception | None = None) -> None:
+        """Resumes every job, or raises `broken` in it."""
         calls, self._calls, self._due_s = self._calls, [], float("inf")
         for call in calls:
             try:
-                self._due_s = min(self._due_s, next(call.job))
+                due_s = next(call.job) if broken is None else call.job.throw(broken)
+                self._due_s = min(self._due_s, due_s)
                 self._calls.append(call)
             except StopIteration as stop:
                 call.finish(stop.value)
