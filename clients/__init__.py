@@ -14,6 +14,7 @@ from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.partitioned import PartitionedClient
 from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.subscriber import Subscriber
 from purgatoryd.shm_layout.errors import (
     ArenaError,
@@ -132,6 +133,7 @@ __all__ = [
     "QuotaExceeded",
     "Refused",
     "Remote",
+    "Resume",
     "SessionExpired",
     "SessionTableFull",
     "ShardUnavailable",

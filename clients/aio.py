@@ -35,6 +35,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import AnyPending, Entry, Pending
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import State
 from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Opener, unreachable
@@ -84,6 +85,9 @@ class AsyncClient:
     Use it as `async with AsyncClient("name") as c`, or await close() at the end.
     """
 
+    _resume: Resume | None = None
+    """Of an owner of operations."""
+
     def __init__(
         self,
         name: str = "default",
@@ -100,7 +104,9 @@ class AsyncClient:
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
-        self._core = Core(name, namespace, remote, durable, ledger, worker, numa_local, partition)
+        self._core = Core(
+            name, namespace, remote, durable, ledger, worker, numa_local, partition, self._resume
+        )
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None

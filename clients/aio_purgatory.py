@@ -31,6 +31,7 @@ from purgatoryd.clients.purgatory import (
     watch_rows,
 )
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout.errors import CallTimeout, Closed
 from purgatoryd.shm_layout.layout import Op, Status
 from purgatoryd.shm_layout.wire import Key
@@ -114,7 +115,9 @@ class AsyncPurgatory(AsyncClient):
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
+        resume: Resume | None = None,
     ) -> None:
+        self._resume = resume
         super().__init__(
             name,
             namespace=namespace,
@@ -127,6 +130,8 @@ class AsyncPurgatory(AsyncClient):
             numa_local=numa_local,
         )
         self._book = Book(self._schedule)
+        if resume is not None:
+            self._book.resume(self._core.session, resume.callback)
         self._core.session.on_outcomes = self._book.take
         self._core.session.on_lost = self._book.lost
         self._heartbeat: asyncio.TimerHandle | None = None

@@ -38,6 +38,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import State
 from purgatoryd.shm_layout import wire
@@ -101,6 +102,9 @@ class Client:
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
 
+    _resume: Resume | None = None
+    """Of an owner of operations."""
+
     def __init__(
         self,
         name: str = "default",
@@ -117,7 +121,9 @@ class Client:
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
-        self._core = Core(name, namespace, remote, durable, ledger, worker, numa_local, partition)
+        self._core = Core(
+            name, namespace, remote, durable, ledger, worker, numa_local, partition, self._resume
+        )
         self._engine = self._start()
         weakref.finalize(self, self._engine.end).atexit = False
         try:

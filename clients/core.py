@@ -28,6 +28,7 @@ from purgatoryd.clients.packing import (
     PendingCancel,
 )
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition, Route
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import wire
@@ -103,6 +104,7 @@ class Core:
         worker: str | None = None,
         numa_local: bool = False,
         partition: Partition | None = None,
+        resume: Resume | None = None,
     ) -> None:
         self.name = check_name(name)
         check_type("remote", remote, Remote)
@@ -110,6 +112,7 @@ class Core:
         check_type("ledger", ledger, Ledger)
         check_type("worker", worker, str)
         check_type("partition", partition, Partition)
+        check_type("resume", resume, Resume)
         refuse_remote(numa_local=numa_local, remote=remote)
         self._numa_local = numa_local
         self._remote = remote
@@ -117,7 +120,13 @@ class Core:
         self.namespace_bytes = wire.encode_namespace(namespace)
         self._route = Route(name, namespace, partition)
         self.key_name = self._name_entry(b"")  # for calls that name no topic
-        self.session = Session(durable=durable, ledger=ledger, worker=_worker_name(worker, remote))
+        self.session = Session(
+            os.urandom if resume is None else resume.nonces(),
+            durable=durable,
+            ledger=ledger,
+            worker=_worker_name(worker, remote),
+            grace_ns=0 if resume is None else resume.grace_ns,
+        )
         self.session.same_clock = remote is None
         self.packer = Packer()
         self.channel: Channel | None = None

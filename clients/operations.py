@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import Encoded, When
 from purgatoryd.clients.packing import Pending
+from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
 from purgatoryd.shm_layout.layout import Cause
 from purgatoryd.shm_layout.wire import Key, RawOutcome
@@ -135,9 +136,8 @@ class Operation:
 
     def _reported(self, raw: RawOutcome) -> None:
         keys = self._encoded.keys
-        cause: CauseName = Cause(raw.cause).name.lower()  # type: ignore[assignment]
         missing = [keys[i] for i in raw.missing]
-        self._end(Outcome(cause, missing, raw.error, raw.ended_ns - raw.armed_ns), None)
+        self._end(Outcome(_cause_of(raw), missing, raw.error, raw.ended_ns - raw.armed_ns), None)
 
     def _holds(self) -> bool:
         """Asks the owner's condition; one that raises is reported and counts as false."""
@@ -159,6 +159,19 @@ def _guarded(callback: Callable[[Operation], object], operation: Operation) -> N
         _LOG.error("callback of operation %r failed", operation.key, exc_info=error)
 
 
+def _guarded_call(callback: Callable[[Key, Outcome], object], key: Key, outcome: Outcome) -> None:
+    try:
+        callback(key, outcome)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _LOG.error("callback of operation %r failed", key, exc_info=error)
+
+
+def _cause_of(raw: RawOutcome) -> CauseName:
+    return Cause(raw.cause).name.lower()  # type: ignore[return-value]
+
+
 class Book:
     """Matches what the daemon pushes with the operations of this owner.
 
@@ -177,6 +190,13 @@ class Book:
         self._doubtful: dict[Any, Any] = {}  # watches that raised before their answer came
         self._mutex = threading.Lock()
         self._released: deque[tuple[int, int, int]] = deque()
+        self._session: Session | None = None  # that an earlier process had
+        self._callback: Callable[[Key, Outcome], object] = lambda *_: None
+        self._found: set[int] = set()  # tickets of its operations that ended
+
+    def resume(self, session: Session, callback: Callable[[Key, Outcome], object]) -> None:
+        """Has `callback` run for operations that an earlier process of `session` watched."""
+        self._session, self._callback = session, callback
 
     def _add(self, news: Callable[[], None]) -> None:
         self._news.append(news)
@@ -231,8 +251,20 @@ class Book:
         for raw in outcomes:
             if raw.cause != 0:
                 self._acks.append((raw.ticket, 0, raw.slot))
-            self._match(raw)
+            if self._session is not None and raw.armed_ns < self._session.began_ns:
+                self._take_earlier(raw)
+            else:
+                self._match(raw)
         self._kick()
+
+    def _take_earlier(self, raw: RawOutcome) -> None:
+        """Of an operation that an earlier process watched; nobody can answer its CHECKs."""
+        if raw.cause == 0:
+            self._released.append((raw.ticket, raw.version, raw.slot))
+        elif raw.ticket not in self._found:
+            self._found.add(raw.ticket)
+            outcome = Outcome(_cause_of(raw), [], raw.error, raw.ended_ns - raw.armed_ns)
+            self._add(lambda: _guarded_call(self._callback, raw.key, outcome))
 
     def _match(self, raw: RawOutcome) -> None:
         with self._mutex:

@@ -33,6 +33,7 @@ from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import Builder, Entry, PendingTrigger
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidCondition, InvalidRows
 from purgatoryd.shm_layout.layout import Op, PutMode, Status
@@ -159,7 +160,8 @@ class Purgatory(Client):
     """A connection to the daemon `name` that owns operations.
 
     Arguments and errors are those of Client. Outcomes come to the process that watched, and
-    are acknowledged by it; those of operations that live on when it ends are dropped.
+    are acknowledged by it; those of operations that live on when it ends are dropped. With `resume`
+    a later process gets them.
     """
 
     def __init__(
@@ -174,7 +176,9 @@ class Purgatory(Client):
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
+        resume: Resume | None = None,
     ) -> None:
+        self._resume = resume
         self._news: SimpleQueue[None] = SimpleQueue()
         self._book = Book(partial(self._news.put, None))
         super().__init__(
@@ -188,6 +192,8 @@ class Purgatory(Client):
         self._worker.start()
 
     def _start(self) -> Engine:
+        if self._resume is not None:
+            self._book.resume(self._core.session, self._resume.callback)
         self._core.session.on_outcomes = self._book.take
         self._core.session.on_lost = self._book.lost
         return Engine(

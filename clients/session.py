@@ -28,7 +28,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.retries import WAITING_MAX, Retries, all_busy, is_busy
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
-from purgatoryd.shm_layout.layout import Message, WireError
+from purgatoryd.shm_layout.layout import ClockKind, Message, WireError
 from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
 
 
@@ -69,8 +69,12 @@ class Session:
         durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: bytes = b"",
+        grace_ns: int = 0,
     ) -> None:
         self._nonce = nonce
+        self._grace_ns = grace_ns
+        self.began_ns = 0
+        """When the first session welcomed us, on the arena's clock; 0 = not yet, or it is gone."""
         self._worker = worker  # what the WAL calls us
         self._wants_durable = durable
         self._ledger = ledger
@@ -263,6 +267,9 @@ class Session:
             self._on_refused_hello(reply.refusal())
             return
         self.welcome = wire.decode_welcome(reply.body)
+        if self._hellos == 1 and self.began_ns == 0:
+            virtual = self.welcome.clock_kind == ClockKind.VIRTUAL
+            self.began_ns = self.welcome.now_ns if virtual else self.welcome.real_boot_ns
         self.refusal = None
         self.id = self.welcome.session
         self.window = min(layout.WINDOW, self.welcome.window)
@@ -426,7 +433,8 @@ class Session:
     def _greet(self) -> None:
         # Numbered, so that a late answer to an earlier nonce is not taken for this one's.
         self._hellos += 1
-        self._hello = wire.encode_hello(self._nonce(16), self._hellos, self._worker)
+        self._hello = wire.encode_hello(self._nonce(16), self._hellos, self._worker, self._grace_ns)
+        self._grace_ns = self.began_ns = 0  # a session that replaces this one is found by nobody
         self.state = State.GREETING
         self._outgoing.clear()
         self._outgoing.append(Letter(self._hello))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import StartDaemon
@@ -22,7 +23,9 @@ from purgatoryd.clients import (
     Admin,
     AsyncClient,
     Client,
+    InvalidArgument,
     Purgatory,
+    Resume,
     SessionTableFull,
     Status,
     Subscriber,
@@ -336,6 +339,7 @@ import sys
 sys.path.append(sys.argv[1])
 import raw_wire as raw
 from pathlib import Path
+from typing import Any
 from purgatoryd.shm_layout import wire
 client = raw.Raw(Path(sys.argv[2]))
 nonce, grace_s = bytes.fromhex(sys.argv[3]), int(sys.argv[4])
@@ -419,3 +423,60 @@ def test_only_sessions_of_ones_own_uid_are_shown_to_others(daemon: StartDaemon) 
         )  # fmt: skip
         assert done.stdout.split() == ["0", str(int(WireError.DENIED))], done.stderr
         assert sessions_of(os.getpid()) == [mine._replace(used_boot_ns=mine.used_boot_ns)]
+
+
+# ---- owners that are found again -------------------------------------------------------------
+
+RESUMES = """
+import sys
+from purgatoryd.clients import AllOf, Purgatory, Resume
+resume = Resume("worker-1", 3600.0, lambda key, outcome: print(key, outcome.cause, flush=True))
+p = Purgatory("demo", timeout=30.0, resume=resume)
+key = sys.argv[1]
+op = p.watch(key, AllOf({"t": 1}), 3600.0)
+op.add_done_callback(lambda op: print("own", op.key, op.result().cause, flush=True))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""An owner that watches the operation argv[1], and prints the outcomes that it gets."""
+
+
+def resumed(key: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RESUMES, key],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
+    daemon: StartDaemon,
+) -> None:
+    real = daemon("demo", "--session-grace", "100ms")
+    first = resumed("first")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    kill(first)
+    with Purgatory("demo") as triggers:
+        assert triggers.advance("t", 1) == 1
+        assert triggers.forget("t")
+        assert stats(real)["outcomes"] == 1
+        process = resumed("second")
+        assert process.stdout is not None
+        lines = {process.stdout.readline() for _ in range(2)}
+        assert lines == {"first satisfied\n", "ready\n"}, "the outcome may come first"
+        eventually(lambda: stats(real)["outcomes"] == 0)
+        assert triggers.advance("t", 1) == 1
+        assert process.stdout.readline() == "own second satisfied\n"
+    process.stdin.close()  # type: ignore[union-attr]
+    assert process.stdout.read() == ""
+    process.wait()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("", 1.0), ("x" * 64, 1.0), (7, 1.0), ("a", 0), ("a", 86_401), ("a", "1")]
+)
+def test_what_cannot_be_found_again_is_refused(arguments: tuple[Any, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Resume(*arguments, lambda key, outcome: None)
+    with pytest.raises(InvalidArgument):
+        Resume("a", 1.0, "no function")  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""How an owner of operations is found again by a later process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+from purgatoryd.clients.arguments import check_callable, check_limit_s
+from purgatoryd.clients.operations import Outcome
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import InvalidArgument
+from purgatoryd.shm_layout.layout import GRACE_MAX_NS
+from purgatoryd.shm_layout.wire import Key
+
+_NONCE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Lets a later process take over the operations of an owner whose process has ended.
+
+    `name`: what both processes give, 1 to 63 bytes; of one uid, one process at a time may use it.
+    `grace`: seconds for which the daemon keeps the session after the end of its process, up to a
+    day; after that, and after close(), its outcomes are freed. `callback(key, outcome)` runs in the
+    purgatory's thread for each operation of an earlier process, once, when it ended; `missing` of
+    such an outcome is empty. A `When` of an earlier process counts as false.
+
+    Raises InvalidArgument.
+    """
+
+    name: str
+    grace: float
+    callback: Callable[[Key, Outcome], object]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not wire.encode_worker(self.name):
+            raise InvalidArgument(f"name {self.name!r} must be a text of 1 to 63 bytes")
+        if not 0 < check_limit_s(self.grace, "grace") * 1e9 <= GRACE_MAX_NS:
+            raise InvalidArgument(f"grace {self.grace!r} must be above 0 s and at most a day")
+        check_callable("callback", self.callback)
+
+    @property
+    def grace_ns(self) -> int:
+        """`grace` in ns."""
+        return round(self.grace * 1e9)
+
+    def nonces(self) -> Callable[[int], bytes]:
+        """The nonce by which the session is found; then those of sessions that replace it, which
+        are found by nobody."""
+        made = self._nonces()
+        return lambda _: next(made)
+
+    def _nonces(self) -> Iterator[bytes]:
+        yield sha256(b"purgatoryd resume " + self.name.encode()).digest()[:_NONCE_BYTES]
+        while True:
+            yield os.urandom(_NONCE_BYTES)
