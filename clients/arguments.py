@@ -27,6 +27,8 @@ def check_whole(name: str, value: Any, least: int, most: int) -> int:
 
 def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
     """Seconds to wait; below 0 counts as 0, infinity as LIMIT_S."""
+    if type(limit_s) is float and 0.0 <= limit_s <= LIMIT_S:  # as nearly always; NaN is not
+        return limit_s
     if isinstance(limit_s, bool) or not hasattr(limit_s, "__float__"):
         raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds")
     try:

@@ -99,6 +99,10 @@ class Client:
     there stays where it is. `partition`: only this one of a namespace that is divided into several;
     PartitionedClient has them all.
 
+    An interrupt of a call, such as Ctrl-C, leaves the client usable. If the call may have been
+    sent, the exception has the attribute `handle`: the Handle, BulkResult or Operation of the call,
+    whose outcome comes all the same. CallTimeout and DaemonUnreachable of a call have it as well.
+
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
 

@@ -6,6 +6,7 @@ outcome later. Afterwards the client works, and every result belongs to its call
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -47,11 +48,13 @@ class Interrupt:
         self.raised = False
 
     def __enter__(self) -> Interrupt:
+        gc.disable()  # what it closes is not part of the call
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(OURS):
