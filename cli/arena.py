@@ -21,6 +21,7 @@ from purgatoryd.cli.options import (
     payload_record,
     visible,
 )
+from purgatoryd.cli.purgatory import condition_text, operation_record
 from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:
@@ -46,13 +47,12 @@ def reading(name: str) -> Iterator[Reader]:
 
 def infos(reader: Reader) -> Iterator[Info]:
     """All armed timers, in no particular order."""
-    from purgatoryd.shm_layout.wire import INFO, decode_infos
+    from purgatoryd.shm_layout.wire import decode_infos, info_bytes
 
     for page in reader.scan():
         at = count = 0
         while at < len(page):
-            head = INFO.unpack_from(page, at)
-            at += INFO.size + head[3] + head[4] + head[6] + head[7]  # payload, key, names
+            at += info_bytes(page, at)
             count += 1
         yield from decode_infos(page, count)
 
@@ -80,6 +80,8 @@ def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
     }
     if info.wall_ns is not None:
         record["deadline_at"] = units.format_wall(info.wall_ns)
+    if info.operation is not None:
+        record["operation"] = operation_record(info.operation)
     return record
 
 
@@ -90,6 +92,8 @@ def info_text(info: Info, due_in_ns: int) -> str:
     place = visible(f"{info.namespace}/{info.topic}")
     due = units.format_duration(due_in_ns)
     text = f"in {due:<9} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
+    if info.operation is not None:
+        text += f", {condition_text(info.operation)}, owner {info.operation.owner:016x}"
     return text + (", parked" if info.status == Status.PARKED else "")
 
 
@@ -102,7 +106,7 @@ def info_text(info: Info, due_in_ns: int) -> str:
 def list_command(
     name: str, namespace: str | None, prefix: str, limit: int | None, as_json: bool
 ) -> None:
-    """List armed timers, in no particular order.
+    """List armed timers and operations, in no particular order.
 
     Reads the shared memory and does not trouble the daemon. What is armed, fires or is
     cancelled meanwhile may or may not be seen; every timer that is shown was armed.

@@ -24,6 +24,7 @@ from purgatoryd.cli.options import (
 if TYPE_CHECKING:
     from purgatoryd.clients import AllOf, Outcome, Quorum
     from purgatoryd.shm_layout.arena import Watermark
+    from purgatoryd.shm_layout.wire import OperationInfo, WatchInfo
 
 Target = tuple[str, int]
 
@@ -220,6 +221,43 @@ def clear_command(
         result = "cleared" if done else "unknown"
         emit({**key_record(key), "result": result.upper()}, f"{result} {key_text(key)}", as_json)
     return Exit.DONE if all(known) else Exit.NEGATIVE
+
+
+def operation_record(found: OperationInfo) -> dict[str, Any]:
+    """What an armed operation waits for, in JSON."""
+    keys = [{**row._asdict(), **key_record(row.key)} for row in found.keys]
+    return {
+        "condition": found.condition.name, "threshold": found.threshold,
+        "owner": f"{found.owner:016x}", "keys": keys,
+    }  # fmt: skip
+
+
+def operation_fields(record: dict[str, Any], found: OperationInfo) -> dict[str, Any]:
+    """The lines of `get`: those of a timer, and what its operation waits for."""
+    shown = {name: value for name, value in record.items() if name != "operation"}
+    keys = {f"key {n}": watch_text(row) for n, row in enumerate(found.keys, 1)}
+    owner = f"{found.owner:016x}"
+    return {**shown, "condition": condition_text(found), "owner": owner, **keys}
+
+
+def condition_text(found: OperationInfo) -> str:
+    """A condition for people, without its keys' watermarks."""
+    keys, name = len(found.keys), found.condition.name
+    parts = {
+        "ALL": f"all of {keys}", "ANY": f"any of {keys}",
+        "QUORUM": f"{found.threshold} of {keys}", "CLIENT": f"asks its owner about {keys}",
+        "SUM": f"sum of at least {found.threshold} over {keys}",
+    }  # fmt: skip
+    return f"{parts[name]} key{'s' * (keys != 1)}"
+
+
+def watch_text(found: WatchInfo) -> str:
+    """A watch key of an operation for people: its watermark and what it has to reach."""
+    parts = [f"{key_text(found.key)} at {found.watermark}"]
+    parts += [f"needs {found.target}"] if found.target is not None else []
+    parts += [f"counts from {found.base}"] if found.base is not None else []
+    parts += [f"{found.cap} at most"] if found.cap is not None else []
+    return ", ".join(parts + ([f"failed with {found.error}"] if found.error else []))
 
 
 def watermark_record(found: Watermark) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from purgatoryd.cli.options import (
     timeout_option,
     visible,
 )
+from purgatoryd.cli.purgatory import operation_fields, operation_record
 
 if TYPE_CHECKING:
     from purgatoryd.clients import TimerInfo
@@ -41,6 +42,8 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
     }
     if timer.deadline_at:
         record["deadline_at"] = units.format_moment(timer.deadline_at)
+    if timer.operation is not None:
+        record["operation"] = operation_record(timer.operation)
     return record
 
 
@@ -143,7 +146,11 @@ def cancel_command(
 def get_command(
     key: str, name: str, namespace: str, key_type: str, timeout: float, as_json: bool
 ) -> int:
-    """Show the armed timer of KEY; exit code 1 if there is none."""
+    """Show the armed timer or operation of KEY; exit code 1 if there is none.
+
+    Of an operation it shows the condition, the owner's session, and each watch key with its
+    watermark.
+    """
     from purgatoryd.clients import PartitionedClient
 
     wanted = read_key(key, key_type)
@@ -154,7 +161,8 @@ def get_command(
         emit({**key_record(wanted), "status": "UNKNOWN"}, text, as_json)
         return Exit.NEGATIVE
     record = timer_record(timer) | ({} if as_json or virtual else {"due": due_text(timer)})
-    lines = [f"{label:<18}{visible(str(value))}" for label, value in record.items()]
+    shown = record if timer.operation is None else operation_fields(record, timer.operation)
+    lines = [f"{label:<18}{visible(str(value))}" for label, value in shown.items()]
     emit(record, "\n".join(lines), as_json)
     return Exit.DONE
 

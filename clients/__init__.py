@@ -62,7 +62,7 @@ from purgatoryd.shm_layout.errors import (
     WrongShard,
 )
 from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, Status
-from purgatoryd.shm_layout.wire import NamespaceSettings
+from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
 
 if TYPE_CHECKING:
     from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
@@ -121,6 +121,7 @@ __all__ = [
     "NotDurable",
     "Notice",
     "Operation",
+    "OperationInfo",
     "Outcome",
     "Partitioned",
     "PartitionedClient",
@@ -146,6 +147,7 @@ __all__ = [
     "TooFar",
     "WalStopped",
     "Watch",
+    "WatchInfo",
     "WatermarkOverflow",
     "When",
     "WrongShard",

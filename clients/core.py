@@ -519,5 +519,5 @@ class Question(_Asked):
         return TimerInfo(
             self.key, info.namespace, info.topic, info.ticket, info.deadline_ns,
             Status(info.status), info.payload,
-            None if info.wall_ns is None else times.wall_time(info.wall_ns),
+            None if info.wall_ns is None else times.wall_time(info.wall_ns), info.operation,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from purgatoryd.clients.times import wall_time
 from purgatoryd.shm_layout.layout import Cause, Status
-from purgatoryd.shm_layout.wire import Key, Verdict
+from purgatoryd.shm_layout.wire import Key, OperationInfo, Verdict
 
 
 class CancelResult(enum.Enum):
@@ -41,6 +41,8 @@ class TimerInfo:
     payload: bytes = b""
     deadline_at: datetime | None = None
     """The absolute wall deadline, if the timer follows the wall clock (get only)."""
+    operation: OperationInfo | None = None
+    """Condition, owner and watermarks, if the key is an operation's (get only)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 from purgatoryd.clients.arguments import check_callable, check_limit_s
-from purgatoryd.clients.conditions import Encoded, When
+from purgatoryd.clients.conditions import AnyCondition, Encoded, When
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
@@ -40,6 +40,8 @@ class Outcome:
     missing: list[Key]
     error: int
     elapsed_ns: int
+    condition: AnyCondition | None = None
+    """What it waited for, as it was given to watch(); None: an earlier process gave it."""
 
 
 class Owner(Protocol):
@@ -53,12 +55,13 @@ class Owner(Protocol):
 class Operation:
     """An operation that was armed. Thread-safe."""
 
-    def __init__(self, key: Key, encoded: Encoded, condition: When | None) -> None:
+    def __init__(self, key: Key, encoded: Encoded, condition: AnyCondition) -> None:
         self.key = key
         self.ticket = 0
         """Set once the daemon has acknowledged the watch."""
         self._encoded = encoded
-        self._condition = condition
+        self.condition = condition
+        self._asked = condition if isinstance(condition, When) else None
         self._owner: Owner | None = None
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
@@ -137,12 +140,13 @@ class Operation:
     def _reported(self, raw: RawOutcome) -> None:
         keys = self._encoded.keys
         missing = [keys[i] for i in raw.missing]
-        self._end(Outcome(_cause_of(raw), missing, raw.error, raw.ended_ns - raw.armed_ns), None)
+        elapsed_ns = raw.ended_ns - raw.armed_ns
+        self._end(Outcome(_cause_of(raw), missing, raw.error, elapsed_ns, self.condition), None)
 
     def _holds(self) -> bool:
         """Asks the owner's condition; one that raises is reported and counts as false."""
         try:
-            return self._condition is not None and bool(self._condition.condition())
+            return self._asked is not None and bool(self._asked.condition())
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() too: it would end the listener

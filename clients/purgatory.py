@@ -62,7 +62,7 @@ class Armed(NamedTuple):
     @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for two watches of the same key, condition, payload and topic."""
-        condition = self.operation._condition
+        condition = self.operation._asked
         code = None if condition is None else id(condition.condition)
         return (self.entry.name, code, *self.entry.fields[:3], *self.entry.fields[5:])
 
@@ -81,10 +81,9 @@ def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
     key_type, key_bytes = wire.encode_key(row.key)
     name = core.key_name if row.topic is None else core.topic_name(row.topic)
     payload = wire.encode_payload(row.payload)
-    condition = row.condition if isinstance(row.condition, When) else None
-    operation = Operation(row.key, encoded, condition)
-    if condition is not None and times.seconds_ns(row.timeout) <= 0:
-        encoded = _encode_once(operation, condition)
+    operation = Operation(row.key, encoded, row.condition)
+    if isinstance(row.condition, When) and times.seconds_ns(row.timeout) <= 0:
+        encoded = _encode_once(operation, row.condition)
     pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
     fields = (
         encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,

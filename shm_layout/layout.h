@@ -1478,7 +1478,8 @@ struct pg_ack {
     uint32_t pad;
 };
 
-/* QUERY replies and scans: one per record, followed by namespace, topic, key, payload. */
+/* QUERY replies and scans: one per record, followed by namespace, topic, key, payload, and of an
+ * operation a struct pg_info_watch for each of its keys, in its order. */
 struct pg_info {
     uint64_t ticket;              /* ticket << 8 | enum pg_status (FOUND, UNKNOWN, DENIED) */
     int64_t  deadline_ns;
@@ -1488,6 +1489,22 @@ struct pg_info {
     uint8_t  key_type;
     uint8_t  namespace_len;
     uint8_t  topic_len;
+    uint64_t owner;               /* of an operation: its owner's session; else 0 */
+    uint64_t threshold;           /* of an operation, as in struct pg_operation */
+    uint32_t watch_bytes;         /* of an operation: what stands behind its payload */
+    uint16_t keys;                /* of an operation: its watch keys; 0 = a timer */
+    uint8_t  condition;           /* of an operation: enum pg_condition */
+    uint8_t  pad;
+};
+struct pg_info_watch {            /* followed by the key */
+    uint64_t target;              /* UINT64_MAX = reached; SUM: the base; CLIENT: 0 */
+    uint64_t cap;                 /* SUM */
+    uint64_t watermark;
+    uint32_t error;               /* code of its failure; 0 = it has not failed */
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint8_t  own;                 /* 1 = forgotten when the operation ends */
+    uint8_t  pad;
 };
 
 /* ADVANCE reply: frame (count = topics), then one of these per topic with its names

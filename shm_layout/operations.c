@@ -1218,3 +1218,43 @@ bool operations_check(const struct pg_arena *a, struct pg_fault *fault)
     return ended == a->metrics->outcomes ||
            fault_set(fault, "operations", "count of outcomes", 0, ended, a->metrics->outcomes);
 }
+
+/* ---- readers ------------------------------------------------------------------------------ */
+
+static struct pg_info_watch watch_info(const struct pg_operation *op, const uint8_t *blob,
+                                       uint32_t n, uint64_t place)
+{
+    const uint8_t *own = blob + sizeof *op + bitmap_bytes(op->keys);
+    const uint8_t *shares = blob + sizeof *op + bitmaps_space(op->keys, op->has_own);
+    struct pg_info_watch watch = {.own = op->has_own && (own[n / 8] >> n % 8 & 1)};
+    struct pg_share share;
+
+    if (has_targets(op->condition))
+        watch.target = watch_target(place);
+    if (op->condition == PG_C_SUM) {
+        memcpy(&share, shares + n * sizeof share, sizeof share);
+        watch.target = share.base;
+        watch.cap = share.cap;
+    }
+    return watch;
+}
+
+void operation_info(const struct pg_arena *a, const struct pg_operation *op, const uint8_t *blob,
+                    struct pg_info *info, struct sink *out)
+{
+    const uint64_t before = out->used;
+    uint32_t x = op->first_watch;
+
+    info->owner = op->session;
+    info->threshold = op->threshold;
+    info->condition = op->condition;
+    for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++) {
+        const struct pg_watch w = *watch_at(a, x);
+        struct pg_info_watch watch = watch_info(op, blob, n, w.target);
+        if (!watermark_info(a, w.key_row, &watch, out))
+            break;
+        info->keys++;
+        x = w.sibling;
+    }
+    info->watch_bytes = (uint32_t)(out->used - before);
+}

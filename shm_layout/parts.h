@@ -494,6 +494,10 @@ static inline uint32_t watermark_blob(const struct pg_watched *l)
     return blob;
 }
 uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL: watermark 0 */
+/* Writes `watch` with a watch key's watermark, and the key behind it; false: the row or its blob is
+ * not inside, as where a reader followed what changed underneath. */
+bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
+                    struct sink *out);
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
 /* A new row at watermark 0; PG_NIL with *status = why not. With `to_join` it is forgotten until an
  * operation joins it: if a kill comes before, it goes. */
@@ -608,6 +612,10 @@ static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
 }
 /* Bytes before the key and payload in its blob. */
 uint32_t operation_ext_bytes(const struct pg_operation *op);
+/* What an operation waits for: its keys go behind the payload, the rest into `info`. `op` is a copy
+ * of the blob's head, and may be that of one which ended meanwhile. */
+void operation_info(const struct pg_arena *a, const struct pg_operation *op, const uint8_t *blob,
+                    struct pg_info *info, struct sink *out);
 /* As a frame says that it was armed, in a slot that is free; in whose account. False: no space. */
 bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
                        const struct pg_wal_watch_key *keys, uint16_t account);
@@ -798,6 +806,8 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot);
 
 void *sink_take(struct sink *s, uint64_t bytes);     /* NULL and full when it does not fit */
 void sink_put(struct sink *s, const void *bytes, uint64_t len);
+/* Whether a blob's first bytes are inside the region of blobs. */
+bool blob_inside(const struct pg_arena *a, uint32_t blob, uint64_t bytes);
 /* What a reader copied may be half of one timer and half of the next: whether all that it names
  * is inside, so that it may be read. */
 bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);

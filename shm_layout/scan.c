@@ -21,7 +21,7 @@ void sink_put(struct sink *s, const void *bytes, uint64_t len)
 
 /* ---- armed timers ------------------------------------------------------------------------ */
 
-static bool blob_inside(const struct pg_arena *a, uint32_t blob, uint64_t bytes)
+bool blob_inside(const struct pg_arena *a, uint32_t blob, uint64_t bytes)
 {
     return bytes <= (uint64_t)PG_GRANULE * a->blobs.granules &&
            (uint64_t)blob * PG_GRANULE <= (uint64_t)PG_GRANULE * a->blobs.granules - bytes;
@@ -36,6 +36,16 @@ static int64_t wall_of(const struct pg_hot *h, const uint8_t *blob)
     return ext.value;
 }
 
+/* False: it is a timer, or a copy of two halves. */
+static bool operation_copy(const struct pg_hot *h, const struct pg_cold *c, const uint8_t *blob,
+                           struct pg_operation *op)
+{
+    if (!(h->flags & PG_F_OPERATION) || c->ext_len < sizeof *op)
+        return false;
+    memcpy(op, blob, sizeof *op);
+    return operation_ext_bytes(op) <= c->ext_len;
+}
+
 static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c,
                       struct sink *out)
 {
@@ -43,15 +53,21 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
     const struct name ns = namespace_name(a, t->namespace_row), topic = topic_name(a, h->topic);
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
     const unsigned status = ctl_state(h->ctl) == PG_S_PARKED ? PG_ST_PARKED : PG_ST_FOUND;
-    const struct pg_info info = {.ticket = ctl_ticket(h->ctl) << 8 | status,
-                                 .deadline_ns = h->deadline_ns, .wall_ns = wall_of(h, blob),
-                                 .payload_len = c->payload_len, .key_len = c->key_len,
-                                 .key_type = c->key_type, .namespace_len = (uint8_t)ns.len,
-                                 .topic_len = (uint8_t)topic.len};
-    sink_put(out, &info, sizeof info);
+    struct pg_operation op;
+    const bool operation = operation_copy(h, c, blob, &op);
+    struct pg_info info = {.ticket = ctl_ticket(h->ctl) << 8 | status,
+                           .deadline_ns = h->deadline_ns, .wall_ns = wall_of(h, blob),
+                           .payload_len = c->payload_len, .key_len = c->key_len,
+                           .key_type = c->key_type, .namespace_len = (uint8_t)ns.len,
+                           .topic_len = (uint8_t)topic.len};
+    uint8_t *head = sink_take(out, sizeof info);
     sink_put(out, ns.bytes, ns.len);
     sink_put(out, topic.bytes, topic.len);
     sink_put(out, blob + c->ext_len, (uint64_t)c->key_len + c->payload_len);
+    if (operation)
+        operation_info(a, &op, blob, &info, out);
+    if (head != NULL)
+        memcpy(head, &info, sizeof info);
 }
 
 bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)

@@ -312,3 +312,23 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
         return fault_set(fault, "watermarks", "rows lost", used, a->watermark_rows, used + free);
     return index_check(&a->watermark_index, used, fault);
 }
+
+/* ---- readers ----------------------------------------------------------------------------- */
+
+bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
+                    struct sink *out)
+{
+    if (row >= a->watermark_rows)
+        return false;
+    const struct pg_watched l = a->watermarks[row];
+    const bool is_short = watermark_granules(&l) == 0;
+    if (!is_short && !blob_inside(a, watermark_blob(&l), l.key_len))
+        return false;
+    watch->watermark = l.watermark;
+    watch->error = l.error;
+    watch->key_len = l.key_len;
+    watch->key_type = l.key_type;
+    sink_put(out, watch, sizeof *watch);
+    sink_put(out, is_short ? l.key : blob_at(&a->blobs, watermark_blob(&l)), l.key_len);
+    return true;
+}

@@ -11,7 +11,7 @@ import itertools
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from purgatoryd.shm_layout import layout
 from purgatoryd.shm_layout.errors import (
@@ -23,12 +23,22 @@ from purgatoryd.shm_layout.errors import (
     ProtocolError,
     SessionTableFull,
 )
-from purgatoryd.shm_layout.layout import KeyType, Message, NamespaceField, WireError, struct_format
+from purgatoryd.shm_layout.layout import (
+    Condition,
+    KeyType,
+    Message,
+    NamespaceField,
+    WireError,
+    struct_format,
+)
 
 Key = str | bytes | uuid.UUID
 """A timer's key: 1-255 bytes; str is UTF-8. "a" and b"a" are different keys."""
 
 _STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
+_WITHOUT_TARGETS = frozenset({Condition.SUM, Condition.CLIENT})
+_NOTHING = 2**64 - 1
+"""A target that was reached; no cap."""
 
 RESEND_MAX_NS = 2_000_000_000
 """The longest pause of a client before it sends again what got no answer. After an outage of the
@@ -40,6 +50,7 @@ HELLO = struct.Struct(struct_format("pg_hello"))
 SESSION_INFO = struct.Struct(struct_format("pg_session_info"))
 WELCOME = struct.Struct(struct_format("pg_welcome"))
 INFO = struct.Struct(struct_format("pg_info"))
+INFO_WATCH = struct.Struct(struct_format("pg_info_watch"))
 TAIL = struct.Struct(struct_format("pg_tail"))
 NOTICES = struct.Struct(struct_format("pg_notices"))
 NOTICE = struct.Struct(struct_format("pg_notice"))
@@ -309,6 +320,34 @@ class Welcome(NamedTuple):
     """Of the leader that answers; 0 = a daemon without replicas."""
 
 
+class WatchInfo(NamedTuple):
+    """A watch key of an armed operation."""
+
+    key: Key
+    watermark: int
+    error: int
+    """Code of its failure; 0 = it has not failed."""
+    target: int | None
+    """What the watermark has to reach; None if it has, and of SumOf and When."""
+    base: int | None
+    """Of SumOf: the watermark from which it counts."""
+    cap: int | None
+    """Of SumOf: how much of the key counts; None = all."""
+    own: bool
+    """It is forgotten when the operation ends."""
+
+
+class OperationInfo(NamedTuple):
+    """What an armed operation waits for."""
+
+    condition: Condition
+    owner: int
+    """The session of the client that armed it, as `purgatoryd session ls` lists it."""
+    threshold: int
+    """`at_least` of SumOf, `need` of Quorum; else 0."""
+    keys: tuple[WatchInfo, ...]
+
+
 class Info(NamedTuple):
     """What a QUERY found: `wall_ns` is None without an absolute wall deadline."""
 
@@ -320,6 +359,8 @@ class Info(NamedTuple):
     topic: str
     key: Key
     payload: bytes
+    operation: OperationInfo | None = None
+    """None: it is a timer."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -377,18 +418,52 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
     for _ in range(count):
         _need("info", body, at, INFO.size)
         head = INFO.unpack_from(body, at)
-        ends = _ends(at + INFO.size, (head[6], head[7], head[4], head[3]))
+        ends = _ends(at + INFO.size, (head[6], head[7], head[4], head[3], head[10]))
         _need("info's bytes", body, at, ends[-1] - at)
-        namespace, topic, key, payload = _cut(body, ends)
+        namespace, topic, key, payload, watches = _cut(body, ends)
         infos.append(
             Info(
                 head[0] >> 8, head[0] & 0xFF, head[1], None if head[2] == -(2**63) else head[2],
                 namespace.decode(errors="surrogateescape"), topic.decode(errors="replace"),
-                decode_key(head[5], key), payload,
+                decode_key(head[5], key), payload, _decode_operation(head, watches),
             )
         )  # fmt: skip
         at = ends[-1]
     return infos
+
+
+def info_bytes(body: bytes, at: int) -> int:
+    """Length of a struct pg_info with all that stands behind it."""
+    head = INFO.unpack_from(body, at)
+    return INFO.size + int(head[3] + head[4] + head[6] + head[7] + head[10])
+
+
+def _decode_operation(head: tuple[Any, ...], watches: bytes) -> OperationInfo | None:
+    owner, threshold, _, keys, condition = head[8:]
+    if keys == 0:
+        return None
+    if condition >= len(Condition):
+        raise ProtocolError("condition", INFO.size, len(Condition) - 1, condition)
+    found, at = [], 0
+    for _ in range(keys):
+        _need("watch key", watches, at, INFO_WATCH.size)
+        row = INFO_WATCH.unpack_from(watches, at)
+        key_at, at = at + INFO_WATCH.size, at + INFO_WATCH.size + row[4]
+        _need("watch key's bytes", watches, key_at, row[4])
+        found.append(_decode_watch(Condition(condition), row, watches[key_at:at]))
+    return OperationInfo(Condition(condition), owner, threshold, tuple(found))
+
+
+def _decode_watch(condition: Condition, row: tuple[Any, ...], key: bytes) -> WatchInfo:
+    target, cap, watermark, error, _, key_type, own = row
+    is_sum, has_target = condition is Condition.SUM, condition not in _WITHOUT_TARGETS
+    return WatchInfo(
+        decode_key(key_type, key), watermark, error,
+        target if has_target and target != _NOTHING else None,
+        target if is_sum else None,
+        cap if is_sum and cap != _NOTHING else None,
+        bool(own),
+    )  # fmt: skip
 
 
 def decode_bulk_load(body: bytes) -> BulkLoadInfo:

@@ -108,8 +108,7 @@ def split_infos(data: bytes) -> list[wire.Info]:
     infos: list[wire.Info] = []
     at = 0
     while at < len(data):
-        head = wire.INFO.unpack_from(data, at)
-        end = at + wire.INFO.size + head[3] + head[4] + head[6] + head[7]
+        end = at + wire.info_bytes(data, at)
         infos += wire.decode_infos(data[at:end], 1)
         at = end
     return infos

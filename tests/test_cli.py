@@ -476,6 +476,41 @@ def test_an_operation_from_the_command_line(demo: Daemon) -> None:
     assert (outcome["cause"], outcome["missing"], outcome["error"]) == ("satisfied", ["r-1"], 0)
 
 
+def test_what_an_operation_waits_for_is_shown(demo: Daemon) -> None:
+    with watching(demo, "write", "r-1=40", "r-2=40", "--need", "1") as process:
+        cli(demo, "advance", "r-1", "7")
+        cli(demo, "fail", "r-2", "9")
+        listed = answer(demo, "list")
+        operation = listed["operation"]
+        assert (operation["condition"], operation["threshold"]) == ("QUORUM", 1)
+        keys = [(k["key"], k["watermark"], k["target"], k["error"]) for k in operation["keys"]]
+        assert keys == [("r-1", 7, 40, 0), ("r-2", 0, 40, 9)]
+        assert answer(demo, "get", "write")["operation"] == operation
+        owner = operation["owner"]
+        assert answer(demo, "session", "ls")["session"] == owner
+        assert f"1 of 2 keys, owner {owner}" in cli(demo, "list").stdout
+        lines = [line.split(maxsplit=1) for line in cli(demo, "get", "write").stdout.splitlines()]
+        assert ["condition", "1 of 2 keys"] in lines
+        assert ["owner", owner] in lines
+        assert ["key", "2             r-2 at 0, needs 40, failed with 9"] in lines
+        cli(demo, "cancel", "write")
+        process.communicate(timeout=PATIENCE_S)
+
+
+def test_sessions_are_listed_and_dropped(demo: Daemon) -> None:
+    with watching(demo, "write", "k") as process:
+        found = answer(demo, "session", "ls")
+        assert (found["pid"], found["uid"], found["operations"]) == (process.pid, os.getuid(), 1)
+        assert found["session"] in cli(demo, "session", "ls").stdout
+        dropped = answer(demo, "session", "drop", found["session"])
+        assert dropped == {"session": found["session"]}
+        again = cli(demo, "session", "drop", found["session"])
+        assert (again.returncode, again.stdout) == (Exit.REFUSED, "")
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode not in (Exit.DONE, Exit.NEGATIVE), "its outcome is not known"
+    assert cli(demo, "session", "drop", "no-id").returncode == Exit.USAGE
+
+
 def test_watch_says_how_it_ended_by_its_exit_code(demo: Daemon) -> None:
     with watching(demo, "write", "k") as process:
         assert cli(demo, "fail", "k", "9").stdout == "ended 1\n"

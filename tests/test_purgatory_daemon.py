@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import select
@@ -23,7 +24,9 @@ from real_daemon import PATIENCE_S, Daemon, remove_arena_files
 
 import purgatoryd.clients.engine as engine_module
 import purgatoryd.clients.purgatory as purgatory_module
+from purgatoryd.cli.arena import infos
 from purgatoryd.clients import (
+    Admin,
     AllOf,
     AnyOf,
     AsyncOperation,
@@ -42,18 +45,29 @@ from purgatoryd.clients import (
     InvalidTime,
     Notice,
     Operation,
+    OperationInfo,
     Purgatory,
     Quorum,
     SessionExpired,
     Subscriber,
     SumOf,
     Watch,
+    WatchInfo,
     WatermarkOverflow,
     When,
 )
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.layout import Cause, Condition, Message, Op, Status, TimeKind, WireError
+from purgatoryd.shm_layout.layout import (
+    WATCH_KEYS_MAX,
+    Cause,
+    Condition,
+    Message,
+    Op,
+    Status,
+    TimeKind,
+    WireError,
+)
 
 HOUR_S = 3600.0
 
@@ -1161,6 +1175,7 @@ def test_a_quorum_outlives_the_failures_that_it_can_spare(a: Purgatory, b: Purga
     assert lost.cancel()
     assert [b.advance("r-3", 1), b.advance("r-4", 1)] == [0, 1]
     assert (write.result(PATIENCE_S).cause, write.result().missing) == ("satisfied", replicas[:2])
+    assert write.result().condition == Quorum(replicas, need=3)
     assert a.watch("w-3", Quorum(["r-0", "r-1"], need=1), HOUR_S).result(PATIENCE_S).error == 7
 
 
@@ -1237,6 +1252,49 @@ def test_a_watch_that_timed_out_is_repeated_and_returns_its_operation(demo: Daem
         assert p.operations == 1
         assert p.advance("k", 5) == 1
         assert op.result(PATIENCE_S).cause == "satisfied"
+
+
+def test_condition_owner_and_watermarks_are_readable(a: Purgatory, demo: Daemon) -> None:
+    long = "k" * 200
+    a.advance("k-1", 7)
+    a.fail(long, 9)
+    a.watch("w", Quorum({"k-1": 40, "k-2": 1, long: 3}, need=1, own=["k-2"]), HOUR_S)
+    a.watch("s", SumOf({"k-1": None, b"b": 2}, at_least=100, cap={"k-1": 60, b"b": 50}), HOUR_S)
+    a.watch("f", When(lambda: False, ["k-1"]), HOUR_S)
+    a.add("timer", HOUR_S)
+    a.advance("k-2", 0)
+    with Admin(demo.name) as admin:
+        (session,) = [info.session for info in admin.sessions() if info.operations == 3]
+    with contextlib.closing(Reader.attach(demo.paths)) as reader:
+        listed = {info.key: info.operation for info in infos(reader)}
+    got = {key: a.get(key) for key in ("w", "s", "f", "timer")}
+    assert {key: timer and timer.operation for key, timer in got.items()} == listed
+    assert listed["timer"] is None
+    assert listed["w"] == OperationInfo(Condition.QUORUM, session, 1, (
+        WatchInfo("k-1", 7, 0, 40, None, None, own=False),
+        WatchInfo("k-2", 0, 0, 1, None, None, own=True),
+        WatchInfo(long, 0, 9, 3, None, None, own=False),
+    ))  # fmt: skip
+    assert listed["s"] == OperationInfo(Condition.SUM, session, 100, (
+        WatchInfo("k-1", 7, 0, None, 7, 60, own=False),
+        WatchInfo(b"b", 0, 0, None, 2, 50, own=False),
+    ))  # fmt: skip
+    assert listed["f"] == OperationInfo(
+        Condition.CLIENT, session, 0, (WatchInfo("k-1", 7, 0, None, None, None, own=False),)
+    )
+
+
+def test_the_largest_operation_is_readable(a: Purgatory, demo: Daemon) -> None:
+    keys = [f"{n:0255}" for n in range(WATCH_KEYS_MAX)]
+    a.watch("x", AllOf(dict.fromkeys(keys, 1)), HOUR_S, payload=b"p" * 65_536)
+    a.advance(keys[5], 1)
+    found = a.get("x")
+    assert found is not None
+    assert found.operation is not None
+    assert [row.key for row in found.operation.keys] == keys
+    assert [n for n, row in enumerate(found.operation.keys) if row.target is None] == [5]
+    with contextlib.closing(Reader.attach(demo.paths)) as reader:
+        assert [info.operation for info in infos(reader)] == [found.operation]
 
 
 def test_watch_keys_and_records_are_in_the_stats(a: Purgatory, stats: Callable[[str], int]) -> None:

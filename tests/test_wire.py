@@ -183,12 +183,35 @@ def test_a_query_has_one_record_and_the_key() -> None:
     assert frame.endswith(b"key")
 
 
+def info(*timer: int, operation: tuple[int, ...] = (0, 0, 0, 0, 0)) -> bytes:
+    return wire.INFO.pack(*timer, *operation)
+
+
 def test_infos_round_trip() -> None:
-    found = wire.INFO.pack(5 << 8 | 9, 77, -(2**63), 3, 2, 1, 2, 4) + b"nstopc" + b"kk" + b"pay"
-    wall = wire.INFO.pack(6 << 8 | 9, 78, 1234, 0, 1, 0, 1, 0) + b"n" + b"k"
+    found = info(5 << 8 | 9, 77, -(2**63), 3, 2, 1, 2, 4) + b"nstopc" + b"kk" + b"pay"
+    wall = info(6 << 8 | 9, 78, 1234, 0, 1, 0, 1, 0) + b"n" + b"k"
     first, second = wire.decode_infos(found + wall, 2)
-    assert first == (5, 9, 77, None, "ns", "topc", b"kk", b"pay")
-    assert second == (6, 9, 78, 1234, "n", "", "k", b"")
+    assert first == (5, 9, 77, None, "ns", "topc", b"kk", b"pay", None)
+    assert second == (6, 9, 78, 1234, "n", "", "k", b"", None)
+
+
+def test_an_operations_info_has_its_condition() -> None:
+    key = wire.INFO_WATCH.pack(40, 2**64 - 1, 7, 9, 1, 0, 1) + b"a"
+    reached = wire.INFO_WATCH.pack(2**64 - 1, 0, 50, 0, 1, 1, 0) + b"b"
+    head = (6 << 8 | 9, 78, -(2**63), 0, 1, 0, 1, 0)
+    quorum = (99, 1, len(key + reached), 2, layout.Condition.QUORUM)
+    (found,) = wire.decode_infos(info(*head, operation=quorum) + b"nk" + key + reached, 1)
+    waits_for = (("a", 7, 9, 40, None, None, True), (b"b", 50, 0, None, None, None, False))
+    assert found.operation == (layout.Condition.QUORUM, 99, 1, waits_for)
+    total = (99, 1000, len(key), 1, layout.Condition.SUM)
+    (found,) = wire.decode_infos(info(*head, operation=total) + b"nk" + key, 1)
+    assert found.operation is not None
+    assert found.operation.keys == (("a", 7, 9, None, 40, None, True),)
+    unknown = (99, 1, len(key), 1, len(layout.Condition))
+    with pytest.raises(ProtocolError, match="condition"):
+        wire.decode_infos(info(*head, operation=unknown) + b"nk" + key, 1)
+    with pytest.raises(ProtocolError, match="watch key"):
+        wire.decode_infos(info(*head, operation=(99, 1, 0, 1, 0)) + b"nk", 1)
 
 
 # ---- notices -------------------------------------------------------------------------------
