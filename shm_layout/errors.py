@@ -22,7 +22,9 @@ PurgatorydError
 |   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
 |   +-- Fenced                       a newer run of the bulk load has begun
 |   +-- BulkLoadClosed               the bulk load takes no more rows
-|   +-- Busy, WrongShard
+|   +-- WrongShard
+|   +-- Busy                         the daemon or the key is busy until the call's timeout
+|   |   +-- InboxFull                an owner has --inbox operations
 |   +-- WalStopped                   the daemon's disk failed or is full
 |   +-- ArenaLost                    the daemon's arena file is gone
 +-- BatchError                       refusals of packed calls that nobody collected
@@ -35,6 +37,7 @@ PurgatorydError
 |   +-- SessionExpired               the outcome of what was in flight is unknown
 |   +-- MessageRefused               the daemon refused a whole message
 |   |   +-- NoWal                    durable=True, and the daemon keeps no WAL
+|   |   +-- SessionTableFull         as many sessions are open as --sessions
 |   +-- NotDurable                   applied, but the WAL stopped before it was on disk
 |   +-- ProtocolError                bytes that break docs/protocol.md
 +-- Lagged                           a subscriber was overtaken by the replay buffer
@@ -68,6 +71,7 @@ PurgatorydError
     +-- Unsupported                  this machine cannot run it
     +-- WalError                     the files of the WAL
         +-- WalInUse                 another daemon writes it
+        +-- WalCopied                it is a copy of another one
         +-- WalMismatch              it is not this arena's, or not of this version
         +-- WalDamaged               bytes that were on disk are not what was written
         +-- WalUnwritable            a full disk, an error of the device

@@ -497,20 +497,6 @@ def test_what_an_operation_waits_for_is_shown(demo: Daemon) -> None:
         process.communicate(timeout=PATIENCE_S)
 
 
-def test_sessions_are_listed_and_dropped(demo: Daemon) -> None:
-    with watching(demo, "write", "k") as process:
-        found = answer(demo, "session", "ls")
-        assert (found["pid"], found["uid"], found["operations"]) == (process.pid, os.getuid(), 1)
-        assert found["session"] in cli(demo, "session", "ls").stdout
-        dropped = answer(demo, "session", "drop", found["session"])
-        assert dropped == {"session": found["session"]}
-        again = cli(demo, "session", "drop", found["session"])
-        assert (again.returncode, again.stdout) == (Exit.REFUSED, "")
-        process.communicate(timeout=PATIENCE_S)
-    assert process.returncode not in (Exit.DONE, Exit.NEGATIVE), "its outcome is not known"
-    assert cli(demo, "session", "drop", "no-id").returncode == Exit.USAGE
-
-
 def test_watch_says_how_it_ended_by_its_exit_code(demo: Daemon) -> None:
     with watching(demo, "write", "k") as process:
         assert cli(demo, "fail", "k", "9").stdout == "ended 1\n"
