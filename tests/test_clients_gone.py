@@ -428,14 +428,18 @@ def test_only_sessions_of_ones_own_uid_are_shown_to_others(daemon: StartDaemon) 
 # ---- owners that are found again -------------------------------------------------------------
 
 RESUMES = """
-import sys
+import os, sys
 from purgatoryd.clients import AllOf, Purgatory, Resume
-resume = Resume("worker-1", 3600.0, lambda key, outcome: print(key, outcome.cause, flush=True))
+
+def say(*words):  # whole lines: several threads do
+    os.write(1, " ".join(words).encode() + b"\\n")
+
+resume = Resume("worker-1", 3600.0, lambda key, outcome: say(key, outcome.cause))
 p = Purgatory("demo", timeout=30.0, resume=resume)
 key = sys.argv[1]
 op = p.watch(key, AllOf({"t": 1}), 3600.0)
-op.add_done_callback(lambda op: print("own", op.key, op.result().cause, flush=True))
-print("ready", flush=True)
+op.add_done_callback(lambda op: say("own", op.key, op.result().cause))
+say("ready")
 sys.stdin.read()
 """
 """An owner that watches the operation argv[1], and prints the outcomes that it gets."""
