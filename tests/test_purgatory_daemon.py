@@ -68,6 +68,7 @@ from purgatoryd.shm_layout.layout import (
     TimeKind,
     WireError,
 )
+from purgatoryd.shm_layout.wire import Key
 
 HOUR_S = 3600.0
 
@@ -1259,7 +1260,9 @@ def test_condition_owner_and_watermarks_are_readable(a: Purgatory, demo: Daemon)
     a.advance("k-1", 7)
     a.fail(long, 9)
     a.watch("w", Quorum({"k-1": 40, "k-2": 1, long: 3}, need=1, own=["k-2"]), HOUR_S)
-    a.watch("s", SumOf({"k-1": None, b"b": 2}, at_least=100, cap={"k-1": 60, b"b": 50}), HOUR_S)
+    bases: dict[Key, int | None] = {"k-1": None, b"b": 2}
+    caps: dict[Key, int] = {"k-1": 60, b"b": 50}
+    a.watch("s", SumOf(bases, at_least=100, cap=caps), HOUR_S)
     a.watch("f", When(lambda: False, ["k-1"]), HOUR_S)
     a.add("timer", HOUR_S)
     a.advance("k-2", 0)
