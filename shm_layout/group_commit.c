@@ -41,7 +41,7 @@ struct pg_group_commit {
     int error;
     int wake, moved;                 /* eventfds: for the thread; for who waits for commits */
     atomic_bool kicked, stopping;
-    atomic_bool pausing, paused;     /* the thread is asked to pause; it does */
+    atomic_uint pauses, paused;      /* asked for: odd = pause; the last one that the thread saw */
     bool threaded;
     pthread_t thread;
     _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
@@ -534,12 +534,18 @@ static void wait_for_kick(struct pg_group_commit *c)
                                             counts */
 }
 
+static bool pausing(struct pg_group_commit *c) { return atomic_load(&c->pauses) % 2 != 0; }
+
+/* The next pause may be asked for before the thread has seen the end of this one. */
 static void wait_paused(struct pg_group_commit *c)
 {
-    atomic_store(&c->paused, true);
-    eventfd_write(c->moved, 1);
-    while (atomic_load(&c->pausing))
+    unsigned pause;
+
+    while ((pause = atomic_load(&c->pauses)) % 2 != 0) {
+        atomic_store(&c->paused, pause);
+        eventfd_write(c->moved, 1);
         wait_for_kick(c);
+    }
 }
 
 static void *run(void *context)
@@ -550,8 +556,8 @@ static void *run(void *context)
     prctl(PR_SET_NAME, "group-commit");
     do {
         last = atomic_load(&c->stopping);
-        while (!atomic_load(&c->pausing) && pg_group_commit_iterate(c)) {}
-        if (atomic_load(&c->pausing)) {
+        while (!pausing(c) && pg_group_commit_iterate(c)) {}
+        if (pausing(c)) {
             wait_paused(c);
             last = false;            /* what was appended meanwhile is still to come */
         } else if (!last) {
@@ -585,18 +591,19 @@ void pg_group_commit_kick(struct pg_group_commit *c)
 
 int pg_group_commit_pause(struct pg_group_commit *c)
 {
-    if (!c->threaded || atomic_load(&c->paused))
+    if (!c->threaded)
         return 1;
-    atomic_store(&c->pausing, true);
-    pg_group_commit_kick(c);
-    return atomic_load(&c->paused);
+    if (!pausing(c)) {
+        atomic_fetch_add(&c->pauses, 1);
+        pg_group_commit_kick(c);
+    }
+    return atomic_load(&c->paused) == atomic_load(&c->pauses);
 }
 
 void pg_group_commit_unpause(struct pg_group_commit *c)
 {
     c->wal_buffer = c->arena->wal_buffer;
-    atomic_store(&c->paused, false);
-    atomic_store(&c->pausing, false);
+    atomic_fetch_add(&c->pauses, pausing(c));
     pg_group_commit_kick(c);
 }
 
@@ -607,7 +614,7 @@ void pg_group_commit_stop(struct pg_group_commit *c)
     if (!c->threaded)
         return;
     atomic_store(&c->stopping, true);
-    atomic_store(&c->pausing, false);
+    atomic_fetch_add(&c->pauses, pausing(c));
     pg_group_commit_kick(c);
     pthread_join(c->thread, NULL);
     c->threaded = false;

@@ -5,6 +5,7 @@
 #include "core.h"
 #include "disk.h"
 
+#include <time.h>
 
 enum { RING = 1 << 19, LSNS = 16384, POWER_CUTS = 300 };
 
@@ -356,6 +357,39 @@ static void test_full_disk(void)
     }
 }
 
+static void pause_thread(struct world *w)
+{
+    const struct timespec tick = {.tv_nsec = 1000000};
+    unsigned ticks = 0;
+
+    while (!pg_group_commit_pause(w->c)) {
+        CHECK(ticks++ < 20000 && "the thread pauses");
+        nanosleep(&tick, NULL);
+    }
+}
+
+/* A pause that is asked for before the thread has left the one before. */
+static void test_a_pause_right_behind_a_pause(void)
+{
+    struct world *w = world_new(1);
+    struct pg_fault why;
+
+    CHECK(wal_open(w, &why));
+    CHECK(pg_group_commit_start(w->c, &why));
+    for (unsigned round = 0; round < 200; round++) {
+        pause_thread(w);
+        const uint64_t lsn = w->wal_buffer.committed_lsn;
+        append_one(w, 64);
+        pg_group_commit_kick(w->c);
+        CHECK_EQUAL(w->wal_buffer.committed_lsn, lsn);
+        pg_group_commit_unpause(w->c);
+    }
+    pg_group_commit_stop(w->c);
+    CHECK_EQUAL(w->wal_buffer.committed_lsn, w->wal_buffer.next_lsn - 1);
+    pg_group_commit_close(w->c);
+    world_free(w);
+}
+
 static uint32_t first_flags(struct world *w)
 {
     const char *name = next_segment(&w->disk, "");
@@ -404,6 +438,7 @@ int main(int argc, char **argv)
     RUN(test_power_cuts_behind_a_failed_call);
     RUN(test_every_call_fails);
     RUN(test_full_disk);
+    RUN(test_a_pause_right_behind_a_pause);
     RUN(test_the_first_segment_says_whether_the_arena_held_nothing);
     return 0;
 }
