@@ -3,7 +3,9 @@
 While the daemon is stopped or its loop is late, triggers wait in the sockets, and clients send
 again what got no answer. After a start operations wait for START_NS, which is longer than any
 client's pause between two attempts. After a late iteration they wait as long as the iteration was
-late, but no longer than that. Timers do not wait. What time a message carries decides nothing.
+late, but no longer than that. Another long outage puts off the release of those that wait, so many
+times; a loop that is always late does not. Timers do not wait. What time a message carries decides
+nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ START_NS = RESEND_MAX_NS + 500_000_000
 """The longest wait: the longest pause of a client, and the time to connect and to greet."""
 LATE_NS = 10_000_000
 """An iteration that begins so late follows an outage."""
+LONG_NS = 100_000_000
+"""A flood alone makes no iteration so late."""
+LONG_OUTAGES_MAX = 10
+"""That put off the release of an operation."""
 
 
 class Grace:
@@ -27,21 +33,29 @@ class Grace:
         """When operations had their turn last; None = not since the start."""
         self._planned_ns = 0
         """When the next iteration is to begin at the latest."""
+        self._put_off = 0
+        """Long outages that put off the release."""
         self.ends_ns = NONE_NS
         """When operations may expire again; NONE_NS = they may."""
 
     def begin_iteration(self, now_ns: int) -> None:
         """Before an iteration expires anything."""
-        if now_ns >= self.ends_ns:
+        late_ns = START_NS if self._served_ns is None else now_ns - self._planned_ns
+        again = late_ns >= LONG_NS and self._put_off < LONG_OUTAGES_MAX
+        if now_ns >= self.ends_ns and not again:
             self.ends_ns = NONE_NS
             self._arena.release_operations()
-        late_ns = START_NS if self._served_ns is None else now_ns - self._planned_ns
         if late_ns >= LATE_NS:
-            after_ns = -1 if self._served_ns is None else self._served_ns
-            if self._arena.hold_operations(after_ns, now_ns):
-                ends_ns = 0 if self.ends_ns == NONE_NS else self.ends_ns
-                self.ends_ns = max(ends_ns, now_ns + min(late_ns, START_NS))
+            self._hold(now_ns, late_ns, again=again)
         self._served_ns = self._planned_ns = now_ns
+
+    def _hold(self, now_ns: int, late_ns: int, *, again: bool) -> None:
+        after_ns = -1 if self._served_ns is None else self._served_ns
+        nobody_waits = self._arena.hold_operations(after_ns, now_ns, again=again)
+        self._put_off = 0 if nobody_waits else self._put_off + again
+        if nobody_waits or again:
+            ends_ns = 0 if self.ends_ns == NONE_NS else self.ends_ns
+            self.ends_ns = max(ends_ns, now_ns + min(late_ns, START_NS))
 
     def sleep(self, until_ns: int) -> None:
         """The loop has nothing to do before `until_ns`."""

@@ -129,9 +129,9 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
  * operations do not expire until pg_release_operations, so that triggers which were sent in time
  * are applied before. Exempt is what was due by `after_ns`, and what is armed after `upto_ns` and
  * due after it. Timers fire as always. Another outage before the release goes on with the same hold.
- * False: operations wait already, so the caller must not put off the release; if they wait after a
- * release, for their turn, nothing is held. */
-int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns);
+ * False: operations wait already, so the caller may put off the release only so often; if they wait
+ * after a release, for their turn, nothing is held unless `again`. */
+int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again);
 void pg_release_operations(struct pg_arena *a);
 /* When pg_advance has to be called next; <= now = at once, INT64_MAX = nothing armed. */
 int64_t pg_next_ns(const struct pg_arena *a);

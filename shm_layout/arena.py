@@ -622,11 +622,11 @@ class Arena(_Owned):
         lib.pg_advance(self._a, now_ns, wall_offset_ns, real_boot_ns, budget, self._more)
         return bool(self._more[0])
 
-    def hold_operations(self, after_ns: int, upto_ns: int) -> bool:
+    def hold_operations(self, after_ns: int, upto_ns: int, *, again: bool) -> bool:
         """After an outage from `after_ns` to `upto_ns` (arena clock): the operations that came due
         in it, or were armed before its end, do not expire until release_operations(). False = some
-        wait already, and their release is not to be put off."""
-        return bool(lib.pg_hold_operations(self._a, after_ns, upto_ns))
+        wait already; of those that were released none is held unless `again`."""
+        return bool(lib.pg_hold_operations(self._a, after_ns, upto_ns, again))
 
     def release_operations(self) -> None:
         """Has operations expire again."""

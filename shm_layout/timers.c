@@ -601,12 +601,12 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     return done;
 }
 
-int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns)
+int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again)
 {
     const bool waiting = wheel_holds(&a->wheel);
-    if (waiting && !a->holding)
+    if (waiting && !a->holding && !again)
         return false;
-    if (!a->holding)
+    if (!waiting && !a->holding)
         a->hold_after_ns = after_ns;
     a->holding = true;
     a->hold_upto_ns = upto_ns;

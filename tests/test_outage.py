@@ -18,7 +18,7 @@ from purgatory_driver import Owner
 from real_daemon import PATIENCE_S, Daemon, eventually, stats
 
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
-from purgatoryd.daemon.grace import LATE_NS, START_NS, Grace
+from purgatoryd.daemon.grace import LATE_NS, LONG_NS, LONG_OUTAGES_MAX, START_NS, Grace
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.layout import Cause, Status
@@ -123,6 +123,32 @@ def test_a_flood_of_triggers_delays_no_expiry_for_ever(daemon: StartDaemon) -> N
                 sender.join(PATIENCE_S)
 
 
+def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaemon) -> None:
+    """An operation waits for the end of the first grace, which passes in the second outage."""
+    real = daemon("demo")
+    with Purgatory("demo") as owner, Purgatory("demo") as other:
+        keys = [f"k{n}" for n in range(OPERATIONS)]
+        owner.watch("nobody", AllOf({"nobody": 1}), timeout=0.1)
+        found = owner.watch_many([(key, AllOf({key: 1}), 2 * TIMEOUT_S) for key in keys])
+        begun_s = time.monotonic()
+        go_on = frozen(real)
+        time.sleep(TIMEOUT_S)
+        go_on()
+        other.advance("seen", 1)  # the first grace has begun
+        go_on = frozen(real)
+        senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
+        for sender in senders:
+            sender.start()
+        time.sleep(0.2)
+        assert time.monotonic() - begun_s < 2 * TIMEOUT_S, "too slow to be sent in time"
+        time.sleep(2 * TIMEOUT_S)
+        go_on()
+        for sender in senders:
+            sender.join(PATIENCE_S)
+        causes = {op.result(PATIENCE_S).cause for op in found if isinstance(op, Operation)}
+        assert causes == {"satisfied"}
+
+
 # ---- the decision ----------------------------------------------------------------------------
 
 
@@ -137,8 +163,8 @@ class Asked:
         self.accepts = True
         self.calls: list[tuple[int, ...] | str] = []
 
-    def hold_operations(self, after_ns: int, upto_ns: int) -> bool:
-        if self.accepts:
+    def hold_operations(self, after_ns: int, upto_ns: int, *, again: bool) -> bool:
+        if self.accepts or again:
             self.calls.append((after_ns, upto_ns))
         return self.accepts
 
@@ -204,6 +230,7 @@ def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(
     grace.begin_iteration(now_ns + 2400 * MS)
     assert grace.ends_ns == now_ns + 3800 * MS
     asked.accepts = False
+    grace.sleep(now_ns + 3690 * MS)
     grace.begin_iteration(now_ns + 3700 * MS)
     assert grace.ends_ns == now_ns + 3800 * MS
     grace.sleep(grace.ends_ns)
@@ -214,7 +241,24 @@ def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(
 def test_no_new_grace_begins_before_all_have_expired(grace: Grace, asked: Asked) -> None:
     """Else a daemon that is always late would expire nothing."""
     asked.accepts = False
-    grace.begin_iteration(3000 * 1000 * MS)
+    now_ns = 3000 * 1000 * MS
+    grace.sleep(now_ns)
+    for late in range(1, 1000):
+        grace.begin_iteration(now_ns + late * (LONG_NS - 1))
+        assert grace.ends_ns == NONE_NS
+
+
+def test_a_long_outage_puts_off_the_release_so_many_times(grace: Grace, asked: Asked) -> None:
+    now_ns = 3000 * 1000 * MS
+    grace.begin_iteration(now_ns)
+    asked.accepts = False
+    for outage in range(1, LONG_OUTAGES_MAX + 1):
+        at_ns = now_ns + outage * 5000 * MS  # the grace is over, and was not noticed
+        grace.begin_iteration(at_ns)
+        assert grace.ends_ns == at_ns + START_NS
+    assert "release" not in asked.calls
+    grace.begin_iteration(now_ns + 100_000 * MS)
+    assert asked.calls[-1] == "release"
     assert grace.ends_ns == NONE_NS
 
 
@@ -248,7 +292,7 @@ def ended(made: pd.Purgatory) -> list[tuple[bytes, int]]:
 def test_operations_wait_and_timers_do_not(late: tuple[pd.Purgatory, Owner]) -> None:
     made, owner = late
     made.advance(15 * MS)
-    assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS)
+    assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS, 0)
     assert not made.advance(400 * MS)  # nothing is left to do at once
     assert made.next_ns > 400 * MS
     assert (made.metrics.expired, made.metrics.expiries) == (1, 1)
@@ -269,30 +313,36 @@ def test_operations_are_released_a_budget_at_a_time(
     late: tuple[pd.Purgatory, Owner], budget: int
 ) -> None:
     made, _ = late
-    assert lib.pg_hold_operations(made.a, -1, 400 * MS)
+    assert lib.pg_hold_operations(made.a, -1, 400 * MS, 0)
     while made.advance(400 * MS, budget=budget):
         made.check()
     assert made.metrics.expired == 0
     lib.pg_release_operations(made.a)
     assert made.advance(400 * MS, budget=budget)
-    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS)  # not before all had their turn
+    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 0)  # not before all had their turn
+    assert made.metrics.expired > 0
+    left = COUNT - made.metrics.expired
+    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 1)  # but after a long outage
+    assert not made.advance(400 * MS, budget=budget)
+    assert COUNT - made.metrics.expired == left
+    lib.pg_release_operations(made.a)
     while made.advance(400 * MS, budget=budget):
         made.check()
     assert sorted(key for key, _ in ended(made)) == sorted(b"op%d" % n for n in range(COUNT))
-    assert lib.pg_hold_operations(made.a, 400 * MS, 500 * MS)
+    assert lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 0)
 
 
 def test_a_second_outage_before_the_release_covers_what_was_armed_since(
     late: tuple[pd.Purgatory, Owner],
 ) -> None:
     made, owner = late
-    assert lib.pg_hold_operations(made.a, -1, 5 * MS)
+    assert lib.pg_hold_operations(made.a, -1, 5 * MS, 0)
     made.advance(6 * MS)
     owner.send(pd.watch(b"since", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
-    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS)  # nobody waits yet
+    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS, 0)  # nobody waits yet
     made.advance(30 * MS)
     assert made.metrics.expired == 0
-    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS)  # but now
+    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS, 0)  # but now
     lib.pg_release_operations(made.a)
     made.advance(30 * MS)
     assert sorted(key for key, _ in ended(made)) == [b"op0", b"op1", b"op2", b"since"]
@@ -302,7 +352,7 @@ def test_what_owes_nothing_to_the_outage_expires_in_time(
     late: tuple[pd.Purgatory, Owner],
 ) -> None:
     made, owner = late
-    assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS)
+    assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS, 0)
     made.advance(400 * MS)
     assert made.metrics.expired == 1  # op0 was due before the outage
     owner.send(pd.watch(b"after", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
@@ -318,7 +368,7 @@ def test_an_operation_that_waits_is_cancelled_extended_and_rebuilt(
     late: tuple[pd.Purgatory, Owner],
 ) -> None:
     made, owner = late
-    assert lib.pg_hold_operations(made.a, -1, 400 * MS)
+    assert lib.pg_hold_operations(made.a, -1, 400 * MS, 0)
     made.advance(400 * MS)
     assert owner.send(pd.cancel(b"op3"))[0].status == Status.CANCELLED
     ticket = owner.send(pd.put(b"op4", 1))[0].ticket  # refused: it names whose key it is
