@@ -333,9 +333,10 @@ class Reaper:
             return
         if self._sockets.pending(commands=not self._commands.full):
             return
-        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns, self._grace.ends_ns)
-        if not full:
-            until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
+        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns)
+        if not full:  # else nothing ends before the WAL has space
+            due_ns = self._due_ns() - self._placement.plan.spin_ns
+            until_ns = min(until_ns, due_ns, self._grace.ends_ns)
             self._grace.sleep(until_ns)
         if until_ns <= boot_ns():
             return

@@ -124,10 +124,13 @@ def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot
         leave_the_loop(int(daemon))
         if int(snapshot):
             _snapshot_process(arena, directory, int(daemon))
-        tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
     except (OSError, PurgatorydError) as error:
         log.warning(f"the WAL's files: {error}")
         return 1
+    try:
+        tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
+    except (OSError, PurgatorydError) as error:
+        log.warning(f"the WAL's files: {error}")  # the snapshot is there all the same
     return 0
 
 

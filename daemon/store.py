@@ -46,6 +46,7 @@ from purgatoryd.shm_layout.errors import (
     ArenaInUse,
     ArenaMismatch,
     ArenaTooSmall,
+    BadPath,
     PurgatorydError,
     WalError,
     WalMismatch,
@@ -420,6 +421,7 @@ def place_again(arena: Arena, opening: Opening) -> bool:
     """
     if all([arena.file.has_name, arena.private.has_name]):  # both, for the error
         return False
+    _refuse_taken(opening.paths)  # a copy takes long, and this is tried again each second
     files = arena.copied()
     try:
         _give_names(*files, opening)
@@ -431,6 +433,14 @@ def place_again(arena: Arena, opening: Opening) -> bool:
     return True
 
 
+def _refuse_taken(paths: Paths) -> None:
+    for name in (f"{paths.private}{NEW}", f"{paths.arena}{NEXT}"):
+        shm.refuse_foreign(name)
+        path = shm.MOUNT / name[1:]
+        if os.path.lexists(path):
+            raise BadPath(str(path), "has the name of the daemon's next arena file: remove it")
+
+
 def _give_names(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
     paths, lock = opening.paths, opening.lock
     try:
@@ -438,14 +448,14 @@ def _give_names(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
     except FileExistsError:
         raise _other_start(paths) from None
     try:
-        if lock is not None:
-            if shm.exists(paths.private) and not lock.holds(paths.private):
-                raise _other_start(paths)
-            lock.adopt(private.fd)
+        if lock and shm.exists(paths.private) and not lock.holds(paths.private):
+            raise _other_start(paths)
         arena.link(f"{paths.arena}{NEXT}")
     except BaseException:
         shm.unlink(f"{paths.private}{NEW}")
         raise
+    if lock is not None:
+        lock.adopt(private.fd)
     _take_place(paths)
     if lock is not None:
         lock.settle(paths.private)

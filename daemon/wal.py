@@ -283,6 +283,8 @@ class Wal(Memory):
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
         self._confirmed = own_snapshot(directory, arena, step)
         self._attempts = 0
+        self._given_up = False
+        """The process that writes snapshots was ended, because the arena moved."""
         self._start_lsn = int(self._wal_buffer.next_lsn)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
@@ -343,7 +345,7 @@ class Wal(Memory):
         self._group_commit.unpause()
         if moved and self._child is not None:
             self._child.kill()  # it waits for commits that only the new files tell of
-            self._unread = True
+            self._given_up = True
 
     def clear_wakeup(self) -> None:
         """Clears the descriptor."""
@@ -377,11 +379,11 @@ class Wal(Memory):
     def _ended(self, code: int) -> None:
         """The process that writes snapshots ended. Without a first one nothing is acknowledged, so
         the WAL stops where that fails again and again."""
-        self._child = None
+        given_up, self._child, self._given_up = self._given_up, None, False
         if self._confirmed:
             return
         self._confirmed = code == 0 and self._snapshot_lsn() >= self._start_lsn
-        self._attempts += not self._confirmed
+        self._attempts += not (self._confirmed or given_up or not self._arena.has_names)
         if self._attempts == SNAPSHOT_ATTEMPTS and not self.errno:
             self._group_commit.stop(errno.EIO)
 

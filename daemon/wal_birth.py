@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import stat
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from purgatoryd.daemon.log import log
-from purgatoryd.shm_layout.errors import WalCopied
+from purgatoryd.shm_layout.errors import BadPath, WalCopied
 from purgatoryd.shm_layout.files import filesystems, write_durably
 from purgatoryd.shm_layout.wal import segments, snapshots
 
@@ -26,6 +27,8 @@ _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _STATX = struct.Struct("=I76xqI164x")
 """struct statx: stx_mask, and seconds and nanoseconds of stx_btime."""
 _S = 1_000_000_000
+_BYTES_MAX = 4096
+"""Of the file; it has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ def refuse_copy(directory: Path, *, as_restored: bool) -> None:
     """
     path = directory / NAME
     try:
-        with path.open("rb") as file:
-            written, found = _read(path, file), _birth_of(file, path)
+        with open(path, "rb", opener=_open_file) as file:
+            written, found = _read(file), _birth_of(file, path)
     except FileNotFoundError:
         if segments(directory) or snapshots(directory):
             log.warning(f"{path} is missing: the WAL is taken for an original, not for a copy")
@@ -75,12 +78,21 @@ def record_birth(directory: Path) -> None:
     write_durably(directory / f"{NAME}.new", write)
 
 
-def _read(path: Path, file: BinaryIO) -> Birth:
+def _open_file(name: str, flags: int) -> int:
+    """Raises BadPath for what is no file; nobody may ever write into a FIFO."""
+    fd = os.open(name, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise BadPath(name, "is in the place of a file and is none: remove it")
+
+
+def _read(file: BinaryIO) -> Birth:
     """What was written. What cannot be parsed was not written here: nobody has inode 0."""
     try:
-        fields = json.load(file)
+        fields = json.loads(file.read(_BYTES_MAX))
         return Birth(fields["inode"], fields["born_wall_ns"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return Birth(0, None)
 
 

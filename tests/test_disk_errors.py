@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import StartDaemon
@@ -21,6 +24,7 @@ from faulty_device import FaultyDevice, faulty_device
 from real_daemon import PATIENCE_S, Daemon, refused, remove_arena_files
 
 from purgatoryd.clients import Client, NotDurable, WalStopped
+from purgatoryd.daemon.wal import SNAPSHOT_ATTEMPTS, Wal
 from purgatoryd.shm_layout import page_cache
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.files import write_durably
@@ -213,6 +217,22 @@ def test_a_large_snapshot_is_confirmed_before_anything_is_acknowledged(
     remove_arena_files(real.paths)
     real.start()
     assert all(there("a", "k0", f"k{LARGE - 1}"))
+
+
+@pytest.mark.parametrize(("moved", "named"), [(True, True), (False, False)])
+def test_a_first_snapshot_that_the_arena_left_is_no_failed_attempt(
+    *, moved: bool, named: bool
+) -> None:
+    wal: Any = object.__new__(Wal)
+    wal._confirmed, wal._attempts, wal._given_up = False, 0, False
+    wal._arena = SimpleNamespace(has_names=named)
+    wal._group_commit = SimpleNamespace(unpause=lambda: None)
+    for _ in range(SNAPSHOT_ATTEMPTS + 1):
+        wal._child = SimpleNamespace(kill=lambda: None)
+        wal.unpause(moved=moved)
+        wal._ended(-signal.SIGKILL)
+    assert wal._attempts == 0
+    assert not wal._confirmed
 
 
 def test_a_large_snapshot_that_fails_stops_the_wal(daemon: StartDaemon, daemon_dir: Path) -> None:

@@ -54,6 +54,15 @@ def pid_of(paths: Paths) -> int:
         return int(reader.header.daemon_pid)
 
 
+def memory_files(pid: int) -> int:
+    """How many files of /dev/shm a process has open."""
+    found = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += str(fd.readlink()).startswith(str(shm.MOUNT))
+    return found
+
+
 def status(real: Daemon) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["status", "--name", real.name])
     return done.exit_code, done.output
@@ -173,6 +182,26 @@ def test_a_name_that_another_file_has_is_left_alone(taken: Daemon) -> None:
         eventually(lambda: status(taken)[0] == Exit.DONE)
         client.add("new", delay=3600)
         assert client.get("soon") is not None
+
+
+def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> None:
+    """It looks again each second."""
+    real = daemon("demo", "--capacity", "100")
+    obstacle = file(real.paths, ".next")
+    obstacle.write_bytes(b"precious")
+    os.chown(obstacle, 65534, 65534)  # uid nobody
+    try:
+        remove(real)
+        eventually(lambda: "is foreign: it belongs to uid 65534" in real.stderr)
+        before = memory_files(real.pid)
+        for _ in range(3):  # each is bound again where the daemon looks for its names
+            real.paths.pub.unlink()
+            eventually(real.paths.pub.is_socket)
+        assert memory_files(real.pid) == before
+        assert obstacle.read_bytes() == b"precious"
+    finally:
+        obstacle.unlink()
+    eventually(lambda: placed(real))
 
 
 def test_a_daemon_whose_name_is_taken_can_be_stopped(taken: Daemon) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import purgatory_driver as pd
@@ -19,6 +20,7 @@ from real_daemon import PATIENCE_S, Daemon, eventually, stats
 
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
 from purgatoryd.daemon.grace import LATE_NS, LONG_NS, LONG_OUTAGES_MAX, START_NS, Grace
+from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.layout import Cause, Status
@@ -262,6 +264,21 @@ def test_a_long_outage_puts_off_the_release_so_many_times(grace: Grace, asked: A
     assert grace.ends_ns == NONE_NS
 
 
+def test_a_loop_that_waits_for_the_wal_sleeps_though_the_grace_is_over() -> None:
+    reaper: Any = object.__new__(Reaper)
+    reaper._stopping = False
+    reaper._commands = SimpleNamespace(full=False)
+    reaper._sockets = SimpleNamespace(pending=lambda **_: False, watch_due_ns=NONE_NS)
+    reaper._wal = SimpleNamespace(full=True, fds=[])
+    reaper._grace = SimpleNamespace(ends_ns=0)
+    reaper._next_heartbeat_ns = NONE_NS - 1
+    reaper._wakeups = reaper._wake_fd = 0
+    waited: list[int] = []
+    reaper._waiter = SimpleNamespace(wait=lambda until_ns: waited.append(until_ns) or frozenset())
+    reaper._sleep(busy=False)
+    assert waited == [NONE_NS - 1]
+
+
 # ---- the core --------------------------------------------------------------------------------
 
 ALL = lib.PG_C_ALL
@@ -319,7 +336,9 @@ def test_operations_are_released_a_budget_at_a_time(
     assert made.metrics.expired == 0
     lib.pg_release_operations(made.a)
     assert made.advance(400 * MS, budget=budget)
-    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 0)  # not before all had their turn
+    assert not lib.pg_hold_operations(
+        made.a, 400 * MS, 500 * MS, 0
+    )  # not before all had their turn
     assert made.metrics.expired > 0
     left = COUNT - made.metrics.expired
     assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 1)  # but after a long outage

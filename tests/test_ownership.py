@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -317,7 +317,11 @@ def test_a_wal_without_its_birth_is_an_original(daemon: StartDaemon) -> None:
     assert "is missing" not in real.stderr
 
 
-@pytest.mark.parametrize("written", [b"", b"{}", b"[]", b'{"inode": "x", "born_wall_ns": null}'])
+@pytest.mark.parametrize(
+    "written",
+    [b"", b"{}", b"[]", b'{"inode": "x", "born_wall_ns": null}', b"[" * 100_000],
+    ids=["empty", "object", "list", "string", "nested"],
+)
 def test_a_birth_that_nobody_wrote_is_refused_until_it_is_restored(
     written: bytes, daemon: StartDaemon
 ) -> None:
@@ -329,6 +333,20 @@ def test_a_birth_that_nobody_wrote_is_refused_until_it_is_restored(
     assert "this WAL is a copy" in done.stderr
     real.start("--wal-dir", "wal", "--as-restored")
     assert keys(real.dir) == {"k"}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_in_the_place_of_the_birth_is_named(
+    make: Callable[[Path], object], daemon: StartDaemon
+) -> None:
+    real = with_wal(daemon)
+    real.stop()
+    birth = real.dir / "wal/demo/birth"
+    birth.unlink()
+    make(birth)
+    done = start_again(real.dir, "--wal-dir", "wal")
+    assert done.returncode == Exit.UNUSABLE
+    assert "birth: is in the place of a file and is none" in done.stderr
 
 
 def test_a_moved_folder_is_the_original(daemon: StartDaemon) -> None:
