@@ -274,7 +274,12 @@ def test_a_loop_that_waits_for_the_wal_sleeps_though_the_grace_is_over() -> None
     reaper._next_heartbeat_ns = NONE_NS - 1
     reaper._wakeups = reaper._wake_fd = 0
     waited: list[int] = []
-    reaper._waiter = SimpleNamespace(wait=lambda until_ns: waited.append(until_ns) or frozenset())
+
+    def wait(until_ns: int) -> frozenset[int]:
+        waited.append(until_ns)
+        return frozenset()
+
+    reaper._waiter = SimpleNamespace(wait=wait)
     reaper._sleep(busy=False)
     assert waited == [NONE_NS - 1]
 
