@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd.cli.arena import print_table
-from purgatoryd.cli.exits import Command
+from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
 
 if TYPE_CHECKING:
@@ -77,15 +77,24 @@ def ls_command(name: str, timeout: float, as_json: bool) -> None:
 @name_option
 @timeout_option
 @json_option
-def drop_command(session: int, name: str, timeout: float, as_json: bool) -> None:
+def drop_command(session: int, name: str, timeout: float, as_json: bool) -> int:
     """End SESSION, an id that `session ls` prints.
 
     Its unacknowledged outcomes are freed; its armed operations and timers stay. A client that is
     still there opens another session with its next call. For administrators, and for sessions of
-    one's own uid.
+    one's own uid. Exit code 1 means that there is no such session.
     """
     from purgatoryd.clients import Admin
+    from purgatoryd.shm_layout.errors import MessageRefused
 
-    with Admin(name, timeout=timeout) as admin:
-        admin.drop_session(session)
-    emit({"session": f"{session:016x}"}, f"session {session:016x} was dropped", as_json)
+    result = "dropped"
+    try:
+        with Admin(name, timeout=timeout) as admin:
+            admin.drop_session(session)
+    except MessageRefused as error:
+        if error.name != "SESSION_EXPIRED":
+            raise
+        result = "unknown"
+    shown = f"{session:016x}"
+    emit({"session": shown, "result": result.upper()}, f"{result} {shown}", as_json)
+    return Exit.DONE if result == "dropped" else Exit.NEGATIVE
