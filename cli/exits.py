@@ -154,6 +154,9 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
 FROZEN_NS = 5_000_000_000
 """A loop that stood still for longer is frozen; a sound one moves every second."""
 
+UNANSWERED_NS = 2_000_000_000
+"""The same for a daemon that did not answer a call."""
+
 
 def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
     """That the daemon is there and stands still, if that is why it did not answer."""
@@ -162,7 +165,7 @@ def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
     if type(error) is not errors.DaemonUnreachable or not error.waited_s or error.shut:
         return None
     try:
-        health = health_of(error.name, FROZEN_NS)
+        health = health_of(error.name, UNANSWERED_NS)
     except (errors.PurgatorydError, OSError):
         return None
     if health.condition != "frozen":
