@@ -157,6 +157,7 @@ SECTIONS = {
         "operations", "outcomes", "watch_records", "watch_records_max", "watch_keys",
         "watch_keys_max", "watches", "satisfied", "already_true", "expired", "failed",
         "cancelled", "advances", "visits", "checks", "outcomes_repeated",
+        "outcomes_dropped",
     ),
     "notices": ("replay_entries", "replay_bytes", "notices_withdrawn", "messages_sent"),
     "commands": ("batches", "batches_repeated", "records"),
