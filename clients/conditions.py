@@ -117,7 +117,7 @@ def _encode_quorum(condition: Quorum) -> Encoded:
     targets = _check_targets(given) if isinstance(given, Mapping) else [1] * len(given)
     keys = _check_count(_collection("targets", given))
     if isinstance(need, bool) or not isinstance(need, int) or not 1 <= need <= len(keys):
-        raise InvalidCondition(f"need must be an int from 1 to {len(keys)}, its keys", need)
+        raise InvalidCondition(f"need must be an int from 1 to {len(keys)}, the keys given", need)
     return _encoded(Condition.QUORUM, need, keys, targets, condition.own)
 
 

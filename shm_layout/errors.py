@@ -304,17 +304,33 @@ class Exists(Refused):
         return f"{self.key!r} is armed already, with ticket {self.ticket}"
 
 
+_SETTING_OF = {
+    "slots": "--capacity",
+    "space for key and payload": "--payload-memory",
+    "namespaces": "--namespaces",
+    "topics": "--topics",
+    "watch keys": "--watch-keys",
+    "watch records": "--watches",
+    "accounts": "--accounts",
+    "free slots for bulk loads and their rows": "--bulk-loads or --bulk-load-rows",
+}
+"""The setting that bounds a resource of Full. Tickets have none."""
+
+
 @keeps_figures
 class Full(Refused):
     """A call needs a resource of the daemon that is used up.
 
-    `resource` is slots, payload, namespaces, topics, tickets, keys, accounts or bulk loads.
+    `resource` is slots, space for key and payload, namespaces, topics, tickets, watch keys, watch
+    records, accounts, or free slots for bulk loads and their rows.
     """
 
     resource: str
 
     def __str__(self) -> str:
-        return f"{self.key!r} was refused: the arena is out of {self.resource}"
+        text = f"{self.key!r} was refused: the arena is out of {self.resource}"
+        setting = _SETTING_OF.get(self.resource)
+        return text + (f"; raise {setting} and restart the daemon" if setting else "")
 
 
 @keeps_figures
@@ -398,7 +414,10 @@ class ArenaLost(Refused):
     A copy has no space in /dev/shm, or another file has the name. What the daemon has still fires.
     """
 
-    why = "was refused because the daemon's arena file is gone and cannot be made again"
+    why = (
+        "was refused because the daemon's arena file was removed and cannot be made again; "
+        "free space in /dev/shm, or remove the file that has its name: the daemon's log says which"
+    )
 
 
 class WalStopped(Refused):
@@ -726,7 +745,7 @@ class ArenaMissing(ArenaError):
     arena_file: str
 
     def __str__(self) -> str:
-        return f"there is no arena file {self.arena_file}"
+        return f"there is no arena file /dev/shm/{self.arena_file.removeprefix('/')}"
 
 
 @keeps_figures
@@ -800,7 +819,7 @@ class ArenaTooLarge(ArenaError):
     def __str__(self) -> str:
         return (
             f"the arena needs {self.needed} bytes in {self.where}, "
-            f"available are {self.available}; lower --capacity or --payload-memory"
+            f"available are {self.available}; free space, or lower --capacity or --payload-memory"
         )
 
 
