@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
 import sys
 import time
@@ -83,7 +84,7 @@ class Log:
         before = stack_size(_STACK_BYTES)
         try:
             thread = Thread(target=self._work, args=(self._queue,), name="log", daemon=True)
-            thread.start()
+            _begin_without_signals(thread)
             self._thread = thread
             atexit.register(self.flush)
         except (RuntimeError, MemoryError):
@@ -171,10 +172,20 @@ log = Log()
 """The log of this process."""
 
 
+def _begin_without_signals(thread: Thread) -> None:
+    """Start a thread that no signal reaches: the loop has to know of one before it takes what was
+    sent after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def announce(text: str) -> None:
     """Write a line to stdout; a reader that is gone or has stopped holds up nobody."""
     try:
-        Thread(target=_written, args=(1, text), daemon=True).start()
+        _begin_without_signals(Thread(target=_written, args=(1, text), daemon=True))
     except (RuntimeError, MemoryError):  # no memory for a thread
         _written(1, text)
 

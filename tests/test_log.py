@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
+import signal
 import socket
 import subprocess
 import threading
@@ -198,6 +200,30 @@ def test_a_daemon_starts_though_nobody_takes_its_ready_line(daemon_dir: Path) ->
     with Client("demo") as client:
         client.add("k", delay=3600)
     real.close()
+
+
+@pytest.mark.parametrize("args", [(), ("--shards", "1")])
+def test_signals_reach_the_loop_and_no_other_thread(
+    args: tuple[str, ...], daemon_dir: Path
+) -> None:
+    """Else a reload that was asked for before a request might come after its answer."""
+    with contextlib.closing(Daemon("demo", daemon_dir, args)) as real:
+        tasks = [task.name for task in Path(f"/proc/{real.pid}/task").iterdir()]
+        assert len(tasks) > 1
+        for task in map(int, tasks):
+            loop = task == real.pid
+            eventually(lambda: takes_signals(real.pid, task) == loop)  # noqa: B023
+
+
+def takes_signals(pid: int, task: int) -> bool | None:
+    """Whether SIGHUP and SIGTERM reach a thread; None if one of them alone does."""
+    try:
+        status = Path(f"/proc/{pid}/task/{task}/status").read_text()
+    except OSError:  # it has ended
+        return False
+    (mask,) = re.findall(r"SigBlk:\t(\w+)", status)
+    blocked = {bool(int(mask, 16) >> n - 1 & 1) for n in (signal.SIGHUP, signal.SIGTERM)}
+    return None if len(blocked) > 1 else not blocked.pop()
 
 
 # ---- the queue -------------------------------------------------------------------------------
