@@ -75,7 +75,7 @@ def test_what_was_completed_in_time_does_not_expire(
     durable = outage is rebuilt
     with (
         Purgatory("demo", durable=durable) as owner,
-        Purgatory("demo") as other,
+        Purgatory("demo", timeout=PATIENCE_S) as other,
         Client("demo", durable=durable) as client,
     ):
         keys = [f"k{n}" for n in range(OPERATIONS)]
@@ -123,6 +123,33 @@ def test_a_flood_of_triggers_delays_no_expiry_for_ever(daemon: StartDaemon) -> N
             over.set()
             for sender in senders:
                 sender.join(PATIENCE_S)
+
+
+def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaemon) -> None:
+    """An operation waits for the end of the first grace, which passes in the second outage. All
+    triggers are under way at once: what waits in the sender was not sent."""
+    real = daemon("demo")
+    with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
+        keys = [f"k{n}" for n in range(5)]
+        owner.watch("nobody", AllOf({"nobody": 1}), timeout=0.1)
+        found = owner.watch_many([(key, AllOf({key: 1}), TIMEOUT_S) for key in keys])
+        begun_s = time.monotonic()
+        go_on = frozen(real)
+        time.sleep(1)
+        go_on()
+        other.advance("seen", 1)  # the first grace has begun
+        go_on = frozen(real)
+        senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
+        for sender in senders:
+            sender.start()
+        time.sleep(0.2)
+        assert time.monotonic() - begun_s < TIMEOUT_S, "too slow to be sent in time"
+        time.sleep(TIMEOUT_S)
+        go_on()
+        for sender in senders:
+            sender.join(PATIENCE_S)
+        causes = {op.result(PATIENCE_S).cause for op in found if isinstance(op, Operation)}
+        assert causes == {"satisfied"}
 
 
 # ---- the decision ----------------------------------------------------------------------------
