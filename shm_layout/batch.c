@@ -401,7 +401,8 @@ static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
 }
 
 /* The set counts from the store of busy_last on. A kill before it, or before the record counts as
- * applied, leaves at most bits of a record that is answered BUSY again. */
+ * applied, leaves at most bits of a record that is answered BUSY again. A namespace that is not
+ * there yet gives its keys other hashes once it is: until then every key is busy. */
 RARE static void busy_add(const struct pg_arena *a, const struct step *s)
 {
     struct pg_session *session = s->session;
@@ -409,7 +410,10 @@ RARE static void busy_add(const struct pg_arena *a, const struct step *s)
         memset(session->busy_keys, 0, sizeof session->busy_keys);
         session->busy_first = s->q->frame.sequence;
     }
-    busy_keys(a, s, true);
+    if (a->name_namespaces[s->record->name] == PG_NIL)
+        memset(session->busy_keys, 0xff, sizeof session->busy_keys);
+    else
+        busy_keys(a, s, true);
     STORE_RELEASE(&session->busy_last, s->q->frame.sequence);
 }
 

@@ -96,6 +96,8 @@ PARTITIONED_CALLS: dict[str, dict[str, Any]] = {
 }
 ADMIN_CALLS: dict[str, dict[str, Any]] = {
     "ping": {},
+    "sessions": {},
+    "drop_session": {"session": 1},
     "advance": {"to_ns": 0},
     "create_namespace": {"namespace": "n"},
     "set_namespace": {"namespace": "n"},
