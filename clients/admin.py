@@ -232,8 +232,9 @@ class Admin(Closing):
         """Ends a session and frees its unacknowledged outcomes; its armed operations stay.
 
         For administrators, and for the uid that has the session. Raises MessageRefused
-        (SESSION_EXPIRED if there is none, DENIED, BUSY).
+        (SESSION_EXPIRED if there is none, DENIED, BUSY), InvalidArgument.
         """
+        session = check_whole("session", session, 1, 2**64 - 1)
         holder = self._holder_of(session, timeout)
         holder._sequence += 1
         holder._request(wire.encode_frame(Message.DROP, session, holder._sequence), timeout)

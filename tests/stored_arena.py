@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from purgatoryd.daemon.wal_birth import record_birth
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import boot_id
 from purgatoryd.shm_layout.paths import Paths
@@ -73,3 +74,4 @@ class StoredWal:
         directory.mkdir(mode=0o700, parents=True)
         for path in folder.glob("*.xz"):
             (directory / path.stem).write_bytes(unpacked(path))
+        record_birth(directory)

@@ -262,7 +262,7 @@ def test_a_late_reader_finds_each_move_since_the_first_start(
     """In the replay buffer, also of a daemon that has no other user and one namespace for them, and
     in the WAL."""
     wal = daemon_dir / "wal"
-    space = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal)
+    space = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal), "--retain-age", "1h"
     real = daemon("demo", *FULL, *space)
     with Client("demo") as client:
         for i in range(9):

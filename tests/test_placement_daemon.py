@@ -70,7 +70,7 @@ def test_the_loop_and_the_other_threads_are_where_they_belong(
     loop, others = pair
     real = daemon("demo", "--cpus", f"{loop},{others}", "--wal-dir", "wal")
     # libzmq has two, the group-commit thread is one
-    assert affinities(real.pid) == ({loop}, [{others}] * 3)
+    assert affinities(real.pid) == ({loop}, [{others}] * 4)
     figures: dict[str, Any] = stats(real)
     assert (figures["placement"], figures["reaper_cpu"]) == ("explicit", loop)
     assert (figures["placed"], figures["clamped"]) == ("cpus", None)
@@ -93,13 +93,13 @@ def test_auto_does_what_its_plan_says(daemon: StartDaemon) -> None:
         assert len(loop) == 1  # which one depends on other daemons
         assert all(loop.isdisjoint(cpus) for cpus in others)
     else:
-        assert [loop, *others] == [topology.allowed] * 3
+        assert [loop, *others] == [topology.allowed] * 4
 
 
 def test_none_leaves_everything_alone(daemon: StartDaemon) -> None:
     real = daemon("demo", "--placement", "none")
     loop, others = affinities(real.pid)
-    assert [loop, *others] == [os.sched_getaffinity(0)] * 3
+    assert [loop, *others] == [os.sched_getaffinity(0)] * 4
     figures: dict[str, Any] = stats(real)
     assert [figures[f] for f in ("placement", "node", "reaper_cpu")] == ["none", None, None]
 
@@ -111,7 +111,7 @@ def test_a_thread_that_was_moved_goes_back(
     loop, others = pair
     moved = pinned.pid if name == "purgatoryd" else thread(pinned, name)
     os.sched_setaffinity(moved, {loop, others})
-    eventually(lambda: affinities(pinned.pid) == ({loop}, [{others}] * 2))
+    eventually(lambda: affinities(pinned.pid) == ({loop}, [{others}] * 3))
 
 
 @pytest.fixture
@@ -135,11 +135,11 @@ def test_a_daemon_follows_its_cgroup(
     (cpuset / "cgroup.procs").write_text(str(real.pid))
     (cpuset / "cpuset.cpus").write_text(str(others))
     eventually(lambda: stats(real)["reaper_cpu"] == others)
-    assert affinities(real.pid) == ({others}, [{others}] * 2)
+    assert affinities(real.pid) == ({others}, [{others}] * 3)
     assert stats(real)["clamped"] == "cpus"  # type: ignore[comparison-overlap]
     (cpuset / "cpuset.cpus").write_text(f"{loop},{others}")
     eventually(lambda: stats(real)["reaper_cpu"] == loop)
-    assert affinities(real.pid) == ({loop}, [{others}] * 2)
+    assert affinities(real.pid) == ({loop}, [{others}] * 3)
     assert stats(real)["clamped"] is None
 
 
@@ -149,7 +149,7 @@ def test_sighup_puts_every_thread_back(pinned: Daemon, pair: tuple[int, int]) ->
         if thread.id != pinned.pid:
             os.sched_setaffinity(thread.id, {loop})
     os.kill(pinned.pid, signal.SIGHUP)
-    eventually(lambda: affinities(pinned.pid) == ({loop}, [{others}] * 2))
+    eventually(lambda: affinities(pinned.pid) == ({loop}, [{others}] * 3))
 
 
 def test_sighup_takes_over_what_the_file_says_now(
@@ -168,15 +168,15 @@ def test_sighup_takes_over_what_the_file_says_now(
             admin.ping()  # answered after the reload
         return affinities(real.pid)
 
-    assert reloaded(f'cpus = "{loop},{others}"\n') == ({loop}, [{others}] * 2)
+    assert reloaded(f'cpus = "{loop},{others}"\n') == ({loop}, [{others}] * 3)
     assert re.search(r"the daemon \(explicit\): node \d+, the loop on CPU", placement_of(real))
     busy = reloaded(f'cpus = "{others},{loop}"\nnode = 60000\nbusy-poll = "1us"\n')
-    assert busy == ({others}, [{loop}] * 2)
+    assert busy == ({others}, [{loop}] * 3)
     figures: dict[str, Any] = stats(real)
     assert (figures["reaper_cpu"], figures["clamped"]) == (others, "memory")
     assert figures["placed"] == "cpus, spin"
     assert "there is no node 60000" in real.stderr
-    assert reloaded('placement = "none"\n') == (everywhere, [everywhere] * 2)
+    assert reloaded('placement = "none"\n') == (everywhere, [everywhere] * 3)
     after: dict[str, Any] = stats(real)
     assert [after[f] for f in ("placement", "reaper_cpu", "placed")] == ["none", None, None]
     assert "the daemon (none): its threads run anywhere" in placement_of(real)
