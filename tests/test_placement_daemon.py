@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -93,7 +94,7 @@ def test_auto_does_what_its_plan_says(daemon: StartDaemon) -> None:
         assert len(loop) == 1  # which one depends on other daemons
         assert all(loop.isdisjoint(cpus) for cpus in others)
     else:
-        assert [loop, *others] == [topology.allowed] * 4
+        assert all(cpus == topology.allowed for cpus in [loop, *others])
 
 
 def test_none_leaves_everything_alone(daemon: StartDaemon) -> None:
@@ -265,7 +266,8 @@ def test_a_daemon_makes_way_for_one_that_comes(
     one.look(arena)
     other.unlink()
     one.look(arena)
-    assert asked == [({3}, {0, 1, 2}), ({2}, {0, 1}), ({2}, {0, 1, 3})]
+    steps = [step for step, _ in itertools.groupby(asked)]  # a new thread has all set again
+    assert steps == [({3}, {0, 1, 2}), ({2}, {0, 1}), ({2}, {0, 1, 3})]
     assert arena.placed.reaper_cpu == 2
 
 
@@ -437,6 +439,7 @@ def settled(config: Config) -> Placed:
     arena: Any = FakeArena()
     Placement(config, "").settle(arena)
     placed: Placed = arena.placed
+    log.flush()  # a child's messages end with it
     return placed
 
 

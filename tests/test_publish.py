@@ -84,7 +84,7 @@ def test_what_was_published_survives_kills_and_reboots(
 ) -> None:
     """Its record is one of the WAL; a subscriber who was away reads it from the replay buffer."""
     wal = daemon_dir / "wal"
-    real = daemon("demo", "--wal-dir", str(wal))
+    real = daemon("demo", "--wal-dir", str(wal), "--retain-age", "1h")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         ticket = publish(admin, "k", b"payload")
     real.kill()

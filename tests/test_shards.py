@@ -407,6 +407,7 @@ class Reported:
 
     heartbeat_boot_ns = 0
     why = Degraded(0)
+    retired = False
 
     def close(self) -> None:
         """Nothing is mapped."""
@@ -452,6 +453,7 @@ def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.Mon
     one, said = looks_after(State.ENDED, State.READY), list[str]()
     one._lifecycle.state = DaemonState.STOPPED
     one._manager = cast("Any", SimpleNamespace(step=said.append, alive=lambda: None))
+    monkeypatch.setattr(one, "_sockets", SimpleNamespace(bind_again=lambda: None))
     last, arena = one._shards[1], Reported()
     for name, value in {"_process": one, "_admin": one, "_arena": arena, "send": id}.items():
         monkeypatch.setattr(last, name, value)
