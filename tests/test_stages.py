@@ -13,7 +13,7 @@ import pytest
 from conftest import StartDaemon
 from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_arena_files, wal_frames
 
-from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory
+from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory, Remote
 from purgatoryd.clients.core import Core
 from purgatoryd.daemon.admin import frame
 from purgatoryd.daemon.replies import Replies
@@ -186,7 +186,7 @@ def test_a_worker_has_a_short_name(name: str, real: Daemon) -> None:
 
 
 def test_a_remote_worker_names_its_host() -> None:
-    core = Core("demo", "n", remote=object())  # type: ignore[arg-type]
+    core = Core("demo", "n", remote=object.__new__(Remote))
     frame = core.session.frame()
     assert frame is not None
     assert frame.endswith(f":{os.getpid()}".encode())

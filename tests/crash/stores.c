@@ -107,6 +107,15 @@ PLAIN(unaligned_, 16)
         (void)order;                                                                              \
         before_store();                                                                           \
         return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);                                  \
+    }                                                                                             \
+    uint##bits##_t __tsan_atomic##bits##_fetch_add(uint##bits##_t *at, uint##bits##_t value,      \
+                                                   int order);                                    \
+    uint##bits##_t __tsan_atomic##bits##_fetch_add(uint##bits##_t *at, uint##bits##_t value,      \
+                                                   int order)                                     \
+    {                                                                                             \
+        (void)order;                                                                              \
+        before_store();                                                                           \
+        return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);                                   \
     }
 
 ATOMIC(8)
