@@ -40,12 +40,20 @@ def mount_all() -> None:
         os.makedirs(place, exist_ok=True)
 
 
+def mapping(pid: int) -> str:
+    """The arena's line of numa_maps: a new arena file was mapped before it had its name."""
+    lines = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
+    found = [line for line in lines if "file=/dev/shm/" in line and ".private" not in line]
+    return max(found, key=lambda line: sum(by_node(line).values()), default="")
+
+
+def by_node(line: str) -> dict[str, int]:
+    return {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", line)}
+
+
 def pages(pid: int) -> dict[str, int]:
     """Pages of the arena's mapping in the daemon, by node."""
-    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
-        if "file=/dev/shm/purgatoryd" in line and ".private" not in line:
-            return {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", line)}
-    return {}
+    return by_node(mapping(pid))
 
 
 def cpus(pid: int) -> tuple[list[int], list[int]]:
@@ -67,10 +75,7 @@ def state(daemon: subprocess.Popen[str]) -> dict[str, Any]:
 
 def policy(pid: int) -> str:
     """Of the arena's mapping."""
-    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
-        if "file=/dev/shm/purgatoryd" in line:
-            return line.split()[1]
-    return ""
+    return (mapping(pid).split() or ["", ""])[1]
 
 
 def start(*args: str) -> subprocess.Popen[str]:
