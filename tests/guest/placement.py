@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ def pages(pid: int) -> dict[str, int]:
 def cpus(pid: int) -> tuple[list[int], list[int]]:
     """Of the loop, and of all other threads."""
     others = {thread.id for thread in psutil.Process(pid).threads()} - {pid}
-    found = set().union(*(os.sched_getaffinity(thread) for thread in others))
+    found: set[int] = set()
+    for thread in others:
+        with suppress(ProcessLookupError):  # it has ended
+            found |= os.sched_getaffinity(thread)
     return sorted(os.sched_getaffinity(pid)), sorted(found)
 
 
@@ -104,6 +108,7 @@ def main() -> None:
     tell(nodes=[[n.id, sorted(n.cpus), dict(n.distances)] for n in topology.nodes])
 
     daemon = start("--node", "1")
+    eventually(lambda: cpus(daemon.pid)[1] == [2])  # the thread that wrote "ready" has ended
     tell(born=state(daemon))
     stop(daemon)
 
