@@ -375,16 +375,6 @@ class Core:
             came = True
         return came
 
-    def take_soon(self) -> bool:
-        """Waits a moment for one message. True if one came."""
-        if self._retry_at_s and self.session.resting:
-            return False
-        data = None if self.channel is None else self.channel.receive_soon()
-        if data is None:
-            return False
-        self.take(data)
-        return True
-
     def withdraw(self, batch: Batch | None, error: DaemonError) -> None:
         """Nobody waits for `batch`, a single call, any more: if it never left, it never will, and
         `error` is its outcome."""

@@ -39,11 +39,3 @@ def count(name: str) -> Column:
 def quantile(name: str, rank: float) -> Column:
     """The value of that rank, 0 to 1; null of an empty sketch."""
     return F.when(count(name) > 0, F.kll_sketch_get_quantile_bigint(name, F.lit(rank)))
-
-
-def quantile_at(name: str, rank: Column) -> Column:
-    """The same for a rank of each row's own, rounded up to a thousandth; null where it is null."""
-    ranks = F.array(*(F.lit(n / 1000) for n in range(1001)))
-    index = F.ceil(rank * 1000).cast("int") + 1
-    found = F.element_at(F.kll_sketch_get_quantile_bigint(name, ranks), index)
-    return F.when((count(name) > 0) & rank.isNotNull(), found)
