@@ -219,7 +219,7 @@ class Shard:
             self._look_at_loop()
 
     def _attach(self) -> None:
-        """To its arena as it is; without one its pings tell of its loop."""
+        """Attach to the shard's arena. Without one, only pings show whether its loop runs."""
         if self._arena is not None:
             self._arena.close()
             self._arena = None

@@ -242,7 +242,7 @@ class Memory:
         """The socket has an answer, a whole message: when it was there, and when it was sent."""
 
     def pause(self) -> bool:
-        """Has nothing but the loop touch the arena; False = not yet, a descriptor tells when."""
+        """Leave the arena to the loop alone. False: ask again once a descriptor is readable."""
         return True
 
     def unpause(self, *, moved: bool) -> None:
@@ -344,7 +344,7 @@ class Wal(Memory):
         """A snapshot of the files before is given up, and taken again."""
         self._group_commit.unpause()
         if moved and self._child is not None:
-            self._child.kill()  # it waits for commits that only the new files tell of
+            self._child.kill()  # it waits for commits that only the new files show
             self._given_up = True
 
     def clear_wakeup(self) -> None:

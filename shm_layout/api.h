@@ -537,8 +537,8 @@ int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why);    /
 void pg_group_commit_kick(struct pg_group_commit *c);
 /* An eventfd: readable once committed_lsn has moved, or the state is PG_WAL_STOPPED. */
 int pg_group_commit_fd(const struct pg_group_commit *c);
-/* Has the thread touch neither arena nor files; 0 = not yet: the eventfd tells when to ask again.
- * The arena may move before it goes on. */
+/* Stops the thread's work on arena and files. 0: not yet; ask again once the eventfd is readable.
+ * The arena may move before the thread goes on. */
 int pg_group_commit_pause(struct pg_group_commit *c);
 void pg_group_commit_unpause(struct pg_group_commit *c);
 /* Ends the thread, which does not pause, after it has committed all that was appended. */

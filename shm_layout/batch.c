@@ -346,8 +346,9 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     s->ext = p->payload + r->payload_len;
 }
 
-/* Whether owner and quotas allow the record, and a daemon that drains or has no arena file, too. What arms or advances is
- * counted, once, though its work may need several calls. False: the result says why not. */
+/* Whether the owner and the quotas allow the record. A daemon that drains, or whose arena has lost
+ * its names, arms nothing. What arms or advances is counted once, though its work may need several
+ * calls. False: the result says why not. */
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const wire_record *r = s->record;

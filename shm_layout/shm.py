@@ -151,7 +151,7 @@ class ArenaLock:
         self.lock(names)
 
     def lock(self, names: Sequence[str]) -> None:
-        """Locks the first of these, too."""
+        """Add the lock on the first of these that exists."""
         while (found := _first(names)) and not self._has(found):
             if (fd := _open_first(names)) is None:
                 continue
@@ -159,7 +159,7 @@ class ArenaLock:
             self._fds.append(fd)  # if another file took its place meanwhile, that one is next
 
     def adopt(self, fd: int) -> None:
-        """Keeps a file, too, that this process has locked by this descriptor."""
+        """Add a file that this process has locked by this descriptor."""
         self._fds.append(os.dup(fd))
 
     def holds(self, name: str) -> bool:

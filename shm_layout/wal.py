@@ -504,7 +504,7 @@ class GroupCommit:
         wal_buffer.state = WalState.STOPPED
 
     def pause(self) -> bool:
-        """Has the thread touch nothing; False = not yet: `fd` tells when to ask again."""
+        """Stop the thread's work on arena and files. False: ask again once `fd` is readable."""
         return bool(lib.pg_group_commit_pause(self._c))
 
     def unpause(self) -> None:
