@@ -162,9 +162,13 @@ class ClientWatch:
             pidfd = open_pidfd(speaker.connection, speaker.pid)
             if pidfd is None:
                 return None
+            try:
+                self._ended.register(pidfd, select.EPOLLIN)
+            except OSError:  # this user may have no more descriptors in epoll
+                os.close(pidfd)
+                return None
             process = self._processes[speaker.pid] = _Process(speaker.pid, pidfd)
             self._by_pidfd[pidfd] = process
-            self._ended.register(pidfd, select.EPOLLIN)
         return process
 
     def _unwatch(self, process: _Process) -> None:
@@ -227,22 +231,31 @@ def _has_ended(pidfd: int) -> bool:
 def open_pidfd(connection: int, pid: int) -> int | None:
     """A pidfd of the process `pid` at the other end of a connection, a descriptor.
 
-    None: it cannot be watched. Raises ProcessLookupError if it has ended.
+    None: the process cannot be watched, or the connection is closed. Raises ProcessLookupError if
+    the process has ended.
     """
-    with borrowed(connection) as peer:
-        try:
+    try:
+        # A message may outlive its connection: the descriptor is closed or another connection's.
+        with borrowed(connection) as peer:
             pidfd = _peer_pidfd(peer, pid)
-        except ProcessLookupError:
-            raise
-        except OSError:
-            return None
-        # The descriptor may be another connection's by now. And a pid alone may be another
-        # process's: while the connection is open it is the peer's, or that of a child of the peer.
-        with suppress(OSError):
-            if peer_pid(peer) == pid and _is_open(peer):
+            if _is_peer(peer, pid):
                 return pidfd
-        os.close(pidfd)
-        raise ProcessLookupError
+            os.close(pidfd)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        pass
+    with suppress(PermissionError):
+        os.kill(pid, 0)
+    return None
+
+
+def _is_peer(connection: socket.socket, pid: int) -> bool:
+    """True if `pid` is the process at the other end, or a child of it. A pid alone may be another
+    process's; while the connection is open it is not."""
+    with suppress(OSError):
+        return peer_pid(connection) == pid and _is_open(connection)
+    return False
 
 
 def _peer_pidfd(peer: socket.socket, pid: int) -> int:

@@ -322,14 +322,35 @@ def test_an_older_kernel_does_not_take_a_later_process_for_the_client() -> None:
     ours, theirs = socket.socketpair()
     with ours:
         theirs.close()
-        with pytest.raises(ProcessLookupError):
-            client_watch.open_pidfd(ours.fileno(), os.getpid())
+        assert client_watch.open_pidfd(ours.fileno(), os.getpid()) is None
+
+
+# ---- messages that outlive their connection --------------------------------------------------
 
 
 def test_a_connection_of_another_process_is_not_the_clients() -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(ProcessLookupError):
-        client_watch.open_pidfd(ours.fileno(), os.getppid())
+    with ours, theirs:
+        assert client_watch.open_pidfd(ours.fileno(), os.getppid()) is None
+
+
+def test_the_process_behind_a_closed_descriptor_cannot_be_watched() -> None:
+    ours, theirs = socket.socketpair()
+    descriptor = ours.fileno()
+    ours.close()
+    theirs.close()
+    assert client_watch.open_pidfd(descriptor, os.getpid()) is None
+
+
+def test_the_process_behind_a_closed_descriptor_may_have_ended() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    ours, theirs = socket.socketpair()
+    descriptor = ours.fileno()
+    ours.close()
+    theirs.close()
+    with pytest.raises(ProcessLookupError):
+        client_watch.open_pidfd(descriptor, ended.pid)
 
 
 # ---- sessions that are found again -----------------------------------------------------------
