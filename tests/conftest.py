@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+DAEMONS = pytest.StashKey[list[Daemon]]()
+"""The daemons that a test started."""
+
 # A shell has what runs in its background ignore SIGINT, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -35,6 +38,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"spark", "flight_runs"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds to the report of a failed test whether its daemons still run, and their messages."""
+    report = yield
+    if report.when == "call" and report.failed:
+        for one in item.stash.get(DAEMONS, []):
+            state = "running" if one.running else f"ended with {one.process.returncode}"
+            report.sections.append((f"daemon {one.name}, {state}", one.stderr))
+    return report
 
 
 class StartDaemon(Protocol):
@@ -60,12 +76,13 @@ def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def daemon(daemon_dir: Path) -> Iterator[StartDaemon]:
+def daemon(request: pytest.FixtureRequest, daemon_dir: Path) -> Iterator[StartDaemon]:
     """Starts daemons in the test's own directory; stops them cleanly at the end.
 
     Clients that the test makes in its own process find them by name.
     """
     started: list[Daemon] = []
+    request.node.stash[DAEMONS] = started
 
     def start(name: str = "demo", *args: str, env: Mapping[str, str] | None = None) -> Daemon:
         started.append(Daemon(name, daemon_dir, args, env))
