@@ -947,7 +947,8 @@ def test_damage_is_refused_with_its_place_and_can_be_forced(daemon: StartDaemon,
 
 def with_dead_bytes(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
     """A daemon that was killed, with two snapshots and with all segments before them."""
-    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
+    flags = ("--snapshot-segments", "1", "--payload-memory", "64M")
+    real = daemon("demo", *wal_flags(wal, *flags))
     reported(real, "hold", "all", "1", "--wal-dir", str(wal))
     timers: list[TimerInfo] = []
     with durable() as client:
@@ -1088,7 +1089,8 @@ def replace_until(fact: Callable[[], bool]) -> None:
 
 def test_old_files_go_and_retention_holds_keep_them(daemon: StartDaemon, wal: Path) -> None:
     at, folder = ("--wal-dir", str(wal)), wal / "demo"
-    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
+    flags = ("--snapshot-segments", "1", "--payload-memory", "64M")
+    real = daemon("demo", *wal_flags(wal, *flags))
     reported(real, "hold", "audit", "1", *at)
     reported(real, "hold", "slow", "1", "--cap", "1M", *at)
     replace_until(lambda: "slow" in real.stderr and len(snapshots(folder)) == 2)

@@ -115,6 +115,7 @@ def main() -> None:
     settings = Path("/tmp/guest.toml")
     settings.write_text("node = 0\n")
     daemon = start("--config", str(settings))
+    eventually(lambda: cpus(daemon.pid)[1] == [0])
     tell(moved=state(daemon))
     (cpu,) = os.sched_getaffinity(daemon.pid)
     Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("0")
