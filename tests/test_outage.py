@@ -19,7 +19,7 @@ from purgatory_driver import Owner
 from real_daemon import PATIENCE_S, Daemon, eventually, stats
 
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
-from purgatoryd.daemon.grace import LATE_NS, LONG_NS, LONG_OUTAGES_MAX, START_NS, Grace
+from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
@@ -125,6 +125,35 @@ def test_a_flood_of_triggers_delays_no_expiry_for_ever(daemon: StartDaemon) -> N
                 sender.join(PATIENCE_S)
 
 
+def lose_all(client: Purgatory, patch: pytest.MonkeyPatch) -> None:
+    """Messages of `client` that its socket accepts do not arrive."""
+    channel = client._core.channel
+    assert channel is not None
+    patch.setattr(channel, "send", lambda frame: True)
+
+
+def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: StartDaemon) -> None:
+    """The outage takes less time than the client's pause, which has grown before."""
+    real = daemon("demo")
+    with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
+        other.advance("seen", 1)
+        time.sleep(GRACE_NS / 1e9)  # the grace of the start is over
+        operation = owner.watch("op", AllOf({"k": 1}), timeout=0.3)
+        go_on = frozen(real)
+        other._core._resend_s = core.RESEND_MAX_S
+        with pytest.MonkeyPatch.context() as patch:
+            lose_all(other, patch)
+            sender = threading.Thread(target=trigger, args=(other, "k"))
+            begun_s = time.monotonic()
+            sender.start()
+            time.sleep(0.5)  # the deadline passes
+            assert other._core.session.in_doubt()
+        go_on()
+        sender.join(PATIENCE_S)
+        assert time.monotonic() - begun_s > 1.9
+        assert operation.result(PATIENCE_S).cause == "satisfied"
+
+
 def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaemon) -> None:
     """An operation waits for the end of the first grace, which passes in the second outage. All
     triggers are under way at once: what waits in the sender was not sent."""
@@ -156,7 +185,7 @@ def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaem
 
 
 def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
-    assert START_NS > RESEND_MAX_NS == core.RESEND_MAX_S * 1e9
+    assert GRACE_NS > RESEND_MAX_NS == core.RESEND_MAX_S * 1e9
 
 
 class Asked:
@@ -185,7 +214,7 @@ def grace(asked: Asked) -> Grace:
     """The grace of a daemon that started at 1000 s; the first wait is over."""
     made = Grace(as_arena(asked))
     made.begin_iteration(1000 * 1000 * MS)
-    assert made.ends_ns == 1000 * 1000 * MS + START_NS
+    assert made.ends_ns == 1000 * 1000 * MS + GRACE_NS
     made.sleep(made.ends_ns)
     made.begin_iteration(made.ends_ns)
     assert asked.calls == [(-1, 1000 * 1000 * MS), "release"]
@@ -207,16 +236,19 @@ def test_an_iteration_in_time_holds_nothing(grace: Grace, asked: Asked) -> None:
     assert asked.calls == []
 
 
-@pytest.mark.parametrize(("late_ns", "most_ns"), [(300 * MS, 300 * MS), (3_600_000 * MS, START_NS)])
-def test_a_late_iteration_holds_for_as_long_as_it_was_late(
-    late_ns: int, most_ns: int, grace: Grace, asked: Asked
+@pytest.mark.parametrize(
+    ("late_ns", "wait_ns"),
+    [(LONG_NS - 1, LONG_NS - 1), (LONG_NS, GRACE_NS), (3_600_000 * MS, GRACE_NS)],
+)
+def test_a_late_iteration_holds_for_its_lateness_and_an_outage_for_the_longest_pause(
+    late_ns: int, wait_ns: int, grace: Grace, asked: Asked
 ) -> None:
-    served_ns = 1000 * 1000 * MS + START_NS
+    served_ns = 1000 * 1000 * MS + GRACE_NS
     grace.sleep(served_ns + 70 * MS)
     now_ns = served_ns + 70 * MS + late_ns
     grace.begin_iteration(now_ns)
     assert asked.calls == [(served_ns, now_ns)]
-    assert grace.ends_ns == now_ns + most_ns
+    assert grace.ends_ns == now_ns + wait_ns
     grace.sleep(grace.ends_ns)
     grace.begin_iteration(grace.ends_ns)
     assert asked.calls == [(served_ns, now_ns), "release"]
@@ -227,17 +259,18 @@ def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(
 ) -> None:
     now_ns = 2000 * 1000 * MS
     grace.begin_iteration(now_ns)
-    assert grace.ends_ns == now_ns + START_NS
-    grace.begin_iteration(now_ns + 1000 * MS)  # a second late
-    assert grace.ends_ns == now_ns + START_NS  # which is over before
-    grace.begin_iteration(now_ns + 2400 * MS)
-    assert grace.ends_ns == now_ns + 3800 * MS
+    assert grace.ends_ns == now_ns + GRACE_NS
+    grace.begin_iteration(now_ns + 1000 * MS)
+    assert grace.ends_ns == now_ns + 1000 * MS + GRACE_NS
+    grace.sleep(now_ns + 3400 * MS)
+    grace.begin_iteration(now_ns + 3460 * MS)
+    assert grace.ends_ns == now_ns + 3520 * MS
     asked.accepts = False
-    grace.sleep(now_ns + 3690 * MS)
-    grace.begin_iteration(now_ns + 3700 * MS)
-    assert grace.ends_ns == now_ns + 3800 * MS
+    grace.sleep(now_ns + 3450 * MS)
+    grace.begin_iteration(now_ns + 3510 * MS)
+    assert grace.ends_ns == now_ns + 3520 * MS
     grace.sleep(grace.ends_ns)
-    grace.begin_iteration(now_ns + 3800 * MS)
+    grace.begin_iteration(now_ns + 3520 * MS)
     assert grace.ends_ns == NONE_NS
 
 
@@ -258,7 +291,7 @@ def test_a_long_outage_puts_off_the_release_so_many_times(grace: Grace, asked: A
     for outage in range(1, LONG_OUTAGES_MAX + 1):
         at_ns = now_ns + outage * 5000 * MS  # the grace is over, and was not noticed
         grace.begin_iteration(at_ns)
-        assert grace.ends_ns == at_ns + START_NS
+        assert grace.ends_ns == at_ns + GRACE_NS
     assert "release" not in asked.calls
     grace.begin_iteration(now_ns + 100_000 * MS)
     assert asked.calls[-1] == "release"
