@@ -585,6 +585,27 @@ static void damaged_previous(void)
     }
 }
 
+/* Private tables are converted by their rows' bytes: 0 would pass every row over. */
+static void rows_without_bytes_are_refused(void)
+{
+    static const size_t at[] = {offsetof(struct pg_private, session_bytes),
+                                offsetof(struct pg_private, reply_bytes)};
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
+        struct world w, to;
+        struct pg_fault why;
+        world_open(&w, 1);
+        to = (struct world){.config = w.config};
+        fresh_open(&to);
+        CHECK(pg_attach_previous(w.a, w.arena, pg_arena_bytes(&w.config), w.secret,
+                                 pg_private_bytes(&w.config), LAYOUT, &why));
+        memset((uint8_t *)w.secret + at[i], 0, sizeof(uint32_t));
+        CHECK(!pg_convert(to.a, w.a, &why));
+        CHECK(strcmp(why.part, "convert") == 0);
+        move_to(&w, &to);
+        world_close(&w);
+    }
+}
+
 /* With an argument: so many worlds of random steps, and nothing else. */
 int main(int argc, char **argv)
 {
@@ -601,5 +622,6 @@ int main(int argc, char **argv)
     RUN(damaged_authoritative_state);
     RUN(damaged_header);
     RUN(damaged_previous);
+    RUN(rows_without_bytes_are_refused);
     return 0;
 }
