@@ -161,10 +161,8 @@ def daemon_command(script: str, *arguments: str) -> Any:
 
 def recovery() -> dict[str, float]:
     """Seconds from exec of a killed daemon's successor to READY, at a million timers."""
-    found = daemon_command("bench_recovery.py", "--timers", "1000000", "--repeats", "3")
-    size = found[0] if isinstance(found, list) else found
-    ready = size["seconds"]["ready"] if "seconds" in size else size["median_s"]["ready"]
-    return {"ready": float(ready["median"] if isinstance(ready, dict) else ready)}
+    (found,) = daemon_command("bench_recovery.py", "--timers", "1000000", "--repeats", "3")
+    return {"ready": float(found["seconds"]["ready"]["median"])}
 
 
 def idle() -> dict[str, float]:
