@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -121,11 +122,12 @@ class Operation:
         in this one if it has. An exception is logged. It must not wait for the end of another
         operation there: nobody else would learn of it."""
         check_callable("callback", callback)
-        with self._mutex:
-            if not self.done:
-                self._callbacks.append(callback)
-                return
-        _guarded(callback, self)
+        # Without a lock, which an exception of a signal handler could leave locked.
+        self._callbacks.append(callback)
+        if self.done:
+            with suppress(ValueError):  # _end() called it
+                self._callbacks.remove(callback)
+                _guarded(callback, self)
 
     def _end(self, outcome: Outcome | None, error: PurgatorydError | None) -> None:
         with self._mutex:
@@ -133,9 +135,9 @@ class Operation:
                 return
             self._outcome, self._error = outcome, error
             self._ended.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            _guarded(callback, self)
+        with suppress(IndexError):
+            while True:
+                _guarded(self._callbacks.pop(0), self)
 
     def _reported(self, raw: RawOutcome) -> None:
         keys = self._encoded.keys

@@ -27,6 +27,7 @@ from purgatoryd.clients import (
     CancelResult,
     Client,
     Notice,
+    Operation,
     PartitionedClient,
     Purgatory,
     Subscriber,
@@ -196,6 +197,27 @@ def test_an_interrupted_watch_many_has_all_handles(daemon: StartDaemon) -> None:
             assert client.advance(f"w{number}", 1) == len(operations)
             for operation in operations:
                 assert operation.result(PATIENCE_S).cause == "satisfied"
+
+
+@pytest.mark.parametrize("add", [Operation.future, lambda o: o.add_done_callback(print)])
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_interrupted_callback_leaves_the_operation_usable(
+    daemon: StartDaemon, add: Callable[[Operation], object], ended: bool
+) -> None:
+    daemon("demo")
+    with Purgatory("demo", timeout=PATIENCE_S) as client:
+        for number in itertools.count():
+            operation = client.watch(f"o{number}", AllOf({f"w{number}": 1}), HOUR_S)
+            if ended:
+                client.advance(f"w{number}", 1)
+                operation.result(PATIENCE_S)
+            with Interrupt(number) as interrupt, suppress(Interrupted):
+                add(operation)
+            client.advance(f"w{number}", 1)
+            assert operation.result(PATIENCE_S).cause == "satisfied"
+            assert operation.future().result(PATIENCE_S).cause == "satisfied"
+            if not interrupt.raised:
+                break
 
 
 @pytest.mark.parametrize("cls", [Client, Purgatory, PartitionedClient])
