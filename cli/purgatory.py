@@ -56,6 +56,11 @@ def outcome_record(key: Any, outcome: Outcome) -> dict[str, Any]:
         **key_record(key),
         "cause": outcome.cause,
         "missing": [key_record(one)["key"] for one in outcome.missing],
+        "failed": [key_record(one)["key"] for one in outcome.failed],
+        "watermarks": [
+            {**key_record(one), "watermark": watermark}
+            for one, watermark in outcome.watermarks.items()
+        ],
         "error": outcome.error,
         "elapsed_ns": outcome.elapsed_ns,
     }
@@ -68,6 +73,8 @@ def outcome_text(key: Any, outcome: Outcome) -> str:
         text += f", error {outcome.error}"
     if outcome.missing:
         text += f", missing: {', '.join(map(key_text, outcome.missing))}"
+    if outcome.failed:
+        text += f", failed: {', '.join(map(key_text, outcome.failed))}"
     return text
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -34,7 +34,8 @@ class Outcome:
     """How an operation ended.
 
     `missing`: its keys that had not reached what it waited for; `error`: the code given to
-    fail(), else 0; `elapsed_ns`: from arming to the end, on the daemon's clock.
+    fail(), else 0; `elapsed_ns`: from arming to the end, on the daemon's clock; `failed`: its keys
+    that had failed; `watermarks`: the watermark of each of its keys at the end.
     """
 
     cause: CauseName
@@ -43,6 +44,8 @@ class Outcome:
     elapsed_ns: int
     condition: AnyCondition | None = None
     """What it waited for, as it was given to watch(); None: an earlier process gave it."""
+    failed: list[Key] = field(default_factory=list)
+    watermarks: dict[Key, int] = field(default_factory=dict)
 
 
 class Owner(Protocol):
@@ -141,9 +144,16 @@ class Operation:
 
     def _reported(self, raw: RawOutcome) -> None:
         keys = self._encoded.keys
-        missing = [keys[i] for i in raw.missing]
-        elapsed_ns = raw.ended_ns - raw.armed_ns
-        self._end(Outcome(_cause_of(raw), missing, raw.error, elapsed_ns, self.condition), None)
+        outcome = Outcome(
+            _cause_of(raw),
+            [keys[i] for i in raw.missing],
+            raw.error,
+            raw.ended_ns - raw.armed_ns,
+            self.condition,
+            [keys[i] for i in raw.failed],
+            dict(zip(keys, raw.watermarks, strict=True)),
+        )
+        self._end(outcome, None)
 
     def _holds(self) -> bool:
         """Asks the owner's condition; one that raises is reported and counts as false."""

@@ -24,8 +24,9 @@ class Resume:
     `name`: what both processes give, 1 to 63 bytes; of one uid, one process at a time may use it.
     `grace`: seconds for which the daemon keeps the session after the end of its process, up to a
     day; after that, and after close(), its outcomes are freed. `callback(key, outcome)` runs in the
-    purgatory's thread for each operation of an earlier process, once, when it ended; `missing` of
-    such an outcome is empty. A `When` of an earlier process counts as false.
+    purgatory's thread for each operation of an earlier process, once, when it ended; `missing`,
+    `failed` and `watermarks` of such an outcome are empty. A `When` of an earlier process counts as
+    false.
 
     Raises InvalidArgument.
     """

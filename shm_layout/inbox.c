@@ -168,21 +168,24 @@ static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_out
                               .ended_ns = op->ended_ns,
                               .version = op->cause == 0 ? op->version : 0, .error = op->error,
                               .payload_len = c->payload_len, .keys = op->keys,
-                              .bitmap_bytes = (uint16_t)((op->keys + 7) / 8),
+                              .bitmap_bytes = op->cause == 0 ? 0 : (uint16_t)((op->keys + 7) / 8),
                               .key_len = c->key_len, .key_type = c->key_type, .slot = slot};
+}
+
+/* Of the watch keys of an outcome; a CHECK has none. */
+static uint32_t end_bytes(const struct pg_operation *op)
+{
+    return op->cause == 0 ? 0 : operation_end_bytes(op->keys);
 }
 
 static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *out)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const struct pg_operation *op = operation_at(a, slot);
-    const uint64_t bytes = (uint64_t)c->key_len + c->payload_len, missing = (op->keys + 7u) / 8;
-    uint8_t *to = sink_take(out, bytes + missing);
+    const uint64_t bytes = (uint64_t)c->key_len + c->payload_len;
+    uint8_t *to = sink_take(out, bytes + end_bytes(op));
     memcpy(to, (const uint8_t *)op + c->ext_len, bytes);
-    if (LIKELY(missing == 1))
-        to[bytes] = *(const uint8_t *)(op + 1);
-    else
-        memcpy(to + bytes, op + 1, missing);
+    memcpy(to + bytes, op + 1, end_bytes(op));
 }
 
 /* Those that go into one message; returns how many. */
@@ -195,7 +198,7 @@ static uint32_t fitting(struct pg_arena *a, const struct pg_session *s, uint64_t
         prefetch_news(a);
         const struct pg_cold *c = &a->slots.cold[slot];
         const struct pg_operation *op = operation_at(a, slot);
-        used += sizeof(struct pg_outcome) + c->key_len + c->payload_len + (op->keys + 7u) / 8;
+        used += sizeof(struct pg_outcome) + c->key_len + c->payload_len + end_bytes(op);
         if (used > size)
             break;
         slots[n] = slot;

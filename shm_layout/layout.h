@@ -484,9 +484,10 @@ struct pg_purgatory {
 enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_C_QUORUM, PG_CONDITIONS };
 enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
 
-/* The first 80 bytes of an operation's blob. Behind it a bitmap of the keys that were missing at
- * its end, (keys + 7) / 8 bytes, bit n = the n-th key; another one of its own keys, if it has
- * any; zeros up to a multiple of 16 bytes. Then for SUM a struct pg_share per key, key, payload. */
+/* The first 80 bytes of an operation's blob. Behind it what its end notes of its keys: a uint64_t
+ * for each with its watermark, a bitmap of those that were missing, (keys + 7) / 8 bytes, bit n =
+ * the n-th key, and one of those that had failed. Then another one of its own keys, if it has any;
+ * zeros up to a multiple of 16 bytes. Then for SUM a struct pg_share per key, key, payload. */
 struct pg_operation {
     uint64_t session;             /* the owner's */
     uint64_t threshold;           /* SUM; QUORUM: keys that have to reach their targets */
@@ -1452,9 +1453,10 @@ struct pg_publish {
     uint8_t  topic_len;           /* 0..127 */
 };
 
-/* OUTCOMES: frame, `count` of these, then per record its key, payload, bitmap of missing
- * keys. Sent again until an ACK (frame, `count` struct pg_ack) names them. A CHECK is the
- * record with cause 0: acknowledged = the condition is false; true is COMPLETE(version). */
+/* OUTCOMES: frame, `count` of these, then per record its key, payload, a uint64_t per watch key
+ * with its watermark at the end, bitmap of missing keys, bitmap of failed keys. Sent again until an
+ * ACK (frame, `count` struct pg_ack) names them. A CHECK is the record with cause 0, without
+ * watermarks and bitmaps: acknowledged = the condition is false; true is COMPLETE(version). */
 struct pg_outcome {               /* 64 bytes */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     int64_t  deadline_ns;
@@ -1464,7 +1466,7 @@ struct pg_outcome {               /* 64 bytes */
     uint32_t error;
     uint32_t payload_len;
     uint16_t keys;
-    uint16_t bitmap_bytes;
+    uint16_t bitmap_bytes;        /* of each bitmap; 0 = a CHECK */
     uint8_t  key_len;
     uint8_t  key_type;
     uint8_t  pad0[2];

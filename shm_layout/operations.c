@@ -23,9 +23,14 @@ static struct pg_watched *watermark_of(const struct pg_arena *a, uint32_t x)
 
 static uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
 
+uint32_t operation_end_bytes(uint32_t keys)
+{
+    return keys * (uint32_t)sizeof(uint64_t) + 2 * bitmap_bytes(keys);
+}
+
 static uint32_t bitmaps_space(uint32_t keys, bool has_own)
 {
-    return ((1u + has_own) * bitmap_bytes(keys) + 15) / 16 * 16;
+    return (operation_end_bytes(keys) + has_own * bitmap_bytes(keys) + 15) / 16 * 16;
 }
 
 static uint32_t ext_bytes(unsigned condition, uint32_t keys, bool has_own)
@@ -34,13 +39,26 @@ static uint32_t ext_bytes(unsigned condition, uint32_t keys, bool has_own)
            (condition == PG_C_SUM ? keys * (uint32_t)sizeof(struct pg_share) : 0);
 }
 
-static uint8_t *missing_of(struct pg_operation *op) { return (uint8_t *)(op + 1); }
+static uint64_t *last_watermarks_of(struct pg_operation *op) { return (uint64_t *)(op + 1); }
 
-static uint8_t *own_of(struct pg_operation *op) { return missing_of(op) + bitmap_bytes(op->keys); }
+uint8_t *operation_missing(struct pg_operation *op)
+{
+    return (uint8_t *)(last_watermarks_of(op) + op->keys);
+}
+
+static uint8_t *failed_of(struct pg_operation *op)
+{
+    return operation_missing(op) + bitmap_bytes(op->keys);
+}
+
+static uint8_t *own_of(struct pg_operation *op)
+{
+    return (uint8_t *)(op + 1) + operation_end_bytes(op->keys);
+}
 
 static struct pg_share *shares_of(struct pg_operation *op)
 {
-    return (struct pg_share *)(missing_of(op) + bitmaps_space(op->keys, op->has_own));
+    return (struct pg_share *)((uint8_t *)(op + 1) + bitmaps_space(op->keys, op->has_own));
 }
 
 static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
@@ -246,18 +264,21 @@ static bool is_missing(const struct pg_arena *a, struct pg_operation *op, uint32
     }
 }
 
-/* Notes which keys are missing, where none is noted yet, and forgets the own ones: they go with
- * their last watcher. This comes before the operation counts as ended, so that a crash leaves no
- * own key behind. */
+/* Notes each key's watermark, and which keys are missing and which have failed, where nothing is
+ * noted yet, and forgets the own ones: they go with their last watcher. This comes before the
+ * operation counts as ended, so that a crash leaves no own key behind. */
 static void keys_leave(struct pg_arena *a, struct pg_operation *op)
 {
     const uint8_t *own = own_of(op);
-    uint8_t *missing = missing_of(op);
+    uint8_t *missing = operation_missing(op), *failed = failed_of(op);
     uint32_t n = 0;
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
         const uint8_t bit = (uint8_t)(1u << n % 8);
+        last_watermarks_of(op)[n] = watermark_of(a, x)->watermark;
         if (is_missing(a, op, x, n))
             missing[n / 8] |= bit;
+        if (UNLIKELY(watermark_of(a, x)->error != 0))
+            failed[n / 8] |= bit;
         if (op->has_own && (own[n / 8] & bit))
             watermark_forget(a, watch_at(a, x)->key_row);
     }
@@ -291,7 +312,7 @@ struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned fla
                                .key_len = c->key_len,
                                .meta = (uint8_t)(c->key_type | flags << 4)};
     memcpy(at, &verdict, sizeof verdict);
-    memcpy(at + sizeof verdict, missing_of(op), bitmap_bytes(op->keys));
+    memcpy(at + sizeof verdict, operation_missing(op), bitmap_bytes(op->keys));
     return e;
 }
 
@@ -910,7 +931,7 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
                          const uint8_t *blob, struct pg_wal_watch_key *out)
 {
-    const uint8_t *own = blob + sizeof *op + bitmap_bytes(op->keys);
+    const uint8_t *own = blob + sizeof *op + operation_end_bytes(op->keys);
     const uint8_t *shares = blob + sizeof *op + bitmaps_space(op->keys, op->has_own);
     uint32_t x = op->first_watch;
     memset(out, 0, op->keys * sizeof *out);
@@ -975,7 +996,7 @@ void operation_end_restore(struct pg_arena *a, const struct pg_wal_outcome *j,
 {
     struct pg_operation *op = operation_at(a, j->slot);
     uint32_t n = 0;
-    memcpy(missing_of(op), missing, bitmap_bytes(op->keys));
+    memcpy(operation_missing(op), missing, bitmap_bytes(op->keys));
     op->error = j->error;
     op->ended_ns = j->ended_ns;
     op->cause = j->cause;
@@ -1086,7 +1107,7 @@ static void armed_again(struct pg_arena *a, struct pg_operation *op)
 {
     op->cause = 0;
     op->error = 0;
-    memset(missing_of(op), 0, bitmap_bytes(op->keys));
+    memset(op + 1, 0, operation_end_bytes(op->keys));
     op->check = PG_K_NONE;
     op->in_inbox = 0;
     watches_place(a, op, false);
@@ -1159,12 +1180,12 @@ void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
 
 /* ---- check --------------------------------------------------------------------------------- */
 
-static bool missing_noted(const struct pg_arena *a, uint32_t slot)
+static bool end_noted(const struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
     bool noted = false;
-    for (uint32_t n = 0; n < bitmap_bytes(op->keys); n++)
-        noted |= missing_of(op)[n] != 0;
+    for (uint32_t n = 0; n < operation_end_bytes(op->keys); n++)
+        noted |= ((uint8_t *)(op + 1))[n] != 0;
     return noted;
 }
 
@@ -1190,8 +1211,8 @@ static bool operation_check(const struct pg_arena *a, uint32_t slot, struct pg_f
         return false;
     if ((op->cause == 0) != armed || (op->error != 0 && op->cause != PG_CAUSE_FAILED))
         return fault_set(fault, "operations", "cause or error", slot, op->cause, op->error);
-    if (armed && missing_noted(a, slot))
-        return fault_set(fault, "operations", "missing keys of one that has not ended", slot, 0, 1);
+    if (armed && end_noted(a, slot))
+        return fault_set(fault, "operations", "the end of one that has not ended", slot, 0, 1);
     return (uint32_t)(op->version >> 32) == (uint32_t)ticket ||
            fault_set(fault, "operations", "a version of another operation", slot, ticket,
                      op->version >> 32);
@@ -1224,7 +1245,7 @@ bool operations_check(const struct pg_arena *a, struct pg_fault *fault)
 static struct pg_info_watch watch_info(const struct pg_operation *op, const uint8_t *blob,
                                        uint32_t n, uint64_t place)
 {
-    const uint8_t *own = blob + sizeof *op + bitmap_bytes(op->keys);
+    const uint8_t *own = blob + sizeof *op + operation_end_bytes(op->keys);
     const uint8_t *shares = blob + sizeof *op + bitmaps_space(op->keys, op->has_own);
     struct pg_info_watch watch = {.own = op->has_own && (own[n / 8] >> n % 8 & 1)};
     struct pg_share share;

@@ -612,6 +612,9 @@ static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
 }
 /* Bytes before the key and payload in its blob. */
 uint32_t operation_ext_bytes(const struct pg_operation *op);
+/* What its end notes of so many keys, behind struct pg_operation. */
+uint32_t operation_end_bytes(uint32_t keys);
+uint8_t *operation_missing(struct pg_operation *op);   /* the bitmap */
 /* What an operation waits for: its keys go behind the payload, the rest into `info`. `op` is a copy
  * of the blob's head, and may be that of one which ended meanwhile. */
 void operation_info(const struct pg_arena *a, const struct pg_operation *op, const uint8_t *blob,

@@ -344,7 +344,7 @@ void wal_append_gone(struct pg_arena *a, uint32_t row)
 void wal_append_outcome(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_operation *op = operation_at(a, slot);
+    struct pg_operation *op = operation_at(a, slot);
     const struct pg_topic *t = &a->topics[h->topic];
     const uint32_t bitmap = (op->keys + 7u) / 8;
     struct pg_wal_outcome *body = frame_begin_with(a, PG_WAL_OUTCOME, bitmap, BEGUN);
@@ -358,7 +358,7 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
         body->sequence = t->sequence + 1;
         body->previous = t->last_position;
     }
-    memcpy(body + 1, op + 1, bitmap);
+    memcpy(body + 1, operation_missing(op), bitmap);
     timestamps_write(a, slot, body);
     frame_end(a);
 }

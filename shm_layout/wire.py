@@ -546,8 +546,12 @@ class RawOutcome(NamedTuple):
     slot: int
     key: Key
     payload: bytes
+    watermarks: tuple[int, ...]
+    """Of the operation's keys at its end; a CHECK has none."""
     missing: tuple[int, ...]
     """Indices of the operation's keys that were still missing."""
+    failed: tuple[int, ...]
+    """Indices of the operation's keys that had failed."""
 
 
 def encode_watch_key(key: Key, target: int, cap: int = 0, own: bool = False) -> bytes:
@@ -572,15 +576,17 @@ def decode_outcomes(body: bytes, count: int) -> list[RawOutcome]:
     _need("outcomes", body, 0, count * OUTCOME.size)
     outcomes, at = [], count * OUTCOME.size
     for head in OUTCOME.iter_unpack(body[:at]):
-        (word, deadline_ns, armed_ns, ended_ns, version, error, payload_len, _, bitmap_len,
-         key_len, key_type, slot) = head  # fmt: skip
-        ends = _ends(at, (key_len, payload_len, bitmap_len))
+        (word, deadline_ns, armed_ns, ended_ns, version, error, payload_len, keys,
+         bitmap_len, key_len, key_type, slot) = head  # fmt: skip
+        keys = keys if bitmap_len else 0
+        ends = _ends(at, (key_len, payload_len, 8 * keys, bitmap_len, bitmap_len))
         _need("outcome's bytes", body, at, ends[-1] - at)
-        key, payload, bits = _cut(body, ends)
+        key, payload, watermarks, missing, failed = _cut(body, ends)
         outcomes.append(
             RawOutcome(
                 word >> 8, word & 0xFF, deadline_ns, armed_ns, ended_ns, version, error, slot,
-                decode_key(key_type, key), payload, decode_bitmap(bits),
+                decode_key(key_type, key), payload, struct.unpack(f"<{keys}Q", watermarks),
+                decode_bitmap(missing), decode_bitmap(failed),
             )
         )  # fmt: skip
         at = ends[-1]

@@ -70,7 +70,9 @@ class Mail(NamedTuple):
     cause: int
     key: bytes
     payload: bytes
+    watermarks: tuple[int, ...]
     missing: frozenset[int]
+    failed: frozenset[int]
     deadline_ns: int
     armed_ns: int
     ended_ns: int
@@ -328,13 +330,18 @@ def split_mail(message: bytes, session: int) -> Iterator[Mail]:
     for fields in OUTCOME.iter_unpack(reply.body[:at]):
         ticket, deadline_ns, armed_ns, ended_ns, version, error = fields[:6]
         payload_len, keys, bitmap, key_len, kind, slot = fields[6:]
-        assert (kind, bitmap) == (lib.PG_KEY_BYTES, (keys + 7) // 8)
-        ends = [at, at + key_len, at + key_len + payload_len, at + key_len + payload_len + bitmap]
-        key, payload, missing = (reply.body[a:b] for a, b in itertools.pairwise(ends))
+        assert kind == lib.PG_KEY_BYTES
+        keys = keys if ticket & 0xFF else 0  # a CHECK says nothing of them
+        assert bitmap == (keys + 7) // 8
+        sizes = (key_len, payload_len, 8 * keys, bitmap, bitmap)
+        ends = list(itertools.accumulate(sizes, initial=at))
+        key, payload, watermarks, missing, failed = (
+            reply.body[a:b] for a, b in itertools.pairwise(ends)
+        )
         at = ends[-1]
         yield Mail(
-            ticket >> 8, ticket & 0xFF, key, payload, bits(missing), deadline_ns, armed_ns,
-            ended_ns, error, version, slot,
+            ticket >> 8, ticket & 0xFF, key, payload, struct.unpack(f"<{keys}Q", watermarks),
+            bits(missing), bits(failed), deadline_ns, armed_ns, ended_ns, error, version, slot,
         )  # fmt: skip
     assert at == len(reply.body)
 

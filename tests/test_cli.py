@@ -474,6 +474,10 @@ def test_an_operation_from_the_command_line(demo: Daemon) -> None:
     assert process.returncode == Exit.DONE
     outcome = json.loads(out)
     assert (outcome["cause"], outcome["missing"], outcome["error"]) == ("satisfied", ["r-1"], 0)
+    assert outcome["failed"] == ["r-1"]
+    assert [(k["key"], k["watermark"]) for k in outcome["watermarks"]] == [
+        ("r-1", 0), ("r-2", 40), ("r-3", 41),
+    ]  # fmt: skip
 
 
 def test_what_an_operation_waits_for_is_shown(demo: Daemon) -> None:
@@ -507,6 +511,8 @@ def test_watch_says_how_it_ended_by_its_exit_code(demo: Daemon) -> None:
     assert expired.returncode == Exit.NEGATIVE
     assert expired.stdout.startswith("expired late after ")
     assert expired.stdout.endswith("missing: never\n")
+    failed = cli(demo, "watch", "lost", "k", "--within", "1h")
+    assert failed.stdout.endswith("error 9, missing: k, failed: k\n")
 
 
 def test_watermarks_are_listed_until_they_are_forgotten(demo: Daemon) -> None:

@@ -33,7 +33,9 @@ def added() -> PendingTrigger:
 
 
 def outcome_of(cause: int) -> RawOutcome:
-    return RawOutcome(TICKET, cause, 9, 4, 5, VERSION * (cause == 0), 0, SLOT, "w", b"", ())
+    watermarks = () if cause == 0 else (0,)
+    version = VERSION if cause == 0 else 0
+    return RawOutcome(TICKET, cause, 9, 4, 5, version, 0, SLOT, "w", b"", watermarks, (), ())
 
 
 @pytest.mark.parametrize("holds", [False, True])

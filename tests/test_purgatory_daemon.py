@@ -1009,10 +1009,12 @@ def stranger(demo: Daemon) -> Iterator[Raw]:
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw, end: str) -> None:
-    raw.batch(watch(b"one", b"t", 1), watch(b"two", b"t", 1), watch(b"three", b"u", 1))
-    raw.batch(trigger(Op.ADVANCE_KEY, b"t", 1))
+    raw.batch(watch(b"one", b"t", 1), watch(b"two", b"t", 2), watch(b"three", b"u", 1))
+    raw.batch(trigger(Op.ADVANCE_KEY, b"t", 1), trigger(Op.FAIL, b"t", 6))
     first = raw.outcomes()
-    assert [o.key for o in first] == ["one", "two"]
+    assert [(o.key, o.failed, o.watermarks) for o in first] == [
+        ("one", (), (1,)), ("two", (0,), (1,)),
+    ]  # fmt: skip
     assert raw.outcomes() == first, "again, after a while"
     raw.acknowledge(first[:1])
     raw.ping()
@@ -1021,7 +1023,7 @@ def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw,
     raw.reconnect()
     raw.ping()
     again = raw.outcomes()
-    assert [o.ticket for o in again] == [first[1].ticket]
+    assert again == first[1:]
     raw.acknowledge(again)
     raw.batch(trigger(Op.ADVANCE_KEY, b"u", 1))
     assert [o.key for o in raw.outcomes()] == ["three"], "and no other"
@@ -1176,6 +1178,9 @@ def test_a_quorum_outlives_the_failures_that_it_can_spare(a: Purgatory, b: Purga
     assert lost.cancel()
     assert [b.advance("r-3", 1), b.advance("r-4", 1)] == [0, 1]
     assert (write.result(PATIENCE_S).cause, write.result().missing) == ("satisfied", replicas[:2])
+    assert write.result().failed == lost.result(PATIENCE_S).failed == replicas[:2]
+    assert write.result().watermarks == dict(zip(replicas, (0, 0, 1, 1, 1), strict=True))
+    assert lost.result().watermarks == dict(zip(replicas, (0, 0, 1, 0, 0), strict=True))
     assert write.result().condition == Quorum(replicas, need=3)
     assert a.watch("w-3", Quorum(["r-0", "r-1"], need=1), HOUR_S).result(PATIENCE_S).error == 7
 
@@ -1289,7 +1294,7 @@ def test_condition_owner_and_watermarks_are_readable(a: Purgatory, demo: Daemon)
 
 def test_the_largest_operation_is_readable(a: Purgatory, demo: Daemon) -> None:
     keys = [f"{n:0255}" for n in range(WATCH_KEYS_MAX)]
-    a.watch("x", AllOf(dict.fromkeys(keys, 1)), HOUR_S, payload=b"p" * 65_536)
+    operation = a.watch("x", AllOf(dict.fromkeys(keys, 1)), HOUR_S, payload=b"p" * 65_536)
     a.advance(keys[5], 1)
     found = a.get("x")
     assert found is not None
@@ -1298,6 +1303,10 @@ def test_the_largest_operation_is_readable(a: Purgatory, demo: Daemon) -> None:
     assert [n for n, row in enumerate(found.operation.keys) if row.target is None] == [5]
     with contextlib.closing(Reader.attach(demo.paths)) as reader:
         assert [info.operation for info in infos(reader)] == [found.operation]
+    a.fail(keys[7], 3)
+    outcome = operation.result(PATIENCE_S)
+    assert (outcome.failed, len(outcome.missing)) == ([keys[7]], WATCH_KEYS_MAX - 1)
+    assert outcome.watermarks == {key: int(key == keys[5]) for key in keys}
 
 
 def test_watch_keys_and_records_are_in_the_stats(a: Purgatory, stats: Callable[[str], int]) -> None:

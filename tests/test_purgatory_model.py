@@ -64,7 +64,9 @@ class Operation:
     cause: int = 0
     error: int = 0
     ended_ns: int = 0
+    watermarks: tuple[int, ...] = ()
     missing: frozenset[int] = frozenset()
+    failed: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -110,6 +112,9 @@ class Model:
         met = self.gain if op.condition == SUM else self.reached
         return frozenset(n for n, k in enumerate(op.keys) if not met(k))
 
+    def failed(self, op: Operation) -> frozenset[int]:
+        return frozenset(n for n, k in enumerate(op.keys) if self.watermarks[k.name].error)
+
     def watchers(self, name: bytes) -> list[Operation]:
         return [op for op in self.armed.values() if any(k.name == name for k in op.keys)]
 
@@ -151,7 +156,9 @@ class Model:
             self.unsent.add(op.ticket)
 
     def end(self, op: Operation, cause: int, error: int = 0) -> int:
-        op.missing, op.cause, op.error = self.missing(op), cause, error
+        op.missing, op.failed = self.missing(op), self.failed(op)
+        op.watermarks = tuple(self.watermarks[k.name].watermark for k in op.keys)
+        op.cause, op.error = cause, error
         op.ended_ns = self.now_ns
         del self.armed[op.key]
         for k in op.keys:
@@ -718,7 +725,7 @@ def verdict_of(op: Operation) -> Verdict:
 
 def mail_of(op: Operation) -> Mail:
     return Mail(
-        op.ticket, op.cause, op.key, op.payload, op.missing if op.cause else frozenset(),
+        op.ticket, op.cause, op.key, op.payload, op.watermarks, op.missing, op.failed,
         op.deadline_ns, op.armed_ns, op.ended_ns, op.error, 0 if op.cause else op.version, 0,
     )  # fmt: skip
 

@@ -228,7 +228,8 @@ def _operation(core: Purgatory, slot: int) -> Any:
         keys.append((0 if asked else records[x].target, records[x].key_row))
         x = records[x].sibling
     space = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")
-    extension = bytes(ffi.buffer(op + 1, space))[(op.keys + 7) // 8 :]  # not what is missing
+    noted = 8 * op.keys + 2 * ((op.keys + 7) // 8)  # by an end
+    extension = bytes(ffi.buffer(op + 1, space))[noted:]
     return (
         op.session, op.threshold, op.armed_ns, op.condition, op.has_own, op.notice_blob != NIL,
         keys, extension,

@@ -142,8 +142,9 @@ static uint8_t *outcome_bytes(uint8_t *at, const struct request *r)
     memcpy(at, &r->key, sizeof r->key);
     memcpy(at + sizeof r->key, r->payload, r->payload_len);
     at += sizeof r->key + r->payload_len;
-    *at++ = 0;                    /* the bitmap of missing keys, which these do not keep */
-    return at;
+    const uint32_t end = r->keys * (uint32_t)sizeof(uint64_t) + 2;
+    memset(at, 0, end);           /* watermarks, missing and failed keys: these keep none */
+    return at + end;
 }
 
 static void outcome_pop(struct baseline *b)

@@ -21,6 +21,8 @@ CASES = {"low": (20.0, 60.0), "high": (200.0, 400.0)}
 
 SERIES = {"shared": (2, 1), "own": (0, 3)}
 """Keys that all requests watch, and keys of the request's own."""
+KEYS = 3
+"""Watch keys of a request, in each series."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import ffi, lib
 
-from .experiment import PAYLOAD_BYTES, Experiment, Longs
+from .experiment import KEYS, PAYLOAD_BYTES, Experiment, Longs
 
 BATCH = 1024
 """Records in a message, at most."""
@@ -44,7 +44,12 @@ RECORD = struct_of("pg_record")
 RESULT = struct_of("pg_result")
 OUTCOME = struct_of("pg_outcome")
 ACK = struct_of("pg_ack")
-OUTCOME_AREA = np.dtype([("key", "<u8"), ("payload", f"V{PAYLOAD_BYTES}"), ("missing", "u1")])
+OUTCOME_AREA = np.dtype(
+    [
+        ("key", "<u8"), ("payload", f"V{PAYLOAD_BYTES}"), ("watermarks", "<u8", KEYS),
+        ("missing", "u1"), ("failed", "u1"),
+    ]
+)  # fmt: skip
 NAMES = wire.encode_names([(b"bench", b"")])
 
 Bytes = npt.NDArray[np.uint8]

@@ -583,7 +583,7 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         w->outcomes[i] = w->outcomes[--w->outcome_count];
 }
 
-/* Key, payload and missing keys behind the heads; returns where the next one's are. */
+/* Key, payload and what the end noted, behind the heads; returns where the next one's are. */
 static const uint8_t *outcome_bytes_found(const struct world *w, const struct pg_outcome *o,
                                           const uint8_t *at)
 {
@@ -593,8 +593,10 @@ static const uint8_t *outcome_bytes_found(const struct world *w, const struct pg
     for (uint32_t i = 0; i < o->payload_len; i++)
         CHECK_EQUAL(at[i], 7);
     at += o->payload_len;
-    CHECK(memcmp(at, operation_at(w->a, o->slot) + 1, o->bitmap_bytes) == 0);
-    return at + o->bitmap_bytes;
+    const uint32_t end = (o->ticket & 0xff) != 0 ? operation_end_bytes(o->keys) : 0;
+    CHECK_EQUAL(o->bitmap_bytes, end != 0 ? (o->keys + 7u) / 8 : 0);
+    CHECK(memcmp(at, operation_at(w->a, o->slot) + 1, end) == 0);
+    return at + end;
 }
 
 static void step_mail(struct world *w)
@@ -642,7 +644,7 @@ static void ends_begin(struct world *w)
         if (ctl_state(w->a->slots.hot[slot].ctl) != PG_S_ARMED)
             continue;
         struct pg_operation *op = operation_at(w->a, slot);
-        memset(op + 1, 0xff, (op->keys + 7u) / 8);
+        memset(op + 1, 0xff, operation_end_bytes(op->keys));
         op->error = 9;
         op->ended_ns = w->now_ns;
         op->cause = PG_CAUSE_FAILED;
