@@ -234,7 +234,7 @@ class _Columns:
         column, buffers = self._columns[name], self._buffers[name]
         nulls = self.rows - column.count
         if column.count == 0:
-            return _nulls(kind).slice(0, self.rows)
+            return _nulls(kind, BATCH_ROWS).slice(0, self.rows)
         parts = [buffers[part] for part in ("offsets", "values", "bytes") if part in buffers]
         valid = buffers["valid"] if nulls else None
         return pa.Array.from_buffers(kind, self.rows, [valid, *parts], nulls)
@@ -255,7 +255,7 @@ class _Columns:
         lists, buffers = self._columns["watch"], self._buffers["watch"]
         kind = arrow_type(column.type)
         if lists.count == 0:
-            return _nulls(kind).slice(0, self.rows)
+            return _nulls(kind, BATCH_ROWS).slice(0, self.rows)
         fields = [
             pa.Array.from_buffers(field.type, lists.used, [None, buffers[field.name]], 0)
             for field in kind.value_type
@@ -298,9 +298,9 @@ def _allocated(column: Any, memory: _Memory, rows: int, size: int) -> dict[str, 
 
 
 @cache
-def _nulls(kind: pa.DataType) -> pa.Array:
-    """A column without a value."""
-    return pa.nulls(BATCH_ROWS, kind)
+def _nulls(kind: pa.DataType, rows: int) -> pa.Array:
+    """A column of `rows` rows without a value."""
+    return pa.nulls(rows, kind)
 
 
 def _by_row(names: dict[int, str]) -> list[str]:
