@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Collection, Generator, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import zmq
 
-from purgatoryd.clients.arguments import check_limit_s, check_whole
+from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
@@ -26,23 +26,23 @@ from purgatoryd.clients.core import (
     OPEN_RETRY_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
-    BulkLoadQuestion,
     Core,
     Mode,
-    Question,
 )
+from purgatoryd.clients.jobs import Job, Jobs, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
-from purgatoryd.clients.packing import AnyPending, Entry, Pending
+from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import State
-from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Opener, unreachable
+from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Next, Opener, unreachable
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
+    Closed,
     DaemonError,
     DaemonUnreachable,
     Lagged,
@@ -52,11 +52,31 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
 
-Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
+Outcome = TypeVar("Outcome", TimerInfo, CancelResult, int)
+Result = TypeVar("Result")
+
+
+class AsyncCall(Generic[Result]):
+    """A job, and the future that its caller awaits."""
+
+    __slots__ = ("future", "job")
+
+    def __init__(self, job: Job[Result], loop: asyncio.AbstractEventLoop) -> None:
+        self.job = job
+        self.future: asyncio.Future[Result] = loop.create_future()
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Wakes the caller, unless it was cancelled."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
 
 
 class AsyncHandle(Generic[Outcome]):
-    """A call made with wait=False; await it or its result()."""
+    """A call made with wait=False, or one that was cancelled; await it or its result()."""
 
     __slots__ = ("_client", "_pending")
 
@@ -70,7 +90,10 @@ class AsyncHandle(Generic[Outcome]):
         return self._pending.done
 
     async def result(self, timeout: float | None = None) -> Outcome:
-        """The outcome, as the same call with wait=True returns or raises it."""
+        """The outcome, as the same call with wait=True returns or raises it.
+
+        Cancelling it cancels only the wait.
+        """
         await self._client._await(self._pending, self._client._limit_s(timeout))
         outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
         return outcome
@@ -83,6 +106,10 @@ class AsyncClient:
     """Client for asyncio: same arguments, same errors; calls of one loop iteration share a batch.
 
     Use it as `async with AsyncClient("name") as c`, or await close() at the end.
+
+    A call whose task is cancelled was never sent, or goes on without its caller: then the
+    CancelledError has the attribute `handle`, as exceptions of Client have. `asyncio.timeout` and
+    `wait_for` raise a TimeoutError, whose `__cause__` is that CancelledError.
     """
 
     _resume: Resume | None = None
@@ -107,37 +134,60 @@ class AsyncClient:
         self._core = Core(
             name, namespace, remote, durable, ledger, worker, numa_local, partition, self._resume
         )
-        self._changed: set[asyncio.Future[None]] = set()
+        self._jobs = self._start()
         self._scheduled = False
+        self._readers: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_s = float("inf")
+        """When `_deadline` wakes the loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- open and close ----------------------------------------------------------------------
 
+    def _start(self) -> Jobs:
+        return Jobs(self._core)
+
     async def connect(self) -> Self:
-        """Opens the session. Raises DaemonUnreachable."""
-        self._loop = asyncio.get_running_loop()
-        core = self._core
+        """Opens the session. Raises DaemonUnreachable; cancelled, it closes the client."""
         try:
-            await self._open()
-            await self._until(lambda: core.session.state is not State.GREETING, "hello", None)
-            if core.session.refusal is not None:
-                raise core.session.refusal
+            await self._greet()
         except BaseException:
             self._drop()
             raise
         return self
 
+    async def _greet(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._run(self._jobs.greeted(self.timeout))
+        if self._core.session.refusal is not None:
+            raise self._core.session.refusal
+
     async def close(self) -> None:
-        """Flushes, ends the session and closes the connection; raises as flush does."""
+        """Flushes, ends the session and closes the connection; raises as flush does.
+
+        It takes at most the client's `timeout` for the answers that are missing and BYE_S (0.2 s)
+        for the goodbye; from when it is cancelled on, at most BYE_S for each. Cancelled a second
+        time, it drops the connection at once.
+        """
+        await self._close(self.timeout)
+
+    async def _close(self, limit_s: float) -> None:
         if self._core.closed:
             return
         self._core.check()
         try:
-            await self.flush()
+            await self._run(self._jobs.closing(limit_s))
+        except Closed:
+            pass  # somebody else closes it at the same time
+        except asyncio.CancelledError:
+            with suppress(PurgatorydError):
+                await self._run(self._jobs.closing(BYE_S))
+            raise
         finally:
-            await self._hang_up()
+            self._drop()
+        self._core.raise_reported()
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -152,8 +202,7 @@ class AsyncClient:
             await self.close()
         elif not self._core.closed and self._core.fork_guard.mine:
             with suppress(PurgatorydError):  # the caller's error is the one that counts
-                await self.flush(timeout=BYE_S)
-            await self._hang_up()
+                await self._close(BYE_S)
 
     # ---- calls -----------------------------------------------------------------------------
 
@@ -180,16 +229,13 @@ class AsyncClient:
         mode: Mode = "error", wait: bool = True, timeout: float | None = None,
     ) -> TimerInfo | AsyncHandle[TimerInfo]:  # fmt: skip
         """Arms a timer; arguments, result and errors are those of Client.add."""
-        core, timeout = await self._ready(), self._limit_s(timeout)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
         entry = core.put(
             key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
             collect=not wait,
         )  # fmt: skip
-        pending = await self._pack(entry, timeout)
-        if not wait:
-            return AsyncHandle(self, pending)
-        await self._await(pending, timeout, (pending,))
-        return pending.outcome()
+        await self._admit(limit_s)
+        return await self._now(entry, limit_s) if wait else self._later(entry)
 
     @overload
     async def cancel(
@@ -206,50 +252,51 @@ class AsyncClient:
         self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
     ) -> CancelResult | AsyncHandle[CancelResult]:
         """Disarms the key's timer, as Client.cancel does."""
-        core, timeout = await self._ready(), self._limit_s(timeout)
-        pending = await self._pack(core.cancel(key, ticket, collect=not wait), timeout)
-        if not wait:
-            return AsyncHandle(self, pending)
-        await self._await(pending, timeout, (pending,))
-        return pending.outcome()
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        entry = core.cancel(key, ticket, collect=not wait)
+        await self._admit(limit_s)
+        return await self._now(entry, limit_s) if wait else self._later(entry)
 
     async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """The armed timer of `key`, or None, as Client.get does."""
-        core, timeout = await self._ready(), self._limit_s(timeout)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
         wire.encode_key(key)
-        await self._settle("get", timeout)
-        question = core.question(key)
-        await self._answer(question, "get", timeout)
-        return question.outcome()
+        return (
+            await self._run(self._jobs.asked(partial(core.question, key), "get", limit_s))
+        ).outcome()
 
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms many timers, as Client.add_many does."""
-        core, timeout = await self._ready(), self._limit_s(timeout)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
         result, batches = pack_puts(core, rows, topic, mode, bulk_load)
-        await self._submit(result, batches, wait, timeout)
-        return result
+        return await self._bulk(result, batches, wait, limit_s)
 
     async def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, timeout: float | None = None
     ) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
-        core, timeout = await self._ready(), self._limit_s(timeout)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
         result, batches = pack_cancels(core, keys, bulk_load)
-        await self._submit(result, batches, True, timeout)
-        return result.cancels()
+        return (await self._bulk(result, batches, True, limit_s)).cancels()
+
+    async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
+        """Returns once `result`, of a bulk call with wait=False, is done, as Client.settle does."""
+        check_type("result", result, BulkResult)
+        limit_s = self._limit_s(timeout)
+        self._core.check()
+        await self._bulk(result, [], True, limit_s, last=False)
 
     async def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms parked timers, as Client.unpark_many does."""
-        core, timeout = await self._ready(), self._limit_s(timeout)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
         result, batches = pack_unparks(core, rows, bulk_load)
-        await self._submit(result, batches, True, timeout)
-        return result
+        return await self._bulk(result, batches, True, limit_s)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
@@ -292,20 +339,9 @@ class AsyncClient:
         start: int = 0,
     ) -> BulkLoadInfo:
         check_bulk_load(bulk_load, 0, fencing_token)
-        core, timeout = await self._ready(), self._limit_s(timeout)
-        await self._settle("bulk load", timeout)
-        question = core.bulk_load_question(bulk_load, action, fencing_token, start)
-        await self._answer(question, "bulk load", timeout)
-        return question.outcome()
-
-    async def _answer(
-        self, question: Question | BulkLoadQuestion, subject: str, timeout: float | None
-    ) -> None:
-        self._schedule()
-        try:
-            await self._until(lambda: question.done, subject, timeout)
-        finally:
-            self._core.session.forget(question.query)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        ask = partial(core.bulk_load_question, bulk_load, action, fencing_token, start)
+        return (await self._run(self._jobs.asked(ask, "bulk load", limit_s))).outcome()
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`."""
@@ -314,16 +350,19 @@ class AsyncClient:
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call was answered; raises as Client.flush does."""
-        core, timeout = await self._ready(), self._limit_s(timeout)
-        await self._settle("flush", timeout)
-        core.report()
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        await self._run(self._jobs.flushed(limit_s))
         core.raise_reported()
 
     # ---- waiting -----------------------------------------------------------------------------
 
     async def _ready(self) -> Core:
         if self._loop is None:
-            await self.connect()
+            try:
+                await self._greet()
+            except PurgatorydError:
+                self._drop()
+                raise
         self._core.admit()
         return self._core
 
@@ -331,98 +370,66 @@ class AsyncClient:
         """How long a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
-    async def _pack(self, entry: Entry[AnyPending], timeout: float | None) -> AnyPending:
-        await self._admit(timeout)
-        self._core.packer.add(entry)
-        self._schedule()
-        return entry.pending
-
-    async def _await(
-        self, pending: Pending, timeout: float | None, calls: Iterable[Pending] = ()
-    ) -> None:
-        """As Client._await."""
-        try:
-            await self._until(lambda: pending.done, "call", timeout, single=True)
-        except DaemonError:
-            if not (self._core.abandon(calls) and pending.done):
-                raise
-        self._core.collected(pending)
-
-    async def _settle(self, subject: str, timeout: float | None) -> None:
-        """Waits for the answers to all that was packed until now."""
-        packer = self._core.packer
-        packed = packer.packed
-        self._schedule()
-        await self._until(lambda: packer.settled >= packed, subject, timeout)
-
-    async def _admit(self, timeout: float | None) -> None:
+    async def _admit(self, limit_s: float) -> None:
+        """Waits for space in the queue."""
         packer = self._core.packer
         if packer.queued < self.queue_limit:
             return
         try:
-            await self._until(lambda: packer.queued < self.queue_limit, "add", timeout)
+            await self._run(self._jobs.space(self.queue_limit, limit_s))
         except DaemonError as error:
-            limit_s = self._limit_s(timeout)
             raise QueueFull(packer.queued, self.queue_limit, limit_s) from error
 
-    async def _submit(
-        self, result: BulkResult, batches: Iterable[Batch], wait: bool, timeout: float | None
-    ) -> None:
-        packer, unsent = self._core.packer, deque(batches)
+    async def _now(self, entry: Entry[Any], limit_s: float) -> Any:
+        """Packs one call, waits for its answer, and returns its outcome."""
+        handle: AsyncHandle[Any] = AsyncHandle(self, entry.pending)
+        await self._run(self._jobs.single(entry, limit_s), handle)
+        return entry.pending.outcome()
+
+    def _later(self, entry: Entry[Any]) -> AsyncHandle[Any]:
+        """Packs one call."""
+        self._core.packer.add(entry)
+        self._schedule()
+        return AsyncHandle(self, entry.pending)
+
+    async def _await(self, pending: Pending, limit_s: float) -> None:
+        if not pending.done:
+            self._core.check()
+            await self._run(self._jobs.awaited(pending, limit_s))
+        self._core.collected(pending)
+
+    async def _bulk(
+        self, result: BulkResult, batches: list[Batch], wait: bool, limit_s: float,
+        *, last: bool = True,
+    ) -> BulkResult:  # fmt: skip
+        """Submits all batches of a bulk call, as Client._bulk does."""
+        job = self._jobs.submitted(
+            self.queue_limit, result, batches, wait, limit_s, last=last and wait
+        )
+        await self._run(job, result)
+        if wait:
+            result.check()
+        return result
+
+    async def _run(self, job: Job[Result], handle: object = None) -> Result:
+        """Starts a job and waits for its end. A cancelled caller gets `handle`: the job goes on."""
+        call = self._begin(job)
         try:
-            while unsent:
-                await self._until(lambda: packer.queued < self.queue_limit, "bulk call", timeout)
-                packer.bulk(unsent.popleft())
-                self._schedule()
-            if wait:
-                await self._until(lambda: result.done, "bulk call", timeout)
-                result.check()
-        except DaemonError:
-            if wait and not result.done:
-                result.abandon(unsent)
+            return await call.future
+        except BaseException as error:
+            if handle is not None and in_doubt(error):
+                vars(error)["handle"] = handle
             raise
 
-    async def _until(
-        self, done: Any, subject: str, timeout: float | None, *, single: bool = False
-    ) -> None:
-        """Waits until `done()`; `timeout` seconds without any answer end it, and of a `single` call
-        so many seconds in which the daemon is busy."""
-        core, limit_s = self._core, self._limit_s(timeout)
-        answers, deadline_s = core.answers, time.monotonic() + limit_s
-        while not done():
-            core.give_up()
-            remaining_s = deadline_s - time.monotonic()
-            if remaining_s <= 0:
-                raise core.overdue(subject, limit_s)
-            await self._change(remaining_s)
-            core.check()
-            if core.answers != answers and not (single and core.session.retries):
-                answers, deadline_s = core.answers, time.monotonic() + limit_s
-
-    async def _change(self, limit_s: float) -> None:
-        """Returns after an exchange, or after `limit_s`."""
+    def _begin(self, job: Job[Result]) -> AsyncCall[Result]:
+        """Starts a job."""
         assert self._loop is not None
-        change = self._loop.create_future()
-        self._changed.add(change)
-        try:
-            await asyncio.wait((change,), timeout=limit_s)
-        finally:
-            self._changed.discard(change)
+        call = AsyncCall(job, self._loop)
+        self._jobs.begin(call)
+        self._schedule()
+        return call
 
     # ---- the exchange ------------------------------------------------------------------------
-
-    async def _open(self) -> None:
-        core = self._core
-        deadline_s = time.monotonic() + self.timeout
-        while not core.try_open():
-            if time.monotonic() >= deadline_s:
-                raise core.overdue("hello", self.timeout)
-            await asyncio.sleep(OPEN_RETRY_S)
-        assert self._loop is not None
-        assert core.channel is not None
-        for socket in (core.channel.socket, core.channel.monitor):
-            self._loop.add_reader(int(socket.get(zmq.FD)), self._exchange)
-        self._schedule()
 
     def _schedule(self) -> None:
         """One exchange at the end of this loop iteration, for all its calls."""
@@ -433,30 +440,56 @@ class AsyncClient:
     def _exchange(self) -> None:
         self._scheduled = False
         core = self._core
-        if core.closed or core.channel is None:
+        if core.closed:
             return
-        core.packer.seal()
-        core.look()
-        while not core.push() and core.pull():
-            pass
-        core.pull()  # the last thing done to the socket is a receive that found nothing
+        try:
+            if self._opened():
+                core.look()
+            self._jobs.exchange()
+        except (PurgatorydError, OSError) as error:
+            self._jobs.advance(error)  # an error of the connection is that of every call
         self._watch()
-        for change in self._changed:
-            if not change.done():
-                change.set_result(None)
+
+    def _opened(self) -> bool:
+        """True once there is a channel; its descriptors wake the loop."""
+        core = self._core
+        if core.channel is None and core.try_open() and core.channel is not None:
+            assert self._loop is not None
+            sockets = core.channel.socket, core.channel.monitor
+            self._readers = [int(socket.get(zmq.FD)) for socket in sockets]
+            for fd in self._readers:
+                self._loop.add_reader(fd, self._exchange)
+        return core.channel is not None
 
     def _watch(self) -> None:
-        """While answers are pending, a timer asks for them again."""
-        core = self._core
+        """Sets the timers: for answers that are overdue, calls refused as BUSY, and deadlines."""
+        core, jobs, loop = self._core, self._jobs, self._loop
+        assert loop is not None
         pending = core.session.busy or core.session.state is State.GREETING
         if self._timer is not None and not pending:
             self._timer.cancel()
             self._timer = None
-        elif self._timer is None and pending and self._loop is not None:
-            patience_s = core.patience_s
-            self._timer = self._loop.call_later(patience_s, self._overdue, patience_s, core.answers)
-        if self._retry is None and self._loop is not None and core.retry_in_s is not None:
-            self._retry = self._loop.call_later(core.retry_in_s, self._send_again)
+        elif self._timer is None and pending:
+            wait_s = core.patience_s if core.channel is not None else OPEN_RETRY_S
+            self._timer = loop.call_later(wait_s, self._overdue, wait_s, core.answers)
+        if self._retry is None and core.retry_in_s is not None:
+            self._retry = loop.call_later(core.retry_in_s, self._send_again)
+        if jobs.due_s < self._deadline_s:
+            self._wake_at(jobs.due_s)
+
+    def _wake_at(self, due_s: float) -> None:
+        """Sets the timer of the first deadline."""
+        assert self._loop is not None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline_s = due_s
+        wait_s = max(due_s - time.monotonic(), 0.0)
+        self._deadline = self._loop.call_later(wait_s, self._past_deadline)
+
+    def _past_deadline(self) -> None:
+        """The first deadline is over; later ones may have come before it."""
+        self._deadline_s = float("inf")
+        self._exchange()
 
     def _send_again(self) -> None:
         """The wait of calls that were refused as BUSY is over."""
@@ -467,30 +500,20 @@ class AsyncClient:
         self._timer = None
         if self._core.closed:
             return
-        if self._core.answers == answers:
+        if self._core.answers == answers and self._core.channel is not None:
             self._core.silence(waited_s)
         self._exchange()
 
-    async def _hang_up(self) -> None:
-        core = self._core
-        try:
-            core.session.bye()
-            self._schedule()
-            await self._until(lambda: core.session.state is State.CLOSED, "bye", BYE_S)
-        except DaemonError:
-            pass  # the daemon ends the session once the connection is gone
-        finally:
-            self._drop()
-
     def _drop(self) -> None:
-        core = self._core
-        for timer in (self._timer, self._retry):
+        for timer in (self._timer, self._retry, self._deadline):
             if timer is not None:
                 timer.cancel()
-        if core.channel is not None and self._loop is not None:
-            for socket in (core.channel.socket, core.channel.monitor):
-                self._loop.remove_reader(int(socket.get(zmq.FD)))
-        core.close()
+        readers, self._readers = self._readers, []
+        for fd in readers:
+            assert self._loop is not None
+            self._loop.remove_reader(fd)
+        self._core.close()
+        self._jobs.refuse(Closed("client"))
 
 
 class AsyncSubscriber:
@@ -522,47 +545,72 @@ class AsyncSubscriber:
 
     async def connect(self) -> Self:
         """Returns once live: everything that fires after this arrives."""
+        if self._inbox is not None:
+            return self
         deadline_s = time.monotonic() + self._timeout
-        while self._inbox is None:
-            try:
-                self._inbox = self._open_inbox()
-            except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
+        inbox = await self._opened(deadline_s)
+        try:
+            while not inbox.let_in():
                 if time.monotonic() >= deadline_s:
-                    self._open_inbox.close()
-                    raise unreachable(self._open_inbox.name, error, self._timeout) from None
+                    raise DaemonUnreachable(inbox.name, inbox.endpoint, self._timeout)
                 await asyncio.sleep(OPEN_RETRY_S)
-        while not self._inbox.let_in():
-            if time.monotonic() >= deadline_s:
-                self._inbox.close()
-                raise DaemonUnreachable(self._inbox.name, self._inbox.endpoint, self._timeout)
-            await asyncio.sleep(OPEN_RETRY_S)
+        except BaseException:
+            inbox.close()
+            raise
         self._loop = asyncio.get_running_loop()
-        self._watch(self._inbox.sockets)
+        self._watch(inbox.sockets)
+        self._inbox = inbox
         return self
 
+    async def _opened(self, deadline_s: float) -> Inbox | Merged:
+        try:
+            while True:
+                try:
+                    return self._open_inbox()
+                except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
+                    if time.monotonic() >= deadline_s:
+                        raise unreachable(self._open_inbox.name, error, self._timeout) from None
+                await asyncio.sleep(OPEN_RETRY_S)
+        except BaseException:
+            self._open_inbox.close()
+            raise
+
     def _watch(self, sockets: tuple[zmq.Socket[bytes], ...]) -> None:
-        """Is woken by these from now on, which are others after shards became more or fewer."""
+        """Is woken by these from now on, which are others after shards became more or fewer.
+
+        One that an exception interrupts is done again.
+        """
         for fd in self._fds:
             self._loop.remove_reader(fd)
-        self._watched, self._fds = sockets, [int(socket.get(zmq.FD)) for socket in sockets]
+        self._fds = [int(socket.get(zmq.FD)) for socket in sockets]
         for fd in self._fds:
             self._loop.add_reader(fd, self._news.set)
+        self._watched = sockets
 
     async def get(self, timeout: float | None = None) -> Notice | None:
-        """The next notice; None if none came within `timeout` seconds; as Subscriber.get."""
-        timeout = None if timeout is None else check_limit_s(timeout)
+        """The next notice; None if none came within `timeout` seconds; as Subscriber.get.
+
+        A cancelled one takes no notice.
+        """
+        found = await self._await(None if timeout is None else check_limit_s(timeout))
+        if found is None:
+            return None
+        source, item = found
+        if isinstance(item, Lagged):
+            source.taken = item; raise item  # noqa: E702  # fmt: skip
+        # Nothing comes between the two statements: it is taken if and only if it is returned.
+        source.taken = item; return item  # noqa: E702  # fmt: skip
+
+    async def _await(self, limit_s: float | None) -> Next | None:
+        """What comes next, and who notes that it was taken."""
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
         while True:
             self._news.clear()
             if (found := self._inbox.peek()) is not None:
-                source, item = found
-                source.taken = item
-                if isinstance(item, Lagged):
-                    raise item
-                return item
+                return found
             if (sockets := self._inbox.sockets) != self._watched:
                 self._watch(sockets)
                 continue
@@ -586,9 +634,12 @@ class AsyncSubscriber:
 
     async def __anext__(self) -> Notice:
         """The next notice, however long it takes; raises as get() does."""
-        while (notice := await self.get()) is None:
+        while (found := await self._await(None)) is None:
             pass
-        return notice
+        source, item = found
+        if isinstance(item, Lagged):
+            source.taken = item; raise item  # noqa: E702  # fmt: skip
+        source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def close(self) -> None:
         """Ends the subscription."""

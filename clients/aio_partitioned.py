@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, closing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from purgatoryd.clients.aio import AsyncClient
 from purgatoryd.clients.arguments import check_limit_s
-from purgatoryd.clients.bulk import BulkResult
-from purgatoryd.clients.core import OPEN_RETRY_S
+from purgatoryd.clients.bulk import (
+    BulkResult,
+    MergedResult,
+    Packed,
+    checked_cancels,
+    pack_cancels,
+    pack_puts,
+)
+from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, Core, Mode
+from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.model import CancelResult, TimerInfo
-from purgatoryd.clients.partitions import Part, Partitions
+from purgatoryd.clients.partitions import Part, Partitions, Parts, settling, split_jobs
 from purgatoryd.clients.route import Route
-from purgatoryd.shm_layout.errors import Busy, DaemonError, PurgatorydError
+from purgatoryd.shm_layout.errors import Busy, DaemonError
 from purgatoryd.shm_layout.wire import Key
 
 Result = TypeVar("Result")
@@ -74,36 +82,70 @@ class AsyncPartitionedClient:
         """The armed timer of `key`, or None, as Client.get does."""
         return await self.of(key).get(key, timeout=timeout)
 
-    async def add_many(self, rows: Any, **named: Any) -> BulkResult:
+    async def add_many(
+        self, rows: Any, *, topic: str = "default", mode: Mode = "error",
+        timeout: float | None = None,
+    ) -> BulkResult:  # fmt: skip
         """Arms many timers, as PartitionedClient.add_many does."""
-        parts = list(self._partitions.split(rows))
-        calls = (self._clients[part.partition].add_many(part.rows, **named) for part in parts)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        return _merged(parts, found)
+        limit_s = self._limit_s(timeout)
+
+        def pack(core: Core, some: Any) -> Packed:
+            return pack_puts(core, some, topic, mode)
+
+        return await self._bulk(self._split(self._partitions.split(rows), pack, limit_s))
 
     async def cancel_many(self, keys: Any, *, timeout: float | None = None) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
-        parts = list(self._partitions.split_keys(keys))
-        calls = (
-            self._clients[part.partition].cancel_many(part.rows, timeout=timeout) for part in parts
-        )
-        found = await _all(calls)
-        results = {
-            place: result
-            for part, some in zip(parts, found, strict=True)
-            for place, result in zip(part.places, some, strict=True)
-        }
-        return [results[place] for place in sorted(results)]
+        limit_s, parts = self._limit_s(timeout), self._partitions.split_keys(keys)
+        return checked_cancels(await self._bulk(self._split(parts, pack_cancels, limit_s)))
+
+    async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
+        """Returns once `result`, the handle of a cancelled bulk call, is done; raises as
+        Client.settle does."""
+        limit_s, limit = self._limit_s(timeout), self._clients[0].queue_limit
+        (await self._bulk(settling(self._jobs, result, limit, limit_s))).check()
+
+    @property
+    def _jobs(self) -> list[Jobs]:
+        return [client._jobs for client in self._clients]
+
+    def _limit_s(self, timeout: float | None) -> float:
+        return check_limit_s(self._timeout_s if timeout is None else timeout)
+
+    def _split(
+        self, parts: Iterable[Part], pack: Callable[[Core, Any], Packed], limit_s: float
+    ) -> Parts:
+        return split_jobs(self._jobs, parts, pack, self._clients[0].queue_limit, limit_s)
+
+    async def _bulk(self, bulk: Parts) -> MergedResult:
+        """Starts all parts before it waits for the first."""
+        whole, jobs = bulk
+        calls = [self._clients[partition]._begin(job) for partition, job in jobs]
+        try:
+            for call in calls:
+                try:
+                    await call.future
+                except (Busy, DaemonError) as error:
+                    whole.fail(error)
+        except BaseException as error:
+            vars(error)["handle"] = whole
+            raise
+        return whole
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call was answered; raises as Client.flush does."""
         await _all(client.flush(timeout=timeout) for client in self._clients)
 
     async def close(self) -> None:
-        """Flushes, and closes all connections; raises as Client.close."""
-        async with AsyncExitStack() as stack:
+        """Flushes, and closes all connections; raises as AsyncClient.close, and ends as it does."""
+        try:
+            await _all(client.close() for client in self._clients)
+        except asyncio.CancelledError:  # perhaps before the first step of any
+            await _all(client._close(BYE_S) for client in self._clients)
+            raise
+        finally:
             for client in self._clients:
-                stack.push_async_callback(client.close)
+                client._drop()
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -125,23 +167,6 @@ async def _all(calls: Iterable[Awaitable[Result]]) -> list[Result]:
             raise found
         results.append(found)
     return results
-
-
-def _merged(parts: list[Part], found: list[BulkResult | BaseException]) -> BulkResult:
-    """The results of all parts; the error of one that failed is its check()."""
-    error: PurgatorydError | None = None
-    done = []
-    for part, one in zip(parts, found, strict=True):
-        if isinstance(one, BulkResult):
-            done.append((part.places, one))
-        elif isinstance(one, Busy):
-            done.append((part.places, one.result))
-            error = one
-        elif isinstance(one, DaemonError):
-            error = one
-        else:
-            raise one
-    return BulkResult.merged(sum(len(part.places) for part in parts), done, error)
 
 
 async def _wait_for(route: Route, timeout_s: float) -> Partitions:

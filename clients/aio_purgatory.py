@@ -8,22 +8,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
-from typing import Any, Self
+from functools import partial
+from typing import Any
 
-from purgatoryd.clients.aio import AsyncClient
+from purgatoryd.clients.aio import AsyncClient, AsyncHandle
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
+from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
-from purgatoryd.clients.packing import PendingTrigger
+from purgatoryd.clients.packing import Entry, PendingTrigger
 from purgatoryd.clients.purgatory import (
     KEEP_ALIVE_S,
     Armed,
     Watch,
     check_error,
     each_watermark,
+    own_book,
     prepare_extend,
     prepare_trigger,
     prepare_watch,
@@ -118,6 +121,7 @@ class AsyncPurgatory(AsyncClient):
         resume: Resume | None = None,
     ) -> None:
         self._resume = resume
+        self._book = Book(self._schedule)
         super().__init__(
             name,
             namespace=namespace,
@@ -129,19 +133,16 @@ class AsyncPurgatory(AsyncClient):
             worker=worker,
             numa_local=numa_local,
         )
-        self._book = Book(self._schedule)
-        if resume is not None:
-            self._book.resume(self._core.session, resume.callback)
-        self._core.session.on_outcomes = self._book.take
-        self._core.session.on_lost = self._book.lost
         self._heartbeat: asyncio.TimerHandle | None = None
 
-    async def connect(self) -> Self:
-        """Opens the session. Raises DaemonUnreachable."""
-        await super().connect()
+    def _start(self) -> Jobs:
+        own_book(self._core, self._book, self._resume)
+        return Jobs(self._core, partial(settle_book, self._core, self._book))
+
+    async def _greet(self) -> None:
+        await super()._greet()
         if self._heartbeat is None:
             self._keep_alive()
-        return self
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -155,17 +156,19 @@ class AsyncPurgatory(AsyncClient):
         core = await self._ready()
         row = Watch(key, condition, timeout, payload, topic)
         fresh = prepare_watch(core, self._book, row)
-        armed: Armed | None = self._book.doubted(fresh.identity)
-        if armed is None:
-            armed = fresh
-            await self._arm(armed)
+        doubted: Armed | None = self._book.doubted(fresh.identity)
+        armed, limit_s = doubted or fresh, self._limit_s(None)
+        pending, operation = armed.entry.pending, self._operation(armed)
+        if doubted is None:
+            job = self._jobs.several(self.queue_limit, [armed.entry], limit_s)
+        else:
+            job = self._jobs.awaited(pending, limit_s, (pending,))
         try:
-            await self._await(armed.entry.pending, None, (armed.entry.pending,))
+            await self._run(job, operation)
         except BaseException:
-            self._book.doubt(armed.identity, armed, armed.entry.pending)
+            self._book.doubt(armed.identity, armed, pending)
             raise
-        armed.entry.pending.outcome()
-        operation = self._operation(armed)
+        pending.outcome()
         if callback is not None:
             operation.add_done_callback(callback)
         return operation
@@ -173,15 +176,13 @@ class AsyncPurgatory(AsyncClient):
     async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
         """Arms many, as Purgatory.watch_many does."""
         armed = watch_rows(await self._ready(), self._book, rows)
-        for one in armed:
-            await self._arm(one)
-        calls = [one.entry.pending for one in armed]
-        for pending in calls:
-            await self._await(pending, None, calls)
-        return [self._operation(one) for one in armed]
+        operations = [self._operation(one) for one in armed]
+        await self._several([one.entry for one in armed], operations)
+        return operations
 
-    async def _arm(self, armed: Armed) -> None:
-        await self._pack(armed.entry, None)
+    async def _several(self, entries: list[Entry[PendingTrigger]], handles: object) -> None:
+        job = self._jobs.several(self.queue_limit, entries, self._limit_s(None))
+        await self._run(job, handles)
 
     def _operation(self, armed: Armed) -> AsyncOperation:
         assert self._loop is not None
@@ -191,10 +192,7 @@ class AsyncPurgatory(AsyncClient):
         entry = prepare_extend(await self._ready(), operation, timeout)
         if operation.done or operation.ticket == 0:
             return False
-        await self._admit(None)
-        await self._pack(entry, None)
-        await self._await(entry.pending, None, (entry.pending,))
-        entry.pending.outcome()
+        await self._once(entry)
         return entry.pending.status != Status.UNKNOWN
 
     async def _cancel(self, operation: Operation) -> bool:
@@ -213,10 +211,9 @@ class AsyncPurgatory(AsyncClient):
         """Advances many keys, as Purgatory.advance_many does."""
         core, rows = await self._ready(), each_watermark(watermarks)
         entries = [prepare_trigger(core, Op.ADVANCE_KEY, key, n) for key, n in rows]
-        pending = [await self._pack(entry, None) for entry in entries]
-        for one in pending:
-            await self._await(one, None, pending)
-        return [one.outcome() for one in pending]
+        handles: list[AsyncHandle[int]] = [AsyncHandle(self, entry.pending) for entry in entries]
+        await self._several(entries, handles)
+        return [entry.pending.outcome() for entry in entries]
 
     async def bump(self, key: Key, n: int = 1) -> int:
         """Adds to the key's watermark, as Purgatory.bump does."""
@@ -248,10 +245,13 @@ class AsyncPurgatory(AsyncClient):
 
     async def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
         entry = prepare_trigger(await self._ready(), op, key, value)
-        pending = await self._pack(entry, None)
-        await self._await(pending, None, (pending,))
-        pending.outcome()
-        return pending
+        await self._once(entry)
+        return entry.pending
+
+    async def _once(self, entry: Entry[PendingTrigger]) -> None:
+        limit_s = self._limit_s(None)
+        await self._admit(limit_s)
+        await self._now(entry, limit_s)
 
     @property
     def operations(self) -> int:
@@ -263,7 +263,6 @@ class AsyncPurgatory(AsyncClient):
     def _exchange(self) -> None:
         if not self._core.closed:
             self._book.work()
-            settle_book(self._core, self._book)
         super()._exchange()
 
     def _keep_alive(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole, each, unreadable
@@ -22,6 +22,7 @@ from purgatoryd.shm_layout.errors import Busy, DaemonError, InvalidRows, Purgato
 from purgatoryd.shm_layout.layout import TICKET_MAX, ClockKind, Status, struct_dtype
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
+AnyResult = TypeVar("AnyResult", bound="BulkResult")
 _FIELDS = frozenset(("key", "topic", "payload", *_TIMES))
 
 
@@ -39,44 +40,33 @@ class BulkResult:
         self._open = 0
         self._error: PurgatorydError | None = None
 
-    @classmethod
-    def merged(
-        cls,
-        rows: int,
-        parts: Iterable[tuple[Sequence[int], BulkResult]],
-        error: PurgatorydError | None,
-    ) -> BulkResult:
-        """One result of several, with the places of their rows among all `rows`.
-
-        `error`: why some have no result.
-        """
-        whole = cls(None, arrays=False)
-        cells = [bytes(wire.RESULT.size)] * rows
-        for places, result in parts:
-            whole._arrays |= result._arrays
-            for place, cell in zip(places, result._cells(), strict=True):
-                cells[place] = cell
-        whole._parts = [b"".join(cells)]
-        whole._error = error
-        return whole
-
-    def _cells(self) -> list[bytes]:
-        data, size = b"".join(self._parts), wire.RESULT.size
-        return [data[at : at + size] for at in range(0, len(data), size)]
-
     def __repr__(self) -> str:
-        state = f"{len(self.refused)} refused" if self.done else f"{self._open} batches open"
+        state = f"{len(self.refused)} refused" if self.done else f"{self._unanswered} batches open"
         return f"<BulkResult of {len(self)} rows, {state}>"
 
     @property
     def done(self) -> bool:
         """True once every row has its result."""
-        return not self._open
+        return not self._unanswered
+
+    @property
+    def _unanswered(self) -> int:
+        return self._open
+
+    @property
+    def _failure(self) -> PurgatorydError | None:
+        """Why rows have no result."""
+        return self._error
+
+    @property
+    def _data(self) -> bytes:
+        """struct pg_result of each row."""
+        return b"".join(self._parts)
 
     def check(self) -> None:
         """Raises the error that left rows without a result, if there is one."""
-        if self._error is not None:
-            raise self._error
+        if (error := self._failure) is not None:
+            raise error
 
     def abandon(self, unsent: Iterable[Batch]) -> None:
         """Nobody waits for the rows any more. Raises Busy if the daemon refused some as BUSY until
@@ -124,7 +114,7 @@ class BulkResult:
     @property
     def ok(self) -> bool:
         """True if every row has a result and none was refused."""
-        return self.done and self._error is None and not self.refused
+        return self.done and self._failure is None and not self.refused
 
     def cancels(self) -> list[CancelResult]:
         """What each cancel found. Raises Refused, its key being the row, if one was refused."""
@@ -158,18 +148,76 @@ class BulkResult:
 
     def _status_bytes(self) -> bytes:
         """The lowest byte of each result: it is the first one."""
-        return b"".join(self._parts)[:: wire.RESULT.size]
+        return self._data[:: wire.RESULT.size]
 
     def _rows(self) -> Iterable[tuple[int, int]]:
-        return wire.decode_results(b"".join(self._parts))
+        return wire.decode_results(self._data)
 
     def _table(self) -> Any:
         import numpy as np
 
-        return np.frombuffer(b"".join(self._parts), struct_dtype("pg_result"))
+        return np.frombuffer(self._data, struct_dtype("pg_result"))
+
+
+class MergedResult(BulkResult):
+    """One result of several, with the places of their rows among all `rows`."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(None, arrays=False)
+        self._count = rows
+        self.parts: list[tuple[int, Sequence[int], BulkResult]] = []
+        """Partition, places and result of each part that is under way."""
+
+    def add(self, partition: int, places: Sequence[int], result: BulkResult) -> None:
+        """Adds the rows of a partition."""
+        self.parts.append((partition, places, result))
+        self._arrays |= result._arrays
+
+    def fail(self, error: PurgatorydError) -> None:
+        """Notes why the rows of a part have no result."""
+        self._error = error
+
+    @property
+    def _unanswered(self) -> int:
+        return sum(result._open for _, _, result in self.parts)
+
+    @property
+    def _failure(self) -> PurgatorydError | None:
+        errors = (result._error for _, _, result in self.parts)
+        return self._error or next(filter(None, errors), None)
+
+    @property
+    def _data(self) -> bytes:
+        size = wire.RESULT.size
+        cells = [bytes(size)] * self._count
+        for _, places, result in self.parts:
+            data = result._data
+            for number, place in enumerate(places):
+                cells[place] = data[number * size : (number + 1) * size]
+        return b"".join(cells)
+
+    def __len__(self) -> int:
+        return self._count
 
 
 _CANCELS = {int(result.value): result for result in CancelResult}
+
+
+def unchecked(result: BulkResult) -> BulkResult:
+    """`result`, also if rows are left without one."""
+    return result
+
+
+def checked(result: AnyResult) -> AnyResult:
+    """`result`. Raises the error that left rows without a result."""
+    result.check()
+    return result
+
+
+def checked_cancels(result: BulkResult) -> list[CancelResult]:
+    """What each cancel found. Raises as check() and cancels() do."""
+    result.check()
+    return result.cancels()
 
 
 Packed = tuple[BulkResult, list[Batch]]

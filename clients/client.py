@@ -12,7 +12,6 @@ how a new call is made safe.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -22,31 +21,35 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
+from purgatoryd.clients.bulk import (
+    BulkResult,
+    checked,
+    checked_cancels,
+    pack_cancels,
+    pack_puts,
+    pack_unparks,
+    unchecked,
+)
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.core import (
     BYE_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
-    BulkLoadQuestion,
     Core,
     Mode,
-    Question,
 )
-from purgatoryd.clients.engine import Call, Engine, Job
+from purgatoryd.clients.engine import Call, Engine
+from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
-from purgatoryd.clients.session import State
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
-    CallTimeout,
     Closed,
     DaemonError,
-    DaemonUnreachable,
     PurgatorydError,
     QueueFull,
 )
@@ -55,8 +58,6 @@ from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
 
 Outcome = TypeVar("Outcome", TimerInfo, CancelResult, int)
 T = TypeVar("T")
-_NO_ANSWER = (CallTimeout, DaemonUnreachable)
-AnyQuestion = TypeVar("AnyQuestion", Question, BulkLoadQuestion)
 
 
 class Handle(Generic[Outcome]):
@@ -131,7 +132,7 @@ class Client:
         self._engine = self._start()
         weakref.finalize(self, self._engine.end).atexit = False
         try:
-            self._engine.call(_greeted(self._engine, self.timeout))
+            self._engine.call(self._engine.greeted(self.timeout))
             if self._core.session.refusal is not None:
                 raise self._core.session.refusal
         except BaseException:
@@ -233,7 +234,7 @@ class Client:
         core.admit()
         wire.encode_key(key)
         ask = partial(core.question, key)
-        return self._engine.call(_asked(self._engine, ask, "get", limit_s)).outcome()
+        return self._engine.call(self._engine.asked(ask, "get", limit_s)).outcome()
 
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
@@ -253,7 +254,7 @@ class Client:
         limit_s = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_puts(self._core, rows, topic, mode, bulk_load)
-        return self._bulk(result, batches, wait, limit_s)
+        return self._bulk(result, batches, limit_s, checked if wait else unchecked, wait=wait)
 
     @overload
     def cancel_many(
@@ -280,15 +281,17 @@ class Client:
         limit_s = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_cancels(self._core, keys, bulk_load)
-        self._bulk(result, batches, wait, limit_s)
-        return result.cancels() if wait else result
+        outcome: Callable[[BulkResult], list[CancelResult] | BulkResult] = (
+            checked_cancels if wait else unchecked
+        )
+        return self._bulk(result, batches, limit_s, outcome, wait=wait)
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Returns once `result`, of a bulk call with wait=False, is done. Raises DaemonError."""
         check_type("result", result, BulkResult)
         limit_s = self._limit_s(timeout)
         self._core.check()
-        self._bulk(result, [], True, limit_s, last=False)
+        self._bulk(result, [], limit_s, checked, last=False)
 
     def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
@@ -304,7 +307,7 @@ class Client:
         limit_s = self._limit_s(timeout)
         self._core.admit()
         result, batches = pack_unparks(self._core, rows, bulk_load)
-        return self._bulk(result, batches, True, limit_s)
+        return self._bulk(result, batches, limit_s, checked)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
@@ -360,7 +363,7 @@ class Client:
         core, limit_s = self._core, self._limit_s(timeout)
         core.admit()
         ask = partial(core.bulk_load_question, bulk_load, action, fencing_token, start)
-        return self._engine.call(_asked(self._engine, ask, "bulk load", limit_s)).outcome()
+        return self._engine.call(self._engine.asked(ask, "bulk load", limit_s)).outcome()
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`.
@@ -378,7 +381,7 @@ class Client:
         """
         core, limit_s = self._core, self._limit_s(timeout)
         core.check()
-        self._engine.call(_flushed(self._engine, limit_s))
+        self._engine.call(self._engine.flushed(limit_s))
         core.raise_reported()
 
     # ---- open and close ----------------------------------------------------------------------
@@ -435,7 +438,7 @@ class Client:
     def _now(self, entry: Entry[Any], limit_s: float) -> Any:
         """Packs one call, waits for its answer, and returns its outcome."""
         handle: Handle[Any] = Handle(self, entry.pending)
-        return self._run(_single(self._engine, entry, limit_s), entry.pending.outcome, handle)
+        return self._run(self._engine.single(entry, limit_s), entry.pending.outcome, handle)
 
     def _later(self, entry: Entry[Any], limit_s: float) -> Handle[Any]:
         """Packs one call, once there is space for it."""
@@ -464,7 +467,7 @@ class Client:
     ) -> None:
         """Has the error of a call that was interrupted, or had no answer in time, tell how to get
         its outcome; without `handle` it was never sent."""
-        if isinstance(error, PurgatorydError) and not isinstance(error, _NO_ANSWER):
+        if not in_doubt(error):
             return
         vars(error)["handle"] = handle
         try:
@@ -478,104 +481,23 @@ class Client:
 
     def _await_space(self, limit_s: float) -> None:
         try:
-            self._engine.call(space(self._engine, self.queue_limit, limit_s))
+            self._engine.call(self._engine.space(self.queue_limit, limit_s))
         except DaemonError as error:
             raise QueueFull(self._engine.queued, self.queue_limit, limit_s) from error
 
     def _await(self, pending: Pending, limit_s: float) -> None:
         if not pending.done:
             self._core.check()
-            self._engine.call(awaited(self._engine, pending, limit_s))
+            self._engine.call(self._engine.awaited(pending, limit_s))
         self._core.collected(pending)
 
     def _bulk(
-        self, result: BulkResult, batches: list[Batch], wait: bool, timeout: float,
-        *, last: bool = True,
-    ) -> BulkResult:  # fmt: skip
-        """Submits all batches of a bulk call, as there is space for them. `last`: at the timeout
-        nobody waits for `result` any more."""
-        last = last and wait
-        job = _submitted(self._engine, self.queue_limit, result, batches, wait, timeout, last)
-        return self._run(job, partial(_checked, result, wait), result)
-
-
-def _checked(result: BulkResult, wait: bool) -> BulkResult:
-    if wait:
-        result.check()
-    return result
-
-
-# ---- jobs of the engine ------------------------------------------------------------------------
-
-
-def _single(engine: Engine, entry: Entry[Any], limit_s: float) -> Job[None]:
-    engine.core.packer.add(entry)
-    return (yield from awaited(engine, entry.pending, limit_s, (entry.pending,)))
-
-
-def awaited(
-    engine: Engine, pending: Pending, limit_s: float, calls: Iterable[Pending] = ()
-) -> Job[None]:
-    """Waits for `pending`. At the timeout `calls`, for which nobody else waits, are not sent again
-    if they were refused as BUSY, and have that outcome."""
-    if not pending.packed:
-        raise CallTimeout("a call that was never sent", 0.0, 0)
-    batch = engine.core.packer.seal()
-    try:
-        yield from engine.until(lambda: pending.done, "call", limit_s, single=True)
-    except DaemonError as error:
-        if not (engine.core.abandon(calls) and pending.done):
-            engine.core.withdraw(batch, error)
-            raise
-
-
-def space(engine: Engine, queue_limit: int, limit_s: float) -> Job[None]:
-    """Waits until fewer than `queue_limit` packed calls have no answer."""
-    packer = engine.core.packer
-    packer.seal()
-    subject = "free slots in the queue"
-    yield from engine.until(lambda: packer.queued < queue_limit, subject, limit_s)
-
-
-def _submitted(
-    engine: Engine, queue_limit: int, result: BulkResult, batches: list[Batch], wait: bool,
-    limit_s: float, last: bool,
-) -> Job[None]:  # fmt: skip
-    packer, unsent = engine.core.packer, deque(batches)
-    try:
-        while unsent:
-            if packer.queued >= queue_limit:
-                yield from space(engine, queue_limit, limit_s)
-            packer.bulk(unsent.popleft())
-        if wait:
-            yield from engine.until(lambda: result.done, "bulk call", limit_s)
-    except DaemonError as error:
-        if last and not result.done:
-            result.abandon(unsent)
-        for batch in unsent:
-            packer.packed += batch.count
-            batch.settle(error)
-        raise
-
-
-def _asked(
-    engine: Engine, ask: Callable[[], AnyQuestion], subject: str, limit_s: float
-) -> Job[AnyQuestion]:
-    """Asks once all that was packed before is answered."""
-    yield from engine.settled(subject, limit_s)
-    question = ask()
-    try:
-        yield from engine.until(lambda: question.done, subject, limit_s)
-    finally:
-        engine.core.session.forget(question.query)
-    return question
-
-
-def _flushed(engine: Engine, limit_s: float) -> Job[None]:
-    yield from engine.settled("flush", limit_s)
-    engine.core.report()
-
-
-def _greeted(engine: Engine, limit_s: float) -> Job[None]:
-    session = engine.core.session
-    yield from engine.until(lambda: session.state is not State.GREETING, "hello", limit_s)
+        self, result: BulkResult, batches: list[Batch], limit_s: float,
+        outcome: Callable[[BulkResult], T], *, wait: bool = True, last: bool = True,
+    ) -> T:  # fmt: skip
+        """Submits all batches of a bulk call, as there is space for them, and returns `outcome` of
+        its result. `last`: at the timeout nobody waits for the result any more."""
+        job = self._engine.submitted(
+            self.queue_limit, result, batches, wait, limit_s, last=last and wait
+        )
+        return self._run(job, partial(outcome, result), result)

@@ -12,7 +12,6 @@ from typing import Literal
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole
-from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk_loads import check_bulk_load
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.fork_guard import ForkGuard
@@ -375,10 +374,11 @@ class Core:
             came = True
         return came
 
-    def withdraw(self, batch: Batch | None, error: DaemonError) -> None:
-        """Nobody waits for `batch`, a single call, any more: if it never left, it never will, and
-        `error` is its outcome."""
-        if batch is not None and batch.count == 1 and self.session.withdraw(batch):
+    def withdraw(self, call: Pending, error: DaemonError) -> None:
+        """Nobody waits for `call` any more: if it is alone in its batch and never left, it never
+        will, and `error` is its outcome."""
+        batch = self.session.unsent(call)
+        if batch is not None and self.session.withdraw(batch):
             batch.settle(error)
 
     def take(self, data: bytes) -> None:

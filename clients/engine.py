@@ -10,8 +10,7 @@ So a call that is interrupted either never reached the queue, or is complete but
 its answer is still taken. A new public call stays safe by the same rule: prepare everything first,
 put one request, and do nothing but wait and read the result after it.
 
-A request is a function, run at once, or a Call. The job of a Call is a generator that yields the
-time until which it waits, and is resumed after every exchange with the daemon.
+A request is a function, run at once, or a Call, which has a job. jobs.py says what a job is.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, Core
-from purgatoryd.clients.session import State
+from purgatoryd.clients.core import OPEN_RETRY_S, Core
+from purgatoryd.clients.jobs import Job, Jobs, nothing
 from purgatoryd.shm_layout.errors import Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
@@ -40,12 +39,6 @@ JOIN_S = 1.0  # how long the collector of garbage waits for a thread's end
 _LOG = logging.getLogger("purgatoryd")
 
 Result = TypeVar("Result")
-Job = Generator[float, None, Result]
-"""Yields the time.monotonic() until which it waits."""
-
-
-def nothing() -> None:
-    """For an engine without an owner of operations."""
 
 
 class Call(Generic[Result]):
@@ -77,27 +70,20 @@ class Call(Generic[Result]):
         return self._result  # type: ignore[return-value]
 
 
-class Engine:
+class Engine(Jobs):
     """The thread that alone uses `core`, until close() or end().
 
-    `after` runs in it after every exchange, before what it packed is sent. With `listens` it also
-    takes what the daemon sends while no call waits.
+    `after` runs in it, as Jobs says. With `listens` it also takes what the daemon sends while no
+    call waits.
     """
 
     def __init__(
         self, core: Core, *, after: Callable[[], None] = nothing, listens: bool = False
     ) -> None:
-        self.core = core
-        self.ended = False
+        super().__init__(core, after)
         self._refuses = False
-        self._after = after
         self._listens = listens
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
-        self._calls: list[Call[Any]] = []
-        self._due_s = 0.0
-        """The first deadline of the calls."""
-        self._blocked = False
-        """Something could not be sent."""
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Closed with the engine, not with the connection: a late caller may still write to it.
@@ -133,6 +119,10 @@ class Engine:
         self.put(call, urgent=True)
         if self._refuses:  # it was put too late to be refused
             raise Closed("client")
+        return self.wait(call)
+
+    def wait(self, call: Call[Result]) -> Result:
+        """Waits for the end of a call that was handed over."""
         return call.wait(self._alive)
 
     def knows(self, taken: Callable[[], bool]) -> bool:
@@ -157,45 +147,6 @@ class Engine:
         """Waits for the end of the thread."""
         self._thread.join(limit_s)
 
-    # ---- for jobs ------------------------------------------------------------------------------
-
-    def until(
-        self, done: Callable[[], bool], subject: str, limit_s: float, *, extend: bool = True,
-        single: bool = False,
-    ) -> Job[None]:  # fmt: skip
-        """Waits until `done()`. Raises DaemonError after `limit_s` seconds; with `extend`, after
-        as many seconds without any answer, and for a `single` call in which the daemon is busy."""
-        core = self.core
-        answers, deadline_s = core.answers, time.monotonic() + limit_s
-        while not done():
-            core.give_up()
-            progress = core.answers != answers and not (single and core.session.retries)
-            if extend and progress:
-                answers, deadline_s = core.answers, time.monotonic() + limit_s
-            if time.monotonic() >= deadline_s:
-                raise core.overdue(subject, limit_s)
-            yield deadline_s
-
-    def settled(self, subject: str, limit_s: float, *, extend: bool = True) -> Job[None]:
-        """Waits for the answers to all that was packed until now."""
-        packer = self.core.packer
-        packer.seal()
-        packed = packer.packed
-        yield from self.until(lambda: packer.settled >= packed, subject, limit_s, extend=extend)
-
-    def closing(self, limit_s: float) -> Job[None]:
-        """Waits at most `limit_s` for all answers, says goodbye, and ends the engine."""
-        session = self.core.session
-        try:
-            yield from self.settled("close", limit_s, extend=False)
-        finally:
-            self.core.report()
-            session.bye()
-            # Without an answer: the daemon first evicts sessions that were not ended.
-            with suppress(PurgatorydError, OSError):
-                yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S)
-            self.ended = True
-
     # ---- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -217,56 +168,24 @@ class Engine:
             while True:
                 if isinstance(request := self._requests.get_nowait(), Call):
                     self._calls.append(request)
-        for call in self._calls:
-            call.finish(error=error)
-        self._calls.clear()
+        self.refuse(error)
         self._after()
 
     def _try(self) -> None:
         """One iteration. An error of the connection is the error of every call that waits."""
         try:
             self._wait()
-            self._exchange()
+            self.exchange()
         except (PurgatorydError, OSError) as error:
             self._drain()
-            self._advance(error)
+            self.advance(error)
             time.sleep(OPEN_RETRY_S)  # it may come again at once
-
-    def _exchange(self) -> None:
-        """Does what can be done now."""
-        core = self.core
-        while True:
-            self._advance()
-            self._after()
-            core.packer.seal()
-            self._blocked = core.push()
-            if not core.pull():
-                return
-
-    def _advance(self, broken: Exception | None = None) -> None:
-        """Resumes every job, or raises `broken` in it."""
-        calls, self._calls, self._due_s = self._calls, [], float("inf")
-        for call in calls:
-            try:
-                due_s = next(call.job) if broken is None else call.job.throw(broken)
-                self._due_s = min(self._due_s, due_s)
-                self._calls.append(call)
-            except StopIteration as stop:
-                call.finish(stop.value)
-            except BaseException as error:
-                call.finish(error=error)
-
-    @property
-    def _expects(self) -> bool:
-        """True while an answer may come, or something must be sent."""
-        core = self.core
-        return bool(self._calls or self._blocked or core.packer.sealed or core.session.busy)
 
     # ---- waiting for requests and answers --------------------------------------------------------
 
     def _wait(self) -> None:
         """Sleeps until there is something to do, and takes the requests that came."""
-        if not self._expects and not self._listens:
+        if not self.expects and not self._listens:
             request = self._requests.get()
             self.core.look()  # a connection was made meanwhile: what is sent now is sent once
             self._take(request)
@@ -294,15 +213,15 @@ class Engine:
         """
         core, now_s = self.core, time.monotonic()
         assert core.channel is not None
-        limit_s = max(self._due_s - now_s, 0.0) if self._calls else IDLE_S
-        expects = self._expects
+        limit_s = max(self.due_s - now_s, 0.0) if self._calls else IDLE_S
+        expects = self.expects
         if expects:
             limit_s = min(limit_s, core.patience_s)
         self._wake = partial(os.eventfd_write, self._kicked, 1)
         self._wake_at = BATCH_RECORDS if expects else 1
         if not self._requests.empty():
             limit_s = 0.0
-        came = core.channel.wait(limit_s, to_send=self._blocked, kicked=self._kicked)
+        came = core.channel.wait(limit_s, to_send=self.blocked, kicked=self._kicked)
         self._wake_at = 0
         if came:
             core.look()
@@ -318,8 +237,7 @@ class Engine:
     def _take(self, request: Callable[[], object] | Call[Any]) -> None:
         if isinstance(request, Call):
             request.taken = True
-            self._calls.append(request)
-            self._advance()  # in order with the requests that follow
+            self.begin(request)
         else:
             request()
 

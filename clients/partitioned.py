@@ -9,19 +9,29 @@ from functools import partial
 from typing import Any, TypeVar
 
 from purgatoryd.clients.arguments import check_limit_s
-from purgatoryd.clients.bulk import BulkResult
+from purgatoryd.clients.bulk import (
+    BulkResult,
+    MergedResult,
+    Packed,
+    checked,
+    checked_cancels,
+    pack_cancels,
+    pack_puts,
+    unchecked,
+)
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.closing import Closing
-from purgatoryd.clients.core import OPEN_RETRY_S
+from purgatoryd.clients.core import OPEN_RETRY_S, Core, Mode
+from purgatoryd.clients.engine import Call, Engine
+from purgatoryd.clients.jobs import Job
 from purgatoryd.clients.model import CancelResult, TimerInfo
-from purgatoryd.clients.partitions import Part, Partitions
+from purgatoryd.clients.partitions import Part, Partitions, Parts, settling, split_jobs
 from purgatoryd.clients.route import Route
 from purgatoryd.shm_layout.errors import (
     Busy,
     CallTimeout,
     DaemonError,
     DaemonUnreachable,
-    PurgatorydError,
     QueueFull,
 )
 from purgatoryd.shm_layout.wire import Key
@@ -76,61 +86,85 @@ class PartitionedClient(Closing):
         """The armed timer of `key` with its payload, or None, as Client.get does."""
         return self.of(key).get(key, timeout=timeout)
 
-    def add_many(self, rows: Any, *, timeout: float | None = None, **named: Any) -> BulkResult:
+    def add_many(
+        self, rows: Any, *, topic: str = "default", mode: Mode = "error",
+        timeout: float | None = None,
+    ) -> BulkResult:  # fmt: skip
         """Arms many timers; rows and arguments as of Client.add_many, without bulk load and wait.
 
         Rows of a shard that did not answer have the status NONE; check() raises why.
         """
+        limit_s = self._limit_s(timeout)
 
-        def send(client: Client, some: Any, **limits: Any) -> BulkResult:
-            return client.add_many(some, wait=False, **limits, **named)
+        def pack(core: Core, some: Any) -> Packed:
+            return pack_puts(core, some, topic, mode)
 
-        return self._each(list(self._partitions.split(rows)), send, timeout)
+        return self._bulk(self._split(self._partitions.split(rows), pack, limit_s), unchecked)
 
     def cancel_many(self, keys: Any, *, timeout: float | None = None) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
+        limit_s, parts = self._limit_s(timeout), self._partitions.split_keys(keys)
+        return self._bulk(self._split(parts, pack_cancels, limit_s), checked_cancels)
 
-        def send(client: Client, some: Any, **limits: Any) -> BulkResult:
-            return client.cancel_many(some, wait=False, **limits)
+    def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
+        """Returns once `result`, the handle of an interrupted bulk call, is done; raises as
+        Client.settle does."""
+        limit_s, limit = self._limit_s(timeout), self._clients[0].queue_limit
+        whole, jobs = settling(self._engines, result, limit, limit_s)
+        self._bulk((whole, jobs), checked)
 
-        result = self._each(list(self._partitions.split_keys(keys)), send, timeout)
-        result.check()
-        return result.cancels()
+    def _split(
+        self, parts: Iterable[Part], pack: Callable[[Core, Any], Packed], limit_s: float
+    ) -> Parts:
+        return split_jobs(self._engines, parts, pack, self._clients[0].queue_limit, limit_s)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call made before this one was answered; raises as Client.flush."""
-        patience = Patience(check_limit_s(self.timeout if timeout is None else timeout))
+        patience = Patience(self._limit_s(timeout))
         _all(partial(patience.wait, client.flush) for client in self._clients)
 
     def close(self) -> None:
         """Flushes, and closes all connections; raises as Client.close."""
         _all(client.close for client in self._clients)
 
-    def _each(
-        self,
-        parts: list[Part],
-        send: Callable[..., BulkResult],
-        timeout: float | None,
-    ) -> BulkResult:
-        """All parts are under way before the first answer is waited for."""
-        patience = Patience(check_limit_s(self.timeout if timeout is None else timeout))
-        sent, done = [], []
-        error: PurgatorydError | None = None
-        for part in parts:
-            client = self._clients[part.partition]
-            try:
-                result = patience.wait(partial(send, client, part.rows))
-                sent.append((client, part.places, result))
-            except DaemonError as refused:
-                error = refused
-        for client, places, result in sent:
-            try:
-                patience.wait(partial(client._bulk, result, [], True))
-            except (Busy, DaemonError) as failed:
-                error = failed
-            done.append((places, result))
-        rows = sum(len(part.places) for part in parts)
-        return BulkResult.merged(rows, done, error)
+    @property
+    def _engines(self) -> list[Engine]:
+        return [client._engine for client in self._clients]
+
+    def _limit_s(self, timeout: float | None) -> float:
+        return check_limit_s(self.timeout if timeout is None else timeout)
+
+    def _bulk(self, bulk: Parts, outcome: Callable[[MergedResult], Result]) -> Result:
+        """Hands all parts over at once, by one of the engines, and waits for all of them."""
+        whole, jobs = bulk
+        if not jobs:
+            return outcome(whole)
+        engines = self._engines
+        calls = [(engines[partition], Call(job)) for partition, job in jobs]
+        handed = Call(_handed_over(calls))
+        try:
+            engines[0].run(handed)
+            for engine, call in calls:
+                _await(engine, call, whole)
+            return outcome(whole)
+        except BaseException as error:
+            self._clients[0]._leave_handle(error, whole, lambda: handed.taken)
+            raise
+
+
+def _await(engine: Engine, call: Call[None], whole: MergedResult) -> None:
+    """Waits for one part; an error of it is that of its rows."""
+    try:
+        engine.wait(call)
+    except (Busy, DaemonError) as error:
+        whole.fail(error)
+
+
+def _handed_over(calls: list[tuple[Engine, Call[None]]]) -> Job[None]:
+    """Hands calls to their engines, in the thread of one of these, which no handler interrupts."""
+    for engine, call in calls:
+        engine.put(call, urgent=True)
+    yield from ()
 
 
 class Patience:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from purgatoryd.clients.arguments import each, unreadable
-from purgatoryd.clients.bulk import fields_of
+from purgatoryd.clients.bulk import BulkResult, MergedResult, Packed, fields_of
+from purgatoryd.clients.core import Core
+from purgatoryd.clients.jobs import Job, Jobs
 from purgatoryd.clients.route import Breaker, Partition, Route
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import DaemonUnreachable
+from purgatoryd.shm_layout.errors import DaemonError, DaemonUnreachable, InvalidArgument
 from purgatoryd.shm_layout.shards import Placement
 from purgatoryd.shm_layout.wire import Key
+
+Parts = tuple[MergedResult, list[tuple[int, Job[None]]]]
+"""The one result of all parts, and the job of each partition."""
 
 
 class Part(NamedTuple):
@@ -103,6 +108,46 @@ class Partitions:
         for place, key in enumerate(keys):
             places.setdefault(self.of(key), []).append(place)
         return places
+
+
+def split_jobs(
+    clients: Sequence[Jobs], parts: Iterable[Part], pack: Callable[[Core, Any], Packed],
+    queue_limit: int, limit_s: float,
+) -> Parts:  # fmt: skip
+    """The result of a bulk call, and the job of each partition that may be asked.
+
+    Raises InvalidArgument, Closed; nothing has been sent then.
+    """
+    parts = list(parts)
+    whole, jobs = MergedResult(sum(len(part.places) for part in parts)), []
+    for part in parts:
+        client = clients[part.partition]
+        try:
+            client.core.admit()
+        except DaemonError as refused:
+            whole.fail(refused)
+            continue
+        result, batches = pack(client.core, part.rows)
+        whole.add(part.partition, part.places, result)
+        job = client.submitted(queue_limit, result, batches, True, limit_s, last=True)
+        jobs.append((part.partition, job))
+    return whole, jobs
+
+
+def settling(clients: Sequence[Jobs], whole: BulkResult, queue_limit: int, limit_s: float) -> Parts:
+    """A bulk call that was interrupted, and the jobs that wait for its parts.
+
+    Raises InvalidArgument, Closed.
+    """
+    if not isinstance(whole, MergedResult):
+        raise InvalidArgument(f"result must be of a bulk call of this client, not {whole!r}")
+    jobs = []
+    for partition, _, result in whole.parts:
+        client = clients[partition]
+        client.core.check()
+        job = client.submitted(queue_limit, result, [], True, limit_s, last=False)
+        jobs.append((partition, job))
+    return whole, jobs
 
 
 def _listed(column: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_callable, each
-from purgatoryd.clients.client import Client, Handle, awaited, space
+from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import (
     AllOf,
     AnyCondition,
@@ -27,7 +27,8 @@ from purgatoryd.clients.conditions import (
     encode,
 )
 from purgatoryd.clients.core import QUEUE_LIMIT, Core
-from purgatoryd.clients.engine import Engine, Job, nothing
+from purgatoryd.clients.engine import Engine
+from purgatoryd.clients.jobs import nothing
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
@@ -147,6 +148,14 @@ def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[t
     return rows
 
 
+def own_book(core: Core, book: Book, resume: Resume | None) -> None:
+    """Has `book` take what the daemon sends to the owner of operations."""
+    if resume is not None:
+        book.resume(core.session, resume.callback)
+    core.session.on_outcomes = book.take
+    core.session.on_lost = book.lost
+
+
 def settle_book(core: Core, book: Book) -> None:
     """Packs and queues what the owner has to say about outcomes and CHECKs."""
     for operation, version in book.completions():
@@ -191,10 +200,7 @@ class Purgatory(Client):
         self._worker.start()
 
     def _start(self) -> Engine:
-        if self._resume is not None:
-            self._book.resume(self._core.session, self._resume.callback)
-        self._core.session.on_outcomes = self._book.take
-        self._core.session.on_lost = self._book.lost
+        own_book(self._core, self._book, self._resume)
         return Engine(
             self._core, after=Owner(self._core, self._book, self._news).speak, listens=True
         )
@@ -222,9 +228,9 @@ class Purgatory(Client):
         armed.operation._owner = self
         pending = armed.entry.pending
         if doubted is None:
-            job = _packed(self._engine, self.queue_limit, [armed.entry], limit_s)
+            job = self._engine.several(self.queue_limit, [armed.entry], limit_s)
         else:
-            job = awaited(self._engine, pending, limit_s, (pending,))
+            job = self._engine.awaited(pending, limit_s, (pending,))
         try:
             return self._run(job, partial(_armed, armed, callback), armed.operation)
         except BaseException:
@@ -243,7 +249,7 @@ class Purgatory(Client):
         for operation in operations:
             operation._owner = self
         entries = [entry for _, entry in armed]
-        job = _packed(self._engine, self.queue_limit, entries, self._limit_s(None))
+        job = self._engine.several(self.queue_limit, entries, self._limit_s(None))
         return self._run(job, lambda: operations, operations)
 
     def _extend(self, operation: Operation, timeout: float | timedelta) -> bool:
@@ -279,7 +285,7 @@ class Purgatory(Client):
             for key, watermark in each_watermark(watermarks)
         ]
         handles: list[Handle[int]] = [Handle(self, entry.pending) for entry in entries]
-        job = _packed(self._engine, self.queue_limit, entries, self._limit_s(None))
+        job = self._engine.several(self.queue_limit, entries, self._limit_s(None))
         return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
 
     def bump(self, key: Key, n: int = 1) -> int:
@@ -362,20 +368,6 @@ def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Oper
     if callback is not None:
         armed.operation.add_done_callback(callback)
     return armed.operation
-
-
-def _packed(
-    engine: Engine, queue_limit: int, entries: list[Entry[PendingTrigger]], limit_s: float
-) -> Job[None]:
-    """Packs calls, as there is space for them, and waits for all answers."""
-    packer = engine.core.packer
-    for entry in entries:
-        if packer.queued >= queue_limit:
-            yield from space(engine, queue_limit, limit_s)
-        packer.add(entry)
-    calls = [entry.pending for entry in entries]
-    for pending in calls:
-        yield from awaited(engine, pending, limit_s, calls)
 
 
 def _work(news: SimpleQueue[None], book: Book, engine: Engine) -> None:

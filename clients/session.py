@@ -128,6 +128,12 @@ class Session:
             self._address_query(self._questions, query)
             self._outgoing.append(query)
 
+    def unsent(self, call: object) -> Batch | None:
+        """The batch of this call alone that withdraw() may take back, if there is one."""
+        last = self._flight.get(self._sequence)
+        batches = self._waiting if last is None else (*self._waiting, last)
+        return next((batch for batch in batches if _call_of(batch) is call), None)
+
     def withdraw(self, batch: Batch) -> bool:
         """Takes back a batch that no socket took; False = it is too late for that."""
         if batch in self._waiting:

@@ -30,6 +30,7 @@ from purgatoryd.clients import (
     Operation,
     PartitionedClient,
     Purgatory,
+    Status,
     Subscriber,
 )
 
@@ -218,6 +219,51 @@ def test_an_interrupted_callback_leaves_the_operation_usable(
             assert operation.future().result(PATIENCE_S).cause == "satisfied"
             if not interrupt.raised:
                 break
+
+
+def many(client: Any, n: int) -> Any:
+    return client.add_many([(f"k{n}.{i}", HOUR_S) for i in range(6)])
+
+
+def cancel_many(client: Any, n: int) -> Any:
+    return client.cancel_many([f"k{n}.{i}" for i in range(6)])
+
+
+@pytest.mark.parametrize("call", [many, cancel_many])
+def test_one_handle_reports_all_parts_of_a_bulk_call(daemon: StartDaemon, call: Any) -> None:
+    daemon("demo", "--shards", "2", "--capacity", "10000")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.create_namespace("clicks", 4)
+    doubts = 0
+    expected = Status.ADDED if call is many else Status.CANCELLED
+    with PartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as client:
+
+        def prepared(n: int) -> Any:
+            sys.settrace(None)
+            if call is cancel_many:
+                assert many(client, n).ok
+            sys.settrace(interrupt_of[-1]._trace)
+            return call(client, n)
+
+        interrupt_of: list[Interrupt] = []
+        for number in itertools.count():
+            handle, error = None, None
+            with Interrupt(number) as interrupt:
+                interrupt_of.append(interrupt)
+                try:
+                    handle = prepared(number)
+                except Interrupted as raised:
+                    error, handle = raised, getattr(raised, "handle", None)
+            doubts += error is not None and handle is not None
+            if error is not None and handle is not None:
+                client.settle(handle)
+                assert handle.statuses == [expected] * 6
+            client.flush()
+            there = [client.get(f"k{number}.{i}") is not None for i in range(6)]
+            assert there == [(handle is not None) == (call is many)] * 6
+            if not interrupt.raised:
+                break
+    assert doubts > 3
 
 
 @pytest.mark.parametrize("cls", [Client, Purgatory, PartitionedClient])

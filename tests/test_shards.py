@@ -26,7 +26,7 @@ from wal_driver import authoritative_state
 from purgatoryd.clients import route
 from purgatoryd.clients.aio import AsyncClient
 from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
-from purgatoryd.clients.bulk import BulkResult
+from purgatoryd.clients.bulk import BulkResult, MergedResult
 from purgatoryd.clients.partitioned import SILENCE_S, Patience
 from purgatoryd.clients.partitions import Partitions
 from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
@@ -672,7 +672,10 @@ def test_results_come_back_in_the_order_of_the_rows() -> None:
     odd, even = BulkResult(None, arrays=False), BulkResult(None, arrays=False)
     odd._parts, even._parts = [cells[1], cells[3]], [cells[0] + cells[2]]
     lost = DaemonError()
-    merged = BulkResult.merged(5, [((1, 3), odd), ((0, 2), even)], lost)
+    merged = MergedResult(5)
+    merged.add(1, (1, 3), odd)
+    merged.add(0, (0, 2), even)
+    merged.fail(lost)
     assert merged.tickets == [0, 1, 2, 3, 0]
     assert [int(status) for status in merged.statuses] == [1, 1, 1, 1, 0]
     assert not merged.ok

@@ -1,0 +1,237 @@
+"""What calls do step by step, for the blocking and for the asyncio client.
+
+A job is a generator that packs what a call sends and waits for the answers: it yields the time
+until which it waits, and is resumed after every exchange with the daemon. A caller only starts a
+job and waits for its end. So a caller that is interrupted or cancelled changes nothing: the job
+goes on, and each answer reaches its call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from purgatoryd.clients.batch import Batch
+from purgatoryd.clients.bulk import BulkResult
+from purgatoryd.clients.core import BYE_S, BulkLoadQuestion, Core, Question
+from purgatoryd.clients.packing import Entry, Pending
+from purgatoryd.clients.session import State
+from purgatoryd.shm_layout.errors import (
+    CallTimeout,
+    DaemonError,
+    DaemonUnreachable,
+    PurgatorydError,
+)
+
+Result = TypeVar("Result")
+AnyQuestion = TypeVar("AnyQuestion", Question, BulkLoadQuestion)
+Job = Generator[float, None, Result]
+"""Yields the time.monotonic() until which it waits."""
+_NO_ANSWER = (CallTimeout, DaemonUnreachable)
+
+
+class Started(Protocol):
+    """A job that was started, and who waits for its end."""
+
+    job: Job[Any]
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Wakes the caller, if it still waits."""
+
+
+def nothing() -> None:
+    """For a client that owns no operations."""
+
+
+def in_doubt(error: BaseException) -> bool:
+    """True if a call that ended with `error` may still have an outcome."""
+    return not isinstance(error, PurgatorydError) or isinstance(error, _NO_ANSWER)
+
+
+class Jobs:
+    """The jobs of one client, and its exchange with the daemon.
+
+    `after` runs after every exchange, before what it packed is sent.
+    """
+
+    def __init__(self, core: Core, after: Callable[[], None] = nothing) -> None:
+        self.core = core
+        self.ended = False
+        """The client said goodbye."""
+        self.blocked = False
+        """Something could not be sent."""
+        self.due_s = float("inf")
+        """The first deadline of the calls."""
+        self._after = after
+        self._calls: list[Started] = []
+
+    @property
+    def expects(self) -> bool:
+        """True while an answer may come, or something must be sent."""
+        core = self.core
+        return bool(self._calls or self.blocked or core.packer.sealed or core.session.busy)
+
+    def begin(self, call: Started) -> None:
+        """Does the first step of a job."""
+        self._step(call, None)
+
+    def advance(self, broken: Exception | None = None) -> None:
+        """Resumes every job, or raises `broken` in it."""
+        calls, self._calls, self.due_s = self._calls, [], float("inf")
+        for call in calls:
+            self._step(call, broken)
+
+    def _step(self, call: Started, broken: Exception | None) -> None:
+        try:
+            due_s = next(call.job) if broken is None else call.job.throw(broken)
+            self.due_s = min(self.due_s, due_s)
+            self._calls.append(call)
+        except StopIteration as stop:
+            call.finish(stop.value)
+        except BaseException as error:
+            call.finish(error=error)
+
+    def exchange(self) -> None:
+        """Does what can be done now. The socket's last use is a receive that found nothing."""
+        core = self.core
+        while True:
+            self.advance()
+            self._after()
+            core.packer.seal()
+            self.blocked = core.push()
+            if not core.pull():
+                return
+
+    def refuse(self, error: BaseException) -> None:
+        """Ends all calls."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call.finish(error=error)
+
+    # ---- steps of jobs -------------------------------------------------------------------------
+
+    def until(
+        self, done: Callable[[], bool], subject: str, limit_s: float, *, extend: bool = True,
+        single: bool = False,
+    ) -> Job[None]:  # fmt: skip
+        """Waits until `done()`. Raises DaemonError after `limit_s` seconds; with `extend`, after
+        as many seconds without any answer, and for a `single` call in which the daemon is busy."""
+        core = self.core
+        answers, deadline_s = core.answers, time.monotonic() + limit_s
+        while not done():
+            core.give_up()
+            progress = core.answers != answers and not (single and core.session.retries)
+            if extend and progress:
+                answers, deadline_s = core.answers, time.monotonic() + limit_s
+            if time.monotonic() >= deadline_s:
+                raise core.overdue(subject, limit_s)
+            yield deadline_s
+
+    def settled(self, subject: str, limit_s: float, *, extend: bool = True) -> Job[None]:
+        """Waits for the answers to all that was packed until now."""
+        packer = self.core.packer
+        packer.seal()
+        packed = packer.packed
+        yield from self.until(lambda: packer.settled >= packed, subject, limit_s, extend=extend)
+
+    def space(self, queue_limit: int, limit_s: float) -> Job[None]:
+        """Waits until fewer than `queue_limit` packed calls have no answer."""
+        packer = self.core.packer
+        packer.seal()
+        subject = "free slots in the queue"
+        yield from self.until(lambda: packer.queued < queue_limit, subject, limit_s)
+
+    # ---- jobs ----------------------------------------------------------------------------------
+
+    def greeted(self, limit_s: float) -> Job[None]:
+        """Waits for the daemon's welcome, or its refusal."""
+        session = self.core.session
+        yield from self.until(lambda: session.state is not State.GREETING, "hello", limit_s)
+
+    def single(self, entry: Entry[Any], limit_s: float) -> Job[None]:
+        """Packs one call and waits for its answer."""
+        self.core.packer.add(entry)
+        yield from self.awaited(entry.pending, limit_s, (entry.pending,))
+
+    def several(self, queue_limit: int, entries: Sequence[Entry[Any]], limit_s: float) -> Job[None]:
+        """Packs calls, as there is space for them, and waits for all answers."""
+        packer = self.core.packer
+        for entry in entries:
+            if packer.queued >= queue_limit:
+                yield from self.space(queue_limit, limit_s)
+            packer.add(entry)
+        calls = [entry.pending for entry in entries]
+        for pending in calls:
+            yield from self.awaited(pending, limit_s, calls)
+
+    def awaited(self, pending: Pending, limit_s: float, calls: Iterable[Pending] = ()) -> Job[None]:
+        """Waits for `pending`. At the timeout `calls`, for which nobody else waits, are not sent
+        again if they were refused as BUSY, and have that outcome; one that never left is taken
+        back."""
+        if not pending.packed:
+            raise CallTimeout("a call that was never sent", 0.0, 0)
+        try:
+            yield from self.until(lambda: pending.done, "call", limit_s, single=True)
+        except DaemonError as error:
+            if not (self.core.abandon(calls) and pending.done):
+                for call in calls:
+                    self.core.withdraw(call, error)
+                raise
+
+    def submitted(
+        self, queue_limit: int, result: BulkResult, batches: Iterable[Batch], wait: bool,
+        limit_s: float, *, last: bool,
+    ) -> Job[None]:  # fmt: skip
+        """Submits all batches of a bulk call, as there is space for them. `last`: at the timeout
+        nobody waits for `result` any more."""
+        packer, unsent = self.core.packer, deque(batches)
+        try:
+            while unsent:
+                if packer.queued >= queue_limit:
+                    yield from self.space(queue_limit, limit_s)
+                packer.bulk(unsent.popleft())
+            if wait:
+                yield from self.until(lambda: result.done, "bulk call", limit_s)
+        except DaemonError as error:
+            if last and not result.done:
+                result.abandon(unsent)
+            for batch in unsent:
+                packer.packed += batch.count
+                batch.settle(error)
+            raise
+
+    def asked(
+        self, ask: Callable[[], AnyQuestion], subject: str, limit_s: float
+    ) -> Job[AnyQuestion]:
+        """Asks once all that was packed before is answered."""
+        yield from self.settled(subject, limit_s)
+        question = ask()
+        try:
+            yield from self.until(lambda: question.done, subject, limit_s)
+        finally:
+            self.core.session.forget(question.query)
+        return question
+
+    def flushed(self, limit_s: float) -> Job[None]:
+        """Waits for all answers and collects the refusals that nobody looked at."""
+        yield from self.settled("flush", limit_s)
+        self.core.report()
+
+    def closing(self, limit_s: float) -> Job[None]:
+        """Waits at most `limit_s` for all answers, says goodbye, and ends the client."""
+        session, late = self.core.session, None
+        try:
+            yield from self.settled("close", limit_s, extend=False)
+        except (PurgatorydError, OSError) as error:
+            late = error
+        self.core.report()
+        session.bye()
+        # Without an answer: the daemon first evicts sessions that were not ended.
+        with suppress(PurgatorydError, OSError):
+            yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S)
+        self.ended = True
+        if late is not None:
+            raise late
