@@ -21,7 +21,7 @@ from purgatoryd.cli.options import (
     payload_record,
     visible,
 )
-from purgatoryd.cli.purgatory import condition_text, operation_record
+from purgatoryd.cli.purgatory import condition_text, operation_record, owner_text
 from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def info_text(info: Info, due_in_ns: int) -> str:
     due = units.format_duration(due_in_ns)
     text = f"in {due:<9} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
     if info.operation is not None:
-        text += f", {condition_text(info.operation)}, owner {info.operation.owner:016x}"
+        text += f", {condition_text(info.operation)}, owner {owner_text(info.operation)}"
     return text + (", parked" if info.status == Status.PARKED else "")
 
 

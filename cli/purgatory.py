@@ -235,7 +235,7 @@ def operation_record(found: OperationInfo) -> dict[str, Any]:
     keys = [{**row._asdict(), **key_record(row.key)} for row in found.keys]
     return {
         "condition": found.condition.name, "threshold": found.threshold,
-        "owner": f"{found.owner:016x}", "keys": keys,
+        "owner": f"{found.owner:016x}", "owner_uid": found.owner_uid, "keys": keys,
     }  # fmt: skip
 
 
@@ -243,8 +243,13 @@ def operation_fields(record: dict[str, Any], found: OperationInfo) -> dict[str, 
     """The lines of `get`: those of a timer, and what its operation waits for."""
     shown = {name: value for name, value in record.items() if name != "operation"}
     keys = {f"key {n}": watch_text(row) for n, row in enumerate(found.keys, 1)}
-    owner = f"{found.owner:016x}"
-    return {**shown, "condition": condition_text(found), "owner": owner, **keys}
+    return {**shown, "condition": condition_text(found), "owner": owner_text(found), **keys}
+
+
+def owner_text(found: OperationInfo) -> str:
+    """The owner's session and uid for people."""
+    uid = "unknown" if found.owner_uid is None else found.owner_uid
+    return f"{found.owner:016x} (uid {uid})"
 
 
 def condition_text(found: OperationInfo) -> str:

@@ -148,8 +148,8 @@ def get_command(
 ) -> int:
     """Show the armed timer or operation of KEY; exit code 1 if there is none.
 
-    Of an operation it shows the condition, the owner's session, and each watch key with its
-    watermark.
+    Of an operation it shows the condition, the owner's session and uid, and each watch key
+    with its watermark.
     """
     from purgatoryd.clients import PartitionedClient
 

@@ -157,14 +157,13 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
                                .key_type = c->key_type};
 }
 
-struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
-                                 const struct pg_cold *c,
+struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                                  const struct pg_operation *op, uint64_t ticket)
 {
     return (struct pg_wal_watch){.ticket = ticket, .deadline_ns = h->deadline_ns,
                                  .armed_ns = op->armed_ns, .threshold = op->threshold,
                                  .session = op->session, .slot = slot, .topic = h->topic,
-                                 .uid = uid_of(a, c), .counted = c->account != 0,
+                                 .uid = op->uid, .counted = c->account != 0,
                                  .payload_len = c->payload_len, .keys = op->keys,
                                  .condition = op->condition, .notice = op->notice_blob != PG_NIL,
                                  .key_len = c->key_len, .key_type = c->key_type};

@@ -508,7 +508,8 @@ struct pg_operation {
     uint8_t  in_inbox;            /* derived */
     uint8_t  has_own;             /* 1 = the bitmap of own keys is there */
     uint8_t  notified;            /* 1 = the owner's socket had its outcome before */
-    uint8_t  pad[8];              /* the blob goes on at a whole granule */
+    uint32_t uid;                 /* the owner's; PG_NIL = unknown */
+    uint8_t  pad[4];              /* the blob goes on at a whole granule */
 };
 
 struct pg_share {                 /* of one key in a SUM: min(cap, max(0, watermark - base)) */
@@ -1496,7 +1497,9 @@ struct pg_info {
     uint32_t watch_bytes;         /* of an operation: what stands behind its payload */
     uint16_t keys;                /* of an operation: its watch keys; 0 = a timer */
     uint8_t  condition;           /* of an operation: enum pg_condition */
-    uint8_t  pad;
+    uint8_t  pad0;
+    uint32_t owner_uid;           /* of an operation: its owner's; PG_NIL = unknown */
+    uint8_t  pad1[4];
 };
 struct pg_info_watch {            /* followed by the key */
     uint64_t target;              /* UINT64_MAX = reached; SUM: the base; CLIENT: 0 */

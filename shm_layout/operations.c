@@ -591,7 +591,8 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
                                 .version = a->header->next_ticket << 32,
                                 .notice_blob = notice, .inbox_next = PG_NIL,
                                 .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,
-                                .condition = w->condition, .has_own = w->has_own};
+                                .condition = w->condition, .has_own = w->has_own,
+                                .uid = a->uid};
     memset(op + 1, 0, w->ext - sizeof *op);
     memcpy((uint8_t *)op + w->ext, p->key.bytes, p->key.len + p->payload_len);
     if (notice == PG_NIL)
@@ -979,6 +980,7 @@ bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
     blob_fill(a, &w, blob, notice);
     struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
     op->armed_ns = j->armed_ns;
+    op->uid = j->uid;
     op->version = j->ticket << 32;
     records_restore(a, j, keys, op);
     a->slots.cold[j->slot] = (struct pg_cold){
@@ -1267,6 +1269,7 @@ void operation_info(const struct pg_arena *a, const struct pg_operation *op, con
     uint32_t x = op->first_watch;
 
     info->owner = op->session;
+    info->owner_uid = op->uid;
     info->threshold = op->threshold;
     info->condition = op->condition;
     for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++) {

@@ -220,8 +220,7 @@ struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace
 struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len);
 struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
                              const struct pg_cold *c, uint64_t ticket);
-struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
-                                 const struct pg_cold *c,
+struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                                  const struct pg_operation *op, uint64_t ticket);
 struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born);
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);

@@ -194,7 +194,7 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
     if (j == NULL)
         return false;
     struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(j + 1);
-    *j = wal_watch_of(a, (uint32_t)s->next, h, c, op, ctl_ticket(h->ctl));
+    *j = wal_watch_of((uint32_t)s->next, h, c, op, ctl_ticket(h->ctl));
     operation_keys_copy(a, op, blob, keys);
     memcpy(keys + op->keys, blob + c->ext_len, bytes);
     return true;

@@ -314,8 +314,7 @@ void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     struct pg_wal_watch *body =
         frame_begin_with(a, PG_WAL_WATCH, wal_watch_extra(op->keys, bytes), BEGUN);
     struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(body + 1);
-    *body = wal_watch_of(a, slot, &a->slots.hot[slot], c, op, ticket);
-    body->uid = a->uid;
+    *body = wal_watch_of(slot, &a->slots.hot[slot], c, op, ticket);
     operation_keys_copy(a, op, (const uint8_t *)op, keys);
     memcpy(keys + op->keys, (const uint8_t *)op + c->ext_len, bytes);
     timestamps_begin(a, slot, body);

@@ -343,6 +343,8 @@ class OperationInfo(NamedTuple):
     condition: Condition
     owner: int
     """The session of the client that armed it, as `purgatoryd session ls` lists it."""
+    owner_uid: int | None
+    """The uid of that client; None = unknown."""
     threshold: int
     """`at_least` of SumOf, `need` of Quorum; else 0."""
     keys: tuple[WatchInfo, ...]
@@ -439,7 +441,7 @@ def info_bytes(body: bytes, at: int) -> int:
 
 
 def _decode_operation(head: tuple[Any, ...], watches: bytes) -> OperationInfo | None:
-    owner, threshold, _, keys, condition = head[8:]
+    owner, threshold, _, keys, condition, uid = head[8:]
     if keys == 0:
         return None
     if condition >= len(Condition):
@@ -451,7 +453,8 @@ def _decode_operation(head: tuple[Any, ...], watches: bytes) -> OperationInfo | 
         key_at, at = at + INFO_WATCH.size, at + INFO_WATCH.size + row[4]
         _need("watch key's bytes", watches, key_at, row[4])
         found.append(_decode_watch(Condition(condition), row, watches[key_at:at]))
-    return OperationInfo(Condition(condition), owner, threshold, tuple(found))
+    owner_uid = None if uid == layout.ANYBODY else uid
+    return OperationInfo(Condition(condition), owner, owner_uid, threshold, tuple(found))
 
 
 def _decode_watch(condition: Condition, row: tuple[Any, ...], key: bytes) -> WatchInfo:

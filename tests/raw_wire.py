@@ -27,7 +27,7 @@ HOUR_NS = 3_600_000_000_000
 _FRAME = struct.Struct("<IHHQQIHHIIqQQ")
 _RECORD = struct.Struct("<BBBBHBxIIqQ")
 _RESULT = struct.Struct("<Qq")
-_INFO = struct.Struct("<QqqIBBBBQQIHBx")
+_INFO = struct.Struct("<QqqIBBBBQQIHBxI4x")
 _TAIL = struct.Struct("<QQBB6x")
 
 

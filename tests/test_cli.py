@@ -492,6 +492,8 @@ def test_what_an_operation_waits_for_is_shown(demo: Daemon) -> None:
         assert answer(demo, "get", "write")["operation"] == operation
         owner = operation["owner"]
         assert answer(demo, "session", "ls")["session"] == owner
+        assert operation["owner_uid"] == os.getuid()
+        owner += f" (uid {os.getuid()})"
         assert f"1 of 2 keys, owner {owner}" in cli(demo, "list").stdout
         lines = [line.split(maxsplit=1) for line in cli(demo, "get", "write").stdout.splitlines()]
         assert ["condition", "1 of 2 keys"] in lines

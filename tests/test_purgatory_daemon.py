@@ -1273,22 +1273,23 @@ def test_condition_owner_and_watermarks_are_readable(a: Purgatory, demo: Daemon)
     a.advance("k-2", 0)
     with Admin(demo.name) as admin:
         (session,) = [info.session for info in admin.sessions() if info.operations == 3]
+    uid = os.getuid()
     with contextlib.closing(Reader.attach(demo.paths)) as reader:
         listed = {info.key: info.operation for info in infos(reader)}
     got = {key: a.get(key) for key in ("w", "s", "f", "timer")}
     assert {key: timer and timer.operation for key, timer in got.items()} == listed
     assert listed["timer"] is None
-    assert listed["w"] == OperationInfo(Condition.QUORUM, session, 1, (
+    assert listed["w"] == OperationInfo(Condition.QUORUM, session, uid, 1, (
         WatchInfo("k-1", 7, 0, 40, None, None, own=False),
         WatchInfo("k-2", 0, 0, 1, None, None, own=True),
         WatchInfo(long, 0, 9, 3, None, None, own=False),
     ))  # fmt: skip
-    assert listed["s"] == OperationInfo(Condition.SUM, session, 100, (
+    assert listed["s"] == OperationInfo(Condition.SUM, session, uid, 100, (
         WatchInfo("k-1", 7, 0, None, 7, 60, own=False),
         WatchInfo(b"b", 0, 0, None, 2, 50, own=False),
     ))  # fmt: skip
     assert listed["f"] == OperationInfo(
-        Condition.CLIENT, session, 0, (WatchInfo("k-1", 7, 0, None, None, None, own=False),)
+        Condition.CLIENT, session, uid, 0, (WatchInfo("k-1", 7, 0, None, None, None, own=False),)
     )
 
 

@@ -231,8 +231,8 @@ def _operation(core: Purgatory, slot: int) -> Any:
     noted = 8 * op.keys + 2 * ((op.keys + 7) // 8)  # by an end
     extension = bytes(ffi.buffer(op + 1, space))[noted:]
     return (
-        op.session, op.threshold, op.armed_ns, op.condition, op.has_own, op.notice_blob != NIL,
-        keys, extension,
+        op.session, op.uid, op.threshold, op.armed_ns, op.condition, op.has_own,
+        op.notice_blob != NIL, keys, extension,
     )  # fmt: skip
 
 

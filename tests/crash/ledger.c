@@ -123,7 +123,7 @@ static uint64_t operation_hash(const struct pg_arena *a, uint32_t slot, uint64_t
     const bool armed = ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED;
     const uint32_t end = operation_end_bytes(op->keys);
     const uint32_t rest = a->slots.cold[slot].ext_len - (uint32_t)sizeof *op - end;
-    hash = ledger_mix(ledger_mix(hash, op->session), op->threshold);
+    hash = ledger_mix(ledger_mix(ledger_mix(hash, op->session), op->threshold), op->uid);
     hash = ledger_mix(hash, (uint64_t)op->cause << 32 | op->error);
     hash = ledger_mix(hash, (uint64_t)op->condition << 16 | op->keys);
     hash = ledger_bytes(hash, (const uint8_t *)(op + 1) + end, rest);
