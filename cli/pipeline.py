@@ -66,6 +66,6 @@ def pipeline_command() -> None:
     """Bring the WAL into a lake, and make tables of it there.
 
     For `ship`, `status`, `bulk-load-agent`, `cold cancel | status` and `rebalance-plan show | apply
-    | cancel` the extra purgatoryd[lake] is enough, on the daemon's host; all others need
-    purgatoryd[spark], and Java 17 or newer or purgatoryd[jre].
+    | cancel` the extra `lake` is enough, on the daemon's host; all others need the extra `spark`,
+    and Java 17 or newer or the extra `jre`: pip install '.[spark,jre]' in the checkout.
     """

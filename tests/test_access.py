@@ -322,6 +322,22 @@ def test_administration_is_for_admins(shared_dir: Path, daemon: StartDaemon) -> 
     assert real.process.wait(PATIENCE_S) == 0
 
 
+def test_a_stop_by_a_member_who_is_no_admin_names_the_uid(
+    shared_dir: Path, daemon: StartDaemon
+) -> None:
+    real = daemon("demo")
+
+    def stop(name: str = "demo") -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["stop", "--name", name])
+        return done.exit_code, done.output
+
+    assert stop("other")[0] == Exit.NO_DAEMON
+    message = f"purgatoryd: uid {ALICE} may not do that: the daemon refused the message\n"
+    assert as_member(real, ALICE, stop) == (Exit.REFUSED, message)
+    with Admin("demo") as admin:
+        admin.ping()
+
+
 def test_an_export_is_for_the_daemons_own_uid(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo", "--admin-uid", str(BOB))
     bobs = shared_dir / "bobs"

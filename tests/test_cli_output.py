@@ -16,8 +16,6 @@ from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, Client
-from purgatoryd.shm_layout.errors import MessageRefused
-from purgatoryd.shm_layout.layout import WireError
 
 BASE = [sys.executable, "-m", "purgatoryd.cli"]
 HOSTILE = "a\x1b[2Jb\nc\u202ed[red]e"
@@ -116,8 +114,3 @@ def test_a_reader_that_has_had_enough_is_no_error(demo: Daemon) -> None:
     assert process.stderr.read() == ""
     assert process.wait(PATIENCE_S) == Exit.DONE
     process.stderr.close()
-
-
-def test_a_denial_names_the_uid() -> None:
-    error = MessageRefused(WireError.DENIED, WireError.DENIED.name, (1500, 0))
-    assert str(error) == "uid 1500 may not do that: the daemon refused the message"

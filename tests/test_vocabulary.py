@@ -40,6 +40,7 @@ vocabulary = load_script()
         ("cli/settings.py", '("level-ttl", "level_ttl_ns")'),
         ("daemon/shard.py", "beats = 0"),
         ("docs/operations.md", "beside the arena"),
+        ("docs/cold.md", "`bulk-load` needs `purgatoryd[spark]`"),
     ],
 )
 def test_a_replaced_word_is_found(path: str, line: str) -> None:
