@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 from conftest import StartDaemon
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, eventually, stats
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    eventually,
+    remove_arena_files,
+    stats,
+    wal_frames,
+)
 
 from purgatoryd.clients import (
     Admin,
@@ -31,6 +38,7 @@ from purgatoryd.clients import (
     Subscriber,
 )
 from purgatoryd.daemon import client_watch
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import WireError
 from purgatoryd.shm_layout.wire import SessionInfo
 
@@ -135,6 +143,29 @@ def test_outcomes_of_killed_owners_are_freed(daemon: StartDaemon) -> None:
     with Client("demo", namespace="other") as client:
         result = client.add_many([(str(n), 3600.0) for n in range(3900)])
         assert {*result.statuses} == {Status.ADDED}
+
+
+def test_each_freed_outcome_has_a_record_in_the_wal(daemon: StartDaemon, daemon_dir: Path) -> None:
+    wal = daemon_dir / "wal"
+    real = daemon("demo", "--wal-dir", str(wal))
+    process = owner(300, "t")
+
+    def dropped() -> list[int]:
+        ends = [frame.fields for frame in wal_frames(wal / "demo") if frame.kind == "end"]
+        return [end["ticket"] for end in ends if end["cause"] == lib.PG_END_DROPPED]
+
+    with Purgatory("demo") as triggers:
+        os.kill(process.pid, signal.SIGSTOP)
+        assert triggers.advance("t", 1) == 300
+        assert stats(real)["outcomes"] == 300
+    assert not dropped()
+    kill(process)
+    eventually(lambda: len(dropped()) >= 300)
+    real.kill()
+    assert len(dropped()) == len({*dropped()}) == 300
+    remove_arena_files(real.paths)
+    real.start()
+    assert (stats(real)["outcomes"], stats(real)["operations"]) == (0, 0)
 
 
 def test_operations_of_a_killed_owner_end_as_they_would(daemon: StartDaemon) -> None:

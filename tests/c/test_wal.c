@@ -929,6 +929,109 @@ static void test_a_snapshot_during_the_work(void)
     world_close(&w);
 }
 
+/* ---- outcomes whose owner is gone ----------------------------------------------------------- */
+
+enum { OWNED = 6 };
+
+static uint64_t drops(const struct world *w)
+{
+    const struct pg_frame_head *f;
+    uint64_t count = 0;
+    for (uint64_t at = 0; at < w->used; at += f->bytes) {
+        f = (const struct pg_frame_head *)(w->wal + at);
+        count += f->type == PG_WAL_END &&
+                 ((const struct pg_wal_end *)(f + 1))->cause == PG_END_DROPPED;
+    }
+    return count;
+}
+
+static void owned_operations(struct world *w)
+{
+    for (uint32_t key = 0; key < OWNED; key++)
+        CHECK_EQUAL(watch(w, key, 1, 9, false), PG_ST_ADDED);
+}
+
+/* The next frame that is no smaller than that of an advance makes the WAL buffer full. */
+static void fill_to_the_limit(struct world *w)
+{
+    const struct pg_wal_buffer *s = w->a->wal_buffer;
+    uint64_t value = 0, before;
+    do {
+        before = s->appended;
+        CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, 1, ++value), PG_ST_DONE);
+    } while (2 * s->appended - before - s->committed <= s->size / 100 * 94);
+    CHECK(!pg_wal_buffer_full(w->a));
+}
+
+static void outcomes_wait(struct world *w, uint64_t count)
+{
+    CHECK(pg_wal_buffer_full(w->a));
+    go(w, 0);
+    CHECK_EQUAL(w->a->metrics->outcomes, count);
+    whole(w);
+    take(w);
+    CHECK_EQUAL(drops(w), 0);
+}
+
+/* Each is freed with a record, and a recovery from these frames finds none. */
+static void outcomes_go(struct world *w, const struct photographer *p)
+{
+    struct pg_fault fault;
+    struct world copy;
+    while (go(w, 0))
+        take(w);
+    take(w);
+    CHECK_EQUAL(drops(w), OWNED);
+    CHECK_EQUAL(w->a->metrics->outcomes_dropped, OWNED);
+    CHECK_EQUAL(w->a->metrics->outcomes, 0);
+    whole(w);
+    if (!redone(&copy, w, p->snapshot, p->bytes, &fault))
+        report(&fault);
+    CHECK_EQUAL(copy.a->metrics->outcomes, 0);
+    CHECK_EQUAL(copy.a->metrics->live, w->a->metrics->live);
+    whole(&copy);
+    arena_close(&copy);
+}
+
+/* The session's own record fills the buffer: its outcomes wait as orphans for the commit. */
+static void a_session_with_outcomes_ends(struct world *w)
+{
+    owned_operations(w);
+    go(w, 51 * MS);
+    fill_to_the_limit(w);
+    bye(w);
+    outcomes_wait(w, OWNED);
+}
+
+/* The record of the first expiry fills the buffer: its outcome comes into no inbox and waits as an
+ * orphan; the operations behind it wait as they are. */
+static void operations_without_a_session_end(struct world *w)
+{
+    owned_operations(w);
+    bye(w);
+    greet(w);
+    fill_to_the_limit(w);
+    go(w, 51 * MS);
+    outcomes_wait(w, 1);
+}
+
+static void test_each_dropped_outcome_has_a_record_behind_a_full_ring(void)
+{
+    void (*const ends[])(struct world *) = {a_session_with_outcomes_ends,
+                                            operations_without_a_session_end};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct world w = {.rng = {7}, .wal = malloc(FRAMES)};
+        struct photographer p = {.world = &w, .snapshot = malloc(FRAMES)};
+        CHECK(w.wal != NULL && p.snapshot != NULL);
+        world_open(&w);
+        photograph(&p);
+        ends[i](&w);
+        outcomes_go(&w, &p);
+        free(p.snapshot);
+        world_close(&w);
+    }
+}
+
 /* ---- noise --------------------------------------------------------------------------------- */
 
 static void spoil(struct rng *r, uint8_t *bytes, uint64_t len)
@@ -994,6 +1097,7 @@ int main(void)
     RUN(test_an_end_tells_who_asked);
     RUN(test_frames_tell_when_and_of_what);
     RUN(test_a_snapshot_during_the_work);
+    RUN(test_each_dropped_outcome_has_a_record_behind_a_full_ring);
     RUN(test_noise_is_refused);
     return 0;
 }
