@@ -35,7 +35,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-compare docs clean
+.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -143,6 +143,9 @@ bench-metrics: build ## measure what counting and reading figures cost; writes b
 
 bench-idle: build ## measure what a daemon costs at rest and at work; writes benchmarks/results/idle.json
 	$(BIN)/python benchmarks/bench_idle.py $(ARGS)
+
+bench-waiting: build ## measure how late the daemon's wait ends; writes benchmarks/results/waiting.json
+	$(BIN)/python benchmarks/bench_waiting.py $(ARGS)
 
 bench-pipeline: build ## measure the pipeline; writes benchmarks/results/pipeline.json
 	$(BIN)/python benchmarks/bench_pipeline.py $(ARGS)

@@ -59,7 +59,7 @@ class Waiter:
         self._spec[2], self._spec[3] = divmod(max(1, until_boot_ns), _SECOND_NS)  # 0 disarms it
         _check(_LIBC.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, self._spec, None))
         events = self._epoll.poll(maxevents=_EVENTS_MAX)
-        return frozenset(fd for fd, _ in events if fd != self._timer)
+        return frozenset([fd for fd, _ in events if fd != self._timer])
 
     def close(self) -> None:
         """Give the descriptors back."""

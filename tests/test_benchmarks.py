@@ -88,6 +88,21 @@ def test_the_benchmark_at_rest_runs_and_writes_nothing() -> None:
     assert (results.exists() and results.stat().st_mtime_ns) == before
 
 
+def test_the_benchmark_of_waits_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "waiting.json"
+    before = results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_waiting.py"), "--dry"]
+    small = ["--rounds", "2", "--deadlines", "20"]
+    run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert set(found) <= {"normal", "real-time"}
+    for ways in found.values():
+        assert set(ways) == {"timerfd", "select", "ratio"}
+        assert all({*of} == {"p50_us", "p99_us"} for of in ways.values())
+    assert results.stat().st_mtime_ns == before
+
+
 def test_the_benchmark_of_the_wal_runs_and_writes_nothing(tmp_path: Path) -> None:
     results = ROOT / "benchmarks" / "results" / "wal.json"
     before = results.exists() and results.stat().st_mtime_ns

@@ -74,6 +74,33 @@ def test_a_wait_ends_at_its_time_and_not_before() -> None:
     waiter.close()
 
 
+def left_ns(timer: int) -> int:
+    """The time until a timerfd ends."""
+    lines = Path(f"/proc/self/fdinfo/{timer}").read_text().splitlines()
+    (value,) = [line for line in lines if line.startswith("it_value:")]
+    seconds, nanoseconds = value.partition("(")[2].rstrip(")").split(",")
+    return int(seconds) * 10**9 + int(nanoseconds)
+
+
+def test_a_wait_has_its_deadline_in_nanoseconds() -> None:
+    """The kernel says how much time is left, between two looks at the clock. A deadline in whole
+    milliseconds is outside of many of these spans."""
+    readable, speaker = os.pipe()
+    os.write(speaker, b"x")
+    waiter = Waiter([readable])
+    widths_ns = []
+    for number in range(500):
+        until_ns = (boot_ns() // 10**9 + 3600) * 10**9 + number * 1_001_001
+        assert waiter.wait(until_ns) == {readable}
+        before_ns, left, after_ns = boot_ns(), left_ns(waiter._timer), boot_ns()
+        assert before_ns + left <= until_ns <= after_ns + left
+        widths_ns.append(after_ns - before_ns)
+    assert min(widths_ns) < 1_000_000
+    waiter.close()
+    os.close(readable)
+    os.close(speaker)
+
+
 def test_a_wait_ends_for_a_descriptor_and_says_which() -> None:
     (quiet, silent), (loud, speaker) = os.pipe(), os.pipe()
     waiter = Waiter([quiet, loud])

@@ -1,0 +1,131 @@
+"""Measures how late the daemon's wait ends: epoll with a timerfd, against select with a timeout.
+
+Both wait in one process, with the daemon's timer slack and the same quiet descriptors. For each
+span both wait until a deadline that is so far away, in turns that change who is first. Lateness is
+the boot clock at the return minus the deadline. At normal priority it includes the wait for a
+processor; at real-time priority it does not. Writes benchmarks/results/waiting.json and the
+table of docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from recording import machine, quantile, spread, write_result, write_section
+
+from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.daemon.waiting import Waiter
+
+RESULTS = Path(__file__).resolve().parent / "results" / "waiting.json"
+SPANS_NS = (200_000, 5_000_000)
+"""A deadline is at least, and at most, so far away."""
+DESCRIPTORS = 6
+SHARES = {"p50_us": 0.5, "p99_us": 0.99}
+SLACK = Path("/proc/self/timerslack_ns")
+PRIORITIES = {"normal": (os.SCHED_OTHER, 0), "real-time": (os.SCHED_FIFO, 1)}
+TITLES = {
+    "timerfd": ("epoll and a timerfd", 0), "select": ("select with a timeout", 0),
+    "ratio": ("ratio", 2),
+}  # fmt: skip
+"""Rows of the table, and digits of their figures."""
+
+Figures = dict[str, dict[str, dict[str, dict[str, float]]]]
+Wait = Callable[[int], frozenset[int]]
+"""Returns at a time of the boot clock, in ns, or earlier, with the readable descriptors."""
+
+
+def waits(fds: list[int]) -> dict[str, Wait]:
+    """The two ways; no descriptor becomes readable."""
+    waiter = Waiter(fds)
+
+    def by_select(until_ns: int) -> frozenset[int]:
+        return frozenset(select.select(fds, [], [], max(0, until_ns - boot_ns()) / 1e9)[0])
+
+    return {"timerfd": waiter.wait, "select": by_select}
+
+
+def lateness_us(wait: Wait, span_ns: int) -> float:
+    """Of one deadline; the loop sleeps again if it woke before."""
+    until_ns = boot_ns() + span_ns
+    while (now_ns := boot_ns()) < until_ns:
+        wait(until_ns)
+    return (now_ns - until_ns) / 1000
+
+
+def one_round(ways: dict[str, Wait], count: int, seed: int) -> dict[str, dict[str, float]]:
+    """Quantiles of lateness by way, over the same spans."""
+    spans, found = random.Random(seed), {name: list[float]() for name in ways}
+    for number in range(count):
+        span_ns = spans.randint(*SPANS_NS)
+        for name in sorted(ways, reverse=number % 2 == 1):
+            found[name].append(lateness_us(ways[name], span_ns))
+    return {
+        name: {label: quantile(sorted(late), share) for label, share in SHARES.items()}
+        for name, late in found.items()
+    }
+
+
+def measured(rounds: int, count: int) -> Figures:
+    """By priority, way and quantile, the spread over the rounds; "ratio" is that of timerfd to
+    select in each round. Without real-time priority where the system refuses it."""
+    with suppress(OSError):
+        SLACK.write_text("1")
+    pipes = [os.pipe() for _ in range(DESCRIPTORS)]
+    ways, found = waits([reader for reader, _ in pipes]), Figures()
+    for priority, (policy, value) in PRIORITIES.items():
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, policy, os.sched_param(value))
+            runs = [one_round(ways, count, seed) for seed in range(rounds)]
+            for run in runs:
+                run["ratio"] = {n: run["timerfd"][n] / run["select"][n] for n in SHARES}
+            found[priority] = {
+                name: {label: spread([run[name][label] for run in runs]) for label in SHARES}
+                for name in TITLES
+            }
+    return found
+
+
+def table(found: Figures) -> str:
+    """As docs/benchmarks.md has it."""
+    lines = ["| priority | lateness in us | p50 | p99 |", "| --- | --- | --- | --- |"]
+    for priority, ways in found.items():
+        for name, (title, digits) in TITLES.items():
+            of = [ways[name][label] for label in SHARES]
+            cells = [
+                f"{s['median']:,.{digits}f} [{s['low']:,.{digits}f} - {s['high']:,.{digits}f}]"
+                for s in of
+            ]
+            lines.append(f"| {priority} | {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--deadlines", type=int, default=1500, help="of a round, for each way")
+    parser.add_argument("--dry", action="store_true", help="print only, write nothing")
+    arguments = parser.parse_args()
+    found = measured(arguments.rounds, arguments.deadlines)
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "command": f"python benchmarks/bench_waiting.py --rounds {arguments.rounds} --deadlines"
+        f" {arguments.deadlines}",
+        "load_average": os.getloadavg(),
+        "figures": found,
+    }
+    print(json.dumps(found, indent=1))
+    if not arguments.dry:
+        write_result(RESULTS, document)
+        write_section("waiting", table(found))
+
+
+if __name__ == "__main__":
+    main()
