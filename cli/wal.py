@@ -144,9 +144,17 @@ def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
 
 
 def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
-    """The records of files, in order. Raises WalDamaged, WalMismatch."""
+    """The records of files, in order, as the disk holds them. Damage counts only if each of several
+    reads finds it. Raises WalDamaged, WalMismatch."""
+    from purgatoryd.shm_layout.layout import WalkState
+
     for walk in walks(paths):
         yield from walk.frames()
+        for _ in range(VERIFICATIONS - 1):
+            if walk.state == WalkState.DAMAGED:
+                last = walk.lsn
+                walk.enter_again()
+                yield from (frame for frame in walk.frames() if frame.lsn > last)
         walk.check()
 
 
@@ -154,9 +162,9 @@ def walks(paths: Iterable[Path]) -> Iterator[Walk]:
     """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
     from purgatoryd.shm_layout.wal import Walk
 
-    walk = Walk()
+    walk = Walk(disk=True)
     for path in paths:
-        before, walk = walk, Walk()
+        before, walk = walk, Walk(disk=True)
         with passing_by(path):
             walk = entered(before, path)
             yield walk
@@ -235,7 +243,9 @@ def cat_command(
 ) -> None:  # fmt: skip
     """Print the records of the WAL segments, or of the FILES, which may be snapshots and exports.
 
-    Only records that are on disk are printed; what was cut off by a crash is left out.
+    The files are read from the disk, not from the page cache; what was cut off by a crash is left
+    out. While the daemon runs, the last records may be on the disk and not confirmed yet: those
+    after committed_lsn of `purgatoryd stats`.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments

@@ -103,15 +103,19 @@ def _files(directory: Path, suffix: str) -> list[File]:
 
 def header_of(path: Path) -> Any:
     """struct pg_wal_segment of a segment or snapshot, not checked. Raises WalDamaged, BadPath."""
+    block = _first_block(path)
+    if len(block) < size_of("pg_wal_segment"):
+        raise WalDamaged(str(path), "is cut off", len(block), _HEAD, 0, 0)
     head = ffi.new("struct pg_wal_segment *")
-    try:
-        with path.open("rb") as file:
-            bytes_read = file.readinto(ffi.buffer(head))
-    except OSError as error:
-        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
-    if bytes_read < size_of("pg_wal_segment"):
-        raise WalDamaged(str(path), "is cut off", bytes_read, _HEAD, 0, 0)
+    ffi.memmove(head, block, size_of("pg_wal_segment"))
     return head
+
+
+def _first_block(path: Path) -> bytes:
+    """The header's block as the disk holds it, shorter if the file is. Raises WalDamaged,
+    BadPath."""
+    with _reading(path), from_disk(path) as file, mmap.mmap(-1, PAGE) as memory:
+        return memory[: min(file.readinto(memory), _HEAD)]
 
 
 def uuid_of(path: Path) -> bytes:
@@ -120,13 +124,14 @@ def uuid_of(path: Path) -> bytes:
 
 
 def has_header(path: Path) -> bool:
-    """True if the header of a segment or snapshot is as it was written."""
-    block = bytearray(_HEAD)
-    with path.open("rb") as file:
-        if file.readinto(block) < _HEAD:
-            return False
+    """True if the header of a segment or snapshot is as it was written. Raises BadPath."""
+    try:
+        block = _first_block(path)
+    except WalDamaged:
+        return False
     walk, fault = ffi.new("struct pg_walk *"), ffi.new("struct pg_fault *")
-    return bool(lib.pg_walk_segment(walk, ffi.from_buffer(block), _HEAD, fault))
+    whole = len(block) == _HEAD
+    return whole and bool(lib.pg_walk_segment(walk, ffi.from_buffer(block), _HEAD, fault))
 
 
 def is_other_version(error: WalError) -> bool:
@@ -322,6 +327,12 @@ class Walk:
         if not lib.pg_walk_segment(self.struct, memory, len(memory), self._fault):
             raise self._refused(path)
         self.path, self._memory = path, memory
+
+    def enter_again(self) -> None:
+        """Reads its file again, from the first record. Raises as enter() does."""
+        assert self.path is not None
+        self.struct = ffi.new("struct pg_walk *")
+        self.enter(self.path)
 
     def groups(self) -> Iterator[tuple[Any, int]]:
         """Address and bytes of the records of each commit group, until there is none left."""

@@ -198,8 +198,8 @@ def run(*command: str) -> str:
 
 
 @contextlib.contextmanager
-def faulty_device(path: Path) -> Iterator[FaultyDevice]:
-    """A device whose file system is mounted below `path`."""
+def faulty_device(path: Path, features: str = "^has_journal") -> Iterator[FaultyDevice]:
+    """A device whose file system, of these features, is mounted below `path`."""
     needs("faulty")
     needs("mkfs")
     below, folder = path / "fuse", path / "disk"
@@ -218,7 +218,7 @@ def faulty_device(path: Path) -> Iterator[FaultyDevice]:
         held.callback(run, "umount", "-l", str(below))
         device = run("losetup", "--find", "--show", str(below / NAME.decode())).strip()
         held.callback(run, "losetup", "--detach", device)
-        run("mkfs.ext4", "-q", "-O", "^has_journal", device)
+        run("mkfs.ext4", "-q", "-O", features, device)
         found = FaultyDevice(process, device, folder)
         found.mount()
         held.callback(subprocess.run, ["umount", "-l", str(folder)], check=False)

@@ -28,7 +28,7 @@ from purgatoryd.daemon.wal import SNAPSHOT_ATTEMPTS, Wal
 from purgatoryd.shm_layout import page_cache
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.files import write_durably
-from purgatoryd.shm_layout.wal import segments, snapshots
+from purgatoryd.shm_layout.wal import has_header, segments, snapshots, uuid_of
 
 HOUR_S = 3600.0
 LARGE = 200_000
@@ -36,13 +36,22 @@ LARGE = 200_000
 MARKER = "the write of these bytes fails"
 SEGMENT = "0000000000000001.wal"
 """The name of the first segment: a block that holds it is the directory's."""
-FAULTS = [("write", MARKER), ("sync", MARKER), ("write", SEGMENT)]
+HEADER = "PPGWAL01"
+"""The first bytes of a segment's header."""
+FAULTS = [("write", MARKER), ("sync", MARKER), ("write", SEGMENT), ("write", HEADER)]
 SMALL = ("--wal-segment-bytes", "256K", "--wal-buffer-bytes", "4M", "--snapshot-segments", "1000")
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[FaultyDevice]:
     with faulty_device(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def disk_with_has_journal(tmp_path: Path) -> Iterator[FaultyDevice]:
+    """Names are first written to the log of its file system; an error there makes it read-only."""
+    with faulty_device(tmp_path, "has_journal") as found:
         yield found
 
 
@@ -77,10 +86,11 @@ def add_until_it_fails(disk: FaultyDevice, call: str, marker: str) -> list[str]:
     return keys
 
 
-def wal_verify(real: Daemon, wal: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "purgatoryd.cli", "wal", "verify", "--name", "demo"]
+def wal_command(real: Daemon, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A subcommand of `purgatoryd wal`."""
+    base = [sys.executable, "-m", "purgatoryd.cli", "wal", command, "--name", "demo"]
     return subprocess.run(
-        [*command, "--wal-dir", str(wal), "--json"], env=real.env, text=True, capture_output=True,
+        [*base, "--wal-dir", str(folder), "--json"], env=real.env, text=True, capture_output=True,
         timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
@@ -102,7 +112,7 @@ def reboot(real: Daemon, disk: FaultyDevice) -> None:
 def start_after_reboot(real: Daemon, disk: FaultyDevice) -> None:
     """From a WAL in which `wal verify` finds no damage."""
     reboot(real, disk)
-    verified = wal_verify(real, disk.folder)
+    verified = wal_command(real, "verify", disk.folder)
     assert verified.returncode == 0, verified.stderr
     real.start()
 
@@ -144,22 +154,50 @@ def test_the_arena_is_lost_behind_a_failed_call(
     real.stop()
 
 
+@pytest.mark.parametrize("arena_is_lost", [False, True])
 @pytest.mark.parametrize("call", ["write", "sync"])
-def test_verify_reads_what_the_disk_holds(
-    daemon: StartDaemon, disk: FaultyDevice, call: str
+def test_a_file_system_that_became_read_only_is_mounted_again(
+    daemon: StartDaemon, disk_with_has_journal: FaultyDevice, call: str, arena_is_lost: bool
+) -> None:
+    """The name of a new segment is lost with the transaction that failed."""
+    disk = disk_with_has_journal
+    real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
+    keys = add_until_it_fails(disk, call, SEGMENT)
+    real.kill()
+    assert "Read-only file system" in refused(real.start)
+    disk.unmount()
+    disk.mount()
+    if arena_is_lost:
+        remove_arena_files(real.paths)
+    real.start()
+    assert all(there(*keys))
+    add_durably("after")
+    start_after_reboot(real, disk)
+    assert all(there(*keys, "after"))
+    real.stop()
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize("command", ["verify", "cat"])
+def test_commands_read_what_the_disk_holds(
+    daemon: StartDaemon, disk: FaultyDevice, command: str, call: str
 ) -> None:
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
     add_until_it_fails(disk, call, MARKER)
     real.kill()
-    of_disk = json.loads(wal_verify(real, disk.folder).stdout.splitlines()[-1])
+    of_disk = json.loads(wal_command(real, command, disk.folder).stdout.splitlines()[-1])
     disk.unmount()
     disk.mount()
-    assert json.loads(wal_verify(real, disk.folder).stdout.splitlines()[-1]) == of_disk
+    assert json.loads(wal_command(real, command, disk.folder).stdout.splitlines()[-1]) == of_disk
 
 
-@pytest.mark.parametrize(("call", "marker"), [("sync", MARKER), ("write", SEGMENT)])
+STARTS = [("sync", MARKER), ("write", SEGMENT), ("write", HEADER), ("write", "PPGSNAP1")]
+
+
+@pytest.mark.parametrize("arena_is_lost", [False, True])
+@pytest.mark.parametrize(("call", "marker"), STARTS)
 def test_a_start_whose_snapshot_fails_is_refused_and_loses_nothing(
-    daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
+    daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str, arena_is_lost: bool
 ) -> None:
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
     with durable() as client:
@@ -169,8 +207,14 @@ def test_a_start_whose_snapshot_fails_is_refused_and_loses_nothing(
     before = [file.path for file in snapshots(disk.folder / "demo")]
     disk.fail(call, marker)
     assert "Input/output error" in refused(real.start)
-    assert [file.path for file in snapshots(disk.folder / "demo")] == before
+    assert disk.failed == 1
+    after = [file.path for file in snapshots(disk.folder / "demo")]
+    assert after[:1] == before
+    assert len(after) == (2 if marker == HEADER else 1), "a segment is begun behind its snapshot"
+    if arena_is_lost:
+        remove_arena_files(real.paths)
     real.start()
+    assert there("a", "b") == [True, True]
     reboot(real, disk)
     real.start()
     assert there("a", "b") == [True, True]
@@ -278,6 +322,24 @@ def test_a_failed_write_is_not_read_back(
         os.fdatasync(file.fileno())
     assert path.read_bytes() == b"behind", "the page cache has dropped it"
     assert read_whole(path) == b"before"
+
+
+def test_a_header_whose_write_failed_is_not_trusted(
+    daemon: StartDaemon, daemon_dir: Path, disk: FaultyDevice
+) -> None:
+    daemon("demo", "--wal-dir", str(daemon_dir))
+    header = segments(daemon_dir / "demo")[0].path.read_bytes()[: page_cache.PAGE]
+    path = disk.folder / "header.wal"
+    path.write_bytes(bytes(len(header)))
+    with path.open("r+b", buffering=0) as file:
+        os.fsync(file.fileno())
+        disk.fail("write", HEADER)
+        file.write(header)
+        with pytest.raises(OSError, match="Input/output"):
+            os.fdatasync(file.fileno())
+    assert path.read_bytes() == header, "the page cache has dropped it"
+    assert not has_header(path)
+    assert uuid_of(path) == bytes(16)
 
 
 def test_pages_that_stay_in_the_cache_are_refused(
