@@ -427,6 +427,7 @@ class AsyncClient:
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
         self._schedule()
+        self._watch_deadline()  # the call ends in time even if an exception tears the exchange
         return call
 
     # ---- the exchange ------------------------------------------------------------------------
@@ -448,6 +449,9 @@ class AsyncClient:
             self._jobs.exchange()
         except (PurgatorydError, OSError) as error:
             self._jobs.advance(error)  # an error of the connection is that of every call
+        except BaseException:
+            self._schedule()  # a signal handler raised: the rest is done in the next iteration
+            raise
         self._watch()
 
     def _opened(self) -> bool:
@@ -463,7 +467,7 @@ class AsyncClient:
 
     def _watch(self) -> None:
         """Sets the timers: for answers that are overdue, calls refused as BUSY, and deadlines."""
-        core, jobs, loop = self._core, self._jobs, self._loop
+        core, loop = self._core, self._loop
         assert loop is not None
         pending = core.session.busy or core.session.state is State.GREETING
         if self._timer is not None and not pending:
@@ -474,11 +478,13 @@ class AsyncClient:
             self._timer = loop.call_later(wait_s, self._overdue, wait_s, core.answers)
         if self._retry is None and core.retry_in_s is not None:
             self._retry = loop.call_later(core.retry_in_s, self._send_again)
-        if jobs.due_s < self._deadline_s:
-            self._wake_at(jobs.due_s)
+        self._watch_deadline()
 
-    def _wake_at(self, due_s: float) -> None:
+    def _watch_deadline(self) -> None:
         """Sets the timer of the first deadline."""
+        due_s = self._jobs.due_s
+        if due_s >= self._deadline_s:
+            return
         assert self._loop is not None
         if self._deadline is not None:
             self._deadline.cancel()

@@ -76,23 +76,25 @@ class Jobs:
 
     def begin(self, call: Started) -> None:
         """Does the first step of a job."""
-        self._step(call, None)
+        if self._step(call, None):
+            self._calls.append(call)
 
     def advance(self, broken: Exception | None = None) -> None:
         """Resumes every job, or raises `broken` in it."""
-        calls, self._calls, self.due_s = self._calls, [], float("inf")
-        for call in calls:
-            self._step(call, broken)
+        calls, self.due_s = self._calls, float("inf")
+        self._calls = [call for call in calls if self._step(call, broken)]
 
-    def _step(self, call: Started, broken: Exception | None) -> None:
+    def _step(self, call: Started, broken: Exception | None) -> bool:
+        """Does one step of a job. False = it has ended."""
         try:
             due_s = next(call.job) if broken is None else call.job.throw(broken)
             self.due_s = min(self.due_s, due_s)
-            self._calls.append(call)
+            return True
         except StopIteration as stop:
             call.finish(stop.value)
         except BaseException as error:
             call.finish(error=error)
+        return False
 
     def exchange(self) -> None:
         """Does what can be done now. The socket's last use is a receive that found nothing."""

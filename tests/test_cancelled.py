@@ -15,14 +15,15 @@ import time
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import suppress
+from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
 from conftest import StartDaemon
 from real_daemon import PATIENCE_S
-from test_interrupts import run
+from test_interrupts import Interrupt, Interrupted, run
 
-from purgatoryd.clients import Admin, AllOf, CancelResult, Client, Notice, Status
+from purgatoryd.clients import Admin, AllOf, CancelResult, Client, Notice, PurgatorydError, Status
 from purgatoryd.clients.aio import AsyncClient, AsyncSubscriber
 from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.aio_purgatory import AsyncPurgatory
@@ -389,6 +390,40 @@ def test_a_cancelled_subscriber_returns_each_notice_once(
 
     sent = asyncio.run(scenario())
     assert seen == list(range(1, sent + 1))
+
+
+# ---- exceptions inside the loop's callbacks ---------------------------------------------------
+
+
+class InCallback(Interrupt):
+    """Raises at the nth line of a client's callback of the loop."""
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        outer: FrameType | None = frame
+        while outer is not None and outer.f_code.co_name != "_exchange":
+            outer = outer.f_back
+        return self._trace if outer is None else super()._trace(frame, event, argument)
+
+
+def test_calls_end_after_an_exception_in_a_callback_of_the_loop(daemon: StartDaemon) -> None:
+    daemon("demo")
+    for number in itertools.count(step=2):
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            client = runner.run(AsyncClient("demo", timeout=0.2).connect())
+            call = loop.create_task(client.add(f"k{number}", HOUR_S))
+            with InCallback(number) as interrupt, suppress(Interrupted, PurgatorydError):
+                loop.run_until_complete(call)
+            ending = asyncio.gather(call, client.get("none"), return_exceptions=True)
+            began_s = time.monotonic()
+            loop.run_until_complete(asyncio.wait((ending,), timeout=PATIENCE_S / 3))
+            assert ending.done(), interrupt.raised
+            with suppress(PurgatorydError):
+                runner.run(client.close())
+            assert time.monotonic() - began_s < PATIENCE_S
+        if not interrupt.raised:
+            assert number > 50
+            return
 
 
 # ---- real signals ------------------------------------------------------------------------------
