@@ -358,7 +358,6 @@ class Deployment:
             self._end_silent(shard)
             shard.heartbeat()
         self._ask_for_time()
-        self._manager.alive()
         self._lifecycle.heartbeat()
 
     def _ask_for_time(self) -> None:

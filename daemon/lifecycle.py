@@ -88,7 +88,9 @@ class Lifecycle(ABC, Generic[Why]):
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """There was progress. A folder without space is reported with the next move."""
+        """Report progress, in the loop or within a long step, to the service manager and in the
+        status file. A folder without space is reported with the next move."""
+        self.supervisor.alive()
         with suppress(OSError):
             self._write()
 
@@ -162,7 +164,7 @@ class DaemonLifecycle(Lifecycle[Degraded]):
         self._store()
 
     def heartbeat(self) -> None:
-        """Also in the arena: who runs a shard sees by it that an end gets further."""
+        """Report progress in the arena as well, where the process that runs a shard reads it."""
         super().heartbeat()
         if self._arena is not None:
             self._arena.progress(boot_ns())

@@ -97,10 +97,10 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         reaper = Reaper(
             arena, sockets, access, clock, wal, placement, config.budget, config.bulk_load_ttl_ns,
             config.session_grace_ns, wake_fd, lifecycle, reload,
-            partial(place_again, arena, opening),
+            partial(place_again, arena, opening, lifecycle.heartbeat),
         )  # fmt: skip
         with contextlib.closing(reaper):
-            placement.settle(arena)
+            placement.settle(arena, partial(lifecycle.step, "placing the arena in memory"))
             on_signals(reaper.stop, reaper.reload)
             _go_live(arena, paths, lifecycle)
             reaper.run()

@@ -23,6 +23,7 @@ from purgatoryd.shm_layout import memory
 from purgatoryd.shm_layout.arena import Arena, Placed
 from purgatoryd.shm_layout.layout import PlacementPart
 from purgatoryd.shm_layout.loops import Loop, loops
+from purgatoryd.shm_layout.shm import Moved
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
 LOOPS_PER_HEARTBEAT = 8
@@ -75,17 +76,20 @@ class Placement:
             with self._part(PlacementPart.MEMORY, "memory of one node"):
                 memory.prefer(self.plan.memory_node)
 
-    def settle(self, arena: Arena) -> None:
-        """With all memory and all threads there: they get to their places."""
+    def settle(self, arena: Arena, moved: Moved = lambda: None) -> None:
+        """With all memory and all threads there: they get to their places. Calls `moved` after each
+        portion of memory."""
         if self.plan.memory_node is not None and PlacementPart.MEMORY in self._applied:
             with self._part(PlacementPart.MEMORY, "memory of one node"):
-                self._bring_home(arena, self.plan.memory_node)
+                self._bring_home(arena, self.plan.memory_node, moved)
         if self.plan.huge:
             with self._part(PlacementPart.HUGE, "huge pages"):
                 for mapping in arena.mappings:
-                    memory.collapse(mapping)
+                    memory.collapse(mapping, moved)
         if self.plan.lock:
             with self._part(PlacementPart.LOCK, "memory that stays in RAM"):
+                for mapping in arena.mappings:
+                    memory.populate(mapping, moved)
                 _lock()
         if self.plan.realtime:
             self._schedule()
@@ -152,11 +156,11 @@ class Placement:
             self._refused |= part
             log.warning(f"placement: no {detail}: {error}")
 
-    def _bring_home(self, arena: Arena, node: int) -> None:
+    def _bring_home(self, arena: Arena, node: int, moved: Moved) -> None:
         for mapping in arena.mappings:
             memory.bind(mapping, node, move=False)
             if memory.elsewhere(mapping, node):
-                memory.bind(mapping, node, move=True)
+                memory.bind(mapping, node, move=True, moved=moved)
             self._pages_sampled += memory.SAMPLES
             self._pages_elsewhere += memory.elsewhere(mapping, node)
         if self._pages_elsewhere:

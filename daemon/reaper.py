@@ -238,7 +238,7 @@ class Reaper:
         self._wal.unpause(moved=moved)
         self._unplaced = False
         if moved:
-            self._placement.settle(self.arena)
+            self._placement.settle(self.arena, self._lifecycle.heartbeat)
             log.warning("the arena files had lost a name: the daemon goes on with copies of them")
         if bool(why) != self._nameless:
             self._set_nameless(why)

@@ -61,7 +61,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.shm import ArenaFile, ArenaLock
+from purgatoryd.shm_layout.shm import ArenaFile, ArenaLock, Moved
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -413,23 +413,24 @@ def place(arena: Arena, opening: Opening) -> None:
     _give_names(arena.file, arena.private, opening)
 
 
-def place_again(arena: Arena, opening: Opening) -> bool:
+def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
     """Copies an arena whose files have lost a name into new files, and goes on with these. False:
     they have their names.
 
+    Calls `moved` after each portion of the copy: the loop does not iterate meanwhile.
     Raises ArenaTooLarge; AlreadyRunning and BadPath if another file has a name: it stays.
     """
     if all([arena.file.has_name, arena.private.has_name]):  # both, for the error
         return False
     _refuse_taken(opening.paths)  # a copy takes long, and this is tried again each second
-    files = arena.copied()
+    files = arena.copied(moved)
     try:
         _give_names(*files, opening)
     except BaseException:
         for file in files:
-            file.close()
+            file.give_up(moved)
         raise
-    arena.move_to(*files)
+    arena.move_to(*files, moved)
     return True
 
 

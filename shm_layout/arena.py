@@ -44,7 +44,7 @@ from purgatoryd.shm_layout.layout import (
     size_of,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.shm import ArenaFile
+from purgatoryd.shm_layout.shm import ArenaFile, Moved
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
 ARENA_MODE = 0o640
@@ -464,21 +464,22 @@ class Arena(_Owned):
         self._attach()
         return self
 
-    def copied(self) -> tuple[ArenaFile, ArenaFile]:
-        """Both arena files once more, without their names; the private one is locked.
+    def copied(self, moved: Moved) -> tuple[ArenaFile, ArenaFile]:
+        """Copy both arena files. The copies have no names; the private one is locked.
 
-        Raises ArenaTooLarge.
+        Calls `moved` after each portion. Raises ArenaTooLarge.
         """
-        private = self.private.copy(PRIVATE_MODE)
+        private = self.private.copy(PRIVATE_MODE, moved)
         try:
             private.lock()
-            return self.file.copy(ARENA_MODE), private
+            return self.file.copy(ARENA_MODE, moved), private
         except BaseException:
             private.close()
             raise
 
-    def move_to(self, arena: ArenaFile, private: ArenaFile) -> None:
-        """Goes on with copies of both files; who reads the old one learns that it is retired."""
+    def move_to(self, arena: ArenaFile, private: ArenaFile, moved: Moved) -> None:
+        """Go on with copies of both files; the state RETIRED tells readers of the old one. Calls
+        `moved` after each portion that is unmapped."""
         lib.pg_set_state(self._a, ArenaState.RETIRED, os.getpid())
         old, bases = (self.file, self.private), (self._base, self._secret)
         self.file, self._private = arena, private
@@ -488,7 +489,7 @@ class Arena(_Owned):
         for base in bases:
             ffi.release(base)
         for file in old:
-            file.close()
+            file.give_up(moved)
 
     @property
     def has_names(self) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+from contextlib import suppress
 
 from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.shm import Moved, portions
 
 SAMPLES: int = lib.PG_MEMORY_SAMPLES
-_COLLAPSE = 25
-"""MADV_COLLAPSE, Linux 6.1."""
+_COLLAPSE, _POPULATE = 25, 22
+"""MADV_COLLAPSE, Linux 6.1; MADV_POPULATE_READ, Linux 5.14."""
 
 
 def prefer(node: int) -> None:
@@ -17,10 +20,13 @@ def prefer(node: int) -> None:
     _check(lib.pg_memory_prefer(node))
 
 
-def bind(mapping: mmap.mmap, node: int, *, move: bool) -> None:
-    """The same for a mapping, whoever touches it; `move` brings over what is elsewhere."""
+def bind(mapping: mmap.mmap, node: int, *, move: bool, moved: Moved = lambda: None) -> None:
+    """The same for a mapping, whoever touches it; `move` brings over what is elsewhere, and calls
+    `moved` after each portion."""
     with ffi.from_buffer(mapping) as base:
-        _check(lib.pg_memory_bind(base, len(mapping), node, move))
+        for at, length in portions(len(mapping)) if move else [(0, len(mapping))]:
+            _check(lib.pg_memory_bind(base + at, length, node, move))
+            moved()
 
 
 def elsewhere(mapping: mmap.mmap, node: int) -> int:
@@ -31,9 +37,31 @@ def elsewhere(mapping: mmap.mmap, node: int) -> int:
     return int(found[0])
 
 
-def collapse(mapping: mmap.mmap) -> None:
-    """Has the mapping's pages made into huge ones, now."""
-    mapping.madvise(_COLLAPSE)
+def collapse(mapping: mmap.mmap, moved: Moved) -> None:
+    """Make the mapping's pages huge at once, and call `moved` after each portion.
+
+    Raises OSError: at once if there are no more huge pages, else the last refusal in the end.
+    """
+    refused: OSError | None = None
+    for portion in portions(len(mapping)):
+        try:
+            mapping.madvise(_COLLAPSE, *portion)
+        except OSError as error:
+            if error.errno in (errno.ENOMEM, errno.EBUSY):  # there are no more huge pages
+                raise
+            refused = error
+        moved()
+    if refused is not None:
+        raise refused
+
+
+def populate(mapping: mmap.mmap, moved: Moved) -> None:
+    """Map all pages of a mapping, so that `lock` finds them, and call `moved` after each
+    portion."""
+    for portion in portions(len(mapping)):
+        with suppress(OSError):  # without it `lock` takes longer
+            mapping.madvise(_POPULATE, *portion)
+        moved()
 
 
 def lock() -> None:

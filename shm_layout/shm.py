@@ -7,7 +7,8 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,26 +26,28 @@ from purgatoryd.shm_layout.errors import (
 MOUNT = Path("/dev/shm")
 PREFIX = "purgatoryd."
 """Of all that is ours there."""
-_PORTION = 1 << 30
-"""Bytes that are copied by one system call, which takes 2 GiB at most."""
+PORTION = 32 << 20
+"""Bytes that one system call allocates, copies or moves. A watchdog hears of each portion, so it
+takes a small part of a second on a busy machine. A multiple of a huge page."""
+Moved = Callable[[], object]
+"""Is called after each portion of long work."""
+_DONTNEED_LOCKED = 24
+"""MADV_DONTNEED_LOCKED, Linux 5.18."""
+
+
+def portions(size: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of each portion of `size` bytes."""
+    return ((at, min(PORTION, size - at)) for at in range(0, size, PORTION))
 
 
 class ArenaFile:
-    """A mapped arena file. `bytes` are those of the mapping; only a created one has its `fd`."""
+    """A mapped arena file. `bytes` are those of the mapping; one opened to be read has no `fd`."""
 
-    def __init__(
-        self,
-        name: str,
-        memory: mmap.mmap,
-        fd: int = -1,
-        about: os.stat_result | None = None,
-    ) -> None:
-        """`about`: of an opened file, what fstat says."""
+    def __init__(self, name: str, memory: mmap.mmap, fd: int = -1) -> None:
         self.name = name
         self.memory = memory
         self.bytes = len(memory)
         self.fd = fd
-        self._about = about if fd < 0 else os.fstat(fd)
 
     @property
     def has_name(self) -> bool:
@@ -57,12 +60,12 @@ class ArenaFile:
             found = path.lstat()
         except FileNotFoundError:
             return False
-        if self._about is None or not os.path.samestat(found, self._about):
+        if not os.path.samestat(found, os.fstat(self.fd)):
             raise BadPath(str(path), "has taken the place of the daemon's arena file")
         return True
 
     @classmethod
-    def create(cls, name: str, size: int, mode: int) -> ArenaFile:
+    def create(cls, name: str, size: int, mode: int, moved: Moved = lambda: None) -> ArenaFile:
         """A new zeroed arena file of `size` bytes, its memory committed, its `mode` exact.
 
         It is meant for `name` and has none until `link`: a process that is killed before leaves
@@ -71,22 +74,27 @@ class ArenaFile:
         fd = os.open(MOUNT, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
         try:
             os.fchmod(fd, mode)  # the umask took bits away
-            _commit(fd, size)
+            _commit(fd, size, moved)
             return cls(name, mmap.mmap(fd, size), fd)
         except BaseException:
             os.close(fd)
             raise
 
-    def copy(self, mode: int) -> ArenaFile:
-        """A created file with the same bytes. Raises ArenaTooLarge."""
+    def copy(self, mode: int, moved: Moved) -> ArenaFile:
+        """Copy the bytes to a created file. Raises ArenaTooLarge."""
         free = os.statvfs(MOUNT)
         available = free.f_bavail * free.f_frsize
         if available < self.bytes:  # an attempt would take what there is, for a moment
             raise ArenaTooLarge(str(MOUNT), self.bytes, available)
-        new = ArenaFile.create(self.name, self.bytes, mode)
-        with memoryview(self.memory) as view:
-            for at in range(0, self.bytes, _PORTION):
-                os.pwrite(new.fd, view[at : at + _PORTION], at)
+        new = ArenaFile.create(self.name, self.bytes, mode, moved)
+        try:
+            with memoryview(self.memory) as view:
+                for at, length in portions(self.bytes):
+                    os.pwrite(new.fd, view[at : at + length], at)
+                    moved()
+        except BaseException:
+            new.give_up(moved)
+            raise
         return new
 
     def lock(self) -> None:
@@ -116,12 +124,12 @@ class ArenaFile:
         try:
             if shm.size == 0:
                 raise ArenaMissing(name)
-            about = os.fstat(shm.fd)
-            owner = about.st_uid
+            owner = os.fstat(shm.fd).st_uid
             if not read_only and owner != os.geteuid():
                 raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
             access_kind = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
-            return cls(name, mmap.mmap(shm.fd, 0, access=access_kind), about=about)
+            memory = mmap.mmap(shm.fd, 0, access=access_kind)
+            return cls(name, memory, -1 if read_only else os.dup(shm.fd))
         finally:
             shm.close_fd()
 
@@ -131,6 +139,20 @@ class ArenaFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def give_up(self, moved: Moved) -> None:
+        """Close a writable file that has no name. A thread waits for the kernel, which needs up to
+        half a second for each GiB of pages that it frees."""
+        for portion in portions(self.bytes):
+            with suppress(OSError):  # before Linux 5.18; `close` unmaps it
+                self.memory.madvise(_DONTNEED_LOCKED, *portion)
+            moved()
+        fd, self.fd = self.fd, -1
+        self.close()
+        try:
+            threading.Thread(target=os.close, args=[fd]).start()
+        except RuntimeError:  # no thread can be started
+            os.close(fd)
 
 
 class ArenaLock:
@@ -220,10 +242,12 @@ def _holder(found: os.stat_result) -> int:
     return 0
 
 
-def _commit(fd: int, size: int) -> None:
+def _commit(fd: int, size: int, moved: Moved) -> None:
     """Allocates all pages, so that a full tmpfs is an error now and not a SIGBUS later."""
     try:
-        os.posix_fallocate(fd, 0, size)
+        for portion in portions(size):
+            os.posix_fallocate(fd, *portion)
+            moved()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise

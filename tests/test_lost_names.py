@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,13 @@ from real_daemon import (
     remove_arena_files,
     stats,
 )
+from test_lifecycle import Manager
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ArenaLost, CancelResult, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
-from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout import memory, shm, topology
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
@@ -238,6 +241,114 @@ def test_without_space_for_a_copy_the_daemon_fires_cancels_and_stops(daemon_dir:
         assert real.process.wait(PATIENCE_S) == 0
     finally:
         real.close()
+
+
+# ---- a copy that takes long ------------------------------------------------------------------
+
+SLOW = """
+import os, time
+from purgatoryd.shm_layout import shm
+
+shm.PORTION = 1 << 20
+
+def slow(act, size_of):
+    def wait(*arguments):
+        if os.path.exists({flag!r}):
+            time.sleep(size_of(*arguments) / (1 << 20) * 0.05)
+        return act(*arguments)
+    return wait
+
+def freed(fd):
+    about = os.fstat(fd)
+    return 0 if about.st_nlink else about.st_size
+
+os.posix_fallocate = slow(os.posix_fallocate, lambda fd, at, length: length)
+os.pwrite = slow(os.pwrite, lambda fd, data, at: len(data))
+os.close = slow(os.close, freed)
+"""
+"""For the Python of a daemon: each system call on an arena file takes 50 ms for each MiB."""
+COPY_S = 4.0
+"""Such a copy takes longer."""
+
+
+class Slow:
+    """A kernel that is slow once `begin` was called, for daemons started with `environment`."""
+
+    def __init__(self, folder: Path, manager: Manager, watchdog_s: float) -> None:
+        self._flag = folder / "slow"
+        (folder / "sitecustomize.py").write_text(SLOW.format(flag=str(self._flag)))
+        self.environment = {
+            "PYTHONPATH": str(folder),
+            "NOTIFY_SOCKET": manager.address,
+            "WATCHDOG_USEC": f"{watchdog_s * 1e6:.0f}",
+        }
+
+    def begin(self) -> None:
+        """Makes it slow."""
+        self._flag.touch()
+
+
+def longest_silence_s(manager: Manager, over: Callable[[], bool]) -> float:
+    """The longest time between two signs of progress, up to the second one after `over`."""
+    manager.hears("WATCHDOG=1")
+    longest_s, last_s, more = 0.0, time.monotonic(), 2
+    while more:
+        more -= over()
+        manager.hears("WATCHDOG=1")
+        longest_s, last_s = max(longest_s, time.monotonic() - last_s), time.monotonic()
+    return longest_s
+
+
+@pytest.fixture
+def watchdog(daemon_dir: Path) -> Iterator[Manager]:
+    manager = Manager(str(daemon_dir / "notify"))
+    yield manager
+    manager.socket.close()
+
+
+@pytest.mark.parametrize("wal", [False, True], ids=["without a WAL", "with a WAL"])
+def test_a_copy_that_takes_long_shows_the_watchdog_signs_of_progress(
+    *, wal: bool, watchdog: Manager, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    slow = Slow(tmp_path, watchdog, 3.0)
+    real = daemon("demo", *(("--wal-dir", "wal") if wal else ()), env=slow.environment)
+    slow.begin()
+    begun_s = time.monotonic()
+    remove(real)
+    silence_s = longest_silence_s(watchdog, file(real.paths).exists)
+    assert time.monotonic() - begun_s > COPY_S
+    assert silence_s < 3.0
+    assert placed(real)
+
+
+def test_a_shard_whose_copy_takes_long_is_not_killed(
+    watchdog: Manager, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """A deployment kills a shard that shows no sign of progress for ten heartbeats, 2 s."""
+    slow = Slow(tmp_path, watchdog, 0.4)
+    real = daemon("demo", "--shards", "1", env=slow.environment)
+    shard = paths_in(real.dir, "demo-1-0")
+    pid = pid_of(shard)
+    slow.begin()
+    begun_s = time.monotonic()
+    file(shard).unlink()
+    eventually(file(shard).exists)
+    assert time.monotonic() - begun_s > COPY_S
+    assert pid_of(shard) == pid
+    assert "does not answer" not in real.stderr
+
+
+def test_each_portion_of_memory_that_is_placed_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shm, "PORTION", 1 << 16)
+    node, signs = min(topology.read(None).memory_nodes), list[str]()
+    with mmap.mmap(-1, 1 << 20) as mapping:
+        memory.bind(mapping, node, move=True, moved=lambda: signs.append("bind"))
+        memory.populate(mapping, lambda: signs.append("populate"))
+        with contextlib.suppress(OSError):  # the kernel may refuse huge pages
+            memory.collapse(mapping, lambda: signs.append("collapse"))
+    assert [signs.count(one) for one in ("bind", "populate", "collapse")] == [16] * 3
 
 
 # ---- sockets -----------------------------------------------------------------------------------

@@ -215,8 +215,8 @@ import os, signal, sys
 from purgatoryd.daemon.wal_birth import Birth, record_birth
 from purgatoryd.shm_layout import shm
 commit = shm._commit
-def killed(fd, size):
-    sys.argv.pop() == "later" and commit(fd, size)
+def killed(fd, size, moved):
+    sys.argv.pop() == "later" and commit(fd, size, moved)
     os.kill(os.getpid(), signal.SIGKILL)
 shm._commit = killed
 from purgatoryd.cli.app import app
