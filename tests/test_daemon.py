@@ -1135,8 +1135,9 @@ def test_a_full_shared_memory_does_not_touch_a_running_daemon(small_memory: Daem
     (shm / "filler").unlink(missing_ok=True)
 
 
-def test_the_defaults_fit_64_mib(daemon_dir: Path) -> None:
-    real = Daemon("demo", daemon_dir, python=in_small_memory(daemon_dir, "64m"))
+@pytest.mark.parametrize("args", [(), ("--wal-dir", "wal")], ids=["without a WAL", "with a WAL"])
+def test_the_defaults_fit_64_mib(args: tuple[str, ...], daemon_dir: Path) -> None:
+    real = Daemon("demo", daemon_dir, args, python=in_small_memory(daemon_dir, "64m"))
     real.close()
 
 
