@@ -35,7 +35,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
+.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -128,6 +128,9 @@ bench-purgatory: build ## measure the purgatory; writes benchmarks/results/purga
 
 bench-recovery: build ## measure how long a killed daemon is away; writes benchmarks/results/recovery.json
 	$(BIN)/python benchmarks/bench_recovery.py $(ARGS)
+
+bench-place-again: build ## measure how long a daemon pauses when its arena files are removed; writes benchmarks/results/place_again.json and its table
+	$(BIN)/python benchmarks/bench_place_again.py $(ARGS)
 
 bench-hostile: build ## measure what others notice of an attack; writes benchmarks/results/hostile.json
 	$(BIN)/python benchmarks/bench_hostile.py $(ARGS)

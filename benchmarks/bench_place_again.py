@@ -1,22 +1,27 @@
 """Measures how long a daemon pauses when its arena files were removed, seen by a client.
 
 The arena is that of bench_recovery.py. A client asks for one timer over and over while the files
-are removed: its longest answer is the pause. Prints JSON.
+are removed: its longest answer is the pause, in which the loop does not iterate. Writes
+benchmarks/results/place_again.json, and its table in docs/operations.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from bench_recovery import NAME, NAMESPACE, PATIENCE_S, Victim, fill, victim
+from recording import machine, spread, write_result, write_section
 
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout import shm
 
+RESULTS = Path(__file__).resolve().parent / "results" / "place_again.json"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 QUIET_S = 0.5
 """So long the client goes on once the files are there again."""
 
@@ -44,20 +49,39 @@ def measure(timers: int, repeats: int) -> dict[str, Any]:
             pauses_s = [once(one, client) for _ in range(repeats)]
     return {
         "timers": timers,
-        "arena_mib": round(size / 2**20),
-        "pause_median_ms": round(statistics.median(pauses_s) * 1000),
-        "pause_worst_ms": round(max(pauses_s) * 1000),
+        "arena_bytes": size,
+        "repeats": repeats,
+        "pause_s": spread(pauses_s),
+        "load_average": os.getloadavg(),
     }
 
 
+def table(found: dict[str, Any]) -> str:
+    rows = [
+        "| timers | arena | pause, median | lowest | highest |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for size in found["sizes"]:
+        pause = " | ".join(f"{size['pause_s'][one]:.1f} s" for one in ("median", "low", "high"))
+        rows.append(f"| {size['timers']:,} | {size['arena_bytes'] / 2**30:.2f} GiB | {pause} |")
+    return "\n".join(rows) + "\n"
+
+
 def main() -> None:
-    """Runs it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--timers", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
-    for timers in arguments.timers:
-        print(json.dumps(measure(timers, arguments.repeats)), flush=True)
+    found = {
+        "command": "make bench-place-again",
+        "machine": machine(),
+        "sizes": [measure(timers, arguments.repeats) for timers in arguments.timers],
+    }
+    print(json.dumps(found, indent=1))
+    if not arguments.dry:
+        write_result(RESULTS, found)
+        write_section("place again", table(found), PAGE)
 
 
 if __name__ == "__main__":

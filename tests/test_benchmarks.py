@@ -103,6 +103,22 @@ def test_the_benchmark_of_waits_runs_and_writes_nothing() -> None:
     assert results.stat().st_mtime_ns == before
 
 
+def test_the_benchmark_of_removed_arenas_runs_and_its_page_has_the_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    bench = import_module("bench_place_again")
+    found = json.loads(bench.RESULTS.read_text())
+    assert [size["timers"] for size in found["sizes"]] == [1_000_000, 10_000_000]
+    assert bench.table(found) in bench.PAGE.read_text()
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_place_again.py"), "--dry"]
+    small = ["--timers", "1000", "--repeats", "1"]
+    run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["sizes"][0]["pause_s"]["low"] > 0
+    assert json.loads(bench.RESULTS.read_text()) == found
+
+
 def test_the_benchmark_of_the_wal_runs_and_writes_nothing(tmp_path: Path) -> None:
     results = ROOT / "benchmarks" / "results" / "wal.json"
     before = results.exists() and results.stat().st_mtime_ns
