@@ -25,7 +25,7 @@ from purgatoryd.cli.purgatory import condition_text, operation_record, owner_tex
 from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:
-    from purgatoryd.shm_layout.arena import Reader
+    from purgatoryd.shm_layout.arena import Account, Reader
     from purgatoryd.shm_layout.wire import Info
 
 ANY_WIDTH = 10_000
@@ -244,7 +244,21 @@ def collect(reader: Reader) -> dict[str, Any]:
             {"namespace": n.name, "live": n.live, "blob_bytes": n.bytes}
             for n in reader.namespaces_of_users()
         ],
-        "uids": [{"uid": a.uid, "live": a.live, "blob_bytes": a.bytes} for a in reader.accounts()],
+        "uids": [uid_record(account) for account in reader.accounts()],
+    }
+
+
+def uid_record(account: Account) -> dict[str, int]:
+    """What a uid holds."""
+    return {
+        "uid": account.uid,
+        "live": account.live,
+        "blob_bytes": account.bytes,
+        "topics": account.topics,
+        "namespaces": account.namespaces,
+        "sessions": account.sessions,
+        "watch_keys": account.watch_keys,
+        "watches": account.watches,
     }
 
 

@@ -329,7 +329,7 @@ def _no_metrics() -> Metrics:
         dict.fromkeys(COUNTERS, 0),
         dict.fromkeys(GAUGES, 0.0),
         {n.lower(): Histogram(n.lower(), (0,) * BUCKETS, 0, 0) for n in Measured.__members__},
-        [Namespace("", 0, 0, 0, settings)],
+        [Namespace("", 0, 0, 0, settings, ANYBODY)],
     )
 
 

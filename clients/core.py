@@ -43,6 +43,7 @@ from purgatoryd.shm_layout.errors import (
     SessionExpired,
     SessionTableFull,
     TableBroken,
+    UidShareExceeded,
 )
 from purgatoryd.shm_layout.layout import (
     TICKET_MAX,
@@ -423,9 +424,10 @@ class Core:
         self.pull()
 
     def give_up(self) -> None:
-        """Raises SessionTableFull if no session was free; the next call asks again."""
+        """Raises SessionTableFull or UidShareExceeded if no session was to be had; the next call
+        asks again."""
         refusal = self.session.refusal
-        if isinstance(refusal, SessionTableFull):
+        if isinstance(refusal, (SessionTableFull, UidShareExceeded)):
             self.session.refusal = None
             self.session.resend()
             raise refusal

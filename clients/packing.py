@@ -93,6 +93,10 @@ def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
 
 
 def _over(key: Key, detail: int, figure: int) -> QuotaExceeded:
+    if share := wire.decode_share(detail, figure):
+        return QuotaExceeded(
+            key, Status.QUOTA, "uid", share.resource, share.limit, share.used, uid=share.uid
+        )
     quota, limit = Quota(detail & 0xFF), detail >> 8
     whose, resource = _QUOTAS[quota]
     if quota in (Quota.NAMESPACE_OPS, Quota.UID_OPS):

@@ -31,6 +31,11 @@ from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable
 from purgatoryd.shm_layout.layout import ClockKind, Message, WireError
 from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
 
+_PASSING = frozenset((
+    WireError.SESSIONS_FULL, WireError.QUOTA, WireError.STOPPING, WireError.WRONG_SHARD,
+))  # fmt: skip
+"""Refusals of a HELLO that may be another next time."""
+
 
 class State(enum.Enum):
     """Where the conversation stands."""
@@ -300,7 +305,7 @@ class Session:
 
     def _on_refused_hello(self, refusal: MessageRefused) -> None:
         self.refusal = refusal
-        if refusal.error in (WireError.SESSIONS_FULL, WireError.STOPPING, WireError.WRONG_SHARD):
+        if refusal.error in _PASSING:
             return  # may pass: the HELLO is sent again, there or elsewhere
         self.state = State.CLOSED
         waiting, self._waiting = self._waiting, deque()

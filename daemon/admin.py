@@ -115,7 +115,7 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
         now_ns = int(loop.arena.header.now_ns)
         return frame(kind, WireError.CLOCK, detail=(now_ns, at_ns % 2**64), echo=echo)
     if kind == Kind.NAMESPACE:
-        error, detail, now = loop.arena.set_namespace(message.body[_FRAME.size :])
+        error, detail, now = loop.arena.set_namespace(message.body[_FRAME.size :], message.uid)
         return frame(kind, error, detail=detail, echo=echo) + (b"" if error else now)
     if kind == Kind.BULK_LOAD:
         error, detail, found = loop.arena.bulk_load(message.body[_FRAME.size :])

@@ -49,7 +49,9 @@ _KIND = slice(6, 8)
 _BYE = Kind.BYE.to_bytes(2, "little")
 _ERROR = slice(30, 32)
 _NO_ERROR = b"\0\0"
-_SESSIONS_FULL = WireError.SESSIONS_FULL.to_bytes(2, "little")
+_NO_SESSION = frozenset(
+    error.to_bytes(2, "little") for error in (WireError.SESSIONS_FULL, WireError.QUOTA)
+)
 
 
 @dataclass(slots=True)
@@ -185,7 +187,7 @@ class Commands:
         state, reply = self._arena.handle(
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
-        if state == Handled.REPLY and reply[_ERROR] == _SESSIONS_FULL:
+        if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
             # the client of one of them may have ended in this moment
             self.clients.serve(begun_boot_ns)
             state, reply = self._arena.handle(

@@ -39,6 +39,7 @@ BOUNDS = {
     "quota_timers": (0, 2**48 - 1),
     "quota_bytes": (0, 2**48 - 1),
     "quota_ops": (0, 10**9),
+    "uid_share": (1, 100),
     "node": (-1, 65_535),
     "realtime": (0, 99),
     "busy_poll_ns": (0, 10_000_000),
@@ -98,8 +99,8 @@ class Config:
     """Virtual clock: wall time at virtual time 0, ns since 1970."""
     budget: int = 4_096
     """Timers fired or moved in one loop iteration."""
-    accounts: int = 256
-    """Uids that may have timers at once, where uids have quotas."""
+    accounts: int = 1_024
+    """Uids that may have sessions, timers or watch keys at once."""
     bulk_loads: int = 256
     """Bulk loads that are remembered at once."""
     bulk_load_rows: int = 2**22
@@ -112,6 +113,9 @@ class Config:
     """Bytes of keys and payloads that the armed timers of one uid may hold."""
     quota_ops: int = 0
     """Adds, watches and advances of one uid per second."""
+    uid_share: int = 75
+    """Per cent of the topics, of the namespaces, of the sessions, of the watch keys and of the
+    watch records that one uid may hold, other than root and the daemon's own; 100 = no limit."""
     admin_uids: tuple[int, ...] = ()
     """Who may administer, besides root and the daemon's own uid."""
     allow_uids: tuple[int, ...] = ()

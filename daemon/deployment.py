@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 
 import zmq
@@ -47,6 +49,7 @@ from purgatoryd.shm_layout.files import private_folder
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
     FLAG_RESUME,
+    Quota,
     WireError,
     is_reserved,
 )
@@ -392,7 +395,9 @@ class Deployment:
         self._reloads = True
         self._manager.reloading()
         with contextlib.suppress(PurgatorydError):  # the shards say what is wrong
-            log.level = self._reread().log_level
+            found = self._reread()
+            log.level = found.log_level
+            self._config = replace(self._config, uid_share=found.uid_share)
         for shard in self._shards:
             if shard.state is State.CRASH_LOOPING:
                 shard.try_again(now_ns)
@@ -462,7 +467,8 @@ class Deployment:
             return _refused(message, WireError.TOO_LARGE, (most, partitions))
         known = self._registry.table.placements.get(namespace)
         if known is None:
-            return self._bear(message, self._registry.table.place(namespace, partitions))
+            placement = self._registry.table.place(namespace, partitions)
+            return self._bear(message, replace(placement, uid=message.uid))
         if most > 1 and known.partitions != partitions:
             return _refused(message, WireError.PLACED, (known.partitions, partitions))
         return _placed(message, known)
@@ -471,6 +477,9 @@ class Deployment:
         table, most = self._registry.table, self._config.namespaces
         if any(len(table.namespaces_of(shard)) >= most for shard in placement.shards):
             return _refused(message, WireError.NAMESPACES_FULL, (most, 0))
+        if (held := self._held(placement)) >= (share := self._share_of(message.uid)):
+            figures = (share << 8 | Quota.UID_NAMESPACES, message.uid << 32 | held)
+            return _refused(message, WireError.QUOTA, figures)
         try:
             self._registry.record(placement)
         except OSError as error:
@@ -479,6 +488,17 @@ class Deployment:
         for shard in {*placement.shards}:
             self._shards[shard].send(self._birth(placement.namespace))
         return _placed(message, placement)
+
+    def _held(self, placement: Placement) -> int:
+        """The most namespaces that its uid created in one of its shards."""
+        table = self._registry.table
+        return max(table.created_in(shard, placement.uid) for shard in placement.shards)
+
+    def _share_of(self, uid: int) -> int:
+        """How many namespaces of one shard this uid may create; see `Config.uid_share`."""
+        config = self._config
+        limited = config.uid_share < 100 and uid not in (0, os.geteuid())
+        return max(1, config.namespaces * config.uid_share // 100) if limited else sys.maxsize
 
     def _birth(self, namespace: str) -> bytes:
         """Has a shard know a namespace as its own; one that does stays as it is."""

@@ -92,6 +92,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         _warn_of(opening.wal)
         _set_up_namespaces(arena, config)
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
+        arena.set_uid_share(config.uid_share)
         clock = _clock(config, arena)
         reload = Reload(config, reread, arena, sockets, placement, lifecycle.supervisor)
         reaper = Reaper(

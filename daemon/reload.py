@@ -15,8 +15,8 @@ from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
 
 RELOADED = (
-    "log_level", "quota_timers", "quota_bytes", "quota_ops", "placement", "cpus", "node",
-    "realtime", "busy_poll_ns",
+    "log_level", "quota_timers", "quota_bytes", "quota_ops", "uid_share", "placement", "cpus",
+    "node", "realtime", "busy_poll_ns",
 )  # fmt: skip
 """Settings that count at once; the others do from the next start on."""
 
@@ -58,6 +58,7 @@ class Reload:
         self._config = replace(self._config, **{name: getattr(found, name) for name in RELOADED})
         log.level = found.log_level
         self._arena.set_quotas(found.quota_timers, found.quota_bytes, found.quota_ops)
+        self._arena.set_uid_share(found.uid_share)
         names = [field.name for field in fields(Config)]
         later = [name for name in names if getattr(found, name) != getattr(self._config, name)]
         log.info("the settings were read again")

@@ -96,7 +96,10 @@ def settle(resharding: Resharding, table: ShardTable, count: int) -> ShardTable:
 
 
 def _placed(old: ShardTable, new: ShardTable) -> dict[str, Placement]:
-    return {name: new.place(name, was.partitions) for name, was in old.placements.items()}
+    return {
+        name: replace(new.place(name, was.partitions), uid=was.uid)
+        for name, was in old.placements.items()
+    }
 
 
 def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
@@ -105,7 +108,7 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
         sources = list(_sources(resharding, old, held))
         have = [namespace_stats(arena) if arena else {} for arena in sources]
         if old.shard_generation == ALONE:
-            old = replace(old, placements=_born(have[0]))
+            old = replace(old, placements=_born(sources[0]))
         new = replace(new, placements=_placed(old, new))
         routes = [_routes(old, new, shard, found) for shard, found in enumerate(have)]
         _refuse_other_settings(old, have)
@@ -122,9 +125,10 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
         return new
 
 
-def _born(found: Mapping[str, NamespaceStats]) -> dict[str, Placement]:
+def _born(arena: Arena | None) -> dict[str, Placement]:
     """The namespaces of a daemon alone: no table has them."""
-    return {name: Placement(name, (0,)) for name in found if not is_reserved(name)}
+    found = arena.namespaces_of_users() if arena is not None else ()
+    return {n.name: Placement(n.name, (0,), n.created_uid) for n in found}
 
 
 # ---- what there is ---------------------------------------------------------------------------

@@ -39,7 +39,7 @@ FINAL = frozenset(("EXISTS", "TOO_FAR", "DENIED", "FENCED", "CLOSED"))
 """Refusals that will be the same next time."""
 PASSING = frozenset((
     WireError.SESSION_EXPIRED, WireError.SESSIONS_FULL, WireError.STOPPING, WireError.BUSY,
-    WireError.NAMESPACES_FULL, WireError.BULK_LOADS_FULL, WireError.NOT_DURABLE,
+    WireError.NAMESPACES_FULL, WireError.BULK_LOADS_FULL, WireError.NOT_DURABLE, WireError.QUOTA,
 ))  # fmt: skip
 """Refusals of a whole message that may be another next time."""
 TRIES = 3

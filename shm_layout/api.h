@@ -31,7 +31,7 @@ struct pg_config {                /* what an arena is created with */
     uint32_t sessions;
     uint32_t watches;             /* records: a key of an operation each */
     uint32_t watermarks;          /* watch keys */
-    uint32_t accounts;            /* uids that may have timers while uids have quotas */
+    uint32_t accounts;            /* uids that may have sessions, timers or watch keys */
     uint32_t bulk_loads;          /* bulk loads that are remembered; 0 = none can be */
     uint32_t bulk_load_blocks;    /* of PG_BULK_LOAD_BLOCK_ROWS of their rows each */
     uint64_t watermark_ttl_ns;
@@ -161,9 +161,12 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
 
 /* Quotas of every uid, from now on: timers, blob bytes, operations per second; 0 = none. */
 void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t ops);
-/* The body of a NAMESPACE message. Returns enum pg_error with its figures in `detail`; *now = the
- * settings as they stand. */
-int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
+/* How many per cent of the topics, namespaces, sessions, watch keys and watch records one uid may
+ * hold, from now on: all uids but root and own_uid. 0 or 100 = no limit. What stands stays. */
+void pg_set_uid_share(struct pg_arena *a, uint32_t percent, uint32_t own_uid);
+/* The body of a NAMESPACE message of this uid. Returns enum pg_error with its figures in `detail`;
+ * *now = the settings as they stand. */
+int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                      struct pg_namespace_set *now, uint64_t detail[2]);
 
 /* ---- bulk loads (bulk_loads.c, messages.c) ------------------------------------------------- */

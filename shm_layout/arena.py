@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,15 +106,22 @@ class Namespace:
     bytes: int
     shard: int
     settings: NamespaceSettings
+    created_uid: int
+    """Whose message created it; PG_NIL = nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a uid has, over all namespaces."""
+    """What a uid has, over all namespaces: `live` timers, and rows of the shared tables."""
 
     uid: int
     live: int
     bytes: int
+    topics: int
+    namespaces: int
+    sessions: int
+    watch_keys: int
+    watches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +292,7 @@ class Handle:
                     rows[i].owner_uid, rows[i].durability, rows[i].quota_timers,
                     rows[i].quota_bytes, rows[i].quota_ops, rows[i].park_beyond_ns,
                 ),
+                rows[i].created_uid,
             )
             for i in used
         }  # fmt: skip
@@ -298,12 +307,23 @@ class Handle:
         return [n for n in self.namespaces().values() if not is_reserved(n.name)]
 
     def accounts(self) -> Iterator[Account]:
-        """The uids that have timers while uids have quotas."""
+        """The uids that hold something, or did so last."""
+        topics = self._created(lib.PG_R_TOPICS, "pg_topic")
+        namespaces = self._created(lib.PG_R_NAMESPACES, "pg_namespace")
         region = self.header.regions[lib.PG_R_ACCOUNTS]
         rows = self.rows(lib.PG_R_ACCOUNTS, "pg_account")
-        for i in range(region.count):
-            if rows[i].in_use:
-                yield Account(rows[i].uid, rows[i].live, rows[i].bytes)
+        known = {rows[i].uid: rows[i] for i in range(region.count) if rows[i].in_use}
+        for uid in [*known, *sorted({*topics, *namespaces} - {*known, lib.PG_NIL})]:
+            row = known.get(uid)
+            counts = (row.sessions, row.watch_keys, row.watches) if row else (0, 0, 0)
+            live, held = (row.live, row.bytes) if row else (0, 0)
+            yield Account(uid, live, held, topics[uid], namespaces[uid], *counts)
+
+    def _created(self, region: int, struct: str) -> Counter[int]:
+        """How many names of a table each uid's records created."""
+        rows = self.rows(region, struct)
+        count = self.header.regions[region].count
+        return Counter(rows[i].created_uid for i in range(count) if rows[i].name_len)
 
     def bulk_loads(self) -> Iterator[KnownBulkLoad]:
         """The bulk loads that are remembered."""
@@ -572,7 +592,7 @@ class Arena(_Owned):
         Raises InvalidName, and InvalidSetting when there is no free slot for another namespace.
         """
         change = wire.encode_namespace_set(0, wire.encode_namespace(namespace), {"durability": 1})
-        error, detail, _ = self.set_namespace(change[wire.FRAME.size :])
+        error, detail, _ = self.set_namespace(change[wire.FRAME.size :], os.geteuid())
         if error:
             raise InvalidSetting("namespaces", detail[0], "slots for every durable one", "arena")
 
@@ -655,11 +675,12 @@ class Arena(_Owned):
         )  # fmt: skip
         return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
 
-    def set_namespace(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
-        """Applies the body of a NAMESPACE message: (error, its figures, settings as they are)."""
+    def set_namespace(self, body: Any, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
+        """Applies the body of a NAMESPACE message of this uid: (error, its figures, settings as
+        they are)."""
         now = ffi.new("struct pg_namespace_set *")
         detail = ffi.new("uint64_t[2]")
-        error = lib.pg_set_namespace(self._a, ffi.from_buffer(body), len(body), now, detail)
+        error = lib.pg_set_namespace(self._a, ffi.from_buffer(body), len(body), uid, now, detail)
         return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(now))
 
     def publish(
@@ -675,6 +696,10 @@ class Arena(_Owned):
     def set_quotas(self, timers: int, byte_count: int, ops: int) -> None:
         """Quotas of every uid from now on: timers, bytes, operations per second; 0 = none."""
         lib.pg_set_quotas(self._a, timers, byte_count, ops)
+
+    def set_uid_share(self, percent: int) -> None:
+        """What one uid may hold of each shared table from now on, other than root and ours."""
+        lib.pg_set_uid_share(self._a, percent, os.geteuid())
 
     def bulk_load(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
         """Applies the body of an administrator's BULK_LOAD message: (error, its figures,

@@ -151,12 +151,11 @@ static bool gives_birth(unsigned op)
 /* PG_NIL: answered. */
 static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
-    unsigned status = PG_ST_UNKNOWN;
-    uint32_t row = watermark_find(a, &s->put.key);
+    const uint32_t row = watermark_find(a, &s->put.key);
     if (row == PG_NIL && gives_birth(s->record->op))
-        row = watermark_born(a, &s->put.key, false, &status);
+        return watermark_born(a, &s->put.key, false, result);
     if (row == PG_NIL)
-        answer(result, 0, status, 0);
+        answer(result, 0, PG_ST_UNKNOWN, 0);
     return row;
 }
 
@@ -502,7 +501,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
 {
     const unsigned uses = a->name_uses[i] & (a->draining || a->nameless ? NEEDS_NAMESPACE : ~0u);
     a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
-    a->name_status[i] = PG_ST_NONE;
+    a->name_refusals[i] = (struct pg_result){0, 0};
     a->name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->name_access[i] == ACCESS_DENIED))
         return;                   /* no name is born by it */
@@ -512,14 +511,15 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
         a->reserved = true;
         return;
     }
-    a->name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->name_status[i]) : PG_NIL;
+    a->name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->name_refusals[i])
+                                         : PG_NIL;
     a->name_namespaces[i] = uses & NEEDS_NAMESPACE && a->name_rows[i] == PG_NIL
-                                ? names_namespace(a, ns, &a->name_status[i])
+                                ? names_namespace(a, ns, &a->name_refusals[i])
                                 : names_find_namespace(a, ns);
     if (a->name_rows[i] != PG_NIL)
         names_hold(a, a->name_rows[i]);
     if (a->name_namespaces[i] != PG_NIL && (a->name_rows[i] != PG_NIL || !(uses & NEEDS_TOPIC)))
-        a->name_status[i] = PG_ST_NONE;
+        a->name_refusals[i] = (struct pg_result){0, 0};
     if (a->name_namespaces[i] != PG_NIL)
         a->durable |= a->namespaces[a->name_namespaces[i]].durability != 0;
 }
@@ -543,7 +543,7 @@ static bool names_begin(struct pg_arena *a, const struct request *q,
     const struct pg_result *results = reply_results(a, m);
     const uint8_t *at = q->names;
     bool unknown = false, lacking = false;
-    a->account = account_for(a, q->uid);
+    account_begin(a);
     a->reserved = false;
     memset(a->name_uses, 0, sizeof a->name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
@@ -556,7 +556,7 @@ static bool names_begin(struct pg_arena *a, const struct request *q,
         at = names_next(at, &ns, &topic);
         name_resolve(a, i, ns, topic, q->uid);
         unknown |= a->name_namespaces[i] == PG_NIL;
-        lacking |= a->name_status[i] != PG_ST_NONE;
+        lacking |= a->name_refusals[i].ticket != 0;
     }
     if (UNLIKELY(unknown))
         names_again(a, q);
@@ -566,7 +566,7 @@ static bool names_begin(struct pg_arena *a, const struct request *q,
 static bool name_lacks(const struct pg_arena *a, const wire_record *r)
 {
     const unsigned uses = op_rules[r->op].uses;
-    return a->name_status[r->name] != PG_ST_NONE &&
+    return a->name_refusals[r->name].ticket != 0 &&
            ((uses & NEEDS_TOPIC && a->name_rows[r->name] == PG_NIL) ||
             (uses & NEEDS_NAMESPACE && a->name_namespaces[r->name] == PG_NIL));
 }
@@ -576,9 +576,11 @@ RARE static void names_refuse(struct pg_arena *a, const struct request *q,
                               const struct pg_session *s, const struct pg_reply_memory *m)
 {
     struct pg_result *results = reply_results(a, m);
-    for (uint32_t n = s->applied; n < q->frame.count; n++)
+    for (uint32_t n = s->applied; n < q->frame.count; n++) {
+        const struct pg_result *why = &a->name_refusals[record_at(q, n)->name];
         if (name_lacks(a, record_at(q, n)))
-            results[n] = (struct pg_result){a->name_status[record_at(q, n)->name], 0};
+            answer(&results[n], why->ticket >> 8, why->ticket & 0xff, why->deadline_ns);
+    }
 }
 
 static void names_end(struct pg_arena *a, const struct request *q)

@@ -19,7 +19,8 @@ PurgatorydError
 |   +-- WatermarkOverflow            a watermark past 2^63 - 1
 |   +-- Stopping                     the daemon waits for what is armed, and then stops
 |   +-- Denied                       the namespace has another owner
-|   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
+|   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second;
+|   |                                of a uid: its share of a table
 |   +-- Fenced                       a newer run of the bulk load has begun
 |   +-- BulkLoadClosed               the bulk load takes no more rows
 |   +-- WrongShard
@@ -38,6 +39,7 @@ PurgatorydError
 |   +-- MessageRefused               the daemon refused a whole message
 |   |   +-- NoWal                    durable=True, and the daemon keeps no WAL
 |   |   +-- SessionTableFull         as many sessions are open as --sessions
+|   |   +-- UidShareExceeded         the uid holds its share of the sessions or namespaces
 |   +-- NotDurable                   applied, but the WAL stopped before it was on disk
 |   +-- ProtocolError                bytes that break docs/protocol.md
 +-- Lagged                           a subscriber was overtaken by the replay buffer
@@ -309,6 +311,7 @@ _SETTING_OF = {
     "space for key and payload": "--payload-memory",
     "namespaces": "--namespaces",
     "topics": "--topics",
+    "sessions": "--sessions",
     "watch keys": "--watch-keys",
     "watch records": "--watches",
     "accounts": "--accounts",
@@ -445,13 +448,21 @@ class InboxFull(Busy):
         )
 
 
+def _share_exceeded(uid: int, used: int, limit: int, resource: str) -> str:
+    return (
+        f"uid {uid} holds {used} {resource}, and one uid may hold {limit}; raise --uid-share "
+        f"or {_SETTING_OF[resource]}"
+    )
+
+
 @keeps_figures
 class QuotaExceeded(Refused):
-    """A call exceeds the quota of its namespace or of its uid (`whose`).
+    """A call exceeds the quota of its namespace or of its uid (`whose`), or its uid's share.
 
     `resource` is "timers" or "bytes", of which `used` of `limit` are in use, or "operations per
     second": then `used` is None, and `retry_boot_ns` says when the next one is allowed
-    (CLOCK_BOOTTIME).
+    (CLOCK_BOOTTIME). Or it is "topics", "namespaces", "watch keys" or "watch records": the uid
+    `uid` holds `used` of the `limit` that one uid may hold (`--uid-share`).
     """
 
     whose: str
@@ -459,8 +470,12 @@ class QuotaExceeded(Refused):
     limit: int
     used: int | None = None
     retry_boot_ns: int | None = None
+    uid: int | None = None
 
     def __str__(self) -> str:
+        if self.uid is not None and self.used is not None:
+            share = _share_exceeded(self.uid, self.used, self.limit, self.resource)
+            return f"{self.key!r} was refused: {share}"
         text = f"{self.key!r} is over the quota of its {self.whose}, {self.limit} {self.resource}"
         return text if self.used is None else f"{text}, of which {self.used} are used"
 
@@ -647,6 +662,22 @@ class SessionTableFull(MessageRefused):
             f"session table full: {sessions} of {sessions} sessions are open, the most idle one "
             f"was last used {silent_ns / 1e9:.0f} s ago; raise --sessions or close idle clients"
         )
+
+
+@keeps_figures
+class UidShareExceeded(MessageRefused):
+    """The uid of a client holds its share (`--uid-share`) of the daemon's sessions or namespaces.
+
+    `uid` holds `used` rows of `resource`, and one uid may hold `limit`. Other uids are served.
+    """
+
+    resource: str = ""
+    limit: int = 0
+    uid: int = 0
+    used: int = 0
+
+    def __str__(self) -> str:
+        return _share_exceeded(self.uid, self.used, self.limit, self.resource)
 
 
 @keeps_figures

@@ -125,21 +125,16 @@ struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace
     return (struct pg_wal_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
                                      .durability = n->durability, .quota_timers = n->quota_timers,
                                      .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
-                                     .park_beyond_ns = n->park_beyond_ns, .name_len = name_len};
+                                     .park_beyond_ns = n->park_beyond_ns,
+                                     .created_uid = n->created_uid, .name_len = name_len};
 }
 
 struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
 {
     return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
                                  .last_position = t->last_position, .row = row,
-                                 .namespace_row = t->namespace_row, .name_len = name_len};
-}
-
-/* The uid that a slot counts for; PG_NIL = none. */
-static uint32_t uid_of(const struct pg_arena *a, const struct pg_cold *c)
-{
-    return c->account == 0 || c->account > a->account_rows ? PG_NIL
-                                                           : a->accounts[c->account - 1].uid;
+                                 .namespace_row = t->namespace_row,
+                                 .created_uid = t->created_uid, .name_len = name_len};
 }
 
 struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
@@ -150,7 +145,7 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
         wall_ns = ((const struct pg_ext *)blob_at(&a->blobs, c->blob))->value;
     return (struct pg_wal_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
                                .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
-                               .uid = uid_of(a, c), .payload_len = c->payload_len,
+                               .uid = account_uid(a, c->account), .payload_len = c->payload_len,
                                .parked = ctl_state(h->ctl) == PG_S_PARKED,
                                .bulk_loaded = is_bulk_loaded(h),
                                .counted = c->account != 0, .key_len = c->key_len,
@@ -169,14 +164,16 @@ struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const st
                                  .key_len = c->key_len, .key_type = c->key_type};
 }
 
-struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born)
+struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
+                                         const struct pg_watched *l, bool born)
 {
     return (struct pg_wal_watermark){.watermark = l->watermark, .row = row, .error = l->error,
                                      .namespace_row = l->namespace_row,
                                      .flags = (uint16_t)((born ? PG_WM_BORN : 0) |
                                                          (l->touched_s == PG_NIL ? PG_WM_FORGOTTEN
                                                                                  : 0)),
-                                     .key_len = l->key_len, .key_type = l->key_type};
+                                     .key_len = l->key_len, .key_type = l->key_type,
+                                     .uid = account_uid(a, l->account)};
 }
 
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)

@@ -172,6 +172,9 @@ struct pg_header {
     uint64_t quota_timers;        /* moving: of every uid, as the daemon was started; 0 = none */
     uint64_t quota_bytes;         /* moving: the same */
     uint64_t quota_ops;           /* moving: the same, per second */
+    uint32_t uid_share;           /* moving: per cent of each shared table that one uid may hold;
+                                     0 or 100 = no limit */
+    uint32_t own_uid;             /* moving: the daemon's, which has no such limit */
     struct pg_placement placement; /* moving: as the daemon was started, and since */
     uint32_t daemon_state;        /* moving: enum pg_daemon_state, release */
     uint32_t daemon_why;          /* moving: enum pg_degraded, added up; before daemon_state */
@@ -442,7 +445,7 @@ struct pg_index_bucket {
 #define PG_TARGET_MAX 9223372036854775806u   /* of ALL, ANY and QUORUM */
 
 /* Authoritative but for root, first, latest and place. A watch key: its monotone watermark and its
- * watchers, which stand in a treap ordered by the watermark that each of them waits for. 56
+ * watchers, which stand in a treap ordered by the watermark that each of them waits for. 64
  * bytes. */
 struct pg_watched {
     uint64_t watermark;           /* stored (release) before any watcher is visited */
@@ -460,6 +463,8 @@ struct pg_watched {
     uint8_t  key_type;
     uint32_t place;               /* derived: where the watermark index has it, bucket * 16 +
                                      cell */
+    uint16_t account;             /* of the uid whose record created it, as in pg_cold */
+    uint8_t  pad[6];
 };
 
 /* Authoritative: key_row, slot, sibling; target too for ALL, ANY and QUORUM, read through
@@ -548,6 +553,8 @@ struct pg_namespace {
     uint64_t quota_ops;           /* per second; 0 = none */
     struct pg_tokens tokens;
     uint64_t park_beyond_ns;      /* what is due later than that is parked; 0 = nothing is */
+    uint32_t created_uid;         /* whose record or message created it; PG_NIL = nobody's */
+    uint32_t pad;
     char     name[64];
 };
 
@@ -562,18 +569,24 @@ struct pg_topic {
     int64_t  changed_boot_ns;     /* real clock: when the newest notice was built */
     uint64_t live;                /* derived: armed timers */
     int64_t  slack_ns;            /* for spread deadlines: how much later its timers may fire */
+    uint32_t created_uid;         /* as in pg_namespace */
+    uint32_t pad;
     char     name[128];
 };
 
-/* Authoritative but for live, bytes and tokens: a uid that has timers while uids have quotas. A row
- * without timers, of a uid without a session, may be given to another uid. */
+/* Authoritative but for its counts and tokens: a uid that has sessions, timers or watch keys. A row
+ * whose uid has none of them may be given to another uid. */
 struct pg_account {
     uint32_t uid;
     uint32_t in_use;              /* 0 = row not used; written last */
     uint64_t live;                /* derived: armed timers, over all namespaces */
     uint64_t bytes;               /* derived: blob bytes of armed timers */
     struct pg_tokens tokens;
-    int64_t  used_boot_ns;        /* real clock: when it last sent a batch */
+    int64_t  used_boot_ns;        /* real clock: when it last sent a batch or opened a session */
+    uint32_t sessions;            /* derived: open */
+    uint32_t watch_keys;          /* derived: that its records created */
+    uint32_t watches;             /* derived: watch records of its armed operations */
+    uint32_t pad;
 };
 
 /* ---- bulk loads ---------------------------------------------------------------------- */
@@ -771,7 +784,7 @@ struct pg_wal_namespace {
     uint64_t quota_bytes;
     uint64_t quota_ops;
     uint64_t park_beyond_ns;
-    uint32_t pad;
+    uint32_t created_uid;         /* as in pg_namespace */
     uint32_t name_len;
 };
 
@@ -782,7 +795,7 @@ struct pg_wal_topic {
     int64_t  slack_ns;            /* as in pg_topic */
     uint32_t row;
     uint32_t namespace_row;
-    uint32_t pad;
+    uint32_t created_uid;         /* as in pg_topic */
     uint32_t name_len;
 };
 
@@ -802,7 +815,7 @@ struct pg_wal_arm {
     uint32_t topic;               /* row */
     uint32_t uid;                 /* of who asked for it; PG_NIL = nobody's message */
     uint32_t payload_len;
-    uint8_t  counted;             /* 1 = in the quota of that uid */
+    uint8_t  counted;             /* 1 = in the account of that uid */
     uint8_t  in_bulk_load;        /* 1 = the row of a bulk load: a pg_wal_row stands before the
                                      key */
     uint8_t  key_len;
@@ -924,6 +937,8 @@ struct pg_wal_watermark {
     uint16_t flags;               /* BORN: the key follows. FORGOTTEN: ends with its last watcher */
     uint8_t  key_len;
     uint8_t  key_type;
+    uint32_t uid;                 /* in whose account it is; PG_NIL = nobody's */
+    uint32_t pad;
 };
 
 struct pg_wal_gone {
@@ -1295,14 +1310,15 @@ enum pg_status {
     PG_ST_FULL_TICKETS = 20,
     PG_ST_FULL_KEYS = 21,         /* watch keys */
     PG_ST_FULL_WATCHES = 22,      /* watch records */
-    PG_ST_FULL_ACCOUNTS = 23,     /* uids that have timers, where uids have quotas */
+    PG_ST_FULL_ACCOUNTS = 23,     /* uids with an account, which a uid needs for what a quota or its
+                                     share of a table counts */
     PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
     PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
     PG_ST_BUSY = 26,              /* WATCH: deadline_ns = how many operations the session may own, if
                                      it owns as many, armed or not acknowledged */
     PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is
                                      used, of OPS when, on the real clock, the next one is
-                                     allowed */
+                                     allowed; from UID_TOPICS on: uid << 32 | rows that it holds */
     PG_ST_WRONG_SHARD = 28,       /* PUBLISH: the namespace is in another shard */
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
     PG_ST_OVERFLOW = 30,          /* a watermark past 2^63 - 1 */
@@ -1316,9 +1332,10 @@ enum pg_status {
                                      a copy has no space: what is armed goes with the daemon */
 };
 
-/* Which quota was used up. */
+/* Which quota was used up; from UID_TOPICS on, a uid's share of a table. */
 enum pg_quota { PG_Q_NAMESPACE_TIMERS = 1, PG_Q_NAMESPACE_BYTES, PG_Q_NAMESPACE_OPS,
-                PG_Q_UID_TIMERS, PG_Q_UID_BYTES, PG_Q_UID_OPS };
+                PG_Q_UID_TIMERS, PG_Q_UID_BYTES, PG_Q_UID_OPS, PG_Q_UID_TOPICS,
+                PG_Q_UID_NAMESPACES, PG_Q_UID_SESSIONS, PG_Q_UID_WATCH_KEYS, PG_Q_UID_WATCHES };
 
 /* Errors of a whole message: nothing of it was applied. Stable numbers. */
 enum pg_error {
@@ -1348,7 +1365,9 @@ enum pg_error {
                                      token, yours */
     PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet. detail:
                                      shard, shards; of a deployment: version, shards */
-    PG_ERR_PLACED = 21            /* PLACE: it was born otherwise. detail: its partitions, yours */
+    PG_ERR_PLACED = 21,           /* PLACE: it was born otherwise. detail: its partitions, yours */
+    PG_ERR_QUOTA = 22             /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid holds its share of a
+                                     table. detail: as ticket and deadline_ns of PG_ST_QUOTA */
 };
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */

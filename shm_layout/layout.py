@@ -176,6 +176,11 @@ class Quota(enum.IntEnum):
     UID_TIMERS = lib.PG_Q_UID_TIMERS
     UID_BYTES = lib.PG_Q_UID_BYTES
     UID_OPS = lib.PG_Q_UID_OPS
+    UID_TOPICS = lib.PG_Q_UID_TOPICS
+    UID_NAMESPACES = lib.PG_Q_UID_NAMESPACES
+    UID_SESSIONS = lib.PG_Q_UID_SESSIONS
+    UID_WATCH_KEYS = lib.PG_Q_UID_WATCH_KEYS
+    UID_WATCHES = lib.PG_Q_UID_WATCHES
 
 
 class NamespaceField(enum.IntFlag):
@@ -214,6 +219,7 @@ class WireError(enum.IntEnum):
     FENCED = lib.PG_ERR_FENCED
     WRONG_SHARD = lib.PG_ERR_WRONG_SHARD
     PLACED = lib.PG_ERR_PLACED
+    QUOTA = lib.PG_ERR_QUOTA
 
 
 class BulkLoadState(enum.IntEnum):

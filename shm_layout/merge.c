@@ -199,6 +199,12 @@ static bool slots_fit(const struct merge *g)
                 (uint64_t)g->to->blobs.granules * PG_GRANULE);
 }
 
+static bool account_merge(const struct merge *g, uint16_t *account)
+{
+    return account_carry(g->to, g->from, account) ||
+           fits(g, "accounts in use", g->to->account_rows + 1ull, g->to->account_rows);
+}
+
 /* ---- watermarks and bulk loads ------------------------------------------------------------- */
 
 static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
@@ -210,6 +216,9 @@ static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
     *l = *f;
     l->namespace_row = (uint16_t)g->source->namespaces[f->namespace_row];
     l->hash = key_hash(g->to, l->namespace_row, f->key_type, key, f->key_len);
+    if (!account_merge(g, &l->account))
+        return false;
+    account_watch_key_counted(g->to, l->account, 1);     /* so that nobody takes it for idle */
     if (granules == 0)
         return true;
     const uint32_t blob = blob_copy(g->to, g->from, watermark_blob(f), granules);
@@ -407,17 +416,15 @@ static bool sessions_merge(struct merge *g)
 
 /* ---- slots --------------------------------------------------------------------------------- */
 
-static bool account_merge(struct merge *g, uint32_t slot)
+static bool slot_account_merge(struct merge *g, uint32_t slot)
 {
     struct pg_cold *c = &g->to->slots.cold[slot];
-    if (c->account == 0 || !ctl_live(g->to->slots.hot[slot].ctl)) {
+    if (!ctl_live(g->to->slots.hot[slot].ctl))
         c->account = 0;
-        return true;
-    }
-    c->account = account_of(g->to, g->from->accounts[c->account - 1].uid);
-    if (c->account == 0)
-        return fits(g, "accounts in use", g->to->account_rows + 1ull, g->to->account_rows);
-    account_counted(g->to, c->account, 1, 0);     /* so that nobody takes it for idle */
+    if (!account_merge(g, &c->account))
+        return false;
+    if (c->account != 0)
+        account_counted(g->to, c->account, 1, 0); /* so that nobody takes it for idle */
     return true;
 }
 
@@ -471,7 +478,7 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
         to->timestamps[slot] = g->from->timestamps[i];
         to->timestamps[slot].add_lsn = 0;              /* it was of another WAL */
     }
-    return account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
+    return slot_account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
 }
 
 static bool slots_merge(struct merge *g)

@@ -52,6 +52,13 @@ static bool hello_read(const struct request *q, struct pg_hello *hello, struct n
     return name_sound(*worker) || refused(why, PG_ERR_MALFORMED, fixed, hello->name_len);
 }
 
+/* As a record would be that needs the row. */
+static bool share_refused(struct pg_arena *a, const struct pg_result *r, struct refusal *why)
+{
+    pg_refused(a, PG_ST_QUOTA);
+    return refused(why, PG_ERR_QUOTA, r->ticket >> 8, (uint64_t)r->deadline_ns);
+}
+
 static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out,
                          struct refusal *why)
 {
@@ -59,8 +66,11 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
     struct name worker;
     if (!hello_read(q, &hello, &worker, why))
         return false;
-    struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid, hello.grace_ns,
-                                        worker);
+    struct pg_result share;
+    struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid, hello.grace_ns, worker,
+                                        &share);
+    if (s == NULL && share.ticket != 0)
+        return share_refused(a, &share, why);
     if (s == NULL)
         return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
                        (uint64_t)sessions_silence_ns(a));
@@ -126,6 +136,15 @@ static bool time_allowed(const struct pg_arena *a, const struct request *q, stru
 static bool namespaces_full(const struct pg_arena *a, struct refusal *why)
 {
     return refused(why, PG_ERR_NAMESPACES_FULL, pg_namespace_fill(a).rows, 0);
+}
+
+/* Of a message that needs a namespace which cannot be had. */
+static bool namespace_refused(struct pg_arena *a, const struct pg_result *r, struct refusal *why)
+{
+    const unsigned status = r->ticket & 0xff;
+    if (status == PG_ST_FULL_NAMESPACES)
+        return namespaces_full(a, why);
+    return status == PG_ST_QUOTA ? share_refused(a, r, why) : refused(why, PG_ERR_BUSY, status, 0);
 }
 
 static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
@@ -317,17 +336,15 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
     struct pg_bulk_load wanted = {.fencing_token = ask->fencing_token, .uid = uid,
                                   .state = ask->action == PG_LA_OPEN ? PG_BULK_LOAD_OPEN
                                                                      : PG_BULK_LOAD_CLOSED};
-    uint32_t status;
+    struct pg_result lacking;
     unsigned refusal;
     if (access_of(a, names_find_namespace(a, name), uid) == ACCESS_DENIED)
         return refused(why, PG_ERR_DENIED, uid, 0);
     if (names_elsewhere(a, name))
         return wrong_shard(a, why);
-    wanted.namespace_row = names_namespace(a, name, &status);
-    if (wanted.namespace_row == PG_NIL && status == PG_ST_FULL_NAMESPACES)
-        return namespaces_full(a, why);
+    wanted.namespace_row = names_namespace(a, name, &lacking);
     if (wanted.namespace_row == PG_NIL)
-        return refused(why, PG_ERR_BUSY, status, 0);
+        return namespace_refused(a, &lacking, why);
     memcpy(wanted.id, ask->bulk_load, sizeof wanted.id);
     const uint32_t bulk_load = bulk_load_claim(a, &wanted, &refusal);
     a->durable |= a->namespaces[wanted.namespace_row].durability != 0;
@@ -507,7 +524,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
                            struct pg_namespace_set *s, struct refusal *why)
 {
     const struct name name = {(const char *)body + sizeof *s, (uint32_t)(bytes - sizeof *s)};
-    uint32_t status;
+    struct pg_result lacking;
     if (!name_sound(name))
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
     if (a->wal_buffer == NULL && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
@@ -515,9 +532,9 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
         return refused(why, PG_ERR_NO_WAL, 0, 0);
     if (wal_buffer_refusal(a) != PG_ST_NONE)
         return refused(why, PG_ERR_BUSY, wal_buffer_refusal(a), 0);
-    const uint32_t row = names_namespace(a, name, &status);
+    const uint32_t row = names_namespace(a, name, &lacking);
     if (row == PG_NIL)
-        return namespaces_full(a, why);
+        return namespace_refused(a, &lacking, why);
     names_configure(a, row, s);
     const struct pg_namespace *n = &a->namespaces[row];
     *s = (struct pg_namespace_set){PG_N_FIELDS - 1, n->owner_uid, n->durability, n->name_len,
@@ -526,7 +543,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     return true;
 }
 
-int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
+int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                      struct pg_namespace_set *now, uint64_t detail[2])
 {
     struct refusal why = {PG_ERR_NONE, {0, 0}};
@@ -535,18 +552,20 @@ int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
         refused(&why, PG_ERR_MALFORMED, bytes, sizeof *now);
     else
         memcpy(now, body, sizeof *now);
+    a->uid = uid;
     if (why.error == PG_ERR_NONE && settings_sound(now, bytes, &why))
         settings_apply(a, body, bytes, now, &why);
+    a->uid = PG_NIL;
     memcpy(detail, why.detail, sizeof why.detail);
     return (int)why.error;
 }
 
 /* ---- one timer without a message --------------------------------------------------------- */
 
-static uint32_t put_topic(struct pg_arena *a, const struct pg_put *p, uint32_t *status)
+static uint32_t put_topic(struct pg_arena *a, const struct pg_put *p, struct pg_result *why)
 {
     return names_topic(a, (struct name){p->namespace_name, p->namespace_len},
-                       (struct name){p->topic_name, p->topic_len}, status);
+                       (struct name){p->topic_name, p->topic_len}, why);
 }
 
 static struct key put_key(const struct pg_arena *a, const struct pg_put *p, uint32_t ns)
@@ -557,11 +576,9 @@ static struct key put_key(const struct pg_arena *a, const struct pg_put *p, uint
 
 void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result)
 {
-    uint32_t status;
-    const uint32_t topic = put_topic(a, p, &status);
+    const uint32_t topic = put_topic(a, p, result);
     if (topic == PG_NIL) {
-        *result = (struct pg_result){status, 0};
-        pg_refused(a, status);
+        pg_refused(a, result->ticket & 0xff);
         return;
     }
     const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,

@@ -35,19 +35,25 @@ static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, stru
     return true;
 }
 
-/* Rows keep their numbers, as names do; idle ones that have no place are forgotten. */
-static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
-                            struct pg_cold *cold, struct pg_fault *why)
+static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, uint16_t *account,
+                            struct pg_fault *why)
 {
-    if (!ctl_live(from->slots.hot[slot].ctl))
-        cold->account = 0;
-    return fits(why, "accounts in use", cold->account, to->account_rows);
+    return account_carry(to, from, account) ||
+           fits(why, "accounts in use", to->account_rows + 1ull, to->account_rows);
 }
 
-static void accounts_migrate(struct pg_arena *to, const struct pg_arena *from)
+/* Counted, so that nobody takes the account for idle. An outcome holds none. */
+static bool slot_account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
+                                 struct pg_fault *why)
 {
-    for (uint32_t i = 0; i < from->account_rows && i < to->account_rows; i++)
-        to->accounts[i] = from->accounts[i];
+    struct pg_cold *c = &to->slots.cold[slot];
+    if (!ctl_live(to->slots.hot[slot].ctl))
+        c->account = 0;
+    if (!account_migrate(to, from, &c->account, why))
+        return false;
+    if (c->account != 0)
+        account_counted(to, c->account, 1, 0);
+    return true;
 }
 
 static void header_migrate(struct pg_header *to, const struct pg_header *from)
@@ -62,6 +68,8 @@ static void header_migrate(struct pg_header *to, const struct pg_header *from)
     to->quota_timers = from->quota_timers;
     to->quota_bytes = from->quota_bytes;
     to->quota_ops = from->quota_ops;
+    to->uid_share = from->uid_share;
+    to->own_uid = from->own_uid;
 }
 
 /* The frames stay behind, but their numbers go on. */
@@ -119,6 +127,9 @@ static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, 
 {
     const struct pg_watched *l = &from->watermarks[row];
     to->watermarks[row] = *l;
+    if (!account_migrate(to, from, &to->watermarks[row].account, why))
+        return false;
+    account_watch_key_counted(to, to->watermarks[row].account, 1);
     if (watermark_granules(l) == 0)
         return true;
     const uint32_t blob = blob_copy(to, from, watermark_blob(l), watermark_granules(l));
@@ -184,7 +195,7 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     to->slots.hot[slot] = from->slots.hot[i];
     if (to->timestamps != NULL && from->timestamps != NULL)
         to->timestamps[slot] = from->timestamps[i];
-    if (!account_migrate(to, from, i, &to->slots.cold[slot], why))
+    if (!slot_account_migrate(to, from, slot, why))
         return false;
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
 }
@@ -310,7 +321,6 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     wal_buffer_migrate(to->wal_buffer, from->wal_buffer);
     *to->metrics = *from->metrics;
     memcpy(to->histograms, from->histograms, PG_HISTOGRAMS * sizeof *to->histograms);
-    accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
            replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
            watermarks_migrate(to, from, why) && bulk_loads_migrate(to, from, why) &&

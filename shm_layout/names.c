@@ -118,6 +118,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
             continue;
         row->shard = a->header->shard;
         row->owner_uid = PG_NIL;
+        row->created_uid = a->uid;
         memcpy(row->name, name.bytes, name.len);
         if (has_wal(a))
             wal_append_namespace(a, i, row, name);
@@ -133,26 +134,85 @@ static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
     return t->live == 0 && t->last_position <= a->header->replay_head;
 }
 
+/* A sum that grows whenever a topic may have become reusable. */
+static uint64_t ends_so_far(const struct pg_arena *a)
+{
+    const struct pg_metrics *m = a->metrics;
+    const uint64_t operations = m->watches - m->operations;      /* that have ended */
+    return m->cancels + m->replaces + operations + a->header->replay_head;
+}
+
+static bool is_own(const struct pg_arena *a, const struct pg_topic *t)
+{
+    return t->name_len != 0 && t->created_uid == a->uid;
+}
+
+static uint32_t topics_held(const struct pg_arena *a)
+{
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        held += is_own(a, &a->topics[i]);
+    return held;
+}
+
+/* A uid that holds its share of the topics gives one of its own for a new one. */
+static bool holds_its_share(const struct pg_arena *a)
+{
+    const uint32_t share = share_of(a, a->topic_rows);
+    return share < a->topic_rows && topics_held(a) >= share;
+}
+
+static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (topic_reusable(a, &a->topics[i]) && (!own || is_own(a, &a->topics[i])))
+            return i;
+    return PG_NIL;
+}
+
+/* Whether the uid's share admits another topic. As in topic_row_for, a search is not repeated until
+ * something ended. */
+static bool topic_admitted(struct pg_arena *a, struct pg_result *why)
+{
+    const uint64_t ends = ends_so_far(a);
+    const bool known = a->topics_refused_at == ends && a->topics_refused_uid == a->uid;
+    if (!known && (!holds_its_share(a) || topic_reusable_row(a, true) != PG_NIL))
+        return true;
+    if (!known)
+        a->topics_refused_held = topics_held(a);
+    a->topics_refused_at = ends;
+    a->topics_refused_uid = a->uid;
+    share_refuse(a, PG_Q_UID_TOPICS, a->topic_rows, a->topics_refused_held, why);
+    return false;
+}
+
+static uint32_t topic_free_row(const struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len == 0)
+            return i;
+    return PG_NIL;
+}
+
 /* A free row; else one without timers and notices is taken from its name. The search is
  * not repeated until something ended, so that hostile names cost nothing. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
-    const struct pg_metrics *m = a->metrics;
-    const uint64_t operations = m->watches - m->operations;      /* that have ended */
-    const uint64_t ends = m->cancels + m->replaces + operations + a->header->replay_head;
+    const uint64_t ends = ends_so_far(a);
     if (a->topics_stuck_at == ends)
         return PG_NIL;
-    for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (a->topics[i].name_len == 0)
-            return i;
-    for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (topic_reusable(a, &a->topics[i])) {
-            STORE_RELEASE(&a->topics[i].name_len, 0u);
-            names_rebuild(a);
-            return i;
-        }
-    a->topics_stuck_at = ends;
-    return PG_NIL;
+    const bool own = holds_its_share(a);
+    uint32_t row = own ? PG_NIL : topic_free_row(a);
+    if (row != PG_NIL)
+        return row;
+    row = topic_reusable_row(a, own);
+    if (row == PG_NIL) {
+        a->topics_stuck_at = ends;         /* one that gives its own has some: topic_admitted */
+        return PG_NIL;
+    }
+    STORE_RELEASE(&a->topics[row].name_len, 0u);
+    names_rebuild(a);
+    return row;
 }
 
 static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
@@ -163,6 +223,7 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
         return PG_NIL;
     memset(t, 0, sizeof *t);
     t->namespace_row = ns;
+    t->created_uid = a->uid;
     t->incarnation = a->header->next_incarnation++;
     memcpy(t->name, name.bytes, name.len);
     if (has_wal(a))
@@ -194,33 +255,51 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
     wal_buffer_settle(a);
 }
 
-uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status)
+static uint32_t namespaces_held(const struct pg_arena *a)
 {
-    uint32_t cell = 0;
-    const uint32_t row = name_find(a, PG_NIL, ns, &cell);
-    if (row != PG_NIL)
-        return row;
-    *status = wal_buffer_refusal(a);
-    if (*status != PG_ST_NONE)
-        return PG_NIL;
-    *status = PG_ST_FULL_NAMESPACES;
-    return namespace_born(a, ns, cell);
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        held += a->namespaces[i].name_len != 0 && a->namespaces[i].created_uid == a->uid;
+    return held;
 }
 
-uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status)
+uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *why)
 {
     uint32_t cell = 0;
-    const uint32_t ns_row = names_namespace(a, ns, status);
-    if (ns_row == PG_NIL)
+    uint32_t row = name_find(a, PG_NIL, ns, &cell);
+    if (row != PG_NIL)
+        return row;
+    if ((has_wal(a) && !wal_buffer_admits(a, why)) ||
+        !share_admits(a, PG_Q_UID_NAMESPACES, a->namespace_rows, namespaces_held(a), why))
         return PG_NIL;
-    const uint32_t row = name_find(a, ns_row, topic, &cell);
+    row = namespace_born(a, ns, cell);
+    if (row == PG_NIL)
+        answer(why, 0, PG_ST_FULL_NAMESPACES, 0);
+    return row;
+}
+
+/* Row in the common numbering. */
+static uint32_t topic_find(const struct pg_arena *a, struct name ns, struct name topic)
+{
+    const uint32_t row = names_find_namespace(a, ns);
+    uint32_t cell;
+    return row == PG_NIL ? PG_NIL : name_find(a, row, topic, &cell);
+}
+
+uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, struct pg_result *why)
+{
+    uint32_t row = topic_find(a, ns, topic);
     if (row != PG_NIL)
         return row - a->namespace_rows;
-    *status = wal_buffer_refusal(a);
-    if (*status != PG_ST_NONE)
+    if ((has_wal(a) && !wal_buffer_admits(a, why)) || !topic_admitted(a, why))
         return PG_NIL;
-    *status = PG_ST_FULL_TOPICS;
-    return topic_born(a, ns_row, topic);
+    const uint32_t ns_row = names_namespace(a, ns, why);
+    if (ns_row == PG_NIL)
+        return PG_NIL;
+    row = topic_born(a, ns_row, topic);
+    if (row == PG_NIL)
+        answer(why, 0, PG_ST_FULL_TOPICS, 0);
+    return row;
 }
 
 void names_hold(struct pg_arena *a, uint32_t topic) { a->topics[topic].live++; }
@@ -228,7 +307,7 @@ void names_hold(struct pg_arena *a, uint32_t topic) { a->topics[topic].live++; }
 void names_release(struct pg_arena *a, uint32_t topic)
 {
     if (--a->topics[topic].live == 0)
-        a->topics_stuck_at = UINT64_MAX;
+        a->topics_stuck_at = a->topics_refused_at = UINT64_MAX;
 }
 
 /* ---- readers ------------------------------------------------------------------------------ */

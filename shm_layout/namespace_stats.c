@@ -27,11 +27,6 @@ static uint64_t key_mark(const struct pg_arena *a, uint32_t slot)
     return mark(KEY, c->key_type, c->key_len, key, (size_t)c->key_len + c->payload_len);
 }
 
-static uint64_t uid_of(const struct pg_arena *a, uint16_t account)
-{
-    return account == 0 ? PG_NIL : a->accounts[account - 1].uid;
-}
-
 /* Of a timer by the wall clock, what that says. */
 static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
 {
@@ -40,7 +35,7 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
     const struct pg_ext *ext = (const struct pg_ext *)blob_at(&a->blobs, c->blob);
     const int64_t at = h->flags & PG_F_WALL ? ext->value : h->deadline_ns;
     const uint64_t about[] = {key_mark(a, slot), topic_mark(a, h->topic), h->flags,
-                              uid_of(a, c->account)};
+                              account_uid(a, c->account)};
     return mark(TIMER, h->ctl, (uint64_t)at, about, sizeof about);
 }
 
@@ -109,9 +104,11 @@ static void watermarks_stats(const struct pg_arena *a, struct pg_namespace_stats
             continue;
         const uint8_t *key = watermark_granules(l) == 0 ? l->key
                                                         : blob_at(&a->blobs, watermark_blob(l));
-        const uint64_t id = mark(KEY, l->key_type, 0, key, l->key_len);
+        const uint64_t about[] = {mark(KEY, l->key_type, 0, key, l->key_len),
+                                  account_uid(a, l->account)};
         rows[l->namespace_row].watermarks++;
-        rows[l->namespace_row].digest += mark(WATERMARK, l->watermark, l->error, &id, sizeof id);
+        rows[l->namespace_row].digest += mark(WATERMARK, l->watermark, l->error, about,
+                                              sizeof about);
     }
 }
 

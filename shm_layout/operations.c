@@ -492,25 +492,27 @@ static bool row_repeats(struct pg_arena *a, uint32_t count, uint32_t row, uint32
     return count <= FEW ? among_first(a, row, n) : seen_before(a, count, row, n);
 }
 
-static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done)
+#define ANSWERED PG_ST_NONE       /* in place of a status: it stands in the result, with figures */
+
+static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done,
+                             struct pg_result *r)
 {
     struct key key = {.namespace_row = w->put->key.namespace_row, .row_guess = PG_NIL};
     const uint8_t *at = w->keys;
     uint32_t own = 0;
     for (*done = 0; *done < w->count; ++*done) {
         const wire_watch_key *k = (const wire_watch_key *)at;
-        unsigned status;
         key.bytes = (const uint8_t *)(k + 1);
         key.hash = w->hashes[*done];
         key.len = k->key_len;
         key.type = k->key_type;
         uint32_t row = watermark_find(a, &key), born = 0;
         if (row == PG_NIL) {
-            row = watermark_born(a, &key, true, &status);
+            row = watermark_born(a, &key, true, r);
             born = BORN;
         }
         if (row == PG_NIL)
-            return status;
+            return ANSWERED;
         if (row_repeats(a, w->count, row, *done))
             return PG_ST_DUPLICATE;
         a->rows[*done] = row | born;
@@ -671,11 +673,14 @@ static void settle(struct pg_arena *a, uint32_t slot)
         ask(a, slot);
 }
 
-static unsigned watch_slots_status(const struct pg_arena *a, const struct watch *w)
+static unsigned watch_slots_status(const struct pg_arena *a, const struct watch *w,
+                                   struct pg_result *r)
 {
     const struct pg_session *s = session_find(a, w->session);
     if (s == NULL || inbox_full(a, s))
         return PG_ST_BUSY;
+    if (!share_admits_watches(a, w->count, r))
+        return ANSWERED;
     if (a->purgatory->free_watches < w->count)
         return PG_ST_FULL_WATCHES;
     return slots_status(a, false);
@@ -685,12 +690,12 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
                           uint32_t *slot, struct pg_result *r)
 {
     uint32_t done = 0, blob, notice;
-    unsigned status = watch_slots_status(a, w);
+    unsigned status = watch_slots_status(a, w, r);
     if (status != PG_ST_ADDED)
         return status;
-    status = rows_resolve(a, w, &done);
+    status = rows_resolve(a, w, &done, r);
     if (status == PG_ST_ADDED && !watch_admitted(a, w, r))
-        status = PG_ST_QUOTA;     /* answered, with its figures */
+        status = ANSWERED;
     if (status == PG_ST_ADDED && !blobs_for(a, w, &blob, &notice))
         status = PG_ST_FULL_PAYLOAD;
     if (status != PG_ST_ADDED) {
@@ -738,7 +743,7 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     }
     if (time_resolve(a, w->put, &deadline_ns))
         status = watch_arm(a, w, deadline_ns, &slot, r);
-    if (status == PG_ST_QUOTA)
+    if (status == ANSWERED)
         return true;
     if (status != PG_ST_ADDED) {
         answer(r, 0, status,

@@ -111,14 +111,17 @@ struct pg_arena {
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
     uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is
                                      reusable */
+    uint64_t topics_refused_at;   /* the same, of the topics of a uid that holds its share: */
+    uint32_t topics_refused_uid, topics_refused_held;
     uint32_t hashes[PG_BATCH_RECORDS];
     uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* of the watch keys of the group under way */
     uint8_t name_uses[PG_BATCH_NAMES];      /* of the running batch: what its ops need of a name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
-    uint32_t name_status[PG_BATCH_NAMES];
+    struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: it is there, or not needed */
     uint8_t name_access[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: access_of() */
     uint16_t account;                       /* the sender's; 0 = none */
+    uint32_t watch_key_share, watch_share;  /* what the sender may hold; UINT32_MAX = no limit */
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
@@ -174,10 +177,11 @@ struct name {
 /* Authoritative state: lengths within bounds, each topic in a namespace. */
 bool names_sound(const struct pg_arena *a, struct pg_fault *why);
 void names_rebuild(struct pg_arena *a);              /* the index from the rows */
-/* Row of a namespace, or of a topic and its namespace, born if need be; PG_NIL with
- * *status = why not. */
-uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status);
-uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status);
+/* Row of a namespace, or of a topic and its namespace, created if need be for the running call's
+ * uid; PG_NIL: *why is the answer. */
+uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *why);
+uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic,
+                     struct pg_result *why);
 /* Row of an existing pair's topic or namespace; PG_NIL = none. */
 uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
 /* It is not here, and for all that this arena knows it is in another shard. */
@@ -222,7 +226,8 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
                              const struct pg_cold *c, uint64_t ticket);
 struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                                  const struct pg_operation *op, uint64_t ticket);
-struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born);
+struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
+                                         const struct pg_watched *l, bool born);
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
 struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
 
@@ -424,9 +429,61 @@ unsigned access_of(const struct pg_arena *a, uint32_t namespace_row, uint32_t ui
 void restrictions_note(struct pg_arena *a);
 /* Number of a uid's account, opened if need be; 0: all rows are in use. */
 uint16_t account_of(struct pg_arena *a, uint32_t uid);
-/* The same, but 0 where uids have no quotas. */
-uint16_t account_for(struct pg_arena *a, uint32_t uid);
-void account_counted(struct pg_arena *a, uint16_t account, int64_t sign, uint64_t bytes);
+/* Makes *account, one of `from`, the account that its uid has in `to`. False: all rows of `to` are
+ * in use. */
+bool account_carry(struct pg_arena *to, const struct pg_arena *from, uint16_t *account);
+static inline uint32_t account_uid(const struct pg_arena *a, uint16_t account)
+{
+    return account == 0 || account > a->account_rows ? PG_NIL : a->accounts[account - 1].uid;
+}
+static inline void account_counted(struct pg_arena *a, uint16_t account, int64_t sign,
+                                   uint64_t bytes)
+{
+    struct pg_account *c = &a->accounts[account - 1];
+    c->live += (uint64_t)sign;
+    c->bytes += (uint64_t)sign * bytes;
+}
+static inline void account_watch_key_counted(struct pg_arena *a, uint16_t account, int32_t sign)
+{
+    if (LIKELY(account != 0))
+        a->accounts[account - 1].watch_keys += (uint32_t)sign;
+}
+uint32_t sessions_of(const struct pg_arena *a, uint32_t uid);           /* that are open */
+/* To be called when a session of a uid is open, and when it has ended. */
+void account_session_opened(struct pg_arena *a, uint32_t uid);
+void account_session_ended(struct pg_arena *a, uint32_t uid);
+/* Rows of a table with so many that the running call's uid may hold; UINT32_MAX = no limit. */
+uint32_t share_of(const struct pg_arena *a, uint32_t rows);
+/* The answer to a uid that holds its share of a table. */
+void share_refuse(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
+                  struct pg_result *r);
+/* Whether the running call's uid, which holds so many rows, may have one more. False: *r says
+ * what it holds. */
+bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
+                  struct pg_result *r);
+/* Before the records of a batch: the account of its uid, and that one's shares. */
+void account_begin(struct pg_arena *a);
+bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r);          /* false */
+bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r);            /* false */
+/* Whether the running batch's uid may have one more watch key, or so many more watch records. A
+ * uid with a limit needs an account. */
+static inline bool share_admits_watch_key(const struct pg_arena *a, struct pg_result *r)
+{
+    if (a->watch_key_share == UINT32_MAX ||
+        (LIKELY(a->account != 0) &&
+         LIKELY(a->accounts[a->account - 1].watch_keys < a->watch_key_share)))
+        return true;
+    return share_refuse_watch_key(a, r);
+}
+static inline bool share_admits_watches(const struct pg_arena *a, uint32_t count,
+                                        struct pg_result *r)
+{
+    if (a->watch_share == UINT32_MAX ||
+        (LIKELY(a->account != 0) &&
+         LIKELY((uint64_t)a->accounts[a->account - 1].watches + count <= a->watch_share)))
+        return true;
+    return share_refuse_watches(a, r);
+}
 /* Counts one operation. False: no account, or a quota of operations is used up: *r says which. */
 bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
                   struct pg_result *r);
@@ -434,7 +491,9 @@ bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
  * *r says which quota is used up. */
 bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, uint32_t old,
                   struct pg_result *r);
-void quotas_rebuild(struct pg_arena *a);             /* counts at 0: linking the slots counts */
+/* Counts at 0: linking slots and watch keys counts. */
+void quotas_rebuild(struct pg_arena *a);
+void quotas_rebuild_sessions(struct pg_arena *a);    /* once all rows of sessions are sound */
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- bulk loads: rows that are done once --------------------------------------------------- */
@@ -498,9 +557,10 @@ uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_
 bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
                     struct sink *out);
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
-/* A new row at watermark 0; PG_NIL with *status = why not. With `to_join` it is forgotten until an
- * operation joins it: if a kill comes before, it goes. */
-uint32_t watermark_born(struct pg_arena *a, const struct key *key, bool to_join, unsigned *status);
+/* A new row at watermark 0 in the running batch's account; PG_NIL: *why is the answer. With
+ * `to_join` it is forgotten until an operation joins it: if a kill comes before, it goes. */
+uint32_t watermark_born(struct pg_arena *a, const struct key *key, bool to_join,
+                        struct pg_result *why);
 void watermark_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
 /* From now on it goes with its last watcher. */
 static inline void watermark_forget(struct pg_arena *a, uint32_t row)
@@ -753,9 +813,11 @@ static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t
     struct pg_session *s = &a->sessions[row_of_session(id)];
     return id != 0 && row_of_session(id) < a->secret->sessions && s->id == id ? s : NULL;
 }
-/* The session of a nonce, opened if need be; NULL: all rows are in use. */
+/* The session of a nonce, opened if need be; NULL: the uid holds its share of them and *why says
+ * so, or all rows are in use and why->ticket is 0. */
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
-                                uint32_t pid, int64_t grace_ns, struct name worker);
+                                uint32_t pid, int64_t grace_ns, struct name worker,
+                                struct pg_result *why);
 /* How long the most silent session has been silent. */
 int64_t sessions_silence_ns(const struct pg_arena *a);
 /* Whether the record that it owes can be written; with the WAL stopped it owes none. */
@@ -767,6 +829,9 @@ struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_
  * itself ends may make space for the name, and after a kill it would be there for the rest. */
 static inline bool name_refused(const struct pg_result *r)
 {
+    const unsigned quota = r->ticket >> 8 & 0xff;
+    if (UNLIKELY((r->ticket & 0xff) == PG_ST_QUOTA))
+        return quota == PG_Q_UID_TOPICS || quota == PG_Q_UID_NAMESPACES;
     return r->ticket == PG_ST_FULL_TOPICS || r->ticket == PG_ST_FULL_NAMESPACES ||
            r->ticket == PG_ST_BUSY || r->ticket == PG_ST_WAL;
 }

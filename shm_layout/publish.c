@@ -62,18 +62,19 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
     answer(r, ticket, PG_ST_DONE, e.fired_ns);
 }
 
-/* A topic that is born here stays, though there is no space for the notice. */
+/* A topic that is born here stays, though there is no space for the notice. If it cannot be had, the
+ * answer stands in *r. */
 static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_result *r)
 {
     const uint32_t granules = blob_granules((uint64_t)p->head.key_len + p->head.payload_len);
-    uint32_t status = wal_buffer_refusal(a);
+    const unsigned status = wal_buffer_refusal(a);
     if (status != PG_ST_NONE)
         return status;
     if (names_elsewhere(a, p->namespace_name))
         return PG_ST_WRONG_SHARD;
-    const uint32_t topic = names_topic(a, p->namespace_name, p->topic_name, &status);
+    const uint32_t topic = names_topic(a, p->namespace_name, p->topic_name, r);
     if (topic == PG_NIL)
-        return status;
+        return r->ticket & 0xff;
     if (next_number(a->header) == PG_TICKET_SHARD)
         return PG_ST_FULL_TICKETS;
     if (!replay_make_space(a, (uint64_t)granules * PG_GRANULE))
@@ -88,7 +89,8 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
 /* BUSY is a replay buffer whose notices the socket does not take, or the WAL. */
 static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
 {
-    answer(r, 0, status, 0);
+    if (r->ticket == 0)
+        answer(r, 0, status, 0);
     pg_refused(a, wal_buffer_refusal(a) != PG_ST_NONE ? PG_ST_WAL : status);
 }
 

@@ -1,8 +1,12 @@
 /* quotas.c - who may do what in a namespace, and how much: owners, quotas, accounts.
  *
  * A namespace keeps its own counts; an account keeps those of a uid, over all namespaces.
- * A slot names its account, so both are recounted from the slots. What gives something back
- * (cancels, ends, acknowledgements) asks no quota. */
+ * A slot and a watch key name their account, so all counts are recounted from these. What gives
+ * something back (cancels, ends, acknowledgements) asks no quota.
+ *
+ * A uid's share of a table bounds how many of its rows one uid may hold. Topics and namespaces
+ * keep the uid whose record created them, sessions that of their peer, and these are counted when
+ * another one is wanted. */
 
 #include "core.h"
 
@@ -46,14 +50,26 @@ void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t
     restrictions_note(a);
 }
 
+void pg_set_uid_share(struct pg_arena *a, uint32_t percent, uint32_t own_uid)
+{
+    a->header->uid_share = percent;
+    a->header->own_uid = own_uid;
+    a->topics_refused_at = UINT64_MAX;
+}
+
 /* ---- accounts --------------------------------------------------------------------------- */
 
-static bool has_session(const struct pg_arena *a, uint32_t uid)
+uint32_t sessions_of(const struct pg_arena *a, uint32_t uid)
 {
+    uint32_t count = 0;
     for (uint32_t i = 0; i < a->session_rows; i++)
-        if (a->sessions[i].id != 0 && a->sessions[i].uid == uid)
-            return true;
-    return false;
+        count += a->sessions[i].id != 0 && a->sessions[i].uid == uid;
+    return count;
+}
+
+static bool is_idle(const struct pg_account *c)
+{
+    return c->live == 0 && c->sessions == 0 && c->watch_keys == 0;
 }
 
 /* A row that was never used, else the idle one that was used longest ago; PG_NIL: none. */
@@ -65,7 +81,7 @@ static uint32_t row_for_new(const struct pg_arena *a, uint32_t home)
         const struct pg_account *c = &a->accounts[row];
         if (c->in_use == 0)
             return row;
-        if (c->live == 0 && !has_session(a, c->uid) &&
+        if (is_idle(c) &&
             (oldest == PG_NIL || c->used_boot_ns < a->accounts[oldest].used_boot_ns))
             oldest = row;
     }
@@ -80,39 +96,64 @@ static uint32_t account_born(struct pg_arena *a, uint32_t uid, uint32_t home)
     struct pg_account *c = &a->accounts[row];
     memset(c, 0, sizeof *c);
     c->uid = uid;
+    c->sessions = sessions_of(a, uid);
     STORE_RELEASE(&c->in_use, 1u);
     return row;
 }
 
-/* A uid's row is the first from its home on that was free when it came, so it is near. */
+static uint32_t account_home(const struct pg_arena *a, uint32_t uid)
+{
+    return (uint32_t)(id_mix(uid) % a->account_rows);
+}
+
+/* A uid's row is the first from its home on that was free when it came, so it is near. PG_NIL: it
+ * has none. */
+static uint32_t account_find(const struct pg_arena *a, uint32_t uid)
+{
+    uint32_t left = a->account_rows;
+    for (uint32_t row = left == 0 ? 0 : account_home(a, uid); left != 0; left--) {
+        if (a->accounts[row].in_use != 0 && a->accounts[row].uid == uid)
+            return row;
+        row = row + 1 == a->account_rows ? 0 : row + 1;
+    }
+    return PG_NIL;
+}
+
 uint16_t account_of(struct pg_arena *a, uint32_t uid)
 {
-    if (a->account_rows == 0)
-        return 0;
-    const uint32_t home = (uint32_t)(id_mix(uid) % a->account_rows);
-    uint32_t row = home, left = a->account_rows;
-    while (left != 0 && (a->accounts[row].in_use == 0 || a->accounts[row].uid != uid)) {
-        row = (row + 1) % a->account_rows;
-        left--;
-    }
-    if (left == 0)
-        row = account_born(a, uid, home);
+    uint32_t row = account_find(a, uid);
+    if (row == PG_NIL && a->account_rows != 0)
+        row = account_born(a, uid, account_home(a, uid));
     if (row == PG_NIL)
         return 0;
     a->accounts[row].used_boot_ns = a->real_boot_ns;
     return (uint16_t)(row + 1);
 }
 
-uint16_t account_for(struct pg_arena *a, uint32_t uid)
+bool account_carry(struct pg_arena *to, const struct pg_arena *from, uint16_t *account)
 {
-    return uids_limited(a->header) ? account_of(a, uid) : 0;
+    if (*account == 0)
+        return true;
+    const struct pg_account *c = &from->accounts[*account - 1];
+    *account = account_of(to, c->uid);
+    if (*account != 0)
+        to->accounts[*account - 1].used_boot_ns = c->used_boot_ns;
+    return *account != 0;
 }
 
-void account_counted(struct pg_arena *a, uint16_t account, int64_t sign, uint64_t bytes)
+void account_session_opened(struct pg_arena *a, uint32_t uid)
 {
-    struct pg_account *c = &a->accounts[account - 1];
-    c->live += (uint64_t)sign;
-    c->bytes += (uint64_t)sign * bytes;
+    const uint32_t row = account_find(a, uid);
+    if (row != PG_NIL)
+        a->accounts[row].sessions++;
+    account_of(a, uid);           /* which counts those that are open, if it is new */
+}
+
+void account_session_ended(struct pg_arena *a, uint32_t uid)
+{
+    const uint32_t row = account_find(a, uid);
+    if (row != PG_NIL)
+        a->accounts[row].sessions--;
 }
 
 /* ---- quotas ------------------------------------------------------------------------------ */
@@ -228,68 +269,185 @@ bool quota_admits(struct pg_arena *a, const struct put *p, uint64_t granules, ui
     return true;
 }
 
+/* ---- shares of the tables ------------------------------------------------------------------ */
+
+static bool has_limit(const struct pg_arena *a)
+{
+    const struct pg_header *h = a->header;
+    return h->uid_share != 0 && h->uid_share < 100 && a->uid != 0 && a->uid != h->own_uid &&
+           a->uid != PG_NIL;
+}
+
+uint32_t share_of(const struct pg_arena *a, uint32_t rows)
+{
+    if (!has_limit(a))
+        return UINT32_MAX;
+    const uint32_t share = (uint32_t)((uint64_t)rows * a->header->uid_share / 100);
+    return share != 0 ? share : 1;
+}
+
+void share_refuse(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
+                  struct pg_result *r)
+{
+    over(r, quota, share_of(a, rows), (int64_t)((uint64_t)a->uid << 32 | held));
+}
+
+bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
+                  struct pg_result *r)
+{
+    if (held < share_of(a, rows))
+        return true;
+    share_refuse(a, quota, rows, held, r);
+    return false;
+}
+
+void account_begin(struct pg_arena *a)
+{
+    a->account = account_of(a, a->uid);
+    a->watch_key_share = share_of(a, a->watermark_rows);
+    a->watch_share = share_of(a, a->watch_rows);
+}
+
+RARE bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r)
+{
+    if (a->account == 0)
+        answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
+    else
+        share_refuse(a, PG_Q_UID_WATCH_KEYS, a->watermark_rows,
+                     a->accounts[a->account - 1].watch_keys, r);
+    return false;
+}
+
+RARE bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r)
+{
+    if (a->account == 0)
+        answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
+    else
+        share_refuse(a, PG_Q_UID_WATCHES, a->watch_rows, a->accounts[a->account - 1].watches, r);
+    return false;
+}
+
 /* ---- rebuild and check --------------------------------------------------------------------- */
 
 void quotas_rebuild(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->account_rows; i++) {
-        a->accounts[i].live = a->accounts[i].bytes = 0;
-        a->accounts[i].tokens = (struct pg_tokens){0, 0};
+        struct pg_account *c = &a->accounts[i];
+        c->live = c->bytes = 0;
+        c->watch_keys = c->watches = 0;
+        c->tokens = (struct pg_tokens){0, 0};
     }
     for (uint32_t i = 0; i < a->namespace_rows; i++)
         a->namespaces[i].tokens = (struct pg_tokens){0, 0};
     restrictions_note(a);
 }
 
-/* Rows and what they count, mixed: equal sums mean equal rows, whatever their order. */
+void quotas_rebuild_sessions(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->account_rows; i++) {
+        struct pg_account *c = &a->accounts[i];
+        c->sessions = c->in_use != 0 ? sessions_of(a, c->uid) : 0;
+    }
+}
+
+/* Rows and two counts of each, mixed: equal sums mean equal rows, whatever their order. */
 struct tally {
-    uint64_t live, bytes;
+    uint64_t first, second;
 };
 
-static void tally_add(struct tally *t, uint32_t row, uint64_t live, uint64_t bytes)
+static void tally_add(struct tally *t, uint32_t row, uint64_t first, uint64_t second)
 {
-    t->live += id_mix(row) * live;
-    t->bytes += id_mix(row) * bytes;
+    t->first += id_mix(row) * first;
+    t->second += id_mix(row) * second;
 }
 
-static bool tally_same(const struct tally *slots, const struct tally *rows, const char *live,
-                       const char *bytes, struct pg_fault *fault)
+static bool tally_same(const struct tally *found, const struct tally *rows, const char *first,
+                       const char *second, struct pg_fault *fault)
 {
-    return (slots->live == rows->live ||
-            fault_set(fault, "quotas", live, 0, slots->live, rows->live)) &&
-           (slots->bytes == rows->bytes ||
-            fault_set(fault, "quotas", bytes, 0, slots->bytes, rows->bytes));
+    return (found->first == rows->first ||
+            fault_set(fault, "quotas", first, 0, found->first, rows->first)) &&
+           (found->second == rows->second ||
+            fault_set(fault, "quotas", second, 0, found->second, rows->second));
 }
 
-static bool slots_tally(const struct pg_arena *a, struct tally *names, struct tally *accounts,
-                        struct pg_fault *fault)
+/* What namespaces and accounts count: timers and bytes, watch keys and watch records. */
+struct tallies {
+    struct tally names, accounts, tables;
+};
+
+static bool account_sound(const struct pg_arena *a, uint16_t account, uint32_t row,
+                          struct pg_fault *fault)
+{
+    return account == 0 || (account <= a->account_rows && a->accounts[account - 1].in_use != 0) ||
+           fault_set(fault, "quotas", "an account that is not there", row, a->account_rows,
+                     account);
+}
+
+static bool slots_tally(const struct pg_arena *a, struct tallies *t, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         const uint16_t account = a->slots.cold[i].account;
         if (!ctl_live(a->slots.hot[i].ctl))
             continue;
-        tally_add(names, slot_namespace(a, i), 1, slot_bytes(a, i));
+        tally_add(&t->names, slot_namespace(a, i), 1, slot_bytes(a, i));
+        if (!account_sound(a, account, i, fault))
+            return false;
         if (account == 0)
             continue;
-        if (account > a->account_rows || a->accounts[account - 1].in_use == 0)
-            return fault_set(fault, "quotas", "an account that is not there", i, a->account_rows,
-                             account);
-        tally_add(accounts, account, 1, slot_bytes(a, i));
+        tally_add(&t->accounts, account, 1, slot_bytes(a, i));
+        tally_add(&t->tables, account, 0, is_operation(a, i) ? operation_at(a, i)->keys : 0);
+    }
+    return true;
+}
+
+static bool watch_keys_tally(const struct pg_arena *a, struct tallies *t, struct pg_fault *fault)
+{
+    for (uint32_t i = 0; i < a->watermark_rows; i++) {
+        const struct pg_watched *l = &a->watermarks[i];
+        if (l->key_len == 0 || l->account == 0)
+            continue;
+        if (!account_sound(a, l->account, i, fault))
+            return false;
+        tally_add(&t->tables, l->account, 1, 0);
+    }
+    return true;
+}
+
+static struct tallies rows_tally(const struct pg_arena *a)
+{
+    struct tallies t = {0};
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        tally_add(&t.names, i, a->namespaces[i].live, a->namespaces[i].bytes);
+    for (uint32_t i = 0; i < a->account_rows; i++) {
+        const struct pg_account *c = &a->accounts[i];
+        tally_add(&t.accounts, i + 1, c->live, c->bytes);
+        tally_add(&t.tables, i + 1, c->watch_keys, c->watches);
+    }
+    return t;
+}
+
+static bool sessions_counted(const struct pg_arena *a, struct pg_fault *fault)
+{
+    for (uint32_t i = 0; a->secret != NULL && i < a->account_rows; i++) {
+        const struct pg_account *c = &a->accounts[i];
+        if (c->in_use != 0 && c->sessions != sessions_of(a, c->uid))
+            return fault_set(fault, "quotas", "sessions counted for an account", i,
+                             sessions_of(a, c->uid), c->sessions);
     }
     return true;
 }
 
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault)
 {
-    struct tally slots_names = {0, 0}, slots_accounts = {0, 0}, names = {0, 0}, accounts = {0, 0};
-    if (!slots_tally(a, &slots_names, &slots_accounts, fault))
+    struct tallies found = {0};
+    if (!slots_tally(a, &found, fault) || !watch_keys_tally(a, &found, fault))
         return false;
-    for (uint32_t i = 0; i < a->namespace_rows; i++)
-        tally_add(&names, i, a->namespaces[i].live, a->namespaces[i].bytes);
-    for (uint32_t i = 0; i < a->account_rows; i++)
-        tally_add(&accounts, i + 1, a->accounts[i].live, a->accounts[i].bytes);
-    return tally_same(&slots_names, &names, "timers counted for namespaces",
+    const struct tallies rows = rows_tally(a);
+    return tally_same(&found.names, &rows.names, "timers counted for namespaces",
                       "bytes counted for namespaces", fault) &&
-           tally_same(&slots_accounts, &accounts, "timers counted for accounts",
-                      "bytes counted for accounts", fault);
+           tally_same(&found.accounts, &rows.accounts, "timers counted for accounts",
+                      "bytes counted for accounts", fault) &&
+           tally_same(&found.tables, &rows.tables, "watch keys counted for accounts",
+                      "watch records counted for accounts", fault) &&
+           sessions_counted(a, fault);
 }

@@ -444,8 +444,11 @@ static bool redo_outcome(const struct redo *r)
 
 static void watermark_give(struct pg_arena *a, struct pg_watched *l)
 {
-    if (l->key_len != 0 && watermark_granules(l) != 0)
+    if (l->key_len == 0)
+        return;
+    if (watermark_granules(l) != 0)
         blobs_give(&a->blobs, watermark_blob(l), watermark_granules(l));
+    account_watch_key_counted(a, l->account, -1);
     l->key_len = 0;
 }
 
@@ -458,7 +461,8 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
     watermark_give(r->a, l);
     *l = (struct pg_watched){.root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
                              .namespace_row = (uint16_t)j->namespace_row,
-                             .key_type = j->key_type};
+                             .key_type = j->key_type,
+                             .account = account_named(r, j->uid, j->uid != PG_NIL)};
     uint8_t *at = l->key;
     if (j->key_len > sizeof l->key) {
         const uint32_t blob = blobs_take(&r->a->blobs, blob_granules(j->key_len));
@@ -469,6 +473,7 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
     }
     memcpy(at, j + 1, j->key_len);
     l->key_len = j->key_len;
+    account_watch_key_counted(r->a, l->account, 1);      /* so that no such account is idle */
     return true;
 }
 
@@ -517,7 +522,8 @@ static bool redo_namespace(const struct redo *r)
     *n = (struct pg_namespace){.name_len = j->name_len, .shard = j->shard,
                                .owner_uid = j->owner_uid, .durability = j->durability,
                                .quota_timers = j->quota_timers, .quota_bytes = j->quota_bytes,
-                               .quota_ops = j->quota_ops, .park_beyond_ns = j->park_beyond_ns};
+                               .quota_ops = j->quota_ops, .park_beyond_ns = j->park_beyond_ns,
+                               .created_uid = j->created_uid};
     memcpy(n->name, j + 1, j->name_len);
     return true;
 }
@@ -537,7 +543,7 @@ static bool redo_topic(const struct redo *r)
         return true;
     *t = (struct pg_topic){.name_len = j->name_len + 1, .namespace_row = j->namespace_row,
                            .incarnation = j->incarnation, .sequence = j->sequence,
-                           .last_position = j->last_position};
+                           .last_position = j->last_position, .created_uid = j->created_uid};
     memcpy(t->name, j + 1, j->name_len);
     return true;
 }

@@ -143,14 +143,18 @@ static void replies_forget(struct pg_arena *a, const struct pg_session *s)
 }
 
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
-                                uint32_t pid, int64_t grace_ns, struct name worker)
+                                uint32_t pid, int64_t grace_ns, struct name worker,
+                                struct pg_result *why)
 {
     struct pg_session *s = session_of_nonce(a, nonce, uid);
+    *why = (struct pg_result){0, 0};
     if (s != NULL) {              /* perhaps by another process */
         s->pid = pid;
         s->grace_ns = grace_ns;
         return s;
     }
+    if (!share_admits(a, PG_Q_UID_SESSIONS, a->secret->sessions, sessions_of(a, uid), why))
+        return NULL;
     s = row_for_new(a);
     if (s == NULL)
         return NULL;
@@ -172,6 +176,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     STORE_RELEASE(&s->id, id);
     if (s - a->sessions >= a->session_rows)
         a->session_rows = (uint32_t)(s - a->sessions) + 1;
+    account_session_opened(a, uid);
     return s;
 }
 
@@ -186,6 +191,7 @@ void session_end(struct pg_arena *a, struct pg_session *s)
     if (has_wal(a) && !wal_buffer_full(a))
         wal_append_session(a, s);
     STORE_RELEASE(&s->id, 0ull);
+    account_session_ended(a, s->uid);
     inbox_drop(a, s);
     replies_forget(a, s);
     rows_count(a);
@@ -303,6 +309,7 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
     }
     a->session_rows = a->secret->sessions;
     rows_count(a);
+    quotas_rebuild_sessions(a);
     blobs_rebuild_begin(&a->answers);
     for (uint32_t i = 0; i < a->session_rows * PG_WINDOW; i++)
         if (!reply_rebuild(a, i, why))

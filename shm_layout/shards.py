@@ -58,6 +58,8 @@ class Placement:
 
     namespace: str
     shards: tuple[int, ...]
+    uid: int = -1
+    """Whose message created it; -1 = nobody's."""
 
     @property
     def partitions(self) -> int:
@@ -120,6 +122,10 @@ class ShardTable:
     def namespaces_of(self, shard: int) -> list[str]:
         """What `shard` holds, or a part of it."""
         return [name for name, found in self.placements.items() if shard in found.shards]
+
+    def created_in(self, shard: int, uid: int) -> int:
+        """How many of those that `shard` holds were created by messages of `uid`."""
+        return sum(f.uid == uid and shard in f.shards for f in self.placements.values())
 
 
 def alone(name: str) -> ShardTable:
@@ -208,6 +214,7 @@ def _encoded(table: ShardTable) -> bytes:
         "shard_generation": table.shard_generation,
         "count": table.count,
         "placements": {name: found.shards for name, found in table.placements.items()},
+        "created_uids": {n: found.uid for n, found in table.placements.items() if found.uid >= 0},
     }
     return json.dumps(record, indent=1).encode() + b"\n"
 
@@ -225,8 +232,9 @@ def _decoded(path: Path, name: str, text: str) -> ShardTable:
 
 
 def _table(record: Any) -> ShardTable:
+    uids = record.get("created_uids", {})
     placements = {
-        name: Placement(name, tuple(map(int, shards)))
+        name: Placement(name, tuple(map(int, shards)), int(uids.get(name, -1)))
         for name, shards in record["placements"].items()
     }
     version, shard_generation, count = (

@@ -256,7 +256,7 @@ static bool watermark_write(const struct pg_arena *a, struct pg_snapshot *s, str
     struct pg_wal_watermark *j = frame_begin(s, out, PG_WAL_WATERMARK, l.key_len);
     if (j == NULL)
         return false;
-    *j = wal_watermark_of((uint32_t)s->next, &l, true);
+    *j = wal_watermark_of(a, (uint32_t)s->next, &l, true);
     memcpy(j + 1, key, l.key_len);
     return frame_end(s);
 }

@@ -118,26 +118,23 @@ void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
 
 /* ---- ending a slot ------------------------------------------------------------------------ */
 
-/* What few slots have: a wall deadline, an account. */
-RARE static void slot_counted_more(struct pg_arena *a, uint32_t slot, int64_t sign)
-{
-    if (a->slots.hot[slot].flags & PG_F_WALL)
-        a->metrics->live_wall += (uint64_t)sign;
-    if (a->slots.cold[slot].account != 0)
-        account_counted(a, a->slots.cold[slot].account, sign, slot_bytes(a, slot));
-}
-
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_cold *c = &a->slots.cold[slot];
     struct pg_namespace *ns = &a->namespaces[a->topics[h->topic].namespace_row];
+    const uint64_t bytes = slot_bytes(a, slot);
     *(UNLIKELY(is_parked(a, slot)) ? &a->metrics->parked : &a->metrics->live) += (uint64_t)sign;
     a->topics[h->topic].live += (uint64_t)sign;
     ns->live += (uint64_t)sign;
-    ns->bytes += (uint64_t)sign * slot_bytes(a, slot);
-    if (UNLIKELY(((h->flags & PG_F_WALL) | c->account) != 0))
-        slot_counted_more(a, slot, sign);
+    ns->bytes += (uint64_t)sign * bytes;
+    if (UNLIKELY((h->flags & PG_F_WALL) != 0))
+        a->metrics->live_wall += (uint64_t)sign;
+    if (UNLIKELY(c->account == 0))
+        return;
+    account_counted(a, c->account, sign, bytes);
+    if (is_operation(a, slot))
+        a->accounts[c->account - 1].watches += (uint32_t)sign * operation_at(a, slot)->keys;
 }
 
 /* After this store the timer is gone. */

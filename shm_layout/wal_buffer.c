@@ -325,7 +325,7 @@ void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watc
                           const struct key *key)
 {
     struct pg_wal_watermark *body = frame_begin(a, PG_WAL_WATERMARK, key == NULL ? 0 : key->len);
-    *body = wal_watermark_of(row, fields, key != NULL);
+    *body = wal_watermark_of(a, row, fields, key != NULL);
     if (key != NULL) {
         body->key_len = key->len;
         memcpy(body + 1, key->bytes, key->len);

@@ -96,17 +96,28 @@ static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watc
     __builtin_prefetch(&a->watermarks[row].place, 1);
 }
 
-uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join, unsigned *status)
+/* PG_NIL: there is none for the running batch. */
+static uint32_t row_for_new(const struct pg_arena *a, struct pg_result *why)
 {
-    const uint32_t row = a->purgatory->free_watermark;
-    *status = PG_ST_FULL_KEYS;
+    if (!share_admits_watch_key(a, why))
+        return PG_NIL;
+    if (a->purgatory->free_watermark == PG_NIL)
+        answer(why, 0, PG_ST_FULL_KEYS, 0);
+    return a->purgatory->free_watermark;
+}
+
+uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
+                        struct pg_result *why)
+{
+    const uint32_t row = row_for_new(a, why);
     if (row == PG_NIL)
         return PG_NIL;
     struct pg_watched *l = &a->watermarks[row];
     free_row_fetch(a, l);
-    *status = PG_ST_FULL_PAYLOAD;
-    if (!key_write(a, l, k))
+    if (!key_write(a, l, k)) {
+        answer(why, 0, PG_ST_FULL_PAYLOAD, 0);
         return PG_NIL;
+    }
     a->purgatory->free_watermark = l->root;
     a->purgatory->free_watermarks--;
     l->watermark = 0;
@@ -116,11 +127,13 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join, u
     l->touched_s = a->real_s;
     l->namespace_row = (uint16_t)k->namespace_row;
     l->key_type = k->type;
+    l->account = a->account;
     if (has_wal(a))
         wal_append_watermark(a, row, l, k);
     if (to_join)
         l->touched_s = PG_NIL;
     STORE_RELEASE(&l->key_len, k->len);
+    account_watch_key_counted(a, l->account, 1);
     l->place = index_insert(&a->watermark_index, k->hash, row);
     return row;
 }
@@ -153,6 +166,7 @@ void watermark_free(struct pg_arena *a, uint32_t row)
         blobs_give(&a->blobs, watermark_blob(l), granules);
         a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
     }
+    account_watch_key_counted(a, l->account, -1);
     watermark_push_free(a, row);
 }
 
@@ -253,6 +267,10 @@ static bool watermark_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault 
          !blobs_rebuild_mark(&a->blobs, watermark_blob(l), watermark_granules(l))))
         return fault_set(why, "watermarks", "a watch key's blob overlaps or is outside", row, 0,
                          watermark_blob(l));
+    if (l->account > a->account_rows)
+        return fault_set(why, "watermarks", "an account that is not there", row, a->account_rows,
+                         l->account);
+    account_watch_key_counted(a, l->account, 1);
     l->root = l->first = l->latest = PG_NIL;
     l->place = index_insert(&a->watermark_index, l->hash, row);
     return true;

@@ -22,6 +22,7 @@ from purgatoryd.shm_layout.errors import (
     NoWal,
     ProtocolError,
     SessionTableFull,
+    UidShareExceeded,
 )
 from purgatoryd.shm_layout.layout import (
     Condition,
@@ -280,8 +281,36 @@ class Reply(NamedTuple):
             name = WireError(self.error).name
         except ValueError:
             name = "an error this client does not know"
+        if share := decode_share(*self.detail) if self.error == WireError.QUOTA else None:
+            return UidShareExceeded(self.error, name, self.detail, *share)
         kind = _REFUSALS.get(self.error, MessageRefused)
         return kind(error=self.error, name=name, detail=self.detail)
+
+
+_SHARED = {
+    layout.Quota.UID_TOPICS: "topics",
+    layout.Quota.UID_NAMESPACES: "namespaces",
+    layout.Quota.UID_SESSIONS: "sessions",
+    layout.Quota.UID_WATCH_KEYS: "watch keys",
+    layout.Quota.UID_WATCHES: "watch records",
+}
+
+
+class Share(NamedTuple):
+    """A refusal by a uid's share of a table."""
+
+    resource: str
+    limit: int
+    uid: int
+    used: int
+
+
+def decode_share(quota: int, figure: int) -> Share | None:
+    """What PG_ST_QUOTA and PG_ERR_QUOTA say of a share; None of any other quota."""
+    resource = _SHARED.get(layout.Quota(quota & 0xFF))
+    if resource is None:
+        return None
+    return Share(resource, quota >> 8, figure >> 32 & 0xFFFFFFFF, figure & 0xFFFFFFFF)
 
 
 _REFUSALS: dict[int, type[MessageRefused]] = {

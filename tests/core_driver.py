@@ -220,15 +220,19 @@ class Core:
         assert error == 0
         return wire.decode_namespace_set(now)
 
-    def set_namespace_raw(self, body: bytes) -> tuple[int, tuple[int, int], bytes]:
+    def set_namespace_raw(self, body: bytes, uid: int = 0) -> tuple[int, tuple[int, int], bytes]:
         """The same with any bytes behind the frame: (error, its figures, settings)."""
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
-        error = lib.pg_set_namespace(self.a, ffi.from_buffer(body), len(body), now, detail)
+        error = lib.pg_set_namespace(self.a, ffi.from_buffer(body), len(body), uid, now, detail)
         return error, (detail[0], detail[1]), bytes(ffi.buffer(now))
 
     def set_quotas(self, timers: int = 0, bytes_: int = 0, ops: int = 0) -> None:
         """Of every uid."""
         lib.pg_set_quotas(self.a, timers, bytes_, ops)
+
+    def set_uid_share(self, percent: int, own_uid: int = 0) -> None:
+        """Of the topics, namespaces, sessions, watch keys and watch records."""
+        lib.pg_set_uid_share(self.a, percent, own_uid)
 
     # ---- commands ----
 

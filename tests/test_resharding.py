@@ -249,7 +249,7 @@ def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon
         assert armed.result(timeout=PATIENCE_S).cause == "satisfied"
     assert read_table(real.dir, "demo") == replace(
         ShardTable("demo", 1, 1, 1), version=3, shard_generation=3,
-        placements={name: Placement(name, (0,)) for name in names},
+        placements={name: Placement(name, (0,), os.geteuid()) for name in names},
     )  # fmt: skip
 
 

@@ -167,7 +167,7 @@ class Work:
         message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
         body = message[wire.FRAME.size :]
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
-        assert lib.pg_set_namespace(self.core.a, body, len(body), now, detail) == 0
+        assert lib.pg_set_namespace(self.core.a, body, len(body), 0, now, detail) == 0
 
     def step(self) -> None:
         act = self.rng.choice(

@@ -172,6 +172,7 @@ def authoritative_state(core: Purgatory) -> dict[str, Any]:
         "namespaces": dict(_namespaces(core)),
         "topics": {row: t._replace(live=0) for row, t in core.topic_rows().items()},
         "slots": dict(_slots(core)),
+        "topic_uids": dict(_topic_uids(core)),
         "watermarks": dict(_watermarks(core)),
         "bulk_loads": core.bulk_loads(),
         "timestamps": dict(_timestamps(core)),
@@ -188,7 +189,19 @@ def _namespaces(core: Purgatory) -> Iterator[tuple[int, Any]]:
         if n := rows[i].name_len:
             quotas = (rows[i].quota_timers, rows[i].quota_bytes, rows[i].quota_ops)
             name = bytes(ffi.buffer(rows[i].name, n))
-            yield i, (name, rows[i].shard, rows[i].owner_uid, rows[i].durability, quotas)
+            owners = (rows[i].owner_uid, rows[i].created_uid)
+            yield i, (name, rows[i].shard, owners, rows[i].durability, quotas)
+
+
+def _topic_uids(core: Purgatory) -> Iterator[tuple[int, int]]:
+    rows = core.rows(lib.PG_R_TOPICS, "pg_topic")
+    for i in range(core.header.regions[lib.PG_R_TOPICS].count):
+        if rows[i].name_len:
+            yield i, rows[i].created_uid
+
+
+def _uid(core: Purgatory, account: int) -> int | None:
+    return core.rows(lib.PG_R_ACCOUNTS, "pg_account")[account - 1].uid if account else None
 
 
 def _slots(core: Purgatory) -> Iterator[tuple[int, Any]]:
@@ -202,8 +215,7 @@ def _slots(core: Purgatory) -> Iterator[tuple[int, Any]]:
         ext, rest = bytes(blobs[at : at + c.ext_len]), bytes(blobs[at + c.ext_len :][:70_000])
         key, payload = rest[: c.key_len], rest[c.key_len : c.key_len + c.payload_len]
         kind = _operation(core, slot) if h.flags & lib.PG_F_OPERATION else ext[8:16]
-        owner = core.rows(lib.PG_R_ACCOUNTS, "pg_account")[c.account - 1].uid if c.account else None
-        timer = (h.ctl >> 8, h.deadline_ns, h.topic, h.flags, owner)
+        timer = (h.ctl >> 8, h.deadline_ns, h.topic, h.flags, _uid(core, c.account))
         yield slot, (*timer, c.key_type, key, payload, kind)
 
 
@@ -245,7 +257,8 @@ def _watermarks(core: Purgatory) -> Iterator[tuple[int, Any]]:
         if row.key_len:
             key = by_address[int(ffi.cast("uintptr_t", ffi.addressof(row)))]
             forgotten = row.touched_s == NIL
-            yield i, (key, row.key_type, row.namespace_row, row.watermark, row.error, forgotten)
+            state = (row.watermark, row.error, forgotten, _uid(core, row.account))
+            yield i, (key, row.key_type, row.namespace_row, *state)
 
 
 def _unsent(core: Purgatory) -> Iterator[Any]:

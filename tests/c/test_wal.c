@@ -231,7 +231,7 @@ static void configure(struct world *w, struct pg_namespace_set set)
     set.name_len = 1;
     memcpy(body, &set, sizeof set);
     body[sizeof set] = 'n';
-    CHECK_EQUAL(pg_set_namespace(w->a, body, sizeof body, &now, detail), PG_ERR_NONE);
+    CHECK_EQUAL(pg_set_namespace(w->a, body, sizeof body, PG_NIL, &now, detail), PG_ERR_NONE);
 }
 
 static struct pg_config config_of_test(void)

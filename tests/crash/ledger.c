@@ -223,7 +223,8 @@ static void watermarks_note(struct ledger *l, const struct pg_arena *a)
         const struct pg_watched *w = &a->watermarks[row];
         if (w->key_len == 0 || (w->watermark == 0 && w->error == 0))
             continue;
-        note(l, OF_WATERMARK, watermark_hash(a, row), ledger_mix(w->watermark, w->error));
+        note(l, OF_WATERMARK, watermark_hash(a, row),
+             ledger_mix(ledger_mix(w->watermark, w->error), account_uid(a, w->account)));
         if (w->touched_s == PG_NIL)
             l->forgotten += ledger_mix(1, watermark_hash(a, row));
     }
@@ -250,7 +251,7 @@ static void names_note(struct ledger *l, const struct pg_arena *a, const struct 
         if (a->topics[i].name_len == 0 || rows->topics[i].name_len == 0)
             continue;
         l->sequences[i] = a->topics[i].sequence;
-        note(l, OF_NAME, topic_hash(a, i), 1);
+        note(l, OF_NAME, topic_hash(a, i), a->topics[i].created_uid + 1ull);
     }
 }
 

@@ -484,7 +484,7 @@ static void settings_run(struct world *w, const struct call *call)
 {
     struct pg_namespace_set now;
     uint64_t detail[2];
-    CHECK_EQUAL(pg_set_namespace(w->a, call->message, call->bytes, &now, detail), PG_ERR_NONE);
+    CHECK_EQUAL(pg_set_namespace(w->a, call->message, call->bytes, call->uid, &now, detail), PG_ERR_NONE);
 }
 
 /* Not to be repeated: whoever does not know whether it was published looks first. */
@@ -557,7 +557,7 @@ static void parks_far(struct world *w)
     } ask = {{.fields = PG_N_PARK, .name_len = 1, .park_beyond_ns = 20 * TICK_NS}, 'n'};
     struct pg_namespace_set now;
     uint64_t detail[2];
-    CHECK_EQUAL(pg_set_namespace(w->a, &ask, sizeof ask.set + 1, &now, detail), PG_ERR_NONE);
+    CHECK_EQUAL(pg_set_namespace(w->a, &ask, sizeof ask.set + 1, PG_NIL, &now, detail), PG_ERR_NONE);
 }
 
 /* Of both clients, so that somebody owns what is there to be unparked. */
@@ -1052,6 +1052,8 @@ void world_open(struct world *w, enum shape shape, uint64_t seed)
     wal_buffer_place(w);
     if (below(w, 3) == 0)
         pg_set_quotas(w->a, 6, 700, 0);   /* no rate: a restart fills it up */
+    if (below(w, 3) == 0)
+        pg_set_uid_share(w->a, 30 + below(w, 60), 0);
     if (pg_wal_buffer_of(w->a) != NULL && below(w, 2))
         parks_far(w);
     for (uint32_t n = 0; n < CLIENTS; n++)

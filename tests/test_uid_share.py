@@ -1,0 +1,541 @@
+"""A uid's share of the topics, namespaces, sessions, watch keys and watch records: in the core, and
+with a real daemon that another uid fills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import purgatory_driver as pd
+import pytest
+import raw_wire as raw
+from conftest import StartDaemon
+from core_driver import Fault
+from other_user import run_as
+from purgatory_driver import ANY, Command, Key, Owner, Purgatory
+from raw_wire import Raw
+from real_daemon import PATIENCE_S, Daemon, eventually, remove_arena_files
+from wal_driver import Redo, Snapshot, Wal
+
+from purgatoryd.cli.arena import uid_record
+from purgatoryd.clients import (
+    AnyOf,
+    Client,
+    Full,
+    QuotaExceeded,
+    UidShareExceeded,
+)
+from purgatoryd.clients import Purgatory as PurgatoryClient
+from purgatoryd.clients.packing import refusal
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import Quota, Status, WireError
+from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
+
+SECOND_NS = 10**9
+FAR_NS = 3600 * SECOND_NS
+ROOT, ALICE, BOB, DAEMON = 0, 1001, 1002, 1003
+SIZES: dict[str, Any] = {
+    "topics": 8, "namespaces": 8, "sessions": 8, "watches": 8, "watermarks": 8, "accounts": 8,
+    "capacity": 64, "now_ns": SECOND_NS, "watermark_ttl_ns": FAR_NS,
+}  # fmt: skip
+SHARE = 4
+"""Rows of each table that are half of it."""
+
+
+@pytest.fixture
+def core() -> Iterator[Purgatory]:
+    core = Purgatory(**SIZES)
+    core.set_uid_share(50, DAEMON)
+    yield core
+    core.check()
+
+
+def named(owner: Owner, names: list[tuple[bytes, bytes]], *commands: Command) -> list[pd.Answer]:
+    """A batch with names of its own."""
+    with mock.patch.object(pd, "NAMES", names):
+        return owner.send(*commands)
+
+
+def put_in(owner: Owner, namespace: bytes, topic: bytes) -> pd.Answer:
+    """Arms a timer in a namespace and a topic, under a key of their names."""
+    put = pd.put(b"%d-%s-%s" % (owner.uid, namespace, topic), FAR_NS)
+    return named(owner, [(namespace, topic)], put)[0]
+
+
+def topic(owner: Owner, n: int) -> pd.Answer:
+    return put_in(owner, b"home", b"%d-%d" % (owner.uid, n))
+
+
+def namespace(owner: Owner, n: int) -> pd.Answer:
+    """Needs no topic: an advance of a key there, which is forgotten again."""
+    names = [(b"%d-%d" % (owner.uid, n), b"")]
+    answers = named(owner, names, pd.advance(b"k", 1), pd.forget(b"k"))
+    return answers[0]
+
+
+def watch_key(owner: Owner, n: int) -> pd.Answer:
+    return owner.send(pd.advance(b"%d-%d" % (owner.uid, n), 1))[0]
+
+
+def watch(owner: Owner, n: int) -> pd.Answer:
+    """One record, on a key that all operations watch."""
+    return owner.send(pd.watch(b"o%d-%d" % (owner.uid, n), ANY, [Key(b"all", 9)]))[0]
+
+
+def watch_two(owner: Owner, n: int) -> pd.Answer:
+    keys = [Key(b"all", 9), Key(b"other", 9)]
+    return owner.send(pd.watch(b"p%d-%d" % (owner.uid, n), ANY, keys))[0]
+
+
+Fill = Callable[[Owner, int], pd.Answer]
+TABLES: list[tuple[str, Fill, str, str]] = [
+    ("topics", topic, "topics", "--topics"),
+    ("namespaces", namespace, "namespaces", "--namespaces"),
+    ("watch_keys", watch_key, "watch keys", "--watch-keys"),
+    ("watches", watch, "watch records", "--watches"),
+]
+EVERY_TABLE = pytest.mark.parametrize(
+    ("table", "fill", "resource", "setting"), TABLES, ids=[row[0] for row in TABLES]
+)
+
+
+def held_by(core: Purgatory, uid: int) -> dict[str, int]:
+    """What a uid holds, by its account and the names that it created."""
+    rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
+    used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
+    counts = [(a.sessions, a.watch_keys, a.watches) for a in used if a.uid == uid] or [(0, 0, 0)]
+    names: dict[str, int] = {}
+    for name, region, row in (
+        ("topics", lib.PG_R_TOPICS, "pg_topic"),
+        ("namespaces", lib.PG_R_NAMESPACES, "pg_namespace"),
+    ):
+        table = core.rows(region, row)
+        created = (table[i] for i in range(core.config[name]) if table[i].name_len)
+        names[name] = sum(one.created_uid == uid for one in created)
+    return names | dict(zip(("sessions", "watch_keys", "watches"), counts[0], strict=True))
+
+
+def refused(answer: pd.Answer) -> QuotaExceeded:
+    error = refusal("k", answer.ticket << 8 | answer.status, answer.ended)
+    assert isinstance(error, QuotaExceeded), error
+    return error
+
+
+def prepared(core: Purgatory) -> tuple[Owner, Owner]:
+    """Alice and Bob, and names and a watch key of root's that they both use."""
+    root = Owner(core, 9, ROOT)
+    names = [(b"n", b"t"), (b"other", b"t"), (b"home", b"")]
+    named(root, names, pd.put(b"x", FAR_NS), pd.put(b"y", FAR_NS, name=1), pd.advance(b"all", 0))
+    named(root, [(b"home", b"root")], pd.put(b"z", FAR_NS))
+    return Owner(core, 1, ALICE), Owner(core, 2, BOB)
+
+
+# ---- refusal ---------------------------------------------------------------------------------
+
+
+@EVERY_TABLE
+def test_a_uid_beyond_its_share_is_refused_alone(
+    core: Purgatory, table: str, fill: Fill, resource: str, setting: str
+) -> None:
+    alice, bob = prepared(core)
+    answers = [fill(alice, n) for n in range(SHARE + 2)]
+    assert [a.status < Status.FULL for a in answers] == [True] * SHARE + [False] * 2
+    for answer in answers[SHARE:]:
+        error = refused(answer)
+        figures = (error.whose, error.resource, error.uid, error.used, error.limit)
+        assert figures == ("uid", resource, ALICE, SHARE, SHARE)
+        assert f"uid {ALICE} holds {SHARE} {resource}" in str(error)
+        assert f"one uid may hold {SHARE}; raise --uid-share or {setting}" in str(error)
+    assert held_by(core, ALICE)[table] == SHARE
+    assert fill(bob, 0).status < Status.FULL
+    assert core.metrics.refused_quota == 2
+
+
+def test_a_session_beyond_the_share_is_refused(core: Purgatory) -> None:
+    owners = [Owner(core, n, ALICE) for n in range(1, SHARE + 1)]
+    with pytest.raises(AssertionError):
+        Owner(core, 7, ALICE)
+    hello = wire.decode_reply(core.send(wire.encode_hello(bytes(16)), None, ALICE))
+    error = hello.refusal()
+    assert isinstance(error, UidShareExceeded)
+    assert (error.resource, error.uid, error.used, error.limit) == ("sessions", ALICE, SHARE, SHARE)
+    assert "raise --uid-share or --sessions" in str(error)
+    again = wire.decode_reply(core.send(wire.encode_hello((1).to_bytes(16, "little")), None, ALICE))
+    assert (again.error, again.session) == (0, owners[0].id)  # the session of this nonce
+    Owner(core, 8, BOB)
+    owners[0].bye()
+    Owner(core, 7, ALICE)
+    assert held_by(core, ALICE)["sessions"] == SHARE
+
+
+@EVERY_TABLE
+@pytest.mark.parametrize("uid", [ROOT, DAEMON])
+def test_root_and_the_daemon_have_no_limit(
+    core: Purgatory, table: str, fill: Fill, resource: str, setting: str, uid: int
+) -> None:
+    prepared(core)
+    owner = Owner(core, 3, uid)
+    answers = [fill(owner, n) for n in range(SHARE + 1)]
+    assert all(a.status < Status.FULL for a in answers)
+    assert held_by(core, uid)[table] > SHARE
+
+
+@pytest.mark.parametrize("percent", [0, 100])
+def test_without_a_limit_a_uid_may_have_the_whole_table(core: Purgatory, percent: int) -> None:
+    alice, _ = prepared(core)
+    core.set_uid_share(percent, DAEMON)
+    answers = [watch(alice, n) for n in range(SIZES["watches"] + 1)]
+    assert answers[-2].status == Status.ADDED
+    assert answers[-1].status == Status.FULL_WATCHES
+
+
+def test_a_share_below_one_row_is_one_row(core: Purgatory) -> None:
+    alice, _ = prepared(core)
+    core.set_uid_share(1, DAEMON)
+    assert watch(alice, 0).status == Status.ADDED
+    assert refused(watch(alice, 1)).limit == 1
+
+
+def test_a_watch_of_more_keys_than_are_left_changes_nothing(core: Purgatory) -> None:
+    alice, bob = prepared(core)
+    for n in range(SHARE - 1):
+        watch(alice, n)
+    before = held_by(core, ALICE)
+    assert refused(watch_two(alice, 0)).used == SHARE - 1
+    for n in range(SHARE):
+        watch_key(alice, n)
+    new_key = pd.watch(b"new", ANY, [Key(b"all", 9), Key(b"never was", 9)])
+    assert refused(bob.send(pd.watch(b"b", ANY, [Key(b"b%d" % n, 9) for n in range(5)]))[0])
+    assert refused(alice.send(new_key)[0]).resource == "watch records"
+    assert held_by(core, ALICE) == before | {"watch_keys": SHARE}
+    assert held_by(core, BOB)["watch_keys"] == 0
+    assert watch(alice, SHARE).status == Status.ADDED
+
+
+def test_a_refused_topic_leaves_no_namespace(core: Purgatory) -> None:
+    alice, _ = prepared(core)
+    for n in range(SHARE):
+        topic(alice, n)
+    assert refused(put_in(alice, b"new", b"t")).resource == "topics"
+    assert held_by(core, ALICE)["namespaces"] == 0
+
+
+def test_a_uid_at_its_share_gives_an_idle_topic_of_its_own_for_a_new_one(core: Purgatory) -> None:
+    alice, bob = prepared(core)
+    mine = [topic(alice, n) for n in range(SHARE)]
+    assert refused(topic(alice, SHARE))
+    named(alice, [(b"home", b"")], pd.cancel(b"%d-home-%d-0" % (ALICE, ALICE)))
+    assert [topic(alice, SHARE).status for _ in range(1)] == [Status.ADDED]
+    assert refused(topic(alice, SHARE + 1))
+    assert topic(bob, 0).status == Status.ADDED
+    assert len(mine) == held_by(core, ALICE)["topics"]
+
+
+def test_what_is_given_back_may_be_had_again(core: Purgatory) -> None:
+    alice, _ = prepared(core)
+    for n in range(SHARE):
+        watch_key(alice, n)
+        watch(alice, n)
+    assert refused(watch_key(alice, 9))
+    assert refused(watch(alice, 9))
+    alice.send(pd.forget(b"%d-0" % ALICE), pd.cancel(b"o%d-0" % ALICE))
+    assert watch_key(alice, 9).status == Status.DONE
+    assert watch(alice, 9).status == Status.ADDED
+    assert refused(watch_key(alice, 10))
+    assert refused(watch(alice, 10))
+
+
+def test_an_administrator_that_is_not_root_has_a_limit_too(core: Purgatory) -> None:
+    for n in range(SHARE):
+        body = wire.encode_namespace_set(1, b"n%d" % n, {})[wire.FRAME.size :]
+        assert core.set_namespace_raw(body, ALICE)[0] == 0
+    body = wire.encode_namespace_set(1, b"more", {})[wire.FRAME.size :]
+    error, detail, _ = core.set_namespace_raw(body, ALICE)
+    assert error == WireError.QUOTA
+    assert detail == (SHARE << 8 | Quota.UID_NAMESPACES, ALICE << 32 | SHARE)
+    assert core.set_namespace_raw(body, ROOT)[0] == 0
+
+
+# ---- the table of accounts -------------------------------------------------------------------
+
+
+def test_a_full_table_of_accounts_keeps_nobody_from_what_is_not_counted() -> None:
+    core = Purgatory(**(SIZES | {"accounts": 2}))
+    core.set_uid_share(50, DAEMON)
+    root = Owner(core, 1, ROOT)
+    root.send(pd.put(b"r", FAR_NS), pd.advance(b"all", 0))
+    alice, bob = Owner(core, 2, ALICE), Owner(core, 3, BOB)
+    assert watch_key(alice, 0).status == Status.DONE
+    for answer in (watch_key(bob, 0), watch(bob, 0)):
+        error = refusal("k", answer.ticket << 8 | answer.status, answer.ended)
+        assert isinstance(error, Full)
+        assert "raise --accounts" in str(error)
+    assert topic(bob, 0).status == Status.ADDED
+    assert bob.send(pd.advance(b"all", 1))[0].status == Status.DONE
+    assert [watch_key(alice, n).status for n in range(1, SHARE)] == [Status.DONE] * (SHARE - 1)
+    assert refused(watch_key(alice, SHARE))
+    core.check()
+    root.send(pd.cancel(b"r"), pd.forget(b"all"))
+    root.bye()
+    assert watch_key(bob, 0).status == Status.DONE  # root's account is idle
+    core.check()
+
+
+# ---- derived state ---------------------------------------------------------------------------
+
+
+def filled(core: Purgatory) -> tuple[Owner, Owner]:
+    """Alice holds her share of each table but the sessions."""
+    alice, bob = prepared(core)
+    for n in range(SHARE):
+        for fill in (topic, namespace, watch_key, watch):
+            assert fill(alice, n).status < Status.FULL
+    return alice, bob
+
+
+def refuses_alice_alone(core: Purgatory, alice: Owner, bob: Owner) -> None:
+    alice.core = bob.core = core
+    for n, (_, fill, resource, _) in enumerate(TABLES):
+        assert refused(fill(alice, 20 + n)).resource == resource
+        assert fill(bob, n).status < Status.FULL
+    core.check()
+
+
+def test_a_rebuild_counts_the_same(core: Purgatory) -> None:
+    alice, bob = filled(core)
+    before = held_by(core, ALICE)
+    assert before == dict.fromkeys(("topics", "namespaces", "watch_keys", "watches"), SHARE) | {
+        "sessions": 1
+    }
+    rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
+    for i in range(SIZES["accounts"]):
+        rows[i].sessions = rows[i].watch_keys = rows[i].watches = 77
+    core.attach()
+    core.rebuild(core.now_ns)
+    assert held_by(core, ALICE) == before
+    refuses_alice_alone(core, alice, bob)
+
+
+@pytest.mark.parametrize("more", [{}, {"accounts": 5}, {"accounts": 300, "watermarks": 9}])
+def test_a_migration_counts_the_same(core: Purgatory, more: dict[str, int]) -> None:
+    alice, bob = filled(core)
+    before = held_by(core, ALICE)
+    to = core.migrated(**more)
+    assert held_by(to, ALICE) == before
+    to.set_uid_share(50 if more.get("watermarks") is None else 45, DAEMON)
+    refuses_alice_alone(to, alice, bob)
+
+
+def test_a_redo_counts_the_same() -> None:
+    core = Purgatory(**SIZES, wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN)
+    core.set_uid_share(50, DAEMON)
+    wal = Wal(core)
+    empty = Snapshot(core).finish()
+    filled(core)
+    wal.take()
+    late = Snapshot(core, quiet=True).finish()
+    before = held_by(core, ALICE) | {"sessions": 0}
+    for snapshot, frames in ((empty.data, wal.data), (late.data, b"")):
+        redo = Redo(snapshot, sessions=8)
+        redo.frames(snapshot)
+        redo.frames(frames)
+        again = redo.end(core.now_ns)
+        assert held_by(again, ALICE) == before
+        again.set_uid_share(50, DAEMON)
+        refuses_alice_alone(again, Owner(again, 1, ALICE), Owner(again, 2, BOB))
+
+
+def test_a_smaller_share_refuses_new_rows_alone(core: Purgatory) -> None:
+    alice, _ = filled(core)
+    core.set_uid_share(25, DAEMON)
+    error = refused(watch_key(alice, 9))
+    assert (error.used, error.limit) == (SHARE, SHARE // 2)
+    assert alice.send(pd.advance(b"%d-0" % ALICE, 5))[0].status == Status.DONE
+    assert topic(alice, 0).status == Status.EXISTS
+    alice.send(pd.cancel(b"o%d-0" % ALICE))
+    assert refused(watch(alice, 9)).used == SHARE - 1
+
+
+@pytest.mark.parametrize("count", ["sessions", "watch_keys", "watches", "watch key"])
+def test_check_finds_a_count_that_is_wrong(core: Purgatory, count: str) -> None:
+    filled(core)
+    if count == "watch key":
+        keys = core.rows(lib.PG_R_WATERMARKS, "pg_watched")
+        row = next(keys[i] for i in range(SIZES["watermarks"]) if keys[i].account)
+        row.account = row.account % SIZES["accounts"] + 1
+    else:
+        accounts = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
+        row = next(accounts[i] for i in range(SIZES["accounts"]) if accounts[i].uid == ALICE)
+        setattr(row, count, getattr(row, count) + 1)
+    with pytest.raises(Fault, match="quotas"):
+        core.check()
+    if count == "watch key":
+        row.account = 0
+    core.rebuild(core.now_ns)
+
+
+# ---- a real daemon ---------------------------------------------------------------------------
+
+MEMBER, OTHER = 61001, 61002  # uids that no user database knows
+HOUR_S = 3600.0
+FLAGS = (
+    "--topics", "8", "--namespaces", "8", "--sessions", "8", "--watches", "8", "--watch-keys", "8",
+    "--uid-share", "50",
+)  # fmt: skip
+WAL_FLAGS = ("--wal-segment-bytes", "256K", "--wal-buffer-bytes", "4M")
+Refusal = tuple[str, int | None, int | None, int]
+
+
+def as_member(real: Daemon, uid: int, work: Callable[[], Any]) -> Any:
+    real.dir.chmod(0o711)
+    return run_as(uid, work, groups=[real.paths.cmd.stat().st_gid])
+
+
+def until_refused(call: Callable[[int], object]) -> Refusal:
+    for n in range(100):
+        try:
+            call(n)
+        except (QuotaExceeded, UidShareExceeded) as error:
+            return error.resource, error.uid, error.used, error.limit
+    raise AssertionError("100 calls and no refusal")
+
+
+def enter(n: int) -> None:
+    """An advance creates the namespace."""
+    with PurgatoryClient("demo", namespace=f"{n}") as client:
+        client.advance("k", 1)
+        client.forget("k")
+
+
+def stay(real: Daemon) -> None:
+    """A session that outlives its client for an hour."""
+    grace = struct.pack("<IIq", 0, 0, 3600 * SECOND_NS)
+    with Raw(real.paths.cmd) as client:
+        if error := client.ask(raw.frame(raw.HELLO) + os.urandom(16) + grace).error:
+            assert error == WireError.QUOTA
+            Client("demo").close()
+
+
+def fill_everything(real: Daemon) -> list[Refusal]:
+    refusals = [until_refused(enter)]
+    with PurgatoryClient("demo", namespace="0") as client:
+        refusals.append(until_refused(lambda n: client.advance(f"k{n}", 1)))
+
+        def watch(n: int) -> None:
+            operation = client.watch(f"o{n}", AnyOf({"k0": 9}), timeout=HOUR_S)
+            if operation.done:
+                operation.result(0)
+
+        refusals.append(until_refused(watch))
+    with Client("demo", namespace="0") as client:
+        refusals.append(until_refused(lambda n: client.add(f"{n}", delay=HOUR_S, topic=f"{n}")))
+    return [*refusals, until_refused(lambda n: stay(real))]
+
+
+def work(real: Daemon) -> str:
+    """Adds, watches and sessions of another uid, in a namespace of its own."""
+    name = f"{os.getuid()}"
+    with Client("demo", namespace=name) as client:
+        client.add("k", delay=HOUR_S, topic="t", mode="replace")
+    with PurgatoryClient("demo", namespace=name) as owner:
+        done = owner.watch("o", AnyOf({"w": 1}), timeout=HOUR_S)
+        owner.advance("w", 1)
+        cause = done.result(PATIENCE_S).cause
+        owner.forget("w")
+    return cause
+
+
+def uids(real: Daemon) -> dict[int, dict[str, int]]:
+    """What each uid holds, as `purgatoryd stats` says it."""
+    reader = Reader.attach(real.paths)
+    rows = [uid_record(account) for account in reader.accounts()]
+    return {row.pop("uid"): row for row in rows}
+
+
+def test_a_member_that_fills_the_tables_is_refused_alone(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    real = daemon("demo", "--wal-dir", str(daemon_dir / "wal"), *WAL_FLAGS, *FLAGS)
+    tables = ("namespaces", "watch keys", "watch records", "topics", "sessions")
+    refused_with = [(table, MEMBER, SHARE, SHARE) for table in tables]
+    assert as_member(real, MEMBER, lambda: fill_everything(real)) == refused_with
+    held = {"topics": 4, "namespaces": 4, "sessions": 4, "watch_keys": 4, "watches": 4}
+    eventually(lambda: uids(real)[MEMBER].items() >= held.items())
+    assert as_member(real, OTHER, lambda: work(real)) == "satisfied"
+    before = uids(real)
+    assert before[OTHER].items() >= {"topics": 2, "namespaces": 1, "watch_keys": 0}.items()
+
+    real.kill()
+    real.start()
+    assert uids(real)[MEMBER] == before[MEMBER]
+    with pytest.raises(UidShareExceeded, match=f"uid {MEMBER} holds 4 sessions"):
+        as_member(real, MEMBER, lambda: Client("demo"))
+    assert as_member(real, OTHER, lambda: work(real)) == "satisfied"
+
+    real.kill()
+    remove_arena_files(real.paths)
+    real.start()
+    assert uids(real)[MEMBER] == before[MEMBER] | {"sessions": 0}
+    assert uids(real)[OTHER].items() >= {"topics": 2, "namespaces": 1}.items()
+
+    def again() -> list[Refusal]:
+        with PurgatoryClient("demo", namespace="0") as client:
+            advance = until_refused(lambda n: client.advance(f"n{n}", 1))
+            add = until_refused(lambda n: client.add(f"n{n}", delay=HOUR_S, topic=f"n{n}"))
+            return [advance, add]
+
+    assert as_member(real, MEMBER, again) == refused_with[1:4:2]
+    Reader.attach(real.paths).check()
+
+
+def test_a_reload_changes_the_share(daemon: StartDaemon, tmp_path: Path) -> None:
+    settings = tmp_path / "demo.toml"
+    settings.write_text("topics = 8\nuid-share = 25\n")
+    real = daemon("demo", "--config", str(settings))
+
+    def add(n: int) -> None:
+        with Client("demo") as client:
+            for i in range(n):
+                client.add(f"{i}", delay=HOUR_S, topic=f"{i}", mode="keep")
+
+    as_member(real, MEMBER, lambda: add(2))
+    with pytest.raises(QuotaExceeded, match="holds 2 topics, and one uid may hold 2"):
+        as_member(real, MEMBER, lambda: add(3))
+    settings.write_text("topics = 8\nuid-share = 50\n")
+    real.process.send_signal(signal.SIGHUP)
+    reader = Reader.attach(real.paths)
+    eventually(lambda: reader.header.uid_share == 50)
+    as_member(real, MEMBER, lambda: add(4))
+    with pytest.raises(QuotaExceeded, match="holds 4 topics, and one uid may hold 4"):
+        as_member(real, MEMBER, lambda: add(5))
+
+
+def test_a_deployment_refuses_namespaces_beyond_the_share(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--shards", "2", "--namespaces", "8", "--uid-share", "50")
+
+    def enter(n: int) -> None:
+        with Client("demo", namespace=f"{os.getuid()}-{n}") as client:
+            client.add("k", delay=HOUR_S)
+
+    refused_with = as_member(real, MEMBER, lambda: until_refused(enter))
+    assert refused_with == ("namespaces", MEMBER, SHARE, SHARE)
+    table = read_table(real.dir, "demo")
+    assert table is not None
+    assert max(table.created_in(shard, MEMBER) for shard in (0, 1)) == SHARE
+    assert as_member(real, OTHER, lambda: Client("demo", namespace="mine").add("k", 1.0).ticket)
+
+
+def test_the_routing_table_keeps_who_created_a_namespace(tmp_path: Path) -> None:
+    table = ShardTable("demo", 1, 1, 2).with_birth(Placement("shop", (1,), MEMBER))
+    table = table.with_birth(Placement("nobody's", (0, 1)))
+    write_table(tmp_path, table)
+    found = read_table(tmp_path, "demo")
+    assert found == table
+    assert (found.created_in(1, MEMBER), found.created_in(0, MEMBER)) == (1, 0)
