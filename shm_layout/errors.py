@@ -451,7 +451,7 @@ class InboxFull(Busy):
 def _share_exceeded(uid: int, used: int, limit: int, resource: str) -> str:
     return (
         f"uid {uid} holds {used} {resource}, and one uid may hold {limit}; raise --uid-share "
-        f"or {_SETTING_OF[resource]}"
+        f"or {_SETTING_OF.get(resource, resource)}"
     )
 
 

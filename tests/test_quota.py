@@ -415,18 +415,26 @@ def test_a_batch_that_is_sent_again_is_not_counted_again(core: Purgatory) -> Non
 # ---- accounts -----------------------------------------------------------------------------------
 
 
-def test_without_quotas_of_uids_nobody_has_an_account(core: Purgatory) -> None:
-    core.set_namespace(b"n", quota_timers=9)
-    Owner(core, 1, ALICE).send(pd.put(b"k", SECOND_NS))
-    assert accounts_of(core) == {}
-    core.set_quotas(timers=1)
+def test_what_was_armed_without_a_quota_counts_in_a_later_one(core: Purgatory) -> None:
     alice = Owner(core, 1, ALICE)
-    assert statuses(alice.send(pd.put(b"l", SECOND_NS))) == [Status.ADDED]  # k is nobody's
+    alice.send(pd.put(b"k", SECOND_NS))
+    assert accounts_of(core) == {ALICE: (1, granules(1))}
+    core.set_quotas(timers=1)
+    assert over(alice.send(pd.put(b"l", SECOND_NS))[0]) == ("uid", "timers", 1, 1, None)
     core.set_quotas()
-    assert statuses(alice.send(pd.put(b"m", SECOND_NS), pd.cancel(b"l"))) == [
+    assert statuses(alice.send(pd.put(b"m", SECOND_NS), pd.cancel(b"k"))) == [
         Status.ADDED, Status.CANCELLED,
     ]  # fmt: skip
-    assert accounts_of(core) == {ALICE: (0, 0)}
+    assert accounts_of(core) == {ALICE: (1, granules(1))}
+
+
+def test_without_quotas_a_full_table_of_accounts_refuses_no_timer(core: Purgatory) -> None:
+    owners = [Owner(core, uid, uid) for uid in range(1, 7)]
+    for owner in owners:
+        assert statuses(owner.send(pd.put(b"%d" % owner.uid, SECOND_NS))) == [Status.ADDED]
+    assert sorted(accounts_of(core)) == [1, 2, 3, 4]
+    core.set_quotas(timers=9)
+    assert statuses(owners[5].send(pd.put(b"k", SECOND_NS))) == [Status.FULL_ACCOUNTS]
 
 
 def test_an_account_that_was_idle_longest_is_given_away(core: Purgatory) -> None:

@@ -434,8 +434,8 @@ def fill_everything(real: Daemon) -> list[Refusal]:
                 operation.result(0)
 
         refusals.append(until_refused(watch))
-    with Client("demo", namespace="0") as client:
-        refusals.append(until_refused(lambda n: client.add(f"{n}", delay=HOUR_S, topic=f"{n}")))
+    with Client("demo", namespace="0") as timers:
+        refusals.append(until_refused(lambda n: timers.add(f"{n}", delay=HOUR_S, topic=f"{n}")))
     return [*refusals, until_refused(lambda n: stay(real))]
 
 

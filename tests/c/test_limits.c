@@ -243,6 +243,74 @@ static void the_account_that_was_idle_longest_goes(void)
     }
 }
 
+/* ---- a uid's share of the tables ----------------------------------------------------------- */
+
+static struct pg_result advanced(struct client *c, char key)
+{
+    const struct pg_record r = {.op = PG_OP_ADVANCE_KEY, .key_len = 1, .value = 1};
+    struct pg_result result;
+    frame_begin(c, PG_M_BATCH, 1);
+    append(&r, sizeof r);
+    append(&key, 1);
+    CHECK_EQUAL(handle(c), PG_H_REPLY);
+    c->sequence++;
+    memcpy(&result, reply + sizeof(struct pg_frame), sizeof result);
+    return result;
+}
+
+static const struct pg_account *account_with(uint32_t uid)
+{
+    for (uint32_t i = 0; i < a->account_rows; i++)
+        if (a->accounts[i].in_use && a->accounts[i].uid == uid)
+            return &a->accounts[i];
+    CHECK(false);
+    return NULL;
+}
+
+static void refused_with(struct pg_result r, uint32_t uid, uint32_t held, uint32_t limit)
+{
+    CHECK_EQUAL(r.ticket, ((uint64_t)limit << 8 | PG_Q_UID_WATCH_KEYS) << 8 | PG_ST_QUOTA);
+    CHECK_EQUAL((uint64_t)r.deadline_ns, (uint64_t)uid << 32 | held);
+}
+
+static void a_uid_that_holds_its_share_of_the_watch_keys_is_refused_alone(void)
+{
+    arena_open(3, 0);
+    pg_set_uid_share(a, 50, 9);
+    struct client c = greeted(5), other = greeted(6);
+    for (char key = 'a'; key <= 'b'; key++)
+        CHECK_EQUAL(advanced(&c, key).ticket, PG_ST_DONE);
+    CHECK_EQUAL(account_with(5)->watch_keys, 2);
+    refused_with(advanced(&c, 'c'), 5, 2, 2);
+    CHECK_EQUAL(advanced(&c, 'a').ticket, PG_ST_DONE);
+    CHECK_EQUAL(advanced(&other, 'd').ticket, PG_ST_DONE);
+    CHECK_EQUAL(account_with(6)->watch_keys, 1);
+    arena_close();
+}
+
+static void a_rebuild_counts_what_each_uid_holds(void)
+{
+    struct pg_fault why;
+    arena_open(3, 0);
+    pg_set_uid_share(a, 50, 9);
+    struct client c = greeted(5);
+    advanced(&c, 'a');
+    advanced(&c, 'k');
+    one(&c, PG_OP_WATCH, 'o');
+    struct pg_account *account = &a->accounts[account_with(5) - a->accounts];
+    account->watch_keys = account->watches = account->sessions = 77;
+    CHECK(pg_rebuild(a, 0, &why));
+    CHECK_EQUAL(account->watch_keys, 2);
+    CHECK_EQUAL(account->watches, 1);
+    CHECK_EQUAL(account->sessions, 1);
+    refused_with(advanced(&c, 'c'), 5, 2, 2);
+    one(&c, PG_OP_CANCEL, 'o');
+    CHECK_EQUAL(account->watches, 0);
+    leaves(&c);
+    CHECK_EQUAL(account->sessions, 0);
+    arena_close();
+}
+
 /* ---- time to live -------------------------------------------------------------------------- */
 
 static bool key_is_there(void) { return a->purgatory->free_watermarks < a->watermark_rows; }
@@ -424,6 +492,8 @@ int main(void)
     RUN(a_record_that_has_to_wait_counts_once);
     RUN(an_account_begins_with_a_full_quota);
     RUN(the_account_that_was_idle_longest_goes);
+    RUN(a_uid_that_holds_its_share_of_the_watch_keys_is_refused_alone);
+    RUN(a_rebuild_counts_what_each_uid_holds);
     RUN(a_watch_key_lives_from_its_last_change_and_its_last_watcher);
     RUN(a_forgotten_watch_key_goes_with_its_last_watcher);
     RUN(a_watch_key_is_born_without_an_error);
