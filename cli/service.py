@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd.cli import settings
-from purgatoryd.cli.exits import ARGUMENTS, Command, Exit
+from purgatoryd.cli.exits import ARGUMENTS, Command, Exit, frozen
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
 from purgatoryd.cli.shards import table_of
 from purgatoryd.shm_layout.errors import InvalidSetting
@@ -177,7 +177,7 @@ def stop_command(
     --export is for the daemon's own uid, and replaces a FILE that is there. The daemon is not
     stopped for a file that could not be written.
     """
-    from purgatoryd.shm_layout.errors import DaemonUnreachable
+    from purgatoryd.shm_layout.errors import CallTimeout, DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths, paths_in
 
     if resume:
@@ -201,7 +201,11 @@ def stop_command(
             try_export(paths, export)
         drained = drain_and_wait(paths, process, timeout) if drain else True
         if not drain or not drained:
-            stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
+            try:
+                stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
+            except CallTimeout as error:
+                unanswered = DaemonUnreachable(name, paths.admin_endpoint, error.waited_s)
+                raise frozen(unanswered) or error from None
     armed = None if None in arenas else sum(arena.armed for arena in arenas if arena)
     for arena in filter(None, arenas):
         arena.close()

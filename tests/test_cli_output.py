@@ -85,12 +85,13 @@ def test_get_says_when_a_timer_is_due(demo: Daemon) -> None:
     assert "due" not in json.loads(cli(demo, "get", "k", "--json").stdout)
 
 
-def test_a_frozen_daemon_is_said_to_be_frozen(demo: Daemon) -> None:
+@pytest.mark.parametrize("command", [["add", "k", "--delay", "1h"], ["stop"]])
+def test_a_frozen_daemon_is_said_to_be_frozen(demo: Daemon, command: list[str]) -> None:
     os.kill(demo.pid, signal.SIGSTOP)
     try:
 
         def frozen() -> subprocess.CompletedProcess[str] | None:
-            done = cli(demo, "add", "k", "--delay", "1h", "--timeout", "6")
+            done = cli(demo, *command, "--timeout", "6")
             return done if done.returncode == Exit.TIMEOUT else None
 
         done = eventually(frozen)
