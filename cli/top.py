@@ -231,7 +231,7 @@ def now(view: View) -> RenderableType:
     late, table = view.times["structural_lateness"], columns("left", "right")
     table.add_row("timers and operations armed", count(view.armed))
     table.add_row("due", count(view.due))
-    table.add_row("next step of the wheel in", next_in(view))
+    table.add_row("next wheel step in", next_in(view))
     table.add_row("operations armed", count(view.operations.armed))
     table.add_row("outcomes to acknowledge", count(view.operations.outcomes))
     spans = map(units.format_duration, (late.p50_ns, late.p99_ns))
@@ -414,9 +414,7 @@ def wheel(view: View) -> RenderableType:
     for level in reversed(view.levels):
         reach = units.format_duration(level.cell_ns * len(level.counts))
         table.add_row(f"level {level.number}", Profile(level), reach, count(level.timers))
-    return Group(
-        table, f"[dim]{count(view.due)} due now, next step of the wheel in {next_in(view)}"
-    )
+    return Group(table, f"[dim]{count(view.due)} due now, next wheel step in {next_in(view)}")
 
 
 class Profile:
