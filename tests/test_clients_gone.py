@@ -223,6 +223,69 @@ def test_the_children_of_a_server_that_forks_have_sessions_of_their_own(
     eventually(lambda: not sessions_of(child))
 
 
+PREFORKS = """
+import os, signal, sys
+from purgatoryd.clients import AllOf, Purgatory
+
+def watch(p, count, key):
+    p.watch_many((f"{key}:{n}", AllOf({key: 1}), 3600.0) for n in range(count))
+
+def child(key):
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        own = Purgatory("demo")
+        watch(own, 20, key)
+        os.write(write, b"1")
+        signal.pause()
+    os.read(read, 1)
+    return pid
+
+mine = Purgatory("demo")
+watch(mine, 7, "parent")
+for line in sys.stdin:
+    print(child(line.strip()), flush=True)
+"""
+"""A server that owns seven operations and forks a child with twenty for each line of stdin."""
+
+
+def test_a_pre_forked_server_replaces_killed_children(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PREFORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def fork(key: str) -> int:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        print(key, file=parent.stdin, flush=True)
+        return int(parent.stdout.readline())
+
+    def owned(*pids: int) -> list[list[int]]:
+        return [[info.operations for info in sessions_of(pid)] for pid in pids]
+
+    children = [fork(f"c{n}") for n in range(3)]
+    try:
+        for number in range(3):
+            before = {info.pid: info.session for info in [*sessions_of(parent.pid)]}
+            killed, children[number] = children[number], fork(f"r{number}")
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda: not sessions_of(killed))  # noqa: B023
+            assert owned(parent.pid, *children) == [[7], [20], [20], [20]]
+            assert {info.pid: info.session for info in sessions_of(parent.pid)} == before
+        with Purgatory("demo") as triggers:
+            assert [triggers.advance(key, 1) for key in ("c0", "c1", "c2")] == [20] * 3
+            eventually(lambda: stats(real)["outcomes"] == 0)  # their owners are gone
+            assert triggers.advance("parent", 1) == 7
+        eventually(lambda: stats(real)["outcomes"] == 0)  # the parent acknowledged its own
+        assert owned(*children) == [[20]] * 3
+    finally:
+        for pid in children:  # each holds the parent's stdout
+            os.kill(pid, signal.SIGKILL)
+        kill(parent)
+    eventually(lambda: not any(map(sessions_of, (parent.pid, *children))))
+
+
 def test_a_client_that_is_forgotten_without_close_keeps_no_session(daemon: StartDaemon) -> None:
     daemon("demo", "--session-grace", "100ms")
     left = Client("demo")
