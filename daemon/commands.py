@@ -176,7 +176,8 @@ class Commands:
         """The virtual clock is where the deferred message wants it."""
         if self._deferred is not None:
             message, self._deferred = self._deferred, None
-            self._apply(message)
+            self._behind.setdefault(message.route, deque())
+            self._go_on(message)
 
     def _apply(self, message: Message) -> bool:
         """True when the message is done with."""
@@ -237,12 +238,15 @@ class Commands:
             self._pending_acks.refuse(committed_lsn, errno)
 
     def _go_on(self, message: Message) -> None:
+        """Applies a message, and those behind it. If one is deferred, arrived() goes on there."""
         if not self._apply(message):
             return
         behind = self._behind[message.route]
         while behind and self._deferred is None and not self._had_its_share(message.uid):
             if not self._apply(self._next_behind(behind)):
                 return
+        if self._deferred is not None:
+            return
         if behind:
             self._wait(self._next_behind(behind))
         else:

@@ -952,6 +952,39 @@ def test_a_virtual_clock_does_not_go_back(daemon: StartDaemon) -> None:
         assert caught.value.name == "CLOCK"
 
 
+def watch(key: bytes, watch_key: bytes) -> tuple[bytes, bytes]:
+    """Record and bytes of an operation that waits for the watermark 1 of one watch key."""
+    extension = struct.pack("<QQBBB5x", 1, 0, len(watch_key), 0, 0) + watch_key
+    head = raw._RECORD.pack(4, 0, 0, len(key), 0, raw.DELAY, 0, len(extension), raw.HOUR_NS, 0)
+    return head, key + extension
+
+
+def trigger(watch_key: bytes) -> tuple[bytes, bytes]:
+    """Record and bytes of an advance to the watermark 1."""
+    return raw.record(5, len(watch_key), value=1), watch_key
+
+
+def test_a_message_for_a_later_virtual_time_keeps_its_place(daemon: StartDaemon) -> None:
+    """Messages of more than 1024 visits go on in the next iteration, and others wait behind."""
+    real = daemon("demo", "--clock", "virtual", "--inbox", "10000")
+    with Raw(real.paths.cmd) as client:
+        client.hello()
+        for watch_key in (b"a", b"b"):
+            for part in range(2):
+                keys = (b"%s-%d-%d" % (watch_key, part, n) for n in range(1000))
+                assert client.batch(*[watch(key, watch_key) for key in keys]).error == 0
+        session, sequence = client.session, client.sequence
+        client.send(raw.batch(session, sequence + 1, [trigger(b"a")]))
+        client.send(raw.batch(session, sequence + 2, [trigger(b"b")], at_ns=5_000_000))
+        client.send(raw.batch(session, sequence + 3, [raw.put(b"last")]))
+        answers: list[tuple[int, int]] = []
+        while len(answers) < 3:
+            found = client.receive()
+            answers += [(found.sequence - sequence, found.error)] * (found.message == raw.BATCH)
+    assert answers == [(1, 0), (2, 0), (3, 0)]
+    assert stats(real)["now_ns"] == 5_000_000
+
+
 def test_a_virtual_clock_reaches_its_end(daemon: StartDaemon) -> None:
     real = daemon("demo", "--clock", "virtual")
     with Raw(real.paths.cmd) as client, Raw(real.paths.admin) as admin:
