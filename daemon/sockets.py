@@ -323,7 +323,8 @@ def _refuse_without_netlink(endpoint: str) -> None:
 def _listen(
     socket: zmq.Socket[bytes], endpoint: str, pair: curve.KeyPair, message_max: int
 ) -> None:
-    """Binds a socket to tcp, too. Options hold for later binds only: ipc stays without CURVE."""
+    """Binds a socket to tcp, too. Options are in force for later binds only. They are taken back,
+    so that a removed ipc path is bound again without CURVE."""
     _refuse_without_netlink(endpoint)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max + CURVE_MAX)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -336,6 +337,9 @@ def _listen(
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise BadPath(endpoint, f"cannot be bound: {error.strerror}") from error
+    socket.setsockopt(zmq.CURVE_SERVER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, message_max)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
 
 
 def _listen_at(socket: zmq.Socket[bytes], path: Path) -> None:

@@ -461,3 +461,12 @@ def test_a_reconnect_loses_no_place(stream: Stream) -> None:
     stream.reconnected()
     stream.take(message(8, 1))
     assert drain(stream) == [5, (6, 7), 8]
+
+
+def test_a_removed_socket_takes_local_clients_again_without_a_key(place: Place) -> None:
+    for path in (place.daemon.paths.cmd, place.daemon.paths.admin, place.daemon.paths.pub):
+        path.unlink()
+    eventually(place.daemon.paths.pub.is_socket)
+    with Client("demo", timeout=5.0) as timers, Subscriber("demo") as notices:
+        timers.add("near", delay=0.0)
+        assert notices.get(timeout=PATIENCE_S) is not None
