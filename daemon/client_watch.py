@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import socket
 from collections import deque
@@ -29,6 +30,9 @@ EVENTS_PER_ITERATION = 64
 ENDS_PER_ITERATION = 16
 """Sessions: each frees up to 1024 outcomes at once, the others follow in later iterations."""
 FOREVER_NS = 2**63 - 1
+WATCHED_PART = 4
+"""Of the descriptors that this process may have, one in so many may watch a process. A process is
+watched without a connection, and libzmq ends the daemon if no descriptor is left."""
 
 _PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
 
@@ -77,6 +81,7 @@ class ClientWatch:
         """Sessions whose connection is not known yet."""
         self._processes: dict[int, _Process] = {}
         self._by_pidfd: dict[int, _Process] = {}
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // WATCHED_PART
         self._ends: dict[int, int] = {}
         """When sessions end unless they send something before."""
         self._due_ns = FOREVER_NS
@@ -159,6 +164,8 @@ class ClientWatch:
             self._process_ended(process)
             process = None
         if process is None:
+            if len(self._processes) >= self._most:
+                return None
             pidfd = open_pidfd(speaker.connection, speaker.pid)
             if pidfd is None:
                 return None

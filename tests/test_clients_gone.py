@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -11,12 +12,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import StartDaemon
 from machine import needs
+from raw_wire import Raw
 from real_daemon import (
     PATIENCE_S,
     Daemon,
@@ -599,3 +602,36 @@ def test_what_cannot_be_found_again_is_refused(arguments: tuple[Any, Any]) -> No
         Resume(*arguments, lambda key, outcome: None)
     with pytest.raises(InvalidArgument):
         Resume("a", 1.0, "no function")  # type: ignore[arg-type]
+
+
+def test_idle_processes_do_not_use_up_the_descriptors(daemon_dir: Path, tmp_path: Path) -> None:
+    """Each opens a session, closes its connection, and lives on."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -n 96\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    children: list[int] = []
+    with contextlib.closing(Daemon("demo", daemon_dir, python=str(python))) as real:
+        try:
+            children.extend(_idle_client(real) for _ in range(80))
+            with Client("demo", timeout=PATIENCE_S) as client:
+                client.add("k", 60.0)
+            assert len(os.listdir(f"/proc/{real.pid}/fd")) < 80
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def _idle_client(real: Daemon) -> int:
+    """The process, which has a session and no connection."""
+    read_fd, write_fd = os.pipe()
+    if (child := os.fork()) == 0:
+        with suppress(BaseException), Raw(real.paths.cmd) as raw:
+            raw.hello()
+        os.write(write_fd, b"ready")
+        signal.pause()
+        os._exit(0)
+    os.close(write_fd)
+    with open(read_fd, "rb") as pipe:
+        assert pipe.read(5) == b"ready"
+    return child
