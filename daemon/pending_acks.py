@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
 
 PENDING_BYTES_MAX = 64 * 2**20
 """With more than that waiting, no more messages are taken from the command socket."""
-_COUNT_AT = 24  # of the records, in a struct pg_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class PendingAcks:
         while self._replies:
             reply = self._take()
             body = reply.body
-            if not _only_refuses(body):
+            if not _changed_nothing(body):
                 body = _not_durable(body, committed_lsn, errno)
             self._send(reply.route, body, reply.built_boot_ns)
 
@@ -65,14 +63,18 @@ class PendingAcks:
         return reply
 
 
-def _only_refuses(reply: bytes) -> bool:
-    """True if nothing of the batch was applied, because the WAL has stopped."""
-    (count,) = struct.unpack_from("<I", reply, _COUNT_AT)
+def _changed_nothing(reply: bytes) -> bool:
+    """True for an error, and for a batch of which nothing was applied, because the WAL has
+    stopped."""
+    _, _, kind, _, _, count, _, error, *_ = FRAME.unpack_from(reply)
+    if error or kind != Kind.BATCH:
+        return bool(error)
     end = FRAME.size + count * RESULT.size
     return all(word & 0xFF == Status.WAL for word, _ in decode_results(reply[FRAME.size : end]))
 
 
 def _not_durable(reply: bytes, committed_lsn: int, errno: int) -> bytes:
     """The answer to a batch that was applied and will not be on disk."""
-    echo = int.from_bytes(reply[8:16], "little"), int.from_bytes(reply[16:24], "little")
-    return frame(Kind.BATCH, WireError.NOT_DURABLE, detail=(committed_lsn, errno), echo=echo)
+    _, _, kind, session, sequence, *_ = FRAME.unpack_from(reply)
+    echo = session, sequence
+    return frame(kind, WireError.NOT_DURABLE, detail=(committed_lsn, errno), echo=echo)

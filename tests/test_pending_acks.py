@@ -73,6 +73,17 @@ def test_a_stopped_wal_is_reported_to_all_who_wait(waiting: PendingAcks, sent: S
     assert len(sent) == 2
 
 
+def test_a_stopped_wal_is_reported_to_a_bulk_load(waiting: PendingAcks, sent: Sent) -> None:
+    waiting.hold(5, b"one", memoryview(wire.encode_frame(Message.BULK_LOAD, 7, 1)), 0)
+    refusal = wire.encode_frame(Message.BULK_LOAD, 7, 2, error=WireError.DENIED)
+    waiting.hold(5, b"two", memoryview(refusal), 0)
+    waiting.refuse(committed_lsn=4, errno=28)
+    assert [(answer.message, answer.sequence, answer.error) for _, answer in sent] == [
+        (Message.BULK_LOAD, 1, WireError.NOT_DURABLE),
+        (Message.BULK_LOAD, 2, WireError.DENIED),
+    ]
+
+
 def test_what_waits_is_bounded(waiting: PendingAcks, sent: Sent) -> None:
     count = 0
     while not waiting.full:
