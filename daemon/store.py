@@ -427,6 +427,8 @@ def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
     try:
         _give_names(*files, opening)
     except BaseException:
+        _take_names_back(*files, opening)
+        arena.set_state(ArenaState.READY, os.getpid())  # its file may say RETIRED
         for file in files:
             file.give_up(moved)
         raise
@@ -460,6 +462,21 @@ def _give_names(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
     _take_place(paths)
     if lock is not None:
         lock.settle(paths.private)
+
+
+def _take_names_back(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
+    """Removes a copy that does not take the arena's place. With the name NAME.next it would be the
+    arena of the next start, without what happens after the copy."""
+    paths = opening.paths
+    for file, name in (
+        (arena, f"{paths.arena}{NEXT}"),
+        (arena, paths.arena),
+        (private, f"{paths.private}{NEW}"),
+        (private, paths.private),
+    ):
+        file.unlink(name)
+    if opening.lock is not None:
+        opening.lock.release(private.fd)
 
 
 def _other_start(paths: Paths) -> AlreadyRunning:

@@ -106,6 +106,13 @@ class ArenaFile:
         # with a directory's descriptor CPython has the kernel follow the link in /proc
         os.link(f"/proc/self/fd/{self.fd}", MOUNT / name[1:], src_dir_fd=self.fd)
 
+    def unlink(self, name: str) -> None:
+        """Remove this name if it leads to this file, which is writable."""
+        path = MOUNT / name[1:]
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.lstat(), os.fstat(self.fd)):
+                path.unlink()
+
     @classmethod
     def open(cls, name: str, *, read_only: bool) -> ArenaFile:
         """The arena file as it is. Raises ArenaMissing, PermissionDenied where it may not be read,
@@ -183,6 +190,15 @@ class ArenaLock:
     def adopt(self, fd: int) -> None:
         """Add a file that this process has locked by this descriptor."""
         self._fds.append(os.dup(fd))
+
+    def release(self, fd: int) -> None:
+        """Lets go of a file that was adopted, if it was."""
+        file, fds, self._fds = os.fstat(fd), self._fds, []
+        for own in fds:
+            if os.path.samestat(os.fstat(own), file):
+                os.close(own)
+            else:
+                self._fds.append(own)
 
     def holds(self, name: str) -> bool:
         """True if the arena file of that name is locked."""

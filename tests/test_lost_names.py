@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -28,8 +29,12 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ArenaLost, CancelResult, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
+from purgatoryd.daemon import store
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.store import Opening, open_arena, owned, place_again
 from purgatoryd.shm_layout import memory, shm, topology
 from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 BOTH = ("", ".private")
@@ -392,3 +397,37 @@ def test_a_shard_whose_arena_is_placed_again_is_not_started_again(daemon: StartD
         client.add("k", delay=3600)
     assert pid_of(shard) == pid
     assert os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("suffixes", [BOTH, ("",), (".private",)], ids=str)
+@pytest.mark.parametrize("step", ["adopt", "retire", "replace", "settle"])
+def test_a_copy_that_did_not_take_the_place_goes(
+    suffixes: tuple[str, ...], step: str, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next start took it for the arena, without what happened since."""
+    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+    paths = paths_in(daemon_dir, "demo")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with (
+        owned(Opening(Config("demo", capacity=100), paths)) as opening,
+        contextlib.closing(open_arena(opening)) as arena,
+    ):
+        for suffix in suffixes:
+            file(paths, suffix).unlink()
+        with monkeypatch.context() as patch:
+            at = {"retire": store, "replace": shm}.get(step, shm.ArenaLock)
+            patch.setattr(at, step, fail)
+            with contextlib.suppress(OSError):
+                assert place_again(arena, opening, lambda: None), "this step was not needed"
+        assert arena.header.state != ArenaState.RETIRED
+        left = sorted(path.name for path in shm.MOUNT.glob(f"{paths.arena[1:]}*"))
+        assert not [name for name in left if name.endswith((".new", ".next"))]
+        place_again(arena, opening, lambda: None)
+        assert arena.file.has_name
+        assert arena.private.has_name
+        assert opening.lock is not None
+        assert opening.lock.holds(paths.private)
+        eventually(lambda: memory_files(os.getpid()) == 5)  # each with its mapping, and a lock
