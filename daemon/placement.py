@@ -100,14 +100,28 @@ class Placement:
         """Decides again if somebody else has changed a thread's CPUs, or those that we may have: a
         cgroup, a hot plug, the loop of another daemon. A cgroup that gives CPUs back changes no
         thread's."""
-        seen = self._look()
         self._heartbeats += 1
+        try:
+            seen = self._look()
+        except OSError:  # no descriptor is left
+            return
         if seen != self._seen or self._loops_changed(seen[0]):
             self.again(arena, self._config)
 
     def again(self, arena: Arena, config: Config) -> None:
-        """Decides again where the threads run, and how they are scheduled, by these settings."""
-        before, self._config = self.plan, config
+        """Decides again where the threads run, and how they are scheduled, by these settings.
+
+        If the system does not say what there is, the next look decides.
+        """
+        self._config = config
+        try:
+            self._decide_again(arena)
+        except OSError as error:
+            self._seen = frozenset(), {}
+            log.warning(f"placement: stays as it is: {error}")
+
+    def _decide_again(self, arena: Arena) -> None:
+        before = self.plan
         self.plan = self._decide(before)
         if self.plan.realtime != before.realtime:
             self._schedule()

@@ -382,10 +382,17 @@ class Wal(Memory):
         given_up, self._child, self._given_up = self._given_up, None, False
         if self._confirmed:
             return
-        self._confirmed = code == 0 and self._snapshot_lsn() >= self._start_lsn
+        self._confirmed = code == 0 and self._has_first_snapshot()
         self._attempts += not (self._confirmed or given_up or not self._arena.has_names)
         if self._attempts == SNAPSHOT_ATTEMPTS and not self.errno:
             self._group_commit.stop(errno.EIO)
+
+    def _has_first_snapshot(self) -> bool:
+        try:
+            return self._snapshot_lsn() >= self._start_lsn
+        except OSError as error:
+            log.warning(f"the WAL's files: {error}")
+            return False
 
     def _append_metrics(self, now_boot_ns: int) -> None:
         if now_boot_ns - self._measured_boot_ns >= METRICS_NS:

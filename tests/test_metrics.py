@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -437,6 +438,30 @@ def test_a_daemon_records_them_once_a_minute(
     walk.enter(segments(directory)[0].path)
     reported = [f.fields["at_boot_ns"] for f in walk.frames() if f.kind == "metrics"]
     assert reported == [80 * 10**9, 160 * 10**9]
+
+
+def test_a_folder_that_cannot_be_listed_ends_no_daemon(
+    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+    paths = paths_in(daemon_dir, "demo")
+    opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
+    directory = opening.wal
+    assert directory is not None
+    with locked(directory):
+        arena = open_arena(opening)
+        end = wal_end(arena, opening)
+        wal = DaemonWal(arena, paths.arena, directory, opening.config, end)
+        with monkeypatch.context() as patch:
+            patch.setattr(wal, "_confirmed", False)
+            patch.setattr("purgatoryd.daemon.wal.snapshots", fail)
+            wal._ended(0)
+            assert not wal._confirmed
+        wal.commit()
+        arena.close()
 
 
 # ---- reading a daemon ------------------------------------------------------------------------

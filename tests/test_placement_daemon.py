@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -338,6 +339,26 @@ def test_the_more_loops_there_are_the_less_often_they_are_looked_at(
         looked.append(looks)
     assert looked == [0, 0, 1, 1, 1, 2]
     assert asked == [({3}, {0, 2})]
+
+
+@pytest.mark.parametrize("call", ["_affinities", "read"])
+def test_without_descriptors_the_placement_stays_until_there_are_some(
+    call: str, asked: list[tuple[Cpus, Cpus]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena: Any = FakeArena()
+    one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
+    one.settle(arena)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, call, fail)
+        one.look(arena)
+        one.again(arena, Config("demo", cpus="0"))
+    one.look(arena)
+    assert [loop for loop, _ in asked][-1] == {0}
+    assert arena.placed.reaper_cpu == 0
 
 
 def test_a_cgroup_that_takes_and_gives_back(
