@@ -61,11 +61,13 @@ FIELDS = {
     "fencing_token", "state", "bulk_load", "bulk_load_first", "number", "used_boot_ns",
     "armed_ns", "armed_boot_ns", "ended_boot_ns", "changed_boot_ns", "begun_boot_ns", "at_ns",
     "parked", "replaced", "replaced_slot", "in_bulk_load", "position", "add_lsn", "size", "now_ns",
-    "pid", "opened_boot_ns",
+    "pid", "opened_boot_ns", "grace_ns", "worker_len", "answers", "busy_first", "busy_last",
+    "busy_keys", "account", "created_uid", "hot",
 }  # fmt: skip
 COPIES = (
     "memcpy(", "memset(", "answer(", "answer_slot(", "*op = ", "*e = ", "*l = ", "*r = ", "*f = ",
-    "*body = ", "*frame_timestamps(", "*to = ",
+    "*body = ", "*frame_timestamps(", "*to = ", "own_of(op)[", "shares_of(op)[",
+    "last_watermarks_of(op)[", "missing[", "failed[", "intent[",
 )  # fmt: skip
 BEGINS = re.compile(r"\s+(?:\*|[a-z_]\w*(?:\(.*?\))?(?:->|\.|\[)).* = [^;]*")
 """A statement that ends on a later line."""
@@ -74,7 +76,9 @@ FUNCTION = re.compile(r"[a-zA-Z][\w \*]*?\b(?P<name>\w+)\(")
 BRIEF = 100
 """Characters of a statement in a mutant's name, at most."""
 STORE = re.compile(r"(?:\+\+|--)?(?P<place>[^=;]+?)(?: [-+|&]?= .*|\+\+|--)?;")
-FIELD = re.compile(r"[a-z_]\w*(?:\([^=;]*?\))?(?:->|\.|\[)(?:.*\W)?(?P<field>[a-z_]+)(?:\[\w+\])?")
+FIELD = re.compile(
+    r"[a-z_]\w*(?:\([^=;]*?\))?(?:->|\.|\[)(?:.*\W)?(?P<field>[a-z_]+)(?:\[[\w />-]+\])?"
+)
 """A place in a row, which a call may have found."""
 PRIVATE = re.compile(
     r"answer\(\w+, 0, .*|memcpy\((?:&|detail).*|memset\((?:a->|out,|why,).*"
