@@ -268,10 +268,13 @@ class Shard:
         """True once, when it says that clients can reach it."""
         if self.state is not State.STARTING or not self._reads_ready():
             return False
+        try:
+            self._admin = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError:  # no descriptor is free: the next look tries again
+            return False
         self.enter(State.READY)
         self._ready_ns = now_ns
         self.stalled_heartbeats = 0
-        self._admin = self._context.socket(zmq.DEALER)
         self._admin.set(zmq.LINGER, 0)
         self._admin.set(zmq.SNDHWM, 0)
         self._admin.connect(self._paths.admin_endpoint)

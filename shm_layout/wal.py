@@ -91,14 +91,22 @@ def around(files: Sequence[File], lsn: int) -> tuple[Sequence[File], Sequence[Fi
 
 
 def _files(directory: Path, suffix: str) -> list[File]:
+    """The files of a folder, none if there is no folder. Raises OSError if it cannot be listed:
+    a WAL that nobody can read is not an empty one."""
     found = []
-    for path in directory.glob(f"*{suffix}"):
-        match = _NAME.fullmatch(path.name)
+    for path in map(directory.joinpath, _listed(directory)):
+        match = _NAME.fullmatch(path.name) if path.suffix == suffix else None
         with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-            about = path.stat()
             if match:
+                about = path.stat()
                 found.append(File(path, int(match[1], 16), about.st_size, about.st_mtime_ns))
     return sorted(found, key=lambda file: file.lsn)
+
+
+def _listed(directory: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return os.listdir(directory)
+    return []
 
 
 def header_of(path: Path) -> Any:

@@ -380,6 +380,27 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
         assert one.unanswered_pings == 0
 
 
+def test_a_shard_is_ready_once_a_socket_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: int) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with zmq.Context() as context:
+        says_ready = ["/bin/sh", "-c", "echo ready; exec sleep 1000"]
+        one = Shard(0, paths_in(tmp_path, "demo-1-0"), says_ready, context)
+        one.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(context, "socket", refused)
+            while not one._reads_ready():
+                continue
+            assert not one.said_ready(0)
+        assert one.said_ready(0)
+        one.signal(signal.SIGKILL)
+        while not one.ended(0, requested=True):
+            continue
+
+
 def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

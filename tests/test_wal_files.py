@@ -26,7 +26,7 @@ from wal_segment_driver import (
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import PutMode
-from purgatoryd.shm_layout.wal import Buffer
+from purgatoryd.shm_layout.wal import Buffer, segments, snapshots
 
 HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 HEADER_BYTES = ffi.sizeof("struct pg_wal_segment")
@@ -129,6 +129,14 @@ def flips(size: int) -> Iterator[tuple[int, int]]:
             yield byte, 0xFF
         else:
             yield from ((byte, 1 << bit) for bit in range(8))
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
+    assert segments(tmp_path / "none") == []
+    (tmp_path / "file").touch()
+    for files in (segments, snapshots):
+        with pytest.raises(NotADirectoryError):
+            files(tmp_path / "file")
 
 
 @pytest.mark.parametrize("segment", [0, 1])
