@@ -284,7 +284,7 @@ class AsyncClient:
 
     async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Returns once `result`, of a bulk call with wait=False, is done, as Client.settle does."""
-        check_type("result", result, BulkResult)
+        check_type("result", result, BulkResult, optional=False)
         limit_s = self._limit_s(timeout)
         self._core.check()
         await self._bulk(result, [], True, limit_s, last=False)

@@ -42,9 +42,9 @@ def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
     return min(max(seconds, 0.0), LIMIT_S)
 
 
-def check_type(name: str, value: Any, *types: type) -> None:
-    """Raises unless `value` is None or one of `types`."""
-    if value is not None and not isinstance(value, types):
+def check_type(name: str, value: Any, *types: type, optional: bool = True) -> None:
+    """Raises unless `value` is one of `types`, or None if it is `optional`."""
+    if not (optional and value is None) and not isinstance(value, types):
         wanted = " or ".join(one.__name__ for one in types)
         raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")
 

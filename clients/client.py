@@ -288,7 +288,7 @@ class Client:
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Returns once `result`, of a bulk call with wait=False, is done. Raises DaemonError."""
-        check_type("result", result, BulkResult)
+        check_type("result", result, BulkResult, optional=False)
         limit_s = self._limit_s(timeout)
         self._core.check()
         self._bulk(result, [], limit_s, checked, last=False)

@@ -139,7 +139,9 @@ def settling(clients: Sequence[Jobs], whole: BulkResult, queue_limit: int, limit
 
     Raises InvalidArgument, Closed.
     """
-    if not isinstance(whole, MergedResult):
+    cores = [client.core for client in clients]
+    ours = isinstance(whole, MergedResult) and all(one._core in cores for _, _, one in whole.parts)
+    if not isinstance(whole, MergedResult) or not ours:
         raise InvalidArgument(f"result must be of a bulk call of this client, not {whole!r}")
     jobs = []
     for partition, _, result in whole.parts:

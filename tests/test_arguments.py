@@ -42,10 +42,19 @@ from purgatoryd.clients import (
     SumOf,
     When,
 )
+from purgatoryd.clients.bulk import BulkResult, MergedResult
 
 HOUR_S = 3600.0
 BULK_LOAD = bytes(range(16))
 CONDITION = AllOf({"w": 5})
+
+
+def of_other_partitions() -> MergedResult:
+    """A result of a client with more partitions."""
+    merged = MergedResult(0)
+    merged.add(1000, [], BulkResult(None, arrays=False))
+    return merged
+
 
 BAD: list[Any] = [
     None, True, -1, 0, 0.5, -0.0, 1 << 40, 1 << 63, 1 << 64, 1 << 2000, -(1 << 2000), math.nan,
@@ -58,6 +67,7 @@ BAD: list[Any] = [
     pa.table({"key": [[1]], "delay": [1]}), AllOf({}), AllOf(5), AnyOf({"a": -1}),  # type: ignore[arg-type]
     AllOf({"a": 1}, own=5), SumOf({"a": 1}, math.nan), SumOf({"a": 1}, 1, cap={5: 5}),  # type: ignore[arg-type]
     When(print, 5), When(5, ["a"]),  # type: ignore[arg-type]
+    BulkResult(None, arrays=False), MergedResult(0), of_other_partitions(),
 ]  # fmt: skip
 
 CLIENT_CALLS: dict[str, dict[str, Any]] = {
@@ -72,6 +82,7 @@ CLIENT_CALLS: dict[str, dict[str, Any]] = {
     "forget_bulk_load": {"bulk_load": BULK_LOAD},
     "bulk_load_status": {"bulk_load": BULK_LOAD},
     "at": {"at_ns": None},
+    "settle": {"result": BulkResult(None, arrays=False)},
     "flush": {},
 }
 PURGATORY_CALLS = CLIENT_CALLS | {
@@ -92,6 +103,7 @@ PARTITIONED_CALLS: dict[str, dict[str, Any]] = {
     "get": {"key": "k"},
     "add_many": {"rows": [("k", HOUR_S)]},
     "cancel_many": {"keys": ["k"]},
+    "settle": {"result": MergedResult(0)},
     "flush": {},
 }
 ADMIN_CALLS: dict[str, dict[str, Any]] = {
@@ -113,7 +125,7 @@ ROWS: list[Any] = [
     ("k", -1, b""), ("k", 1.5, b""), ("k", True, b""), ("k", 1 << 64, b""), ("k", AllOf(5), 1),  # type: ignore[arg-type]
     ("k", CONDITION, None), ("k", CONDITION, 1, 5), ("k", CONDITION, 1, b"", 5),
 ]  # fmt: skip
-OTHER_CALLS = {"settle", "stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
+OTHER_CALLS = {"stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
 """Without an argument that can be bad, or tested on their own below."""
 
 
@@ -224,7 +236,6 @@ def test_bad_limits_of_waits(daemon: StartDaemon) -> None:
             tried(lambda: operation.result(value), value)  # noqa: B023
             handle = client.add("k", HOUR_S, mode="replace", wait=False)
             tried(lambda: handle.result(value), value)  # noqa: B023
-            tried(lambda: client.settle(value), value)  # noqa: B023
             if not callable(value):
                 tried(lambda: operation.add_done_callback(value), value)  # noqa: B023
             assert handle.result().key == "k"
