@@ -7,6 +7,7 @@ import contextlib
 import pickle
 import random
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,15 @@ from fault_driver import Gate, build_library
 from purgatory_driver import ALL, Answer, Key, Owner, Purgatory
 from real_daemon import PATIENCE_S, eventually
 
-from purgatoryd.clients import AsyncClient, BulkLoad, Busy, CallTimeout, CancelResult, Client
+from purgatoryd.clients import (
+    AsyncClient,
+    BulkLoad,
+    Busy,
+    CallTimeout,
+    CancelResult,
+    Client,
+    jobs,
+)
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.packing import Builder
 from purgatoryd.clients.retries import rows_of
@@ -371,25 +380,48 @@ def test_bulk_calls_wait_until_the_daemon_is_not_busy(stalled: Stalled) -> None:
             assert timer.payload == last[key], "the last add of the key counts"
 
 
-def test_a_call_that_stays_busy_says_which_rows_are_not_done(stalled: Stalled) -> None:
+class TimeFlies:
+    """The clock of a client's timeouts: it leaps while exactly `count` records wait to be sent
+    again. So no timeout ends before the daemon's answer is here, nor while records are in flight.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._retries = client._core.session.retries
+        self._leapt_s = 0.0
+        self.count = 0
+
+    def monotonic(self) -> float:
+        if self.count and self._retries.waiting == self.count:
+            self._leapt_s += PATIENCE_S
+        return time.monotonic() + self._leapt_s
+
+
+def test_a_call_that_stays_busy_says_which_rows_are_not_done(
+    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()
+        clock = TimeFlies(client)
+        monkeypatch.setattr(jobs, "time", clock)
+        clock.count = 300
         rows = [(f"new:{n}", HOUR_S, "t", bytes(9000)) for n in range(300)]
         with pytest.raises(Busy, match=r"'row \d+' was refused because the daemon is busy") as many:
-            client.add_many(rows, timeout=0.1)
+            client.add_many(rows)
         error = many.value
         assert (error.rows, error.in_doubt) == (tuple(range(300)), 0)
         assert error.result.refused == [(row, Status.BUSY) for row in range(300)]
         assert (copy := pickle.loads(pickle.dumps(error))).rows == error.rows
         assert str(copy) == str(error)
+        clock.count = 1
         with pytest.raises(Busy):
-            client.add("single", HOUR_S, timeout=0.1)
+            client.add("single", HOUR_S)
         handle = client.add("later", HOUR_S, wait=False)
         with pytest.raises(CallTimeout, match="the daemon is busy") as late:
-            handle.result(timeout=0.1)
+            handle.result()
         assert late.value.busy == 1
         with pytest.raises(CallTimeout):
-            client.flush(timeout=0.1)
+            client.flush()
+        clock.count = 0
         stalled.go_on()
         assert handle.result().key == "later"
         assert client.get("single") is None
