@@ -5,18 +5,19 @@
 #include "core.h"
 
 enum { LAYOUT = 4711, SECOND = 1000000000, MESSAGE = 4096, RECORDS = 4, TTL_S = 10,
-      REPLAY_CAPACITY = 16 };
+      REPLAY_CAPACITY = 16, INBOX_MAX = 8 };
 
 static struct pg_arena *a;
 static void *arena, *secret;
 static _Alignas(8) uint8_t message[MESSAGE], reply[MESSAGE];
-static uint32_t bytes;
+static uint32_t bytes, pid = 1;
 static int64_t now_s;
 
 /* Of one uid each. */
 struct client {
     uint32_t uid;
     uint64_t session, sequence;
+    uint64_t unanswered;          /* from the oldest batch that has no answer to the next one */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -34,7 +35,7 @@ static void arena_open(uint32_t accounts, uint64_t ops)
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
         .stream_id = 1, .secret = {1, 2}, .capacity = 10, .replay_capacity = REPLAY_CAPACITY,
         .fanout = 8, .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .watermarks = 4,
-        .watermark_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .bulk_loads = 1,
+        .watermark_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = INBOX_MAX, .bulk_loads = 1,
         .bulk_load_blocks = 1, .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL,
         .shard = 1, .shards = 2};
     arena = zeroed(pg_arena_bytes(&c));
@@ -69,7 +70,8 @@ static void frame_begin(const struct client *c, unsigned kind, uint32_t count)
     const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
                                .message = (uint16_t)kind, .session = c->session,
                                .sequence = batch ? c->sequence : 0, .count = count,
-                               .names = batch, .names_bytes = batch ? 8 : 0};
+                               .names = batch, .names_bytes = batch ? 8 : 0,
+                               .detail = {0, c->unanswered}};
     bytes = 0;
     append(&f, sizeof f);
     append("\1\1nt\0\0\0", batch ? 8 : 0);
@@ -79,20 +81,24 @@ static int handle(const struct client *c)
 {
     uint64_t used;
     int64_t wait_ns;
-    return pg_handle(a, message, bytes, c->uid, 1, now_s * SECOND, now_s * SECOND, reply, &used,
+    return pg_handle(a, message, bytes, c->uid, pid, now_s * SECOND, now_s * SECOND, reply, &used,
                      &wait_ns);
 }
 
-static struct client greeted(uint32_t uid)
+static struct client named(uint32_t uid, const char *worker, int64_t grace_ns)
 {
     struct client c = {.uid = uid, .sequence = 1};
-    const struct pg_hello hello = {.nonce = {(uint8_t)uid}};
+    const struct pg_hello hello = {.nonce = {(uint8_t)uid}, .name_len = (uint32_t)strlen(worker),
+                                   .grace_ns = grace_ns};
     frame_begin(&c, PG_M_HELLO, 0);
     append(&hello, sizeof hello);
+    append(worker, hello.name_len);
     CHECK_EQUAL(handle(&c), PG_H_REPLY);
     memcpy(&c.session, reply + offsetof(struct pg_frame, session), sizeof c.session);
     return c;
 }
+
+static struct client greeted(uint32_t uid) { return named(uid, "", 0); }
 
 static void leaves(const struct client *c)
 {
@@ -434,12 +440,64 @@ static void a_topic_that_changed_lately_is_reported(void)
 static void a_session_tells_whose_it_is_and_since_when(void)
 {
     arena_open(1, 0);
-    const struct client c = greeted(5);
+    const struct client c = named(5, "mill", 7);
     const struct pg_session *s = session_find(a, c.session);
     CHECK(s != NULL);
     CHECK_EQUAL(s->uid, 5);
     CHECK_EQUAL(s->pid, 1);
+    CHECK_EQUAL(s->grace_ns, 7);
+    CHECK_EQUAL(s->worker_len, 4);
+    CHECK(memcmp(s->worker, "mill", 4) == 0);
     CHECK_EQUAL(s->opened_boot_ns, now_s * SECOND);
+    arena_close();
+}
+
+static void a_session_that_is_found_again_has_its_new_process_and_grace(void)
+{
+    arena_open(1, 0);
+    const struct client first = named(5, "", 7);
+    pid = 2;
+    const struct client again = named(5, "", 8);
+    pid = 1;
+    CHECK_EQUAL(again.session, first.session);
+    CHECK_EQUAL(session_find(a, first.session)->pid, 2);
+    CHECK_EQUAL(session_find(a, first.session)->grace_ns, 8);
+    arena_close();
+}
+
+static uint32_t busy_bits(const struct pg_session *s)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < PG_BUSY_KEYS / 64; i++)
+        count += (uint32_t)__builtin_popcountll(s->busy_keys[i]);
+    return count;
+}
+
+static void keys_of_a_busy_record_are_busy_until_its_answer_was_seen(void)
+{
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    const struct pg_session *s = session_find(a, c.session);
+    for (char o = 'a'; o < 'a' + INBOX_MAX; o++)
+        one(&c, PG_OP_WATCH, o);
+    for (uint32_t set = 0; set < 2; set++) {
+        c.unanswered = 0;
+        one(&c, PG_OP_WATCH, 'y');
+        CHECK_EQUAL(status(0), PG_ST_BUSY);
+        CHECK_EQUAL(s->busy_first, c.sequence - 1);
+        CHECK_EQUAL(s->busy_last, c.sequence - 1);
+        CHECK_EQUAL(busy_bits(s), 2);         /* of the operation and of its watch key */
+        c.unanswered = 1;
+        one(&c, PG_OP_CANCEL, 'y');
+        CHECK_EQUAL(status(0), PG_ST_BUSY);
+        CHECK_EQUAL(s->busy_last, c.sequence - 1);
+        one(&c, PG_OP_CANCEL, 'z');
+        CHECK_EQUAL(status(0), PG_ST_UNKNOWN);
+        c.unanswered = 0;
+        one(&c, PG_OP_CANCEL, 'y');
+        CHECK_EQUAL(status(0), PG_ST_UNKNOWN);
+        CHECK_EQUAL(s->busy_last, 0);
+    }
     arena_close();
 }
 
@@ -465,6 +523,17 @@ static void a_namespace_is_of_the_shard_where_it_was_born(void)
     publish('t');
     CHECK_EQUAL(a->namespaces[0].shard, a->header->shard);
     CHECK_EQUAL(a->namespaces[0].shard, 1);
+    arena_close();
+}
+
+static void a_name_is_of_the_uid_that_used_it_first(void)
+{
+    arena_open(2, 0);
+    struct client first = greeted(5), second = greeted(6);
+    one(&first, PG_OP_WATCH, 'o');
+    one(&second, PG_OP_WATCH, 'p');
+    CHECK_EQUAL(a->namespaces[0].created_uid, 5);
+    CHECK_EQUAL(a->topics[0].created_uid, 5);
     arena_close();
 }
 
@@ -501,8 +570,11 @@ int main(void)
     RUN(a_bulk_load_lives_from_when_it_was_last_claimed);
     RUN(a_topic_that_changed_lately_is_reported);
     RUN(a_session_tells_whose_it_is_and_since_when);
+    RUN(a_session_that_is_found_again_has_its_new_process_and_grace);
+    RUN(keys_of_a_busy_record_are_busy_until_its_answer_was_seen);
     RUN(keys_that_are_cancelled_for_a_key_are_reported);
     RUN(a_namespace_is_of_the_shard_where_it_was_born);
+    RUN(a_name_is_of_the_uid_that_used_it_first);
     RUN(a_topic_begins_anew_in_the_row_of_another);
     return 0;
 }
