@@ -12,6 +12,7 @@ static void *arena, *secret;
 static _Alignas(8) uint8_t message[MESSAGE], reply[MESSAGE];
 static uint32_t bytes, pid = 1;
 static int64_t now_s;
+static char in_namespace = 'n';
 
 /* Of one uid each. */
 struct client {
@@ -74,7 +75,7 @@ static void frame_begin(const struct client *c, unsigned kind, uint32_t count)
                                .detail = {0, c->unanswered}};
     bytes = 0;
     append(&f, sizeof f);
-    append("\1\1nt\0\0\0", batch ? 8 : 0);
+    append((char[]){1, 1, in_namespace, 't', 0, 0, 0, 0}, batch ? 8 : 0);
 }
 
 static int handle(const struct client *c)
@@ -501,6 +502,23 @@ static void keys_of_a_busy_record_are_busy_until_its_answer_was_seen(void)
     arena_close();
 }
 
+static void a_busy_record_of_an_unknown_namespace_makes_every_key_busy(void)
+{
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    for (char o = 'a'; o <= 'a' + INBOX_MAX; o++)
+        one(&c, PG_OP_WATCH, o);
+    CHECK_EQUAL(status(0), PG_ST_BUSY);
+    c.unanswered = 1;
+    in_namespace = 'm';
+    one(&c, PG_OP_CANCEL, 'z');
+    CHECK_EQUAL(status(0), PG_ST_BUSY);
+    in_namespace = 'n';
+    one(&c, PG_OP_CANCEL, 'z');
+    CHECK_EQUAL(status(0), PG_ST_BUSY);
+    arena_close();
+}
+
 /* Behind the results: number of the record, bytes, type and length of each key, the key. */
 static void keys_that_are_cancelled_for_a_key_are_reported(void)
 {
@@ -572,6 +590,7 @@ int main(void)
     RUN(a_session_tells_whose_it_is_and_since_when);
     RUN(a_session_that_is_found_again_has_its_new_process_and_grace);
     RUN(keys_of_a_busy_record_are_busy_until_its_answer_was_seen);
+    RUN(a_busy_record_of_an_unknown_namespace_makes_every_key_busy);
     RUN(keys_that_are_cancelled_for_a_key_are_reported);
     RUN(a_namespace_is_of_the_shard_where_it_was_born);
     RUN(a_name_is_of_the_uid_that_used_it_first);
