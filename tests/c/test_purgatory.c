@@ -29,6 +29,8 @@ struct operation {
 struct outcome {
     uint64_t ticket;
     uint32_t session, cause, error;
+    uint64_t watermarks[MOST_KEYS];
+    uint32_t missing, failed;     /* bit n: the n-th key */
 };
 
 struct watermark {
@@ -335,12 +337,32 @@ static void watermark_left_model(struct world *w, uint32_t key)
         w->watermarks[key] = (struct watermark){0};
 }
 
+static bool key_missing(const struct world *w, const struct command *c, uint32_t i)
+{
+    if (has_targets(c->condition))
+        return !key_reached(w, c, i);
+    return c->condition == PG_C_SUM && gain(w, c, i) == 0;
+}
+
+static struct outcome outcome_now(const struct world *w, const struct operation *op,
+                                  uint32_t cause)
+{
+    const struct command *c = &op->watch;
+    struct outcome o = {.ticket = op->ticket, .session = op->session, .cause = cause,
+                        .error = cause == PG_CAUSE_FAILED ? failed(w, c) : 0};
+    for (uint32_t i = 0; i < c->count; i++) {
+        o.watermarks[i] = w->watermarks[c->keys[i]].watermark;
+        o.missing |= (uint32_t)key_missing(w, c, i) << i;
+        o.failed |= (uint32_t)(w->watermarks[c->keys[i]].error != 0) << i;
+    }
+    return o;
+}
+
 static int64_t end(struct world *w, struct operation *op, uint32_t cause)
 {
-    const uint32_t error = cause == PG_CAUSE_FAILED ? failed(w, &op->watch) : 0;
     CHECK(op->ticket != 0);
     if (op->session < SESSIONS)
-        w->outcomes[w->outcome_count++] = (struct outcome){op->ticket, op->session, cause, error};
+        w->outcomes[w->outcome_count++] = outcome_now(w, op, cause);
     op->ticket = 0;
     w->satisfied += cause == PG_CAUSE_SATISFIED;
     for (uint32_t i = 0; i < op->watch.count; i++)
@@ -561,14 +583,21 @@ static void acknowledge(struct world *w, uint32_t session, const struct pg_ack *
     CHECK_EQUAL(send(w, &message, sizeof message), 0);
 }
 
+static uint32_t outcome_at(const struct world *w, uint64_t ticket)
+{
+    uint32_t i = 0;
+    while (i < w->outcome_count && w->outcomes[i].ticket != ticket)
+        i++;
+    CHECK(i < w->outcome_count);
+    return i;
+}
+
 static void outcome_found(struct world *w, uint32_t session, const struct pg_outcome *o)
 {
     const struct pg_ack ack = {.ticket = o->ticket >> 8, .version = o->version, .slot = o->slot};
     uint32_t i = 0;
     if ((o->ticket & 0xff) != 0) {
-        while (i < w->outcome_count && w->outcomes[i].ticket != ack.ticket)
-            i++;
-        CHECK(i < w->outcome_count);
+        i = outcome_at(w, ack.ticket);
         CHECK_EQUAL(w->outcomes[i].session, session);
         CHECK_EQUAL(w->outcomes[i].cause, o->ticket & 0xff);
         CHECK_EQUAL(w->outcomes[i].error, o->error);
@@ -581,6 +610,18 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
     acknowledge(w, session, &ack);
     if ((o->ticket & 0xff) != 0)
         w->outcomes[i] = w->outcomes[--w->outcome_count];
+}
+
+/* The watermark of each key, the bitmap of the missing ones and that of the failed ones. */
+static void keys_found(const struct world *w, const struct pg_outcome *o, const uint8_t *at)
+{
+    const struct outcome *expected = &w->outcomes[outcome_at(w, o->ticket >> 8)];
+    const uint8_t *missing = at + o->keys * sizeof(uint64_t), *failing = missing + o->bitmap_bytes;
+    CHECK(memcmp(at, expected->watermarks, o->keys * sizeof(uint64_t)) == 0);
+    for (uint32_t n = 0; n < o->keys; n++) {
+        CHECK_EQUAL(missing[n / 8] >> n % 8 & 1, expected->missing >> n & 1);
+        CHECK_EQUAL(failing[n / 8] >> n % 8 & 1, expected->failed >> n & 1);
+    }
 }
 
 /* Key, payload and what the end noted, behind the heads; returns where the next one's are. */
@@ -596,6 +637,8 @@ static const uint8_t *outcome_bytes_found(const struct world *w, const struct pg
     const uint32_t end = (o->ticket & 0xff) != 0 ? operation_end_bytes(o->keys) : 0;
     CHECK_EQUAL(o->bitmap_bytes, end != 0 ? (o->keys + 7u) / 8 : 0);
     CHECK(memcmp(at, operation_at(w->a, o->slot) + 1, end) == 0);
+    if (end != 0)
+        keys_found(w, o, at);
     return at + end;
 }
 
