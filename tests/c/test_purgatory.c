@@ -13,6 +13,7 @@ struct command {
     bool notice;
     uint32_t key;                 /* number of an operation or of a watch key */
     uint32_t keys[MOST_KEYS];
+    uint32_t own;                 /* bit n: the n-th key is forgotten when the operation ends */
     uint64_t targets[MOST_KEYS], caps[MOST_KEYS];
     uint64_t value;
     int64_t delay_ns;
@@ -182,7 +183,8 @@ static uint8_t *keys_write(uint8_t *at, const struct command *c)
     for (uint32_t i = 0; i < c->count; i++) {
         const struct pg_watch_key k = {.target = c->targets[i], .cap = c->caps[i],
                                        .key_len = (uint8_t)key_len(c->keys[i]),
-                                       .key_type = PG_KEY_BYTES};
+                                       .key_type = PG_KEY_BYTES,
+                                       .flags = c->own >> i & 1 ? PG_WK_OWN : 0};
         memcpy(at, &k, sizeof k);
         at = key_write(at + sizeof k, 'w', c->keys[i]);
     }
@@ -242,6 +244,8 @@ static struct command watch_random(struct rng *r)
                         .payload_len = (uint32_t)(rng_below(r, 3) == 0 ? rng_below(r, 3000) : 0)};
     if (rng_below(r, 16) == 0)
         c.count = MOST_KEYS;
+    if (rng_below(r, 3) == 0)
+        c.own = (uint32_t)rng_below(r, 1u << c.count);
     for (uint32_t i = 0; i < c.count; i++) {
         c.keys[i] = c.count == MOST_KEYS ? (c.key + i) % WATCHED : (uint32_t)rng_below(r, WATCHED);
         c.targets[i] = watermark_random(r);
@@ -365,6 +369,8 @@ static int64_t end(struct world *w, struct operation *op, uint32_t cause)
         w->outcomes[w->outcome_count++] = outcome_now(w, op, cause);
     op->ticket = 0;
     w->satisfied += cause == PG_CAUSE_SATISFIED;
+    for (uint32_t i = 0; i < op->watch.count; i++)
+        w->watermarks[op->watch.keys[i]].forgotten |= op->watch.own >> i & 1;
     for (uint32_t i = 0; i < op->watch.count; i++)
         watermark_left_model(w, op->watch.keys[i]);
     return 1;
