@@ -177,6 +177,9 @@ class AsyncClient:
         if self._core.closed:
             return
         self._core.check()
+        if self._loop is None:  # it was never connected
+            self._drop()
+            return
         try:
             await self._run(self._jobs.closing(limit_s))
         except Closed:

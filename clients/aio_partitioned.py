@@ -48,9 +48,16 @@ class AsyncPartitionedClient:
         self._timeout_s = check_limit_s(timeout)
         self._settings = settings
         self._clients: list[AsyncClient] = []
+        self._connecting = asyncio.Lock()
 
     async def connect(self) -> Self:
-        """Opens a session with each partition. Raises DaemonUnreachable."""
+        """Opens a session with each partition, unless it has. Raises DaemonUnreachable."""
+        async with self._connecting:
+            if not self._clients:
+                await self._connect()
+        return self
+
+    async def _connect(self) -> None:
         self._partitions = await _wait_for(Route(self.name, self.namespace), self._timeout_s)
         clients = [
             AsyncClient(
@@ -64,23 +71,22 @@ class AsyncPartitionedClient:
                 await undo.enter_async_context(client)
             undo.pop_all()
         self._clients = clients
-        return self
 
     def of(self, key: Key) -> AsyncClient:
-        """The client of the partition that `key` is in. Raises InvalidKey."""
+        """The client of the partition that `key` is in, once connected. Raises InvalidKey."""
         return self._clients[self._partitions.of(key)]
 
     async def add(self, key: Key, *time: Any, **named: Any) -> Any:
         """Arms a timer, as Client.add does."""
-        return await self.of(key).add(key, *time, **named)
+        return await (await self.connect()).of(key).add(key, *time, **named)
 
     async def cancel(self, key: Key, **named: Any) -> Any:
         """Disarms the key's timer, as Client.cancel does."""
-        return await self.of(key).cancel(key, **named)
+        return await (await self.connect()).of(key).cancel(key, **named)
 
     async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """The armed timer of `key`, or None, as Client.get does."""
-        return await self.of(key).get(key, timeout=timeout)
+        return await (await self.connect()).of(key).get(key, timeout=timeout)
 
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
@@ -92,17 +98,20 @@ class AsyncPartitionedClient:
         def pack(core: Core, some: Any) -> Packed:
             return pack_puts(core, some, topic, mode)
 
+        await self.connect()
         return await self._bulk(self._split(self._partitions.split(rows), pack, limit_s))
 
     async def cancel_many(self, keys: Any, *, timeout: float | None = None) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
-        limit_s, parts = self._limit_s(timeout), self._partitions.split_keys(keys)
+        limit_s = self._limit_s(timeout)
+        parts = (await self.connect())._partitions.split_keys(keys)
         return checked_cancels(await self._bulk(self._split(parts, pack_cancels, limit_s)))
 
     async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Returns once `result`, the handle of a cancelled bulk call, is done; raises as
         Client.settle does."""
-        limit_s, limit = self._limit_s(timeout), self._clients[0].queue_limit
+        limit_s = self._limit_s(timeout)
+        limit = (await self.connect())._clients[0].queue_limit
         (await self._bulk(settling(self._jobs, result, limit, limit_s))).check()
 
     @property
@@ -134,6 +143,7 @@ class AsyncPartitionedClient:
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call was answered; raises as Client.flush does."""
+        await self.connect()
         await _all(client.flush(timeout=timeout) for client in self._clients)
 
     async def close(self) -> None:

@@ -22,6 +22,8 @@ from real_daemon import PATIENCE_S, Daemon, remove_arena_files
 from purgatoryd.clients import (
     Admin,
     AsyncClient,
+    AsyncPartitionedClient,
+    AsyncPurgatory,
     AsyncSubscriber,
     BatchError,
     CallTimeout,
@@ -621,6 +623,27 @@ def test_async_client_survives_a_restart(real: Daemon) -> None:
                 client.at(5)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cls", [AsyncClient, AsyncPurgatory, AsyncPartitionedClient])
+def test_an_async_client_without_connect_connects_with_its_first_call(
+    real: Daemon, cls: type[Any]
+) -> None:
+    async def scenario() -> None:
+        await cls("demo").close()
+        for call, arguments in (("add", ["k", HOUR_S]), ("get", ["k"]), ("cancel", ["k"]),
+                                ("add_many", [[("k", HOUR_S)]]), ("cancel_many", [["k"]]),
+                                ("flush", [])):  # fmt: skip
+            client = cls("demo", timeout=PATIENCE_S)
+            await getattr(client, call)(*arguments)
+            await client.close()
+        client = cls("demo", timeout=PATIENCE_S)
+        await asyncio.gather(*(client.add(f"k{n}", HOUR_S) for n in range(3)))
+        await client.close()
+
+    asyncio.run(scenario())
+    with Admin("demo") as admin:
+        assert admin.sessions() == []
 
 
 def test_async_without_a_daemon(daemon_dir: object) -> None:
