@@ -82,7 +82,7 @@ FIELD = re.compile(
 """A place in a row, which a call may have found."""
 PRIVATE = re.compile(
     r"answer\(\w+, 0, .*|memcpy\((?:&|detail).*|memset\((?:a->|out,|why,).*"
-    r"|a->(?:header->quota_)?\w+ = .*|(?:p->|n\.|next\.|out\[).*"
+    r"|a->(?:header->quota_)?\w+ = .*|(?:p->|n\.|next\.|watch\.|out\[).*"
 )
 """Refusals, locals, the fields of a process's handle, what each start sets, and derived state."""
 
