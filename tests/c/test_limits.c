@@ -174,6 +174,9 @@ static void publish(char topic)
     CHECK_EQUAL(pg_publish(a, body, sizeof body, 0, now_s * SECOND, &r, detail), PG_ERR_NONE);
     CHECK_EQUAL(r.ticket, ticket << 8 | PG_ST_DONE);
     CHECK_EQUAL(a->header->next_ticket, ticket + 1);
+    const struct pg_entry *e = replay_at(a, a->header->replay_tail - 1);
+    CHECK_EQUAL(e->key_len, 1);
+    CHECK_EQUAL(*(const uint8_t *)blob_at(&a->blobs, e->blob), 'x');
 }
 
 static void fill_replay_buffer(void)
@@ -293,6 +296,24 @@ static void a_uid_that_holds_its_share_of_the_watch_keys_is_refused_alone(void)
     CHECK_EQUAL(advanced(&other, 'd').ticket, PG_ST_DONE);
     CHECK_EQUAL(account_with(6)->watch_keys, 1);
     arena_close();
+}
+
+static void a_migration_keeps_when_an_account_was_used(void)
+{
+    struct pg_fault why;
+    arena_open(2, 0);
+    struct client c = greeted(5);
+    one(&c, PG_OP_WATCH, 'o');
+    const int64_t used_s = now_s;
+    struct pg_arena *from = a;
+    void *const parts[] = {arena, secret};
+    arena_open(2, 0);
+    CHECK(pg_migrate(a, from, &why));
+    CHECK_EQUAL(account_with(5)->used_boot_ns, used_s * SECOND);
+    arena_close();
+    free(from);
+    free(parts[0]);
+    free(parts[1]);
 }
 
 static void a_rebuild_counts_what_each_uid_holds(void)
@@ -580,6 +601,7 @@ int main(void)
     RUN(an_account_begins_with_a_full_quota);
     RUN(the_account_that_was_idle_longest_goes);
     RUN(a_uid_that_holds_its_share_of_the_watch_keys_is_refused_alone);
+    RUN(a_migration_keeps_when_an_account_was_used);
     RUN(a_rebuild_counts_what_each_uid_holds);
     RUN(a_watch_key_lives_from_its_last_change_and_its_last_watcher);
     RUN(a_forgotten_watch_key_goes_with_its_last_watcher);
