@@ -66,7 +66,7 @@ class AsyncCall(Generic[Result]):
         self.future: asyncio.Future[Result] = loop.create_future()
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Wakes the caller, unless it was cancelled."""
+        """Wake the caller, unless its wait was cancelled."""
         if self.future.done():
             return
         if error is None:
@@ -92,7 +92,7 @@ class AsyncHandle(Generic[Outcome]):
     async def result(self, timeout: float | None = None) -> Outcome:
         """The outcome, as the same call with wait=True returns or raises it.
 
-        Cancelling it cancels only the wait.
+        Cancelling this coroutine cancels only the wait.
         """
         await self._client._await(self._pending, self._client._limit_s(timeout))
         outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ class AsyncClient:
     """
 
     _resume: Resume | None = None
-    """Of an owner of operations."""
+    """Lets the daemon keep this session for a later process; AsyncPurgatory sets it."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class AsyncClient:
         self._retry: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_s = float("inf")
-        """When `_deadline` wakes the loop."""
+        """Time at which `_deadline` wakes the loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- open and close ----------------------------------------------------------------------
@@ -150,7 +150,7 @@ class AsyncClient:
         return Jobs(self._core)
 
     async def connect(self) -> Self:
-        """Opens the session. Raises DaemonUnreachable; cancelled, it closes the client."""
+        """Open the session. Raises DaemonUnreachable. A cancelled call closes the client."""
         try:
             await self._greet()
         except BaseException:
@@ -167,9 +167,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Flushes, ends the session and closes the connection; raises as flush does.
 
-        It takes at most the client's `timeout` for the answers that are missing and BYE_S (0.2 s)
-        for the goodbye; from when it is cancelled on, at most BYE_S for each. Cancelled a second
-        time, it drops the connection at once.
+        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE.
+        A cancelled close() waits at most BYE_S for each; cancelled a second time, it drops the
+        connection at once.
         """
         await self._close(self.timeout)
 
@@ -183,7 +183,7 @@ class AsyncClient:
         try:
             await self._run(self._jobs.closing(limit_s))
         except Closed:
-            pass  # somebody else closes it at the same time
+            pass  # another task closes it at the same time
         except asyncio.CancelledError:
             with suppress(PurgatorydError):
                 await self._run(self._jobs.closing(BYE_S))
@@ -370,7 +370,7 @@ class AsyncClient:
         return self._core
 
     def _limit_s(self, timeout: float | None) -> float:
-        """How long a call waits. Raises InvalidArgument."""
+        """Seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
     async def _admit(self, limit_s: float) -> None:
@@ -415,7 +415,8 @@ class AsyncClient:
         return result
 
     async def _run(self, job: Job[Result], handle: object = None) -> Result:
-        """Starts a job and waits for its end. A cancelled caller gets `handle`: the job goes on."""
+        """Start a job and wait for its end. If the caller is cancelled, the job goes on and the
+        CancelledError has `handle`."""
         call = self._begin(job)
         try:
             return await call.future
@@ -430,7 +431,7 @@ class AsyncClient:
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
         self._schedule()
-        self._watch_deadline()  # the call ends in time even if an exception tears the exchange
+        self._watch_deadline()  # ends the call in time even if an exception interrupts exchange()
         return call
 
     # ---- the exchange ------------------------------------------------------------------------
@@ -451,7 +452,7 @@ class AsyncClient:
                 core.look()
             self._jobs.exchange()
         except (PurgatorydError, OSError) as error:
-            self._jobs.advance(error)  # an error of the connection is that of every call
+            self._jobs.advance(error)  # an error of the connection fails every call
         except BaseException:
             self._schedule()  # a signal handler raised: the rest is done in the next iteration
             raise
@@ -469,7 +470,7 @@ class AsyncClient:
         return core.channel is not None
 
     def _watch(self) -> None:
-        """Sets the timers: for answers that are overdue, calls refused as BUSY, and deadlines."""
+        """Set the timers for overdue answers, calls refused as BUSY, and deadlines."""
         core, loop = self._core, self._loop
         assert loop is not None
         pending = core.session.busy or core.session.state is State.GREETING
@@ -496,12 +497,12 @@ class AsyncClient:
         self._deadline = self._loop.call_later(wait_s, self._past_deadline)
 
     def _past_deadline(self) -> None:
-        """The first deadline is over; later ones may have come before it."""
+        """Resume the jobs at the first deadline, and set the timer of the next."""
         self._deadline_s = float("inf")
         self._exchange()
 
     def _send_again(self) -> None:
-        """The wait of calls that were refused as BUSY is over."""
+        """Send calls again that were refused as BUSY."""
         self._retry = None
         self._exchange()
 
@@ -585,9 +586,9 @@ class AsyncSubscriber:
             raise
 
     def _watch(self, sockets: tuple[zmq.Socket[bytes], ...]) -> None:
-        """Is woken by these from now on, which are others after shards became more or fewer.
+        """Let these sockets wake the loop. They change with the number of shards.
 
-        One that an exception interrupts is done again.
+        If an exception interrupts this call, get() repeats it.
         """
         for fd in self._fds:
             self._loop.remove_reader(fd)
@@ -599,7 +600,7 @@ class AsyncSubscriber:
     async def get(self, timeout: float | None = None) -> Notice | None:
         """The next notice; None if none came within `timeout` seconds; as Subscriber.get.
 
-        A cancelled one takes no notice.
+        A cancelled get() takes no notice.
         """
         found = await self._await(None if timeout is None else check_limit_s(timeout))
         if found is None:
@@ -607,11 +608,11 @@ class AsyncSubscriber:
         source, item = found
         if isinstance(item, Lagged):
             source.taken = item; raise item  # noqa: E702  # fmt: skip
-        # Nothing comes between the two statements: it is taken if and only if it is returned.
+        # No signal handler runs between the two statements: a notice is taken only if returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def _await(self, limit_s: float | None) -> Next | None:
-        """What comes next, and who notes that it was taken."""
+        """The next item, and the stream that notes it as taken."""
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None

@@ -127,7 +127,7 @@ class AsyncPartitionedClient:
         return split_jobs(self._jobs, parts, pack, self._clients[0].queue_limit, limit_s)
 
     async def _bulk(self, bulk: Parts) -> MergedResult:
-        """Starts all parts before it waits for the first."""
+        """Start all parts, then wait for each."""
         whole, jobs = bulk
         calls = [self._clients[partition]._begin(job) for partition, job in jobs]
         try:
@@ -147,7 +147,7 @@ class AsyncPartitionedClient:
         await _all(client.flush(timeout=timeout) for client in self._clients)
 
     async def close(self) -> None:
-        """Flushes, and closes all connections; raises as AsyncClient.close, and ends as it does."""
+        """Flush, and close all connections, with the errors and times of AsyncClient.close."""
         try:
             await _all(client.close() for client in self._clients)
         except asyncio.CancelledError:  # perhaps before the first step of any

@@ -82,16 +82,16 @@ class AsyncOperation:
         return self.result().__await__()
 
     def future(self) -> asyncio.Future[Outcome]:
-        """Return a future of its result, for `asyncio.wait`. Cancelling it does not end the
-        operation."""
+        """Return a future of the result, for `asyncio.wait`. Cancelling the future does not end
+        the operation."""
         return asyncio.ensure_future(self.result())
 
     async def extend(self, timeout: float | timedelta) -> bool:
-        """Move its deadline, as Operation.extend does."""
+        """Move the deadline, as Operation.extend does."""
         return await self._owner._extend(self._operation, timeout)
 
     async def cancel(self) -> bool:
-        """End it with the cause "cancelled", as Operation.cancel does."""
+        """End the operation with the cause "cancelled", as Operation.cancel does."""
         return await self._owner._cancel(self._operation)
 
     def add_done_callback(self, callback: Callable[[AsyncOperation], object]) -> None:

@@ -1,5 +1,5 @@
-"""Checks of arguments that several calls share; each raises InvalidArgument before anything is
-packed."""
+"""Checks of arguments that several calls share. Each raises InvalidArgument before the call sends
+anything."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidRows, PurgatorydError
 
 LIMIT_S = 1e9
-"""A longer wait counts as this one: 30 years, which every clock can add."""
+"""The longest wait: 30 years, which no clock overflows."""
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> int:
-    """`value` as an int from `least` to `most`; a bool is none."""
+    """Return `value` as an int from `least` to `most`. A bool is refused."""
     try:
         whole = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -26,8 +26,8 @@ def check_whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
-    """Seconds to wait; below 0 counts as 0, infinity as LIMIT_S."""
-    if type(limit_s) is float and 0.0 <= limit_s <= LIMIT_S:  # as nearly always; NaN is not
+    """Return a number of seconds to wait: negative values as 0, infinity as LIMIT_S."""
+    if type(limit_s) is float and 0.0 <= limit_s <= LIMIT_S:  # the usual case; false for NaN
         return limit_s
     if isinstance(limit_s, bool) or not hasattr(limit_s, "__float__"):
         raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds")
@@ -56,7 +56,7 @@ def check_callable(name: str, value: Any) -> None:
 
 
 def each(name: str, values: Any) -> Iterator[Any]:
-    """Iterates over `values`. What their iteration raises goes through."""
+    """Iterate over `values`. Errors of their own iterator are passed on."""
     try:
         return iter(values)
     except TypeError:
@@ -64,7 +64,7 @@ def each(name: str, values: Any) -> Iterator[Any]:
 
 
 def unreadable(subject: str, error: Exception) -> Exception:
-    """The InvalidRows for what a library says of columns; an error of ours as it is."""
+    """Return InvalidRows for a library's error about columns; an error of purgatoryd unchanged."""
     if isinstance(error, PurgatorydError | MemoryError):
         return error
     return InvalidRows(f"{subject} cannot be read: {error}", -1)

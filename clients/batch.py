@@ -1,4 +1,4 @@
-"""A batch of calls, as the session sends it."""
+"""Batches of calls, as the session sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from purgatoryd.shm_layout.layout import Message
 
 
 class Partial(NamedTuple):
-    """Results of a batch of which some records have none: their status is NONE. `error`: why."""
+    """Results of a batch that lacks some: those have the status NONE. `error` is the reason."""
 
     results: bytes
     error: DaemonError
@@ -19,7 +19,7 @@ class Partial(NamedTuple):
 
 Outcome = bytes | Partial | DaemonError
 Settle = Callable[[Outcome], None]
-"""Takes the results of a batch (struct pg_result each), or why there are none."""
+"""Receives the results of a batch (struct pg_result each), or the error that replaces them."""
 
 
 class Letter:
@@ -30,12 +30,12 @@ class Letter:
     def __init__(self, frame: bytes = b"") -> None:
         self.frame = frame
         self.sent = False
-        """The socket took a copy."""
+        """Note that the socket has a copy."""
 
 
 class Batch(Letter):
-    """Packed records; `body` is name table, records and byte area, `rows` the struct pg_rows that
-    says which rows of a bulk load they are, if any."""
+    """Packed records. `body`: name table, records and byte area. `rows`: the struct pg_rows of a
+    bulk load, else empty."""
 
     __slots__ = (
         "at_ns", "behind", "body", "calls", "count", "doubtful", "names", "names_bytes", "order",
@@ -60,21 +60,21 @@ class Batch(Letter):
         self.at_ns = at_ns
         self.rows = b""
         self.packed_boot_ns = 0
-        """When it was packed, on this host's CLOCK_BOOTTIME; 0 = not noted."""
+        """Time of packing, on this host's CLOCK_BOOTTIME; 0 = unknown."""
         self.calls: object = None
-        """A list with the call of each record, or the one call that all records are of."""
+        """The call of each record as a list, or the one call that has all records."""
         self.order = 0
-        """Number of the batch among all of this client, given when it is first handed out."""
+        """Number of the batch in this client's order of batches; set when it is first sent."""
         self.places: Sequence[int] | None = None
-        """Record numbers in the other batch, if this is a part of one."""
+        """Of a part of another batch: its records' numbers in that batch; else None."""
         self.sequence = 0
         self.behind = 0
-        """Its sequence minus the oldest one that had no answer when this one was numbered."""
+        """`sequence` minus that of the oldest batch without an answer when this was numbered."""
         self.doubtful = False
-        """A copy was sent and has no answer, although a later copy may get one."""
+        """True if a copy was sent and never answered; a later copy may be answered."""
 
     def address(self, session: int, sequence: int, durable: bool, same_clock: bool) -> None:
-        """Fixes the bytes: from here on every copy is the same."""
+        """Fix the bytes, so that every copy is the same."""
         self.sequence = sequence
         self.sent = self.doubtful = False
         flags = layout.FLAG_DURABLE * durable | layout.FLAG_BULK_LOAD * bool(self.rows)

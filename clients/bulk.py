@@ -55,7 +55,7 @@ class BulkResult:
 
     @property
     def _failure(self) -> PurgatorydError | None:
-        """Why rows have no result."""
+        """The error that left rows without a result; None if there is none."""
         return self._error
 
     @property
@@ -69,8 +69,10 @@ class BulkResult:
             raise error
 
     def abandon(self, unsent: Iterable[Batch]) -> None:
-        """Nobody waits for the rows any more. Raises Busy if the daemon refused some as BUSY until
-        now; `unsent` batches have that answer as well. Rows in flight get theirs later."""
+        """Stop sending rows again that the daemon refused as BUSY; raises Busy if there are any.
+
+        Rows of `unsent` batches count as refused. Rows in flight get their results later.
+        """
         assert self._core is not None
         if not self._core.abandon((self,)):
             return
@@ -160,13 +162,13 @@ class BulkResult:
 
 
 class MergedResult(BulkResult):
-    """One result of several, with the places of their rows among all `rows`."""
+    """Several results merged into one, with each row at its place among all `rows`."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(None, arrays=False)
         self._count = rows
         self.parts: list[tuple[int, Sequence[int], BulkResult]] = []
-        """Partition, places and result of each part that is under way."""
+        """Partition, places and result of each unfinished part."""
 
     def add(self, partition: int, places: Sequence[int], result: BulkResult) -> None:
         """Adds the rows of a partition."""
@@ -174,7 +176,7 @@ class MergedResult(BulkResult):
         self._arrays |= result._arrays
 
     def fail(self, error: PurgatorydError) -> None:
-        """Notes why the rows of a part have no result."""
+        """Note the error that left the rows of a part without a result."""
         self._error = error
 
     @property
@@ -204,18 +206,18 @@ _CANCELS = {int(result.value): result for result in CancelResult}
 
 
 def unchecked(result: BulkResult) -> BulkResult:
-    """`result`, also if rows are left without one."""
+    """Return `result`, also if some rows have none."""
     return result
 
 
 def checked(result: AnyResult) -> AnyResult:
-    """`result`. Raises the error that left rows without a result."""
+    """Return `result`, or raise the error that left rows without one."""
     result.check()
     return result
 
 
 def checked_cancels(result: BulkResult) -> list[CancelResult]:
-    """What each cancel found. Raises as check() and cancels() do."""
+    """Return the result of each cancel. Raises as check() and cancels() do."""
     result.check()
     return result.cancels()
 

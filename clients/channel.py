@@ -116,9 +116,9 @@ class Channel:
         return any(events)
 
     def wait(self, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
-        """Waits for a message, a new connection, or space to send; False = none came.
+        """Wait for a message, a new connection, or space to send; False if none came.
 
-        It also ends once the eventfd `kicked` is written to, which it resets.
+        A write to the eventfd `kicked` also ends the wait, which resets it.
         """
         if to_send is not self._to_send:
             self._to_send = to_send

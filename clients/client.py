@@ -1,12 +1,12 @@
 """The blocking client: thread-safe, one connection, one session.
 
 Calls check their arguments in the caller's thread; one thread of the client, the engine, packs,
-sends and receives. Calls with wait=False are packed; a batch leaves when it is full, when the
-answer to an earlier one is here, or after FLUSH_S.
+sends and receives. Calls with wait=False are collected in a batch. It is sent when it is full, when
+an earlier batch is answered, or after FLUSH_S.
 
-A call that a signal handler or Ctrl-C interrupts never reached the engine, or is in doubt: then
-the exception has the attribute `handle`, with which the outcome can be had later. engine.py says
-how a new call is made safe.
+If a signal handler or Ctrl-C interrupts a call, it either never reached the engine or is in doubt.
+In doubt, the exception has the attribute `handle`, which gives the outcome later. engine.py says
+how to make a new call safe.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ class Client:
 
     An interrupt of a call, such as Ctrl-C, leaves the client usable. If the call may have been
     sent, the exception has the attribute `handle`: the Handle, BulkResult or Operation of the call,
-    whose outcome comes all the same. CallTimeout and DaemonUnreachable of a call have it as well.
+    which still gets its outcome. CallTimeout and DaemonUnreachable of a call have `handle` as well.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
 
     _resume: Resume | None = None
-    """Of an owner of operations."""
+    """Lets the daemon keep this session for a later process; Purgatory sets it."""
 
     def __init__(
         self,
@@ -247,9 +247,9 @@ class Client:
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and topic and payload if
         wanted. `topic` is for rows without one. `bulk_load`: these are rows of a bulk load, each of
         which is done once; one that was done before gets the status BULK_LOADED. With wait=False it
-        returns as soon as all is packed. Rows that the daemon is too busy for are sent again, in
-        order, until `timeout`. Raises InvalidArgument before anything is sent, Busy with the rows
-        that were not done, DaemonError.
+        returns as soon as all rows are packed. Rows that the daemon refuses as BUSY are sent again,
+        in order, until `timeout`. Raises InvalidArgument before anything is sent, Busy with the
+        rows that were not done, DaemonError.
         """
         limit_s = self._limit_s(timeout)
         self._core.admit()
@@ -389,10 +389,9 @@ class Client:
     def close(self) -> None:
         """Flushes, ends the session and closes the connection; raises as flush does.
 
-        It takes at most the client's `timeout` for the answers that are missing and BYE_S (0.2 s)
-        for the goodbye. One that is interrupted goes on without its caller, or was not begun: call
-        it again to be sure. Without it, packed calls that did not leave yet are lost at
-        the end of the process.
+        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE.
+        An interrupted close() may not have begun: call it again. Without close(), calls that were
+        packed and not sent are lost at the end of the process.
         """
         self._close(self._limit_s(None))
 
@@ -403,7 +402,7 @@ class Client:
         try:
             self._engine.call(self._engine.closing(limit_s))
         except Closed:
-            pass  # somebody else closes it at the same time
+            pass  # another thread closes it at the same time
         except PurgatorydError:
             self._left(limit_s)
             raise
@@ -411,7 +410,7 @@ class Client:
         self._core.raise_reported()
 
     def _left(self, limit_s: float) -> None:
-        """Waits for the threads of a client that closes."""
+        """Wait for the threads of a closing client."""
         self._engine.join(BYE_S)
 
     def __enter__(self) -> Self:
@@ -432,7 +431,7 @@ class Client:
     # ---- requests ----------------------------------------------------------------------------
 
     def _limit_s(self, timeout: float | None) -> float:
-        """How long a call waits. Raises InvalidArgument."""
+        """Seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
     def _now(self, entry: Entry[Any], limit_s: float) -> Any:
@@ -453,7 +452,7 @@ class Client:
             raise
 
     def _run(self, job: Job[None], outcome: Callable[[], T], handle: object) -> T:
-        """Waits for a job, and returns what came of it. What interrupts it gets `handle`."""
+        """Wait for a job and return its outcome. An exception that interrupts it gets `handle`."""
         call = Call(job)
         try:
             self._engine.run(call)
@@ -465,8 +464,8 @@ class Client:
     def _leave_handle(
         self, error: BaseException, handle: object, taken: Callable[[], bool]
     ) -> None:
-        """Has the error of a call that was interrupted, or had no answer in time, tell how to get
-        its outcome; without `handle` it was never sent."""
+        """Attach `handle` to the error of a call that was interrupted or timed out, if the call
+        may have been sent."""
         if not in_doubt(error):
             return
         vars(error)["handle"] = handle
@@ -474,7 +473,7 @@ class Client:
             if not self._engine.knows(taken):
                 del vars(error)["handle"]
         except PurgatorydError:
-            return  # closed meanwhile
+            return  # the client was closed meanwhile
         except BaseException as second:
             vars(second)["handle"] = handle
             raise
@@ -495,8 +494,10 @@ class Client:
         self, result: BulkResult, batches: list[Batch], limit_s: float,
         outcome: Callable[[BulkResult], T], *, wait: bool = True, last: bool = True,
     ) -> T:  # fmt: skip
-        """Submits all batches of a bulk call, as there is space for them, and returns `outcome` of
-        its result. `last`: at the timeout nobody waits for the result any more."""
+        """Submit the batches of a bulk call as the queue has space; return `outcome` of its result.
+
+        `last`: this call alone waits for the result, so at the timeout busy rows are abandoned.
+        """
         job = self._engine.submitted(
             self.queue_limit, result, batches, wait, limit_s, last=last and wait
         )

@@ -101,7 +101,7 @@ def _plain(column: Any) -> Any:
     """Whatever numpy can view becomes an array; chunks of Arrow become one."""
     if hasattr(column, "dtype"):
         if np.ndim(column) != 1:
-            raise InvalidRows(f"a column has one dimension, not {np.ndim(column)}", -1)
+            raise InvalidRows(f"a column must have one dimension, not {np.ndim(column)}", -1)
         return np.asarray(column)
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 

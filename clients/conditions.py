@@ -27,7 +27,7 @@ _NOW = 2**64 - 1  # SUM's base: the key's watermark at arming
 class AllOf:
     """Every key's watermark is at least its target. `targets`: 1 to 1024 keys.
 
-    It fails with the first key that fails before it has reached its target.
+    It fails when a key fails before it has reached its target.
     """
 
     targets: ByKey[int]
@@ -49,8 +49,8 @@ class AnyOf:
 class Quorum:
     """The watermarks of at least `need` keys are at least their targets.
 
-    It fails when so many keys have failed that fewer than `need` are left. `targets`: 1 to 1024
-    keys, or a collection of keys whose targets are 1; `need`: 1 to their number.
+    It fails when more than n - `need` of its n keys failed before they reached their targets.
+    `targets`: 1 to 1024 keys, or a collection of keys whose targets are 1; `need`: 1 to n.
     """
 
     targets: ByKey[int] | Collection[Key]

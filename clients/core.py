@@ -228,7 +228,7 @@ class Core:
         *,
         collect: bool,
     ) -> Entry[PendingAdd]:
-        """An add, ready to be packed. Raises InvalidArgument."""
+        """Check an add and return its entry. Raises InvalidArgument."""
         kind, time_ns = times.due(self.delay_clock, delay, delay_ns, deadline, deadline_boot_ns)
         key_type, key_bytes = wire.encode_key(key)
         name = self.topic_name(topic)
@@ -240,7 +240,7 @@ class Core:
         return Entry(pending, name, Builder.put, fields)
 
     def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
-        """A cancel, ready to be packed; `ticket` 0 = whatever timer has the key. Raises
+        """Check a cancel and return its entry; `ticket` 0 = any timer of the key. Raises
         InvalidArgument."""
         ticket = check_whole("ticket", ticket, 0, TICKET_MAX)
         key_type, key_bytes = wire.encode_key(key)
@@ -305,7 +305,7 @@ class Core:
         self._uncollected.pop(pending, None)
 
     def report(self) -> None:
-        """Moves refusals and losses that nobody looked at into `reported`."""
+        """Move refusals and losses that no caller has seen into `reported`."""
         uncollected, self._uncollected = self._uncollected, {}
         unlisted, self._unlisted = self._unlisted, 0
         if not (uncollected or unlisted):
@@ -321,7 +321,7 @@ class Core:
         self.reported = BatchError(refusals=refusals, count=count, lost=lost)
 
     def raise_reported(self) -> None:
-        """Raises `reported`, if there is one, once: no signal comes between the two statements."""
+        """Raise `reported` once, if there is one. No signal comes between the two statements."""
         if (error := self.reported) is not None:
             self.reported = None; raise error  # noqa: E702  # fmt: skip
 
@@ -341,7 +341,7 @@ class Core:
         return False
 
     def _retry(self) -> None:
-        """Sends calls again that were refused as BUSY, once their wait is over."""
+        """Send calls that were refused as BUSY again, once their pause is over."""
         retries = self.session.retries
         if retries.in_round or not retries.waiting:
             return
@@ -357,14 +357,14 @@ class Core:
 
     @property
     def retry_in_s(self) -> float | None:
-        """How long until calls refused as BUSY are sent again; None if none wait for that."""
+        """Seconds until calls refused as BUSY are sent again; None if there are no such calls."""
         if not self._retry_at_s or not self.session.retries.waiting:
             return None
         return max(self._retry_at_s - time.monotonic(), 0.0)
 
     def abandon(self, calls: Iterable[object]) -> bool:
-        """Nobody waits for these calls any more: they are not sent again if the daemon refused
-        them as BUSY, and have that answer. False if there is none."""
+        """Stop sending these calls again if the daemon refused them as BUSY; BUSY becomes their
+        answer. False if none was refused."""
         return self.session.abandon(frozenset(calls)) > 0
 
     def pull(self) -> bool:
@@ -376,8 +376,8 @@ class Core:
         return came
 
     def withdraw(self, call: Pending, error: DaemonError) -> None:
-        """Nobody waits for `call` any more: if it is alone in its batch and never left, it never
-        will, and `error` is its outcome."""
+        """Take back `call` if it is alone in its batch and was never sent; `error` becomes its
+        outcome."""
         batch = self.session.unsent(call)
         if batch is not None and self.session.withdraw(batch):
             batch.settle(error)
@@ -402,7 +402,7 @@ class Core:
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for a sign of the daemon until silence() or push() is due."""
+        """Seconds to wait for a message of the daemon until silence() or push() is due."""
         patience_s = max(self._resend_s - self._silent_s, 0.001)
         retry_s = self.retry_in_s
         return patience_s if retry_s is None else min(patience_s, retry_s)
@@ -424,8 +424,8 @@ class Core:
         self.pull()
 
     def give_up(self) -> None:
-        """Raises SessionTableFull or UidShareExceeded if no session was to be had; the next call
-        asks again."""
+        """Raise SessionTableFull or UidShareExceeded if the daemon refused a session for that
+        reason; the next call asks again."""
         refusal = self.session.refusal
         if isinstance(refusal, (SessionTableFull, UidShareExceeded)):
             self.session.refusal = None

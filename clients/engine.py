@@ -1,16 +1,16 @@
 """The thread that owns a blocking client's connection, and how calls reach it.
 
-Python runs a signal handler in the main thread, between any two bytecodes of it; what the handler
-raises, such as KeyboardInterrupt, leaves whatever that thread was doing half done. So callers
+Python runs a signal handler in the main thread, between any two of its bytecodes. An exception of
+the handler, such as KeyboardInterrupt, leaves the work of that thread half done. So callers
 change nothing of the connection. A caller checks its arguments, hands the engine one request with
 one put into a queue, which is a single step in C, and waits. The engine's thread, which no handler
-ever interrupts, packs, sends and receives, and keeps every deadline.
+interrupts, packs, sends, receives, and keeps every deadline.
 
-So a call that is interrupted either never reached the queue, or is complete but for its caller:
-its answer is still taken. A new public call stays safe by the same rule: prepare everything first,
-put one request, and do nothing but wait and read the result after it.
+So an interrupted call either never reached the queue, or goes on without its caller: the engine
+still receives its answer. A new public call stays safe by the same rule: prepare everything first,
+put one request, and then only wait and read the result.
 
-A request is a function, run at once, or a Call, which has a job. jobs.py says what a job is.
+A request is a function, which the engine runs at once, or a Call, which has a job (see jobs.py).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from purgatoryd.clients.jobs import Job, Jobs, nothing
 from purgatoryd.shm_layout.errors import Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
-FLUSH_S = 0.0003  # how long a packed call waits for company
+FLUSH_S = 0.0003  # how long a packed call waits for others to fill its batch
 IDLE_S = 1.0  # the longest sleep of an engine that listens
 ALIVE_S = 1.0  # how often a waiting caller makes sure that the engine runs
-JOIN_S = 1.0  # how long the collector of garbage waits for a thread's end
+JOIN_S = 1.0  # how long garbage collection waits for the thread's end
 
 _LOG = logging.getLogger("purgatoryd")
 
@@ -49,7 +49,7 @@ class Call(Generic[Result]):
     def __init__(self, job: Job[Result]) -> None:
         self.job = job
         self.taken = False
-        """The engine has it."""
+        """True once the engine has the call."""
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._answered = threading.Lock()
@@ -61,7 +61,7 @@ class Call(Generic[Result]):
         self._answered.release()
 
     def wait(self, alive: Callable[[], bool]) -> Result:
-        """Returns what the job returned, or raises what it raised. Raises Closed without engine."""
+        """Return or raise the outcome of the job. Raises Closed if the engine has ended."""
         while not self._answered.acquire(timeout=ALIVE_S):
             if not alive() and not self._answered.acquire(timeout=0):
                 raise Closed("client")
@@ -71,10 +71,10 @@ class Call(Generic[Result]):
 
 
 class Engine(Jobs):
-    """The thread that alone uses `core`, until close() or end().
+    """The only thread that uses `core`, until close() or end().
 
-    `after` runs in it, as Jobs says. With `listens` it also takes what the daemon sends while no
-    call waits.
+    `after` runs in this thread, see Jobs. With `listens` it receives messages of the daemon also
+    while no call waits.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Engine(Jobs):
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Closed with the engine, not with the connection: a late caller may still write to it.
+        # Closed with the engine, not with the connection: a caller may write to it after close().
         weakref.finalize(self, os.close, self._kicked).atexit = False
         self._wake: Callable[[], object] = nothing
         self._wake_at = 0
-        """Requests in the queue that are worth waking the engine; 0 = it is awake."""
+        """Number of queued requests that wakes the engine; 0 = it is awake."""
         self._thread = threading.Thread(target=self._run, name="purgatoryd-client", daemon=True)
         self._thread.start()
 
@@ -98,42 +98,42 @@ class Engine(Jobs):
 
     @property
     def queued(self) -> int:
-        """Records that have no result yet, and requests that wait."""
+        """Records without a result, and requests in the queue."""
         return self.core.packer.queued + self._requests.qsize()
 
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
-        """Hands over a request. Until this puts it into the queue, nothing has happened.
+        """Hand a request to the engine. Before it is in the queue, nothing has happened.
 
-        One that is interrupted before it wakes the engine is seen at the engine's next wake-up.
+        If an interrupt prevents the wake-up, the engine takes the request at its next wake-up.
         """
         self._requests.put(request)
         if (enough := self._wake_at) and (urgent or self._requests.qsize() >= enough):
             self._wake()
 
     def call(self, job: Job[Result]) -> Result:
-        """Hands over a job and waits for its end."""
+        """Hand a job to the engine and wait for its end."""
         return self.run(Call(job))
 
     def run(self, call: Call[Result]) -> Result:
-        """Hands over a call and waits for its end."""
+        """Hand a call to the engine and wait for its end."""
         self.put(call, urgent=True)
-        if self._refuses:  # it was put too late to be refused
+        if self._refuses:  # the engine has ended, and may not have refused this call
             raise Closed("client")
         return self.wait(call)
 
     def wait(self, call: Call[Result]) -> Result:
-        """Waits for the end of a call that was handed over."""
+        """Wait for the end of a call that the engine has."""
         return call.wait(self._alive)
 
     def knows(self, taken: Callable[[], bool]) -> bool:
-        """`taken()` once the engine has all requests that were put before."""
+        """Return `taken()`, evaluated after the engine has taken all earlier requests."""
         return self.call(_asked(taken))
 
     def _alive(self) -> bool:
         return self._thread.is_alive()
 
     def end(self) -> None:
-        """Ends the thread and drops the connection, without a word to the daemon."""
+        """End the thread and drop the connection without BYE."""
         if not self.core.fork_guard.mine:
             return
         self.put(self._end, urgent=True)
@@ -163,7 +163,7 @@ class Engine(Jobs):
             self._refuse(error)
 
     def _refuse(self, error: BaseException) -> None:
-        """Ends all calls, and those that came before `_refuses` was set."""
+        """End all calls with `error`, including those still in the queue."""
         with suppress(Empty):
             while True:
                 if isinstance(request := self._requests.get_nowait(), Call):
@@ -172,22 +172,22 @@ class Engine(Jobs):
         self._after()
 
     def _try(self) -> None:
-        """One iteration. An error of the connection is the error of every call that waits."""
+        """Run one iteration. An error of the connection fails every waiting call."""
         try:
             self._wait()
             self.exchange()
         except (PurgatorydError, OSError) as error:
             self._drain()
             self.advance(error)
-            time.sleep(OPEN_RETRY_S)  # it may come again at once
+            time.sleep(OPEN_RETRY_S)  # the same error may come again at once
 
     # ---- waiting for requests and answers --------------------------------------------------------
 
     def _wait(self) -> None:
-        """Sleeps until there is something to do, and takes the requests that came."""
+        """Sleep until there is work, and take the requests from the queue."""
         if not self.expects and not self._listens:
             request = self._requests.get()
-            self.core.look()  # a connection was made meanwhile: what is sent now is sent once
+            self.core.look()  # notes a reconnect first, so that this request is sent only once
             self._take(request)
             self._drain()
             if not self._calls:
@@ -200,16 +200,16 @@ class Engine(Jobs):
         self._drain()
 
     def _await_company(self) -> None:
-        """For FLUSH_S, until a batch is full or a caller waits for its answer."""
+        """Wait until a batch is full or a caller waits for its answer, at most FLUSH_S."""
         self._wake, self._wake_at = partial(self._bell.put, None), BATCH_RECORDS
         with suppress(Empty):
             self._bell.get(timeout=FLUSH_S)
         self._wake_at = 0
 
     def _listen(self) -> None:
-        """Waits for a sign of the daemon or a request; asks again when the daemon stays silent.
+        """Wait for a message or a request; send again when the daemon stays silent.
 
-        While an answer is awaited, packed calls wait for it too, unless they fill a batch.
+        While an answer is missing, packed calls wait for that answer, unless they fill a batch.
         """
         core, now_s = self.core, time.monotonic()
         assert core.channel is not None
@@ -229,7 +229,7 @@ class Engine(Jobs):
             core.silence(time.monotonic() - now_s)
 
     def _drain(self) -> None:
-        """Takes the requests that came."""
+        """Take the requests from the queue."""
         with suppress(Empty):
             for _ in range(self._requests.qsize()):
                 self._take(self._requests.get_nowait())

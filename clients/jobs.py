@@ -1,8 +1,8 @@
-"""What calls do step by step, for the blocking and for the asyncio client.
+"""Jobs: the steps of a call, for the blocking and for the asyncio client.
 
-A job is a generator that packs what a call sends and waits for the answers: it yields the time
+A job is a generator that packs the records of a call and waits for the answers. It yields the time
 until which it waits, and is resumed after every exchange with the daemon. A caller only starts a
-job and waits for its end. So a caller that is interrupted or cancelled changes nothing: the job
+job and waits for its end. So an interrupted or cancelled caller changes nothing: the job
 goes on, and each answer reaches its call.
 """
 
@@ -29,21 +29,21 @@ from purgatoryd.shm_layout.errors import (
 Result = TypeVar("Result")
 AnyQuestion = TypeVar("AnyQuestion", Question, BulkLoadQuestion)
 Job = Generator[float, None, Result]
-"""Yields the time.monotonic() until which it waits."""
+"""A generator that yields the time.monotonic() until which it waits."""
 _NO_ANSWER = (CallTimeout, DaemonUnreachable)
 
 
 class Started(Protocol):
-    """A job that was started, and who waits for its end."""
+    """A started job and its waiting caller."""
 
     job: Job[Any]
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Wakes the caller, if it still waits."""
+        """Wake the caller, if it still waits."""
 
 
 def nothing() -> None:
-    """For a client that owns no operations."""
+    """Do nothing: `after` of a client that owns no operations."""
 
 
 def in_doubt(error: BaseException) -> bool:
@@ -54,17 +54,17 @@ def in_doubt(error: BaseException) -> bool:
 class Jobs:
     """The jobs of one client, and its exchange with the daemon.
 
-    `after` runs after every exchange, before what it packed is sent.
+    `after` runs after every exchange; the records that it packs are sent after it.
     """
 
     def __init__(self, core: Core, after: Callable[[], None] = nothing) -> None:
         self.core = core
         self.ended = False
-        """The client said goodbye."""
+        """True once the client has sent BYE."""
         self.blocked = False
-        """Something could not be sent."""
+        """True if the socket could not take a message."""
         self.due_s = float("inf")
-        """The first deadline of the calls."""
+        """The earliest deadline of the calls."""
         self._after = after
         self._calls: list[Started] = []
 
@@ -97,7 +97,7 @@ class Jobs:
         return False
 
     def exchange(self) -> None:
-        """Does what can be done now. The socket's last use is a receive that found nothing."""
+        """Send and receive without waiting. The last use of the socket is an empty receive."""
         core = self.core
         while True:
             self.advance()
@@ -119,8 +119,10 @@ class Jobs:
         self, done: Callable[[], bool], subject: str, limit_s: float, *, extend: bool = True,
         single: bool = False,
     ) -> Job[None]:  # fmt: skip
-        """Waits until `done()`. Raises DaemonError after `limit_s` seconds; with `extend`, after
-        as many seconds without any answer, and for a `single` call in which the daemon is busy."""
+        """Wait until `done()`. Raises DaemonError after `limit_s` seconds.
+
+        With `extend` each answer starts `limit_s` again, unless a `single` call is refused as BUSY.
+        """
         core = self.core
         answers, deadline_s = core.answers, time.monotonic() + limit_s
         while not done():
@@ -133,7 +135,7 @@ class Jobs:
             yield deadline_s
 
     def settled(self, subject: str, limit_s: float, *, extend: bool = True) -> Job[None]:
-        """Waits for the answers to all that was packed until now."""
+        """Wait for the answers to all records that are packed."""
         packer = self.core.packer
         packer.seal()
         packed = packer.packed
@@ -159,7 +161,7 @@ class Jobs:
         yield from self.awaited(entry.pending, limit_s, (entry.pending,))
 
     def several(self, queue_limit: int, entries: Sequence[Entry[Any]], limit_s: float) -> Job[None]:
-        """Packs calls, as there is space for them, and waits for all answers."""
+        """Pack calls as the queue has space, and wait for all answers."""
         packer = self.core.packer
         for entry in entries:
             if packer.queued >= queue_limit:
@@ -170,9 +172,11 @@ class Jobs:
             yield from self.awaited(pending, limit_s, calls)
 
     def awaited(self, pending: Pending, limit_s: float, calls: Iterable[Pending] = ()) -> Job[None]:
-        """Waits for `pending`. At the timeout `calls`, for which nobody else waits, are not sent
-        again if they were refused as BUSY, and have that outcome; one that never left is taken
-        back."""
+        """Wait for `pending`.
+
+        `calls` have no other waiter. At the timeout, those that were refused as BUSY are not sent
+        again and keep that outcome; a call that was never sent is taken back.
+        """
         if not pending.packed:
             raise CallTimeout("a call that was never sent", 0.0, 0)
         try:
@@ -187,8 +191,8 @@ class Jobs:
         self, queue_limit: int, result: BulkResult, batches: Iterable[Batch], wait: bool,
         limit_s: float, *, last: bool,
     ) -> Job[None]:  # fmt: skip
-        """Submits all batches of a bulk call, as there is space for them. `last`: at the timeout
-        nobody waits for `result` any more."""
+        """Submit all batches of a bulk call as the queue has space. `last`: no other call waits
+        for `result`, so at the timeout busy rows are abandoned."""
         packer, unsent = self.core.packer, deque(batches)
         try:
             while unsent:
@@ -208,7 +212,7 @@ class Jobs:
     def asked(
         self, ask: Callable[[], AnyQuestion], subject: str, limit_s: float
     ) -> Job[AnyQuestion]:
-        """Asks once all that was packed before is answered."""
+        """Ask once all earlier records are answered."""
         yield from self.settled(subject, limit_s)
         question = ask()
         try:
@@ -218,12 +222,12 @@ class Jobs:
         return question
 
     def flushed(self, limit_s: float) -> Job[None]:
-        """Waits for all answers and collects the refusals that nobody looked at."""
+        """Wait for all answers and collect the refusals that no caller has seen."""
         yield from self.settled("flush", limit_s)
         self.core.report()
 
     def closing(self, limit_s: float) -> Job[None]:
-        """Waits at most `limit_s` for all answers, says goodbye, and ends the client."""
+        """Wait at most `limit_s` for all answers, send BYE, and end the client."""
         session, late = self.core.session, None
         try:
             yield from self.settled("close", limit_s, extend=False)
@@ -231,7 +235,7 @@ class Jobs:
             late = error
         self.core.report()
         session.bye()
-        # Without an answer: the daemon first evicts sessions that were not ended.
+        # Without an answer the daemon ends the session once it sees that the client is gone.
         with suppress(PurgatorydError, OSError):
             yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S)
         self.ended = True

@@ -43,7 +43,7 @@ class Outcome:
     error: int
     elapsed_ns: int
     condition: AnyCondition | None = None
-    """What it waited for, as it was given to watch(); None: an earlier process gave it."""
+    """The condition that was given to watch(); None if an earlier process gave it."""
     failed: list[Key] = field(default_factory=list)
     watermarks: dict[Key, int] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class Operation:
         return self._outcome
 
     def future(self) -> Future[Outcome]:
-        """Return a future of its result, for `concurrent.futures.wait`. It cannot be cancelled."""
+        """Return a future of the result, for `concurrent.futures.wait`. It cannot be cancelled."""
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         self.add_done_callback(lambda _: self._resolve(future))
@@ -106,15 +106,15 @@ class Operation:
             future.set_result(self.result())
 
     def extend(self, timeout: float | timedelta) -> bool:
-        """Move its deadline to `timeout` seconds from now, never to an earlier time.
+        """Move the deadline to `timeout` seconds from the call, never to an earlier time.
 
-        Returns False if it has ended; nothing is armed then. Raises InvalidArgument, Refused,
-        DaemonError.
+        Returns False if the operation has ended; a timer is never armed. Raises InvalidArgument,
+        Refused, DaemonError.
         """
         return self._owner is not None and self._owner._extend(self, timeout)
 
     def cancel(self) -> bool:
-        """End it with the cause "cancelled". Returns False if it has ended before.
+        """End the operation with the cause "cancelled". Returns False if it had already ended.
 
         Raises DaemonError.
         """
@@ -125,10 +125,10 @@ class Operation:
         in this one if it has. An exception is logged. It must not wait for the end of another
         operation there: nobody else would learn of it."""
         check_callable("callback", callback)
-        # Without a lock, which an exception of a signal handler could leave locked.
+        # No lock: an exception of a signal handler could leave it locked.
         self._callbacks.append(callback)
         if self.done:
-            with suppress(ValueError):  # _end() called it
+            with suppress(ValueError):  # _end() has called the callback
                 self._callbacks.remove(callback)
                 _guarded(callback, self)
 
@@ -206,12 +206,12 @@ class Book:
         self._doubtful: dict[Any, Any] = {}  # watches that raised before their answer came
         self._mutex = threading.Lock()
         self._released: deque[tuple[int, int, int]] = deque()
-        self._session: Session | None = None  # that an earlier process had
+        self._session: Session | None = None  # the session of an earlier process
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
-        self._found: set[int] = set()  # tickets of its operations that ended
+        self._found: set[int] = set()  # tickets of ended operations of that process
 
     def resume(self, session: Session, callback: Callable[[Key, Outcome], object]) -> None:
-        """Has `callback` run for operations that an earlier process of `session` watched."""
+        """Run `callback` for operations that an earlier process of `session` watched."""
         self._session, self._callback = session, callback
 
     def _add(self, news: Callable[[], None]) -> None:
@@ -229,7 +229,8 @@ class Book:
             self._expected += 1
 
     def doubt(self, identity: object, armed: object, pending: Pending) -> None:
-        """Remember a watch that raised, if its answer may still come; at most so many of them."""
+        """Remember a watch that raised, if its answer may still come. The oldest ones are
+        forgotten above a limit."""
         with self._mutex:
             if pending.done or not pending.packed:
                 return
@@ -274,7 +275,8 @@ class Book:
         self._kick()
 
     def _take_earlier(self, raw: RawOutcome) -> None:
-        """Of an operation that an earlier process watched; nobody can answer its CHECKs."""
+        """Take the outcome of an operation that an earlier process watched. Its CHECKs get no
+        answer."""
         if raw.cause == 0:
             self._released.append((raw.ticket, raw.version, raw.slot))
         elif raw.ticket not in self._found:
@@ -336,8 +338,8 @@ class Book:
         return acks
 
     def release(self) -> None:
-        """Has what came until now acknowledged. What comes while a callback runs has to wait, so
-        that the daemon's inbox bounds what waits here."""
+        """Acknowledge the outcomes that have arrived. Outcomes that arrive while a callback runs
+        wait, so that the daemon's inbox bounds the memory of this process."""
         while self._acks:
             self._released.append(self._acks.popleft())
 
@@ -354,5 +356,5 @@ class Book:
 
     @property
     def speaks(self) -> bool:
-        """True if something waits to be sent to the daemon."""
+        """True if acknowledgements or answers wait to be sent to the daemon."""
         return bool(self._true or self._released)

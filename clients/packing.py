@@ -219,7 +219,7 @@ class Builder:
         self, name: bytes, mode: int, key_type: int, key: bytes, time_kind: int, time_ns: int,
         payload: bytes, ticket: int = 0,
     ) -> None:  # fmt: skip
-        """Adds a PUT; `ticket`: with mode EXTEND, only this timer or operation."""
+        """Add a PUT. With mode EXTEND and a `ticket`, it extends only that timer or operation."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(
             _PUT, mode, key_type, len(key), index, time_kind, 0, len(payload), 0, time_ns, ticket
@@ -280,13 +280,13 @@ class Builder:
 
 
 class Entry(NamedTuple, Generic[AnyPending]):
-    """One call whose arguments were checked, ready to be packed: nothing can raise any more."""
+    """One call whose arguments were checked. Packing it raises nothing."""
 
     pending: AnyPending
     name: bytes
-    """Its entry of the name table."""
+    """The call's entry of the name table."""
     method: Callable[..., None]
-    """The method of Builder that adds its record."""
+    """The method of Builder that adds the call's record."""
     fields: tuple[Any, ...]
 
 
@@ -319,7 +319,7 @@ class Packer:
         return not (self._pending or self.sealed)
 
     def add(self, entry: Entry[Any]) -> None:
-        """Adds one call to the open batch: its record and who waits for its result, or neither."""
+        """Add one call to the open batch: both its record and its waiter, or neither."""
         if not self._builder.fits(entry.name):
             self.seal()
         entry.method(self._builder, entry.name, *entry.fields)

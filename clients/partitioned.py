@@ -135,7 +135,7 @@ class PartitionedClient(Closing):
         return check_limit_s(self.timeout if timeout is None else timeout)
 
     def _bulk(self, bulk: Parts, outcome: Callable[[MergedResult], Result]) -> Result:
-        """Hands all parts over at once, by one of the engines, and waits for all of them."""
+        """Hand all parts to one of the engines, which distributes them, and wait for all."""
         whole, jobs = bulk
         if not jobs:
             return outcome(whole)
@@ -153,7 +153,7 @@ class PartitionedClient(Closing):
 
 
 def _await(engine: Engine, call: Call[None], whole: MergedResult) -> None:
-    """Waits for one part; an error of it is that of its rows."""
+    """Wait for one part; its error becomes the error of its rows."""
     try:
         engine.wait(call)
     except (Busy, DaemonError) as error:
@@ -161,7 +161,7 @@ def _await(engine: Engine, call: Call[None], whole: MergedResult) -> None:
 
 
 def _handed_over(calls: list[tuple[Engine, Call[None]]]) -> Job[None]:
-    """Hands calls to their engines, in the thread of one of these, which no handler interrupts."""
+    """Hand calls to their engines, in an engine's thread, which no signal handler interrupts."""
     for engine, call in calls:
         engine.put(call, urgent=True)
     yield from ()

@@ -17,7 +17,7 @@ from purgatoryd.shm_layout.shards import Placement
 from purgatoryd.shm_layout.wire import Key
 
 Parts = tuple[MergedResult, list[tuple[int, Job[None]]]]
-"""The one result of all parts, and the job of each partition."""
+"""The merged result of all parts, and the job of each partition."""
 
 
 class Part(NamedTuple):
@@ -114,9 +114,9 @@ def split_jobs(
     clients: Sequence[Jobs], parts: Iterable[Part], pack: Callable[[Core, Any], Packed],
     queue_limit: int, limit_s: float,
 ) -> Parts:  # fmt: skip
-    """The result of a bulk call, and the job of each partition that may be asked.
+    """Return the result of a bulk call, and the job of each reachable partition.
 
-    Raises InvalidArgument, Closed; nothing has been sent then.
+    Raises InvalidArgument and Closed before anything is sent.
     """
     parts = list(parts)
     whole, jobs = MergedResult(sum(len(part.places) for part in parts)), []
@@ -135,7 +135,7 @@ def split_jobs(
 
 
 def settling(clients: Sequence[Jobs], whole: BulkResult, queue_limit: int, limit_s: float) -> Parts:
-    """A bulk call that was interrupted, and the jobs that wait for its parts.
+    """Return an interrupted bulk call, and the jobs that wait for its parts.
 
     Raises InvalidArgument, Closed.
     """

@@ -55,28 +55,28 @@ class Watch(NamedTuple):
 
 
 class Armed(NamedTuple):
-    """A watch on its way: the operation, and the call that arms it."""
+    """An operation and the call that arms it."""
 
     operation: Operation
     entry: Entry[PendingTrigger]
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for two watches of the same key, condition, payload and topic."""
+        """A value that is equal for two watches of the same key, condition, payload and topic."""
         condition = self.operation._asked
         code = None if condition is None else id(condition.condition)
         return (self.entry.name, code, *self.entry.fields[:3], *self.entry.fields[5:])
 
 
 def _encode_once(operation: Operation, condition: When) -> Encoded:
-    """A CLIENT condition that has no time to wait is tried here, before it is sent."""
+    """Try a CLIENT condition whose timeout is 0, before the watch is sent."""
     if not operation._holds():
         return operation._encoded
     return encode(AllOf(dict.fromkeys(operation._encoded.keys, 0), own=condition.own))
 
 
 def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
-    """A WATCH, ready to be packed. Raises InvalidArgument."""
+    """Check a WATCH and return its entry. Raises InvalidArgument."""
     encoded = encode(row.condition)
     kind, time_ns = times.due(core.delay_clock, row.timeout, None, None, None)
     key_type, key_bytes = wire.encode_key(row.key)
@@ -99,7 +99,7 @@ def _pack_watch(book: Book, builder: Builder, name: bytes, *fields: Any) -> None
 
 
 def watch_rows(core: Core, book: Book, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:
-    """The rows of watch_many, ready to be packed. Raises InvalidArgument."""
+    """Check the rows of watch_many and return their entries. Raises InvalidArgument."""
     return [
         prepare_watch(core, book, _watch(row, index))
         for index, row in enumerate(each("rows", rows))
@@ -113,7 +113,7 @@ def _watch(row: Any, index: int) -> Watch:
 
 
 def prepare_trigger(core: Core, op: Op, key: Key, value: int = 0) -> Entry[PendingTrigger]:
-    """One of ADVANCE_KEY to COMPLETE, ready to be packed. Raises InvalidArgument."""
+    """Check a record from ADVANCE_KEY to COMPLETE; return its entry. Raises InvalidArgument."""
     key_type, key_bytes = wire.encode_key(key)
     fields = (op, key_type, key_bytes, value)
     return Entry(PendingTrigger(key, None), core.key_name, Builder.trigger, fields)
@@ -122,7 +122,7 @@ def prepare_trigger(core: Core, op: Op, key: Key, value: int = 0) -> Entry[Pendi
 def prepare_extend(
     core: Core, operation: Operation, timeout: float | timedelta
 ) -> Entry[PendingTrigger]:
-    """A PUT that only extends `operation`. Raises InvalidArgument."""
+    """Return a PUT that only extends `operation`. Raises InvalidArgument."""
     kind, time_ns = times.due(core.delay_clock, timeout, None, None, None)
     key_type, key_bytes = wire.encode_key(operation.key)
     fields = (PutMode.EXTEND, key_type, key_bytes, kind, time_ns, b"", operation.ticket)
@@ -149,7 +149,7 @@ def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[t
 
 
 def own_book(core: Core, book: Book, resume: Resume | None) -> None:
-    """Has `book` take what the daemon sends to the owner of operations."""
+    """Route the daemon's messages to an owner of operations into `book`."""
     if resume is not None:
         book.resume(core.session, resume.callback)
     core.session.on_outcomes = book.take
@@ -168,8 +168,8 @@ class Purgatory(Client):
     """A connection to the daemon `name` that owns operations.
 
     Arguments and errors are those of Client. Outcomes come to the process that watched, and
-    are acknowledged by it; those of operations that live on when it ends are dropped. With `resume`
-    a later process gets them.
+    are acknowledged by it. The outcomes of operations that are armed when it ends are dropped; with
+    `resume` a later process gets them.
     """
 
     def __init__(
@@ -216,8 +216,8 @@ class Purgatory(Client):
 
         With `topic` its end is also published there. `callback(operation)` runs in the
         purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
-        Busy, ...), DaemonError. After a CallTimeout the same watch may be repeated: it returns
-        the operation of the first one.
+        Busy, ...), DaemonError. After a CallTimeout repeat the same watch: it returns the operation
+        of the first call.
         """
         check_callable("callback", callback)
         self._core.admit()
@@ -330,7 +330,7 @@ class Purgatory(Client):
     # ---- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends it as Client.close does; callbacks under way get as much time again.
+        """Close the client as Client.close does. Running callbacks get as much time again.
 
         The result() of operations that have not ended raises Closed.
         """
@@ -343,7 +343,7 @@ class Purgatory(Client):
 
 
 class Owner:
-    """What the owner of operations says in the engine's thread, after every exchange."""
+    """Sends the messages of an owner of operations, in the engine's thread, after each exchange."""
 
     def __init__(self, core: Core, book: Book, news: SimpleQueue[None]) -> None:
         self._core = core
@@ -352,7 +352,7 @@ class Owner:
         self._spoke_s = time.monotonic()
 
     def speak(self) -> None:
-        """Sends acknowledgements and completions; a silent owner pings the daemon at times."""
+        """Send acknowledgements and completions, and a PING after a long silence."""
         if self._core.closed:
             self._book.lost(Closed("purgatory"))
             self._news.put(None)  # the worker ends
@@ -377,7 +377,7 @@ def _work(news: SimpleQueue[None], book: Book, engine: Engine) -> None:
         for step in (book.release, book.work):
             step()
             if book.speaks:
-                engine.put(nothing, urgent=True)  # it wakes up and sends that
+                engine.put(nothing, urgent=True)  # wakes the engine, which sends the answers
     book.work()
 
 

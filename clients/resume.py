@@ -1,4 +1,4 @@
-"""How an owner of operations is found again by a later process."""
+"""Resume the session of an owner of operations in a later process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NONCE_BYTES = 16
 class Resume:
     """Lets a later process take over the operations of an owner whose process has ended.
 
-    `name`: what both processes give, 1 to 63 bytes; of one uid, one process at a time may use it.
-    `grace`: seconds for which the daemon keeps the session after the end of its process, up to a
-    day; after that, and after close(), its outcomes are freed. `callback(key, outcome)` runs in the
-    purgatory's thread for each operation of an earlier process, once, when it ended; `missing`,
-    `failed` and `watermarks` of such an outcome are empty. A `When` of an earlier process counts as
-    false.
+    `name`: 1 to 63 bytes, the same in both processes. Only one process of a uid may use a name at a
+    time. `grace`: seconds for which the daemon keeps the session after the end of its process, up
+    to a day. After that, and after close(), the daemon frees the outcomes. `callback(key, outcome)`
+    runs in the purgatory's thread, once for each operation of an earlier process that has ended.
+    `missing`, `failed` and `watermarks` of such an outcome are empty. A `When` of an earlier
+    process counts as false.
 
     Raises InvalidArgument.
     """
@@ -37,7 +37,7 @@ class Resume:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not wire.encode_worker(self.name):
-            raise InvalidArgument(f"name {self.name!r} must be a text of 1 to 63 bytes")
+            raise InvalidArgument(f"name {self.name!r} must be a str of 1 to 63 bytes")
         if not 0 < check_limit_s(self.grace, "grace") * 1e9 <= GRACE_MAX_NS:
             raise InvalidArgument(f"grace {self.grace!r} must be above 0 s and at most a day")
         check_callable("callback", self.callback)
@@ -48,8 +48,8 @@ class Resume:
         return round(self.grace * 1e9)
 
     def nonces(self) -> Callable[[int], bytes]:
-        """The nonce by which the session is found; then those of sessions that replace it, which
-        are found by nobody."""
+        """Return a function that gives the nonce of the resumable session, then random nonces for
+        sessions that replace it; no process can resume those."""
         made = self._nonces()
         return lambda _: next(made)
 

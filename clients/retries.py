@@ -1,8 +1,8 @@
-"""Records that the daemon answered BUSY: which wait to be sent again, and what waits behind them.
+"""Records that the daemon answered BUSY, and the records that wait behind them.
 
-No socket and no clock. Order is kept per key: a record that touches a key of a waiting one waits
-behind it, whichever call it is of. Others pass. Keys are compared by namespace, type and bytes;
-watch keys are apart from the keys of timers and operations.
+This module uses neither socket nor clock. Order is kept per key: a record that touches a key of a
+waiting record waits behind it, whichever call it belongs to. Other records pass. Keys are compared
+by namespace, type and bytes; a watch key is never the key of a timer or an operation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from purgatoryd.shm_layout.errors import DaemonError
 from purgatoryd.shm_layout.layout import Op, Status
 
 WAITING_MAX = 4096
-"""Waiting records from which on no new batch is sent."""
+"""Number of waiting records at which no new batch is sent."""
 _BUSY = int(Status.BUSY)
 _SIZE = wire.RESULT.size
 _NONE = bytes(_SIZE)
@@ -29,16 +29,16 @@ _ENDED = struct.Struct("<II")  # number of a record, bytes of the keys that it e
 
 
 def is_busy(results: bytes, count: int) -> bool:
-    """True if one of the `count` results has the status BUSY, which is their first byte."""
+    """True if one of the `count` results has the status BUSY, in its first byte."""
     return _BUSY in results[: count * _SIZE : _SIZE]
 
 
 def all_busy(batch: Batch) -> bytes:
-    """Results of a batch of which every record is refused as BUSY."""
+    """Return results that refuse each record of a batch as BUSY."""
     return _REFUSED * batch.count
 
 
-# ---- a batch, taken apart ------------------------------------------------------------------
+# ---- the records of a batch ----------------------------------------------------------------
 
 
 class _Row(NamedTuple):
@@ -87,7 +87,7 @@ def _key(watched: bool, namespace: bytes, key_type: int, key: bytes) -> bytes:
 
 
 def _ended(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """What follows the results of a batch: number of a record, the keys that it ended."""
+    """Yield the number of a record and the keys that it ended, from the bytes after the results."""
     at = 0
     while at < len(extra):
         number, size = _ENDED.unpack_from(extra, at)
@@ -105,15 +105,15 @@ class Whole:
         self.waiting: list[int] = []
         """Numbers of the records that wait to be sent, rising."""
         self.refused: set[int] = set()
-        """Numbers of those that wait or are sent again: their keys are busy."""
+        """Numbers of the records that wait or are sent again: their keys are busy."""
         self.in_flight = 0
-        """Records of its parts that have no answer."""
+        """Number of records in its parts that have no answer."""
         self.error: DaemonError | None = None
         self._results = [_NONE] * batch.count
         self._ended: dict[int, bytes] = {}
 
     def part(self, places: Sequence[int]) -> Batch:
-        """A batch of some of its records, in flight as of this call."""
+        """Return a batch of some of the records, which count as in flight."""
         whole = self.batch
         rows = [self.rows[place] for place in places]
         names = whole.body[: whole.names_bytes]
@@ -127,7 +127,7 @@ class Whole:
         return part
 
     def note(self, places: Sequence[int], results: bytes) -> list[int]:
-        """Takes the answers to these records; returns those that are refused as BUSY."""
+        """Store the answers to these records; return the records that were refused as BUSY."""
         refused = []
         for n, place in enumerate(places):
             self._results[place] = result = results[n * _SIZE : (n + 1) * _SIZE]
@@ -138,13 +138,13 @@ class Whole:
         return refused
 
     def lose(self, places: Sequence[int], error: DaemonError) -> None:
-        """The outcome of these records is unknown, or they are not sent any more."""
+        """Give up these records: their outcome is unknown, or they are not sent."""
         self.error = error
         for place in places:
             self._results[place] = _NONE
 
     def waits_for(self, calls: Set[object]) -> list[int]:
-        """Numbers of the records that wait and are of these calls."""
+        """Return the numbers of the waiting records of these calls."""
         of = self.batch.calls
         if isinstance(of, list):
             return [place for place in self.waiting if of[place] in calls]
@@ -152,7 +152,7 @@ class Whole:
 
     @property
     def outcome(self) -> bytes | Partial:
-        """What all its parts were answered."""
+        """The answers to all parts, in the order of the records."""
         results = b"".join(self._results)
         if self.error is not None:
             return Partial(results, self.error)
@@ -160,23 +160,23 @@ class Whole:
         return results + b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
 
 
-# ---- all of them ---------------------------------------------------------------------------
+# ---- all batches ---------------------------------------------------------------------------
 
 
 class Retries:
-    """All batches that have a record which was refused as BUSY, in the order of their calls."""
+    """All batches with a record that was refused as BUSY, in the order of their calls."""
 
     def __init__(self) -> None:
         self._wholes: list[Whole] = []
         self._busy: Counter[bytes] = Counter()
         self._round: deque[Whole] = deque()
         self._round_due = False
-        self._sent_to = -1  # in this round, of the round's first batch: up to this record
-        self._refused_again: set[bytes] = set()  # in this round: keys
+        self._sent_to = -1  # number of the last record of the round's first batch that was sent
+        self._refused_again: set[bytes] = set()  # keys of records refused again in this round
         self.waiting = 0
         """Records that wait to be sent again."""
         self.settled = 0
-        """Records that were refused and have another answer since."""
+        """Number of records that were refused as BUSY and later got another answer."""
 
     def __bool__(self) -> bool:
         return bool(self._wholes)
@@ -184,13 +184,13 @@ class Retries:
     # ---- answers -----------------------------------------------------------------------------
 
     def refused(self, batch: Batch, results: bytes) -> None:
-        """Takes the answer to a batch of which some records were refused as BUSY."""
+        """Take the answer to a batch that has records refused as BUSY."""
         whole = self._take_apart(batch)
         whole.in_flight = batch.count
         self._answered(whole, range(batch.count), results)
 
     def returned(self, part: Batch) -> None:
-        """A part was certainly not applied, and is to be sent again."""
+        """Queue a part again that was certainly not applied."""
         assert part.places is not None
         whole = self._whole_of(part)
         whole.in_flight -= part.count
@@ -198,7 +198,7 @@ class Retries:
         self._wait(whole, part.places)
 
     def fail(self, error: DaemonError) -> None:
-        """No record will be sent again: the daemon does not talk to this client."""
+        """Fail all waiting records: the daemon refuses this client."""
         for whole in list(self._wholes):
             places, whole.waiting = whole.waiting, []
             self.waiting -= len(places)
@@ -207,9 +207,9 @@ class Retries:
             self._finish(whole)
 
     def abandon(self, calls: Set[object]) -> int:
-        """Nobody waits for these calls any more: BUSY is the answer of their records that wait.
+        """Stop sending the waiting records of these calls: BUSY is their answer.
 
-        Returns how many these are.
+        Returns the number of these records.
         """
         count = 0
         for whole in list(self._wholes):
@@ -235,7 +235,7 @@ class Retries:
         return part
 
     def _settle(self, whole: Whole, places: Sequence[int], outcome: Outcome) -> None:
-        """Takes the answer to a part, or why there is none."""
+        """Take the answer to a part, or the error that replaces it."""
         if isinstance(outcome, bytes):
             self._answered(whole, places, outcome)
             return
@@ -276,7 +276,7 @@ class Retries:
             self._wholes.remove(whole)
             whole.batch.settle(whole.outcome)
 
-    # ---- what is sent ------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------
 
     def free(self, batch: Batch) -> Batch | None:
         """Return the part of a new batch that may be sent; the rest waits behind busy keys."""
@@ -304,14 +304,14 @@ class Retries:
         return self._round_due or bool(self._round)
 
     def begin_round(self) -> None:
-        """Has all that wait sent again, each once, in order."""
+        """Send all waiting records again, each once, in order."""
         self._round_due = True
 
     def again(self, in_flight: bool) -> Batch | None:
-        """The next batch of the round; None = none now, or the round is over.
+        """Return the next batch of the round; None if the round waits or is over.
 
-        It begins once nothing is `in_flight`: the daemon refuses busy keys until the client has
-        seen all its answers.
+        A round begins once nothing is `in_flight`: the daemon refuses busy keys until the client
+        has seen all its answers.
         """
         if self._round_due:
             if in_flight:
@@ -330,7 +330,8 @@ class Retries:
         return None
 
     def _places(self, whole: Whole) -> list[int]:
-        """Records that may be sent: none on a key of an earlier one that is refused again."""
+        """Return the records that may be sent: none that shares a key with an earlier record that
+        was refused again in this round."""
         places: list[int] = []
         for place in whole.waiting[bisect(whole.waiting, self._sent_to) :]:
             if places and whole.batch.rows and place != places[-1] + 1:

@@ -34,7 +34,7 @@ from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
 _PASSING = frozenset((
     WireError.SESSIONS_FULL, WireError.QUOTA, WireError.STOPPING, WireError.WRONG_SHARD,
 ))  # fmt: skip
-"""Refusals of a HELLO that may be another next time."""
+"""Refusals of a HELLO that are temporary."""
 
 
 class State(enum.Enum):
@@ -79,7 +79,7 @@ class Session:
         self._nonce = nonce
         self._grace_ns = grace_ns
         self.began_ns = 0
-        """When the first session welcomed us, on the arena's clock; 0 = not yet, or it is gone."""
+        """Arena time of the first session's welcome; 0 before it, and after that session ended."""
         self._worker = worker  # what the WAL calls us
         self._wants_durable = durable
         self._ledger = ledger
@@ -95,7 +95,7 @@ class Session:
         self._first_id = 0
         self.retries = Retries()
         self.fruitless = False
-        """The last answer refused each record of its batch as BUSY."""
+        """True if the last answer refused each record of its batch as BUSY."""
         self.state = State.GREETING
         self.id = 0
         self.window = layout.WINDOW
@@ -134,7 +134,7 @@ class Session:
             self._outgoing.append(query)
 
     def unsent(self, call: object) -> Batch | None:
-        """The batch of this call alone that withdraw() may take back, if there is one."""
+        """Return the unsent batch of this call alone, for withdraw(); None if there is none."""
         last = self._flight.get(self._sequence)
         batches = self._waiting if last is None else (*self._waiting, last)
         return next((batch for batch in batches if _call_of(batch) is call), None)
@@ -152,8 +152,8 @@ class Session:
         return True
 
     def abandon(self, calls: Set[object]) -> int:
-        """Nobody waits for these calls any more: those of their records that were refused as BUSY,
-        or never sent behind one, get BUSY as their answer. Returns how many these are."""
+        """Stop sending these calls again. Their records that were refused as BUSY, or that wait
+        behind a refused record, get BUSY as their answer. Returns the number of these records."""
         count = self.retries.abandon(calls)
         for batch in [b for b in self._waiting if _call_of(b) in calls] if count else ():
             self._waiting.remove(batch)
@@ -191,7 +191,7 @@ class Session:
 
     @property
     def resting(self) -> bool:
-        """True if nothing is on its way: only the end of a wait can change anything."""
+        """True if no message is in flight: only the end of a pause can change anything."""
         return not (self._flight or self._queries or self._outgoing)
 
     def in_doubt(self) -> int:
@@ -209,7 +209,7 @@ class Session:
         return self._outgoing[0].frame if self._outgoing else None
 
     def _next(self) -> Batch | None:
-        """The next batch, or part of one, that no busy key holds back."""
+        """Return the next batch, or part of one, that no busy key holds back."""
         if self.retries.in_round:
             return self.retries.again(in_flight=bool(self._flight))
         batch: Batch | None = None
@@ -337,7 +337,7 @@ class Session:
         elif reply.error == WireError.NOT_DURABLE:  # applied: the session goes on
             del self._flight[reply.sequence]
             batch.settle(NotDurable(*reply.detail))
-        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # it is sent again
+        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # those two are sent again
             self._abandon(batch, reply.refusal())
 
     def _settle(self, batch: Batch, results: bytes) -> None:
@@ -445,14 +445,14 @@ class Session:
         # Numbered, so that a late answer to an earlier nonce is not taken for this one's.
         self._hellos += 1
         self._hello = wire.encode_hello(self._nonce(16), self._hellos, self._worker, self._grace_ns)
-        self._grace_ns = self.began_ns = 0  # a session that replaces this one is found by nobody
+        self._grace_ns = self.began_ns = 0  # no process can resume a session that replaces this one
         self.state = State.GREETING
         self._outgoing.clear()
         self._outgoing.append(Letter(self._hello))
 
 
 def _call_of(batch: Batch) -> object:
-    """The one call that all records of `batch` are of; None = they are of several."""
+    """Return the only call of `batch`; None if its records belong to several calls."""
     of = batch.calls
     return of if not isinstance(of, list) else of[0] if len(of) == 1 else None
 

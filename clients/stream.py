@@ -9,9 +9,9 @@ What stands in `_todo` is done in order, so a message waits behind the gap befor
     Arrival  a message; turned into notices once the topic's gap is closed
 
 A subscriber is driven by its caller's thread, where a signal handler may raise between any two
-bytecodes. So each step can be done again: an Arrival leaves `_todo` once its notices are in
-`_ready`, and what gets there twice is dropped by what was handed out. What peek() returns stays the
-next item until it is stored in `taken`.
+bytecodes. So each step can be repeated: an Arrival leaves `_todo` once its notices are in
+`_ready`, and a notice that gets there twice is dropped by its sequence. The item that peek()
+returns stays the next item until it is stored in `taken`.
 
 Without an arena that this version can read only the messages are left: a topic begins with the
 first one that is received, and a gap is lost, with its range.
@@ -47,9 +47,9 @@ class Position:
     forgiving: bool = False
     """The caller knows already that notices before the oldest available are lost."""
     handed: int = 0
-    """Notices before this sequence were handed out, or reported as lost."""
+    """The next sequence to hand out; earlier notices were handed out or reported as lost."""
     broken: Lagged | None = None
-    """Continuity was lost, and `_ready` does not say so yet."""
+    """A loss of continuity that is not in `_ready` yet."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Stream:
         self._todo: deque[Gap | Arrival] = deque()
         self._ready: deque[tuple[Position, Notice | Lagged]] = deque()
         self.taken: Notice | Lagged | None = None
-        """What was handed out last."""
+        """The item that was handed out last."""
         self.stream_id = self._reader.stream_id if self._reader else 0
         """Of the notice that pop() returned last, too."""
         for topic, (incarnation, sequence) in self._newest_sequences().items():
@@ -158,7 +158,7 @@ class Stream:
     # ---- out ---------------------------------------------------------------------------------
 
     def peek(self) -> Notice | Lagged | None:
-        """The next notice, or the range that is lost before it; None if there is none now."""
+        """Return the next notice, or the range lost before it; None if there is none."""
         while True:
             while self._ready:
                 position, item = self._ready[0]
@@ -171,7 +171,7 @@ class Stream:
                 return None
 
     def pop(self) -> Notice | None:
-        """Takes the next notice, None if there is none now. Raises Lagged for lost ones."""
+        """Take the next notice; None if there is none. Raises Lagged for lost ones."""
         item = self.peek()
         self.taken = item
         if isinstance(item, Lagged):
@@ -324,7 +324,7 @@ class Stream:
         self._report(position)
 
     def _report(self, position: Position) -> None:
-        """Puts a loss of continuity in its place among the notices."""
+        """Put a loss of continuity at its place among the notices."""
         if (broken := position.broken) is not None:
             if not any(item is broken for _, item in self._ready):
                 self._ready.append((position, broken))
@@ -332,5 +332,5 @@ class Stream:
 
 
 def _end_of(item: Notice | Lagged) -> int:
-    """The sequence that comes after it; 1 after a loss of continuity."""
+    """Return the sequence after `item`; 1 after a loss of continuity."""
     return (item.last_lost if isinstance(item, Lagged) else item.seq) + 1

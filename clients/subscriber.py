@@ -50,13 +50,13 @@ OPEN_RETRY_S = 0.01
 
 
 class Taker(Protocol):
-    """Notes what was handed out."""
+    """Notes the item that was handed out."""
 
     taken: Notice | Lagged | None
 
 
 Next = tuple[Taker, Notice | Lagged]
-"""The next item, and who notes that it was handed out."""
+"""The stream that notes an item as taken, and the item."""
 
 
 class Inbox:
@@ -85,7 +85,7 @@ class Inbox:
         self._ledger = ledger
         self._noted: Notice | Lagged | None = None
         self._receiving = False
-        """A message is being received, or an interrupt has torn one."""
+        """True while a message is received, and after an interrupt left one half received."""
         self._number = 0 if ledger is None else ledger.subscriber()
         subjects = _subjects(namespace, topics)
         self.endpoint = remote.place.notices if remote else self._route.find().pub_endpoint
@@ -134,8 +134,8 @@ class Inbox:
         return self.live
 
     def peek(self) -> Next | None:
-        """The next notice or Lagged, and which stream is to note it as taken; None if there is none
-        now."""
+        """Return the stream to note the item as taken, and the next notice or Lagged; None if there
+        is none."""
         self._fork_guard.check()
         while (item := self._stream.peek()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
@@ -191,7 +191,8 @@ class Inbox:
             return None
 
     def _receive(self) -> bool:
-        """Takes a message. What an interrupt tears is dropped, and the arena has it."""
+        """Receive a message. One that an interrupt cut in two is dropped; the arena has its
+        notices."""
         if self._receiving:
             self._check_s = 0.0
         self._receiving, topic = True, None
@@ -304,7 +305,7 @@ class Merged:
         return all(inbox.let_in() for inbox in self._inboxes)
 
     def peek(self) -> Next | None:
-        """The next notice of any shard, or Lagged; None if there is none now."""
+        """Return the next notice of any shard, or Lagged; None if there is none."""
         while True:
             if self._reported and self._reported[0] is self.taken:
                 self._reported.popleft()
@@ -465,7 +466,7 @@ class Subscriber(Closing):
         source, item = found
         if isinstance(item, Lagged):
             source.taken = item; raise item  # noqa: E702  # fmt: skip
-        # No signal comes between the two statements: it is taken if and only if it is returned.
+        # No signal comes between the two statements: a notice is taken only if it is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     def _await(self, limit_s: float | None) -> Next | None:
@@ -512,7 +513,7 @@ def _subjects(namespace: str, topics: Collection[str] | None) -> list[bytes]:
     prefix = wire.encode_namespace(namespace)
     if topics is None:
         return [prefix + b"\0"]
-    if isinstance(topics, str | bytes):  # a collection too, but of what is no topic
+    if isinstance(topics, str | bytes):  # a collection, but not of topics
         raise InvalidArgument(f"topics must be a collection of topics, not {topics!r}")
     topics = list(each("topics", topics))
     return [wire.topic_frame(prefix, wire.encode_topic(topic)) for topic in topics]
