@@ -52,7 +52,7 @@ class Loop(Protocol):
         ...
 
     def drop(self, session: int) -> bool:
-        """Ends a session; False if the WAL has no space for that now."""
+        """End a session; False if the WAL has no space for it."""
         ...
 
 
@@ -132,7 +132,7 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
 
 
 def _session_command(loop: Loop, message: Message, kind: int, uid: int | None) -> bytes:
-    """Of the sessions of `uid`, None = of all."""
+    """Answer SESSIONS or DROP for the sessions of `uid`; None = all sessions."""
     echo = session, _ = echo_of(message)
     if kind == Kind.SESSIONS:
         found = loop.arena.sessions(uid)

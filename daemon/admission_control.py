@@ -93,7 +93,7 @@ class Peer:
     socket_index: int
     identity: Identity
     pid: int
-    """Of the process that connected; 0 = the kernel does not name it."""
+    """Pid of the process that connected; 0 = the kernel does not report it."""
     strikes: int = 0
     """Looks before which bytes had come, since its last whole message."""
     untaken: int = 0
@@ -103,7 +103,7 @@ class Peer:
     gone: bool = False
     """It was cut off; what it sent before may still come."""
     sessions: set[int] = field(default_factory=set)
-    """That sent something through it last."""
+    """Session that last sent a message through the connection."""
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class AdmissionControl:
         self.fds = {self._flow.fileno()}
         """Descriptors to wait on."""
         self.on_closed: Callable[[Peer], object] = lambda _: None
-        """Is called with each connection that was closed."""
+        """Called with each closed connection."""
         self._now_ns = self._look_ns = self._trim_ns = self._tell_ns = 0
         self._pardon_ns = FOREVER_NS
         """When the first of those who are refused may connect again."""
@@ -163,7 +163,7 @@ class AdmissionControl:
         self.fds.add(int(monitor.get(zmq.FD)))
 
     def rebound(self) -> None:
-        """A socket is bound to its path again."""
+        """Note that a socket is bound to its path again."""
         self.iterate(self._now_ns)
         self._listeners.renew()
 
@@ -285,7 +285,7 @@ class AdmissionControl:
     # ---- what peers do -------------------------------------------------------------------
 
     def completed(self, frame: zmq.Frame) -> int:
-        """A whole message came; `frame` is a part of it. Returns its connection's descriptor."""
+        """Note a complete message with the part `frame`; return its connection's descriptor."""
         fd = _descriptor(frame)
         peer = self._peers.get(fd)
         if peer is not None:
@@ -293,7 +293,7 @@ class AdmissionControl:
         return fd
 
     def peer(self, fd: int) -> Peer | None:
-        """The connection of a descriptor, if it is known."""
+        """Return the connection of a descriptor; None if it is unknown."""
         return self._peers.get(fd)
 
     def offence(self, frame: zmq.Frame, detail: str) -> None:
@@ -467,7 +467,7 @@ def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """The process that connected, when it did; 0 = the kernel does not name it."""
+    """Return the pid of the process that connected; 0 = the kernel does not report it."""
     return max(0, _credentials_of(connection)[0])
 
 

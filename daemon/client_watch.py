@@ -1,13 +1,13 @@
-"""Ends the sessions of clients that are gone.
+"""End the sessions of clients that are gone.
 
 A session belongs to the process and to the connection from which it sent last. The end of the
-process ends the session, after the grace that its HELLO asked for, which is usually none. The
-daemon holds a pidfd for each process, however many sessions it has.
+process ends the session, after the grace of its HELLO, which is usually 0. The daemon has one
+pidfd for each process, however many sessions it has.
 
-The end of the connection ends the session after `grace_ns`, or the session's own grace if that is
-longer, unless the client sends something before. This decides alone where the kernel does not name
-the process: another pid namespace, tcp. It also holds after a restart of the daemon, when the pid
-that is stored with a session may be another process's.
+The end of the connection ends the session after `grace_ns`, or after the session's own grace if
+that is longer, unless the client sends a message before. Only this rule applies where the kernel
+does not report the process: in another pid namespace and over tcp. It also applies after a restart
+of the daemon, when the pid that is stored with a session may be that of another process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from purgatoryd.daemon.admission_control import AdmissionControl, Peer, borrowed
 from purgatoryd.shm_layout.arena import Arena
 
 EVENTS_PER_ITERATION = 64
-"""Processes that ended and connections that were closed."""
+"""Ended processes and closed connections that one iteration serves."""
 ENDS_PER_ITERATION = 16
-"""Sessions: each frees up to 1024 outcomes at once, the others follow in later iterations."""
+"""Sessions that one iteration ends. Each end frees up to 1024 outcomes; later iterations free the
+rest."""
 FOREVER_NS = 2**63 - 1
 WATCHED_PART = 4
 """Of the descriptors that this process may have, one in so many may watch a process. A process is
@@ -39,7 +40,7 @@ _PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
 
 @dataclass(eq=False, slots=True)
 class _Process:
-    """A client's process, watched as long as it has sessions."""
+    """A client's process, watched while it has sessions."""
 
     pid: int
     pidfd: int
@@ -48,19 +49,20 @@ class _Process:
 
 @dataclass(slots=True)
 class _Speaker:
-    """From where a session sent last."""
+    """The connection and the process from which a session sent last."""
 
     pid: int
     connection: int
-    """Its descriptor."""
+    """Descriptor of the connection."""
     peer: Peer | None = None
-    """None: the daemon has not learnt of the connection yet, or it is closed."""
+    """None: the connection is not known to admission control yet, or it is closed."""
     process: _Process | None = None
-    """None: it cannot be watched."""
+    """None: the process cannot be watched."""
 
 
 class ClientWatch:
-    """The processes and connections of all sessions. Used by the loop's thread; nothing blocks."""
+    """The processes and connections of all sessions. Only the loop's thread uses it; no method
+    blocks."""
 
     def __init__(
         self,
@@ -70,25 +72,25 @@ class ClientWatch:
         now_ns: int,
         left: Callable[[int], None],
     ) -> None:
-        """`grace_ns` as in Config.session_grace_ns, `now_ns` CLOCK_BOOTTIME; `left` is called with
-        a session whose connection is closed."""
+        """`grace_ns` is Config.session_grace_ns, `now_ns` CLOCK_BOOTTIME. `left` is called with
+        each session whose connection is closed."""
         self._arena = arena
         self._admission = admission
         self._grace_ns = grace_ns
         self._left = left
         self._speakers: dict[int, _Speaker] = {}
         self._unplaced: set[int] = set()
-        """Sessions whose connection is not known yet."""
+        """Sessions whose connection is unknown."""
         self._processes: dict[int, _Process] = {}
         self._by_pidfd: dict[int, _Process] = {}
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // WATCHED_PART
         self._ends: dict[int, int] = {}
-        """When sessions end unless they send something before."""
+        """Boot time at which each session ends unless it sends a message before."""
         self._due_ns = FOREVER_NS
         self._now_ns = now_ns
         self._ended = select.epoll()
         self.fd = self._ended.fileno()
-        """Readable when a process has ended."""
+        """Epoll descriptor that is readable when a process has ended."""
         self._closed: deque[Peer] = deque()
         admission.on_closed = self._closed.append
         for session in arena.session_ids():
@@ -103,7 +105,8 @@ class ClientWatch:
     # ---- sessions ------------------------------------------------------------------------------
 
     def speaks(self, session: int, pid: int, connection: int) -> None:
-        """A session sent a message from the process `pid`, 0 = unknown, by this descriptor."""
+        """Note that a session sent a message from process `pid` (0 = unknown) over the descriptor
+        `connection`."""
         self.forget(session)
         if self._arena.session_grace_ns(session) is None:
             return
@@ -111,7 +114,7 @@ class ClientWatch:
         self._place(session)
 
     def forget(self, session: int) -> None:
-        """A session has ended, or sends from elsewhere."""
+        """Forget a session that has ended or sends from another connection."""
         self._ends.pop(session, None)
         self._unplaced.discard(session)
         speaker = self._speakers.pop(session, None)
@@ -125,7 +128,7 @@ class ClientWatch:
                 self._unwatch(speaker.process)
 
     def _place(self, session: int) -> None:
-        """Finds the connection and the process of a session that has sent something."""
+        """Find the connection and the process of a session that has sent a message."""
         speaker = self._speakers[session]
         peer = self._admission.peer(speaker.connection)
         if peer is None or peer.pid != speaker.pid:
@@ -146,7 +149,7 @@ class ClientWatch:
             speaker.process.sessions.add(session)
 
     def _grace_of(self, session: int) -> int:
-        """How long the session outlives its connection."""
+        """Nanoseconds that the session outlives its connection."""
         return max(self._grace_ns, self._arena.session_grace_ns(session) or 0)
 
     def _ends_in(self, session: int, grace_ns: int) -> None:
@@ -171,7 +174,7 @@ class ClientWatch:
                 return None
             try:
                 self._ended.register(pidfd, select.EPOLLIN)
-            except OSError:  # this user may have no more descriptors in epoll
+            except OSError:  # this user has reached fs.epoll.max_user_watches
                 os.close(pidfd)
                 return None
             process = self._processes[speaker.pid] = _Process(speaker.pid, pidfd)
@@ -192,9 +195,9 @@ class ClientWatch:
     # ---- an iteration --------------------------------------------------------------------------
 
     def serve(self, now_ns: int) -> bool:
-        """Ends the sessions whose clients are gone, at `now_ns`, CLOCK_BOOTTIME.
+        """End the sessions whose clients are gone, at `now_ns`, CLOCK_BOOTTIME.
 
-        True = there are more.
+        True if there are more.
         """
         self._now_ns = now_ns
         for pidfd, _ in self._ended.poll(0, EVENTS_PER_ITERATION):
@@ -205,7 +208,7 @@ class ClientWatch:
         return more or bool(self._closed)
 
     def heartbeat(self) -> None:
-        """Looks again for connections that were not known."""
+        """Look again for unknown connections."""
         for session in [*self._unplaced]:
             self._place(session)
 
@@ -219,7 +222,7 @@ class ClientWatch:
         peer.sessions.clear()
 
     def _end_due(self) -> bool:
-        """True = there are more, and the WAL has space for them."""
+        """End due sessions. True if there are more and the WAL has space for them."""
         due = [session for session, end_ns in self._ends.items() if end_ns <= self._now_ns]
         for session in due[:ENDS_PER_ITERATION]:
             if not self._arena.end_session(session, self._now_ns):
@@ -236,13 +239,13 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def open_pidfd(connection: int, pid: int) -> int | None:
-    """A pidfd of the process `pid` at the other end of a connection, a descriptor.
+    """Return a pidfd of the process `pid` at the other end of the descriptor `connection`.
 
-    None: the process cannot be watched, or the connection is closed. Raises ProcessLookupError if
+    None if the process cannot be watched or the connection is closed. Raises ProcessLookupError if
     the process has ended.
     """
     try:
-        # A message may outlive its connection: the descriptor is closed or another connection's.
+        # A message may outlive its connection; the descriptor may then be closed or reused.
         with borrowed(connection) as peer:
             pidfd = _peer_pidfd(peer, pid)
             if _is_peer(peer, pid):
@@ -258,8 +261,10 @@ def open_pidfd(connection: int, pid: int) -> int | None:
 
 
 def _is_peer(connection: socket.socket, pid: int) -> bool:
-    """True if `pid` is the process at the other end, or a child of it. A pid alone may be another
-    process's; while the connection is open it is not."""
+    """True if `pid` is the process at the other end, or a child of it.
+
+    The kernel may reuse a pid, but not while the connection is open.
+    """
     with suppress(OSError):
         return peer_pid(connection) == pid and _is_open(connection)
     return False

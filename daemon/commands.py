@@ -82,7 +82,7 @@ class Commands:
     def __init__(
         self, arena: Arena, sockets: Sockets, access: Access, wal: Memory, grace_ns: int
     ) -> None:
-        """`grace_ns` as in Config.session_grace_ns."""
+        """`grace_ns` is Config.session_grace_ns."""
         self._arena = arena
         self._access = access
         self._socket = sockets.commands
@@ -189,7 +189,7 @@ class Commands:
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
         if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
-            # the client of one of them may have ended in this moment
+            # a client may have ended meanwhile
             self.clients.serve(begun_boot_ns)
             state, reply = self._arena.handle(
                 message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
@@ -270,12 +270,12 @@ class Commands:
             self._arena.inbox_to(session)
 
     def forget(self, session: int) -> None:
-        """A session has ended."""
+        """Forget a session that has ended."""
         self._left(session)
         self.clients.forget(session)
 
     def _left(self, session: int) -> None:
-        """The connection of a session is closed."""
+        """Stop sending to a session whose connection is closed."""
         owner = self._owners.get(session & ROW)
         if owner is not None and owner.session == session:
             del self._owners[session & ROW]

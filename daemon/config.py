@@ -83,8 +83,8 @@ class Config:
     sessions: int = 1_024
     """Client sessions that are open at once."""
     session_grace_ns: int = 60 * 10**9
-    """How long a session outlives its connection where the client's process cannot be watched: on
-    another host, in another pid namespace, and after a restart of the daemon."""
+    """Time that a session outlives its connection if the daemon cannot watch the client's process:
+    on another host, in another pid namespace, and after a restart of the daemon."""
     watches: int = 131_072
     """Records of the purgatory: one per watch key of each operation."""
     watch_keys: int = 65_536
@@ -114,8 +114,8 @@ class Config:
     quota_ops: int = 0
     """Adds, watches and advances of one uid per second."""
     uid_share: int = 75
-    """Per cent of the topics, of the namespaces, of the sessions, of the watch keys and of the
-    watch records that one uid may hold, other than root and the daemon's own; 100 = no limit."""
+    """Share, in per cent, of each of the tables of topics, namespaces, sessions, watch keys and
+    watch records that one uid may hold. 100 = no limit. Root and the daemon's uid have none."""
     admin_uids: tuple[int, ...] = ()
     """Who may administer, besides root and the daemon's own uid."""
     allow_uids: tuple[int, ...] = ()

@@ -84,8 +84,8 @@ def serve_shards(
 ) -> int:
     """Runs a deployment until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
-    `reread`: the settings as they are written down now, for SIGHUP; it may raise. `as_restored`:
-    WALs may be copies.
+    `reread`: reads the settings again after SIGHUP; it may raise. `as_restored`: WALs may be
+    copies.
 
     Prints one line that begins with "ready" once clients can reach all shards. Raises InvalidName,
     StartError, TableBroken, what settle() raises, and ShardFailed if a shard does not start.
@@ -490,12 +490,13 @@ class Deployment:
         return _placed(message, placement)
 
     def _held(self, placement: Placement) -> int:
-        """The most namespaces that its uid created in one of its shards."""
+        """Return the largest number of namespaces that the placement's uid created in one of its
+        shards."""
         table = self._registry.table
         return max(table.created_in(shard, placement.uid) for shard in placement.shards)
 
     def _share_of(self, uid: int) -> int:
-        """How many namespaces of one shard this uid may create; see `Config.uid_share`."""
+        """Return how many namespaces of one shard this uid may create, see `Config.uid_share`."""
         config = self._config
         limited = config.uid_share < 100 and uid not in (0, os.geteuid())
         return max(1, config.namespaces * config.uid_share // 100) if limited else sys.maxsize

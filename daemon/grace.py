@@ -1,18 +1,18 @@
-"""After an outage, apply the triggers that were sent in time before operations expire.
+"""After an outage, apply triggers that were sent in time before operations expire.
 
 While the daemon is stopped or its loop is late, triggers wait in the sockets, and clients send
-again what got no answer. Operations wait for as long as such a trigger may take:
+unanswered triggers again. The daemon delays the expiry of operations until these have arrived:
 
-* After a start and after an outage of LONG_NS or more they wait for GRACE_NS. A client asks again
+* After a start and after an outage of LONG_NS or more the delay is GRACE_NS. A client sends again
   after 0.1 s of silence, and doubles its pause up to RESEND_MAX_NS. The length of the outage does
   not bound that pause: the client may have waited before, for a disk or through an earlier outage.
-  So what was lost is sent again within RESEND_MAX_NS, and the rest of GRACE_NS is the time to
-  connect and to greet.
-* After an iteration that was late by LATE_NS or more, but less than LONG_NS, they wait as long as
-  it was late. That is shorter than a client's first pause. What was sent is in the socket.
+  So a lost trigger is sent again within RESEND_MAX_NS; the rest of GRACE_NS is the time to connect
+  and to send HELLO.
+* After an iteration that was late by LATE_NS to LONG_NS the delay is as long as the iteration was
+  late. That is shorter than a client's first pause, and earlier triggers are in the socket.
 
-Another long outage puts off the release of those that wait, so many times; a loop that is always
-late does not. Timers do not wait. What time a message carries decides nothing.
+Another long outage prolongs the delay, at most LONG_OUTAGES_MAX times; a loop that is always late
+does not. Timers have no delay. The time in a message has no influence.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
 
 GRACE_NS = RESEND_MAX_NS + 500_000_000
-"""The longest wait: the longest pause of a client, and the time to connect and to greet."""
+"""The longest delay: the longest pause of a client, and the time to connect and send HELLO."""
 LATE_NS = 10_000_000
-"""An iteration that begins so late follows an outage."""
+"""An iteration that begins this late follows an outage."""
 LONG_NS = 100_000_000
-"""A long outage. A flood alone makes no iteration so late, and it is a client's first pause."""
+"""Length of a long outage: a client's first pause. A flood of messages alone delays no iteration
+this much."""
 LONG_OUTAGES_MAX = 10
-"""That put off the release of an operation."""
+"""Number of long outages that may prolong a delay."""
 
 
 class Grace:
-    """Decides whether operations may expire. Times are CLOCK_BOOTTIME, which is also the arena's
-    clock: a virtual clock has no outages."""
+    """Decides whether operations may expire. Times are CLOCK_BOOTTIME, as are the arena's. Under a
+    virtual clock the loop begins no delay."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._served_ns: int | None = None
-        """When operations had their turn last; None = not since the start."""
+        """Begin of the last iteration; None = there was none since the start."""
         self._planned_ns = 0
-        """When the next iteration is to begin at the latest."""
+        """Latest planned begin of the next iteration."""
         self._put_off = 0
-        """Long outages that put off the release."""
+        """Number of long outages that prolonged the current delay."""
         self.ends_ns = NONE_NS
-        """When operations may expire again; NONE_NS = they may."""
+        """End of the delay; NONE_NS = operations may expire."""
 
     def begin_iteration(self, now_ns: int) -> None:
-        """Before an iteration expires anything."""
+        """Begin or end a delay; called before an iteration expires operations."""
         late_ns = GRACE_NS if self._served_ns is None else now_ns - self._planned_ns
         again = late_ns >= LONG_NS and self._put_off < LONG_OUTAGES_MAX
         if now_ns >= self.ends_ns and not again:
@@ -66,5 +67,5 @@ class Grace:
             self.ends_ns = max(ends_ns, now_ns + wait_ns)
 
     def sleep(self, until_ns: int) -> None:
-        """The loop has nothing to do before `until_ns`."""
+        """Note that the loop has no work before `until_ns`."""
         self._planned_ns = until_ns

@@ -43,7 +43,7 @@ MEANING = {
     Degraded.LATE: "what is due waits for the loop or the socket",
     Degraded.TIMERS: "nearly all slots are taken",
     Degraded.PAYLOADS: "the payload memory is nearly full",
-    Degraded.ARENA: "the arena files have lost their names, nothing is armed any more",
+    Degraded.ARENA: "the arena files have lost their names, new timers are refused",
 }
 
 LATE_NS = 1_000_000_000
@@ -228,8 +228,8 @@ def reasons(
 ) -> Degraded:
     """Why the daemon does not serve as it should, right after an advance.
 
-    `stopped`: its WAL is; `full`: what is due waits for the WAL; `nameless`: its files have lost
-    their names; `before`: the reasons of a heartbeat ago.
+    `stopped`: the WAL is stopped; `full`: due timers wait for the WAL; `nameless`: the arena files
+    have lost their names; `before`: the reasons of the previous heartbeat.
     """
     header, metrics = arena.header, arena.metrics
     slots = metrics.live + metrics.parked + metrics.outcomes

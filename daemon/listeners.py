@@ -73,7 +73,7 @@ class Listeners:
         self._shut: list[int] = []
 
     def renew(self) -> None:
-        """The sockets are others, under the same paths."""
+        """Note that other sockets have the same paths."""
         self._listeners = [Listener(path) for path in self._paths]
         shut, self._shut = self._shut, []
         self.shut_to(shut)

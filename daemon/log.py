@@ -1,10 +1,10 @@
 """Log messages of the daemon: fields for journald, or lines on stderr that end with the fields.
 
-A message is queued, and a thread writes it: a full disk, a closed terminal or a reader that has
-stopped holds up that thread alone. Nothing here raises. A message that finds the queue full, that
-exceeds the rate of its kind, or that nobody takes is dropped and counted; the next line that is
-written says how many were dropped. The thread may block, since O_NONBLOCK on stderr would be in
-force for every process that shares it.
+A message is queued, and a thread writes it: a full disk, a closed terminal or a stopped reader
+delays only that thread. Nothing here raises. A message is dropped and counted if the queue is full,
+if it exceeds the rate limit of its kind, or if it cannot be written. The next written line has the
+number of dropped messages. The thread may block, because O_NONBLOCK on stderr would apply to every
+process that shares it.
 
 The standard library's logging takes longer to import than a million timers take to map.
 """
@@ -29,15 +29,15 @@ LEVELS = {"error": 3, "warning": 4, "info": 6}
 """Severities as syslog numbers them."""
 JOURNALD = "/run/systemd/journal/socket"
 QUEUE_MAX = 1000
-"""Messages that wait for the thread; one more is dropped."""
+"""Messages that may wait for the thread; further ones are dropped."""
 BURST, PER_S = 200, 0.2
-"""Rate limit of each kind of message: those of one statement are of one kind."""
+"""Rate limit of each kind of message. All messages of one statement are of one kind."""
 FLUSH_S = 2.0
-"""How long the end of a process waits for what is queued."""
+"""Longest wait of an exiting process for queued messages."""
 _AGAIN_S = 0.02
 """Pause before the next attempt, where another process made stderr non-blocking."""
 _STACK_BYTES = 256 * 1024
-"""Stack of the thread; with the setting `lock` it stays in RAM as a whole."""
+"""Stack of the thread; with the setting `lock` all of it stays in RAM."""
 
 
 class Log:
@@ -46,17 +46,16 @@ class Log:
     def __init__(self) -> None:
         self.level = "warning"
         self.writes = False
-        """This process is a daemon: whatever it prints is left to the thread."""
+        """True in a daemon, whose thread writes all output."""
         self._fields: dict[str, object] = {}
         self._journald: socket.socket | None = None
         self._refused = self._unwritten = self._reported = 0
-        """Drops: before the queue, by the loop; after it, by the thread; reported in a line."""
+        """Messages dropped by the loop before the queue, by the thread after it, and reported."""
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Start empty, also in a forked child: its parent writes what was queued, and the thread is
-        the parent's."""
+        """Start empty, also in a forked child: the parent has the thread and writes its queue."""
         self._queue: SimpleQueue[Callable[[], bool | None]] = SimpleQueue()
         self._thread: Thread | None = None
         self._rates: dict[tuple[object, int], Allowance] = {}
@@ -64,8 +63,8 @@ class Log:
     def set_up(self, level: str, **fields: object) -> None:
         """Log messages at least as severe as `level`, each with `fields`.
 
-        They go to journald with all fields if stderr leads there. The thread starts now, so that it
-        is there when the daemon's threads are placed.
+        They go to journald with all fields if stderr leads there. The thread starts at once, before
+        the daemon's threads are placed on CPUs.
         """
         self.level, self._fields, self.writes = level, fields, True
         if self._journald is None and leads_to_journald(2):
@@ -74,11 +73,11 @@ class Log:
         self._start()
 
     def _unraisable(self, raised: sys.UnraisableHookArgs) -> None:
-        """Python would print it, and wait for the reader of stderr."""
+        """Log an ignored exception. Python would print it, and wait for the reader of stderr."""
         self.error(f"ignored {raised.exc_value!r} in {raised.object!r}")
 
     def _start(self) -> None:
-        """Without memory for the thread messages wait, and the next one starts it."""
+        """Start the thread. Without memory for it messages wait, and the next one starts it."""
         if self._thread is not None:
             return
         before = stack_size(_STACK_BYTES)
@@ -94,7 +93,7 @@ class Log:
 
     @property
     def dropped(self) -> int:
-        """Messages that were not written since the start of the process."""
+        """Messages dropped since the start of the process."""
         return self._refused + self._unwritten
 
     def error(self, message: str, **fields: object) -> None:
@@ -110,11 +109,11 @@ class Log:
         self._put("info", message, fields)
 
     def last_words(self, text: str) -> None:
-        """Log why the process ends, as it is; the end waits for it as flush() does."""
+        """Log unchanged why the process ends. Its exit waits for the line as flush() does."""
         self._queue.put(partial(_written, 2, text))
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
-        """Wait until all that was queued is written, or for `timeout_s`."""
+        """Wait until all queued messages are written, at most `timeout_s`."""
         if self._thread is not None:
             done = Event()
             self._queue.put(done.set)
@@ -173,8 +172,8 @@ log = Log()
 
 
 def _begin_without_signals(thread: Thread) -> None:
-    """Start a thread that no signal reaches: the loop has to know of one before it takes what was
-    sent after it."""
+    """Start a thread that receives no signals. The loop has to see a signal before it takes
+    messages that were sent after it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         thread.start()
@@ -183,7 +182,7 @@ def _begin_without_signals(thread: Thread) -> None:
 
 
 def announce(text: str) -> None:
-    """Write a line to stdout; a reader that is gone or has stopped holds up nobody."""
+    """Write a line to stdout. A reader that is gone or stopped delays nothing."""
     try:
         _begin_without_signals(Thread(target=_written, args=(1, text), daemon=True))
     except (RuntimeError, MemoryError):  # no memory for a thread
@@ -191,7 +190,7 @@ def announce(text: str) -> None:
 
 
 def _written(fd: int, text: str) -> bool:
-    """Write a line. False = at least the end of it is lost."""
+    """Write a line. False if its end, or all of it, is lost."""
     data = f"{text}\n".encode(errors="backslashreplace")
     while data:
         try:

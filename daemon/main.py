@@ -43,7 +43,7 @@ LOCK_POLL_S = 0.02
 ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that ask for a clean end."""
 OF_THE_LOG = (signal.SIGPIPE, signal.SIGTTOU)
-"""Signals that a line to a closed pipe or to a terminal may raise: ignored."""
+"""Signals that writing to a closed pipe or a terminal may raise. The daemon ignores them."""
 
 
 def serve(

@@ -77,7 +77,7 @@ class Placement:
                 memory.prefer(self.plan.memory_node)
 
     def settle(self, arena: Arena, moved: Moved = lambda: None) -> None:
-        """With all memory and all threads there: they get to their places. Calls `moved` after each
+        """Move memory and threads to their places, once all exist. Calls `moved` after each
         portion of memory."""
         if self.plan.memory_node is not None and PlacementPart.MEMORY in self._applied:
             with self._part(PlacementPart.MEMORY, "memory of one node"):

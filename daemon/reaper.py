@@ -59,7 +59,7 @@ class Reaper:
         reload: Callable[[], None],
         place_again: Callable[[], bool],
     ) -> None:
-        """`place_again`: gives the arena new files if it has lost a name; True if it had."""
+        """`place_again`: gives the arena new files if it has lost a name; True if it did."""
         self.arena = arena
         self.access = access
         self._sockets = sockets
@@ -104,7 +104,7 @@ class Reaper:
         self._commands.release()
 
     def close(self) -> None:
-        """Gives back what the loop sleeps with."""
+        """Close the descriptors with which the loop sleeps."""
         self._waiter.close()
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ class Reaper:
         self._settle()
 
     def drop(self, session: int) -> bool:
-        """Ends a session; False if the WAL has no space for that now."""
+        """End a session; False if the WAL has no space for it."""
         ended = self.arena.end_session(session, boot_ns())
         if ended:
             self._commands.forget(session)
@@ -224,9 +224,10 @@ class Reaper:
         self._lifecycle.supervisor.alive()
 
     def _look_after_names(self) -> None:
-        """At the end of an iteration: nothing is under way then that has a pointer into the arena.
+        """Replace arena files that have lost a name. At the end of an iteration nothing has a
+        pointer into the arena.
 
-        A disk that is busy with a commit holds up the new files, not the loop.
+        A disk that is busy with a commit delays the new files, not the loop.
         """
         if not self._unplaced or not self._wal.pause():
             return
@@ -239,7 +240,7 @@ class Reaper:
         self._unplaced = False
         if moved:
             self._placement.settle(self.arena, self._lifecycle.heartbeat)
-            log.warning("the arena files had lost a name: the daemon goes on with copies of them")
+            log.warning("the arena files had lost a name: the daemon uses copies of them")
         if bool(why) != self._nameless:
             self._set_nameless(why)
 
@@ -247,7 +248,7 @@ class Reaper:
         self._nameless = bool(why)
         self.arena.set_nameless(nameless=self._nameless)
         if why:
-            log.error(f"the arena files have lost a name; nothing more is armed: {why}")
+            log.error(f"the arena files have lost a name; new timers are refused: {why}")
         self._settle()
 
     def _settle(self) -> None:
@@ -334,7 +335,7 @@ class Reaper:
         if self._sockets.pending(commands=not self._commands.full):
             return
         until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns)
-        if not full:  # else nothing ends before the WAL has space
+        if not full:  # else no timer can end before the WAL has space
             due_ns = self._due_ns() - self._placement.plan.spin_ns
             until_ns = min(until_ns, due_ns, self._grace.ends_ns)
             self._grace.sleep(until_ns)

@@ -1,7 +1,7 @@
-"""An arena from files: a snapshot, and what the WAL says happened after it.
+"""Recover an arena from files: a snapshot, and the WAL's later records.
 
 The files are read from the disk: after a failed sync the page cache has groups that the disk does
-not hold.
+not have.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def import_file(path: Path, way: Way) -> Arena:
 def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
     """The segments with the records that come after a snapshot; with `force`, up to a damage.
 
-    Raises WalDamaged if they are another arena's: its own snapshot must have been there. Damage
-    of older segments is only reported.
+    Raises WalDamaged if the segments belong to another arena: its own snapshot is then missing.
+    Damage of older segments is only reported.
     """
     uuid = uuid_of(snapshot.path)
     paths: list[Path] = []
@@ -121,7 +121,7 @@ def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
 
 
 def _warn_of_headers(older: Sequence[File], snapshot: File) -> None:
-    """Segments of another version are sound."""
+    """Warn of older segments with damaged headers. Segments of another version are sound."""
     buffer = Buffer()
     for file in older:
         try:
@@ -205,7 +205,7 @@ class _Restore:
         return walk
 
     def _redo_file(self, path: Path, walk: Walk) -> None:
-        """Up to the end of the file, or to a damage."""
+        """Redo the records of a file up to its end or to damage."""
         try:
             self._arena.redo_file(self._redo, walk.struct)
         except ArenaBroken as error:

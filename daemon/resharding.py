@@ -398,7 +398,7 @@ def _clear_shard_generation(resharding: Resharding, table: ShardTable, *, wals: 
 
 
 def _clear_daemon(resharding: Resharding, opening: Opening, wals: bool) -> None:
-    """The caller holds its locks."""
+    """The locks that the caller has taken."""
     if shm.exists(opening.paths.arena):
         resharding.step(f"clearing {opening.config.name} away")
     remove_arena(opening.paths)

@@ -130,7 +130,7 @@ def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot
     try:
         tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
     except (OSError, PurgatorydError) as error:
-        log.warning(f"the WAL's files: {error}")  # the snapshot is there all the same
+        log.warning(f"the WAL's files: {error}")  # the snapshot itself succeeded
     return 0
 
 

@@ -70,7 +70,7 @@ class Message:
     pid: int
     received_boot_ns: int
     connection: int
-    """Descriptor of the connection that it came through, which may be closed since."""
+    """Descriptor of the message's connection, which may be closed."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Sockets:
         self._watched = {self._zap.fd, *self.admission.fds}
         self._ask_ns = self._watched_ns = 0
         self._unbound = False
-        """A path was removed and could not be bound again, which was said."""
+        """True after the log has reported that a removed path could not be bound again."""
 
     def _bind(
         self,
@@ -187,9 +187,9 @@ class Sockets:
         return socket
 
     def bind_again(self) -> None:
-        """Gives sockets whose paths were removed their paths back. Connections stay meanwhile.
+        """Bind sockets whose paths were removed again. Their connections stay.
 
-        What else has such a path stays there.
+        Another file that has such a path stays.
         """
         by_path = zip(self._paths, (self.commands.zmq_socket, self.admin.zmq_socket, self.notices),
                       strict=True)  # fmt: skip
@@ -200,7 +200,7 @@ class Sockets:
             except (zmq.ZMQError, OSError) as error:
                 self._tell_unbound(path, error)
                 return
-            log.warning(f"{path} was removed: the daemon listens there again")
+            log.warning(f"{path} was removed; the daemon has bound it again")
         self._unbound = False
         if gone:
             self.admission.rebound()
@@ -208,7 +208,10 @@ class Sockets:
     def _tell_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
         if not self._unbound:
             self._unbound = True
-            log.error(f"{path} was removed, and nobody can connect: {error.strerror}")
+            log.error(
+                f"{path} was removed and cannot be bound again: {error.strerror}; new clients "
+                "cannot connect"
+            )
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a socket has news (edge-triggered)."""

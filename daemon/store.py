@@ -1,14 +1,14 @@
 """Opens a daemon's arena: new, as it was left, from its WAL, or with its authoritative state moved
 to other sizes.
 
-New arena files have no names until they are whole. Then the private one is linked as
-NAME.private.new, which one start at a time can do, and the arena as NAME.next, which says that both
-take the place of what is there. A start completes what a killed daemon began, or undoes it. So an
-arena file under the daemon's name is complete, and of one birth with its private one, or it is not
-ours and is left alone.
+New arena files have no names until they are complete. Then the private file is linked as
+NAME.private.new, which only one start at a time can do, and the arena as NAME.next. This name is
+the commit point: both new files replace the old ones. A start completes or undoes the birth that a
+killed daemon began. So an arena file under the daemon's name is complete and has the same birth as
+its private file; any other file is not the daemon's and stays.
 
-Nothing of this happens without the lock on the private arena file, which goes with the arena:
-`owned`. A new file is locked before it has a name.
+Each step needs the lock on the private arena file, see `owned`. A new file is locked before it has
+a name.
 
 An arena with a WAL has a snapshot in it before it takes its place. One that takes the
 place of another, or of a WAL's, has a uuid of its own: its slots and rows have other
@@ -96,7 +96,7 @@ NEXT = ".next"
 
 @dataclass(frozen=True)
 class Opening:
-    """How a daemon's arena is to be opened; the caller holds the locks of name, WAL and arena."""
+    """Parameters for opening a daemon's arena. The caller has the locks of name, WAL and arena."""
 
     config: Config
     paths: Paths
@@ -105,11 +105,11 @@ class Opening:
     force: bool = False
     """Go on with what comes before a damage in the WAL."""
     as_restored: bool = False
-    """The WAL may be a copy; it is an original once the arena is open."""
+    """The WAL may be a copy; opening the arena makes it an original."""
     step: Step = lambda _: None
     """Is notified of each step."""
     lock: ArenaLock | None = None
-    """The arena's, from `owned`."""
+    """The arena's lock, from `owned`."""
 
     @property
     def wal(self) -> Path | None:
@@ -119,9 +119,9 @@ class Opening:
 
 @contextmanager
 def owned(opening: Opening) -> Iterator[Opening]:
-    """Holds the lock of the daemon's arena, wherever a daemon that has it keeps its sockets.
+    """Hold the lock of the daemon's arena, which does not depend on the run directory.
 
-    Raises AlreadyRunning, and BadPath if something else is in the place of an arena file.
+    Raises AlreadyRunning, and BadPath if an arena file's name belongs to something else.
     """
     paths = opening.paths
     for suffix in ("", NEW, NEXT):
@@ -184,7 +184,7 @@ def _source(opening: Opening) -> Arena | None:
 
 
 def remove_arena(paths: Paths) -> None:
-    """Removes all arena files of a daemon, whose lock the caller has; readers are notified."""
+    """Remove all arena files of a daemon and notify readers. The caller has the lock."""
     if shm.ours(paths.arena):
         retire(paths.arena)
     if shm.ours(f"{paths.arena}{NEXT}"):
@@ -399,30 +399,30 @@ def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
 
 
 def create_arena(paths: Paths, fields: Mapping[str, Any]) -> Arena:
-    """Fresh arena files, which have no names until `place`. Raises ArenaTooLarge."""
+    """Create arena files, which have no names until `place`. Raises ArenaTooLarge."""
     for name in (f"{paths.arena}{NEW}", f"{paths.private}{NEW}", f"{paths.arena}{NEXT}"):
         shm.refuse_foreign(name)
     return Arena.create(paths.arena, paths.private, fields)
 
 
 def place(arena: Arena, opening: Opening) -> None:
-    """Gives fresh arena files the daemon's names; what has these loses them.
+    """Give new arena files the daemon's names; files that have these lose them.
 
-    Raises AlreadyRunning if another start was faster, where there was nothing to lock.
+    Raises AlreadyRunning if another start was faster, where no file existed to lock.
     """
     _give_names(arena.file, arena.private, opening)
 
 
 def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
-    """Copies an arena whose files have lost a name into new files, and goes on with these. False:
-    they have their names.
+    """Copy an arena whose files have lost a name into new files, and use these. False if the files
+    have their names.
 
     Calls `moved` after each portion of the copy: the loop does not iterate meanwhile.
-    Raises ArenaTooLarge; AlreadyRunning and BadPath if another file has a name: it stays.
+    Raises ArenaTooLarge; AlreadyRunning and BadPath if another file has a name. That file stays.
     """
-    if all([arena.file.has_name, arena.private.has_name]):  # both, for the error
+    if all([arena.file.has_name, arena.private.has_name]):  # a list: either may raise BadPath
         return False
-    _refuse_taken(opening.paths)  # a copy takes long, and this is tried again each second
+    _refuse_taken(opening.paths)  # before the copy, which takes long and is tried each second
     files = arena.copied(moved)
     try:
         _give_names(*files, opening)
@@ -484,7 +484,7 @@ def _other_start(paths: Paths) -> AlreadyRunning:
 
 
 def _clean_up(opening: Opening) -> None:
-    """Completes the birth that a killed daemon began, or undoes it."""
+    """Complete or undo the birth that a killed daemon began."""
     paths, lock = opening.paths, opening.lock
     if lock is not None and shm.ours(f"{paths.private}{NEW}"):
         lock.lock([f"{paths.private}{NEW}"])

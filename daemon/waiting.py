@@ -1,7 +1,7 @@
-"""The one way in which the daemon's loops sleep: epoll, and a timerfd on CLOCK_BOOTTIME.
+"""The wait of the daemon's loops: epoll, and a timerfd on CLOCK_BOOTTIME.
 
-epoll_wait() counts whole milliseconds and stands still while the host sleeps; the timer has the
-boot clock's nanoseconds. Unlike select(), epoll takes descriptors of any number.
+The timeout of epoll_wait() is in whole milliseconds and stops while the host sleeps; the timerfd
+counts the boot clock's nanoseconds. Unlike select(), epoll takes descriptors above 1023.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 _EVENTS_MAX = 64
-"""Events that one wait returns; the others come with the next one."""
+"""Events that one wait returns; the next wait returns further ones."""
 _TFD_TIMER_ABSTIME = 1
 _TFD_CLOEXEC = os.O_CLOEXEC
 _SECOND_NS = 1_000_000_000
@@ -28,7 +28,7 @@ class Waiter:
     def __init__(self, fds: Iterable[int] = ()) -> None:
         self._fds: frozenset[int] = frozenset()
         self._spec = (ctypes.c_long * 4)()
-        """A struct itimerspec: the interval, which stays 0, and the time."""
+        """A struct itimerspec: the interval, which is always 0, and the time."""
         self._epoll = select.epoll()
         try:
             self._timer = _LIBC.timerfd_create(time.CLOCK_BOOTTIME, _TFD_CLOEXEC)
@@ -40,10 +40,9 @@ class Waiter:
         self.watch(fds)
 
     def watch(self, fds: Iterable[int]) -> None:
-        """Wait for these descriptors from now on, and for no others.
+        """Make later waits watch these descriptors and no others.
 
-        Each is registered again: epoll forgets a descriptor that is closed, and its number may be
-        that of another one by now.
+        Each is registered again: epoll forgets a closed descriptor, and its number may be reused.
         """
         wanted = frozenset(fds)
         for fd in self._fds - wanted:
@@ -55,7 +54,7 @@ class Waiter:
                 self._epoll.register(fd, select.EPOLLIN)
 
     def wait(self, until_boot_ns: int) -> frozenset[int]:
-        """The descriptors that are readable; none if that time came before. It may be past."""
+        """Return the readable descriptors; none if `until_boot_ns` came first. It may be past."""
         self._spec[2], self._spec[3] = divmod(max(1, until_boot_ns), _SECOND_NS)  # 0 disarms it
         _check(_LIBC.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, self._spec, None))
         events = self._epoll.poll(maxevents=_EVENTS_MAX)
@@ -76,8 +75,8 @@ def _check(result: int) -> None:
 def allow_descriptors() -> None:
     """Raise the soft limit of descriptors to the hard one.
 
-    Every connection is a descriptor, and libzmq aborts the process when it has none left. Nothing
-    here, in libzmq, or in a child calls select(), which takes none above 1023.
+    Every connection is a descriptor, and libzmq aborts the process when none is left. Neither the
+    daemon nor libzmq nor a child calls select(), which takes no descriptor above 1023.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):

@@ -50,9 +50,9 @@ METRICS_NS = 60_000_000_000
 """How often the histograms are recorded."""
 SET_ASIDE = ".damaged"
 SNAPSHOT_BEFORE_READY, BYTES_OF_A_TIMER = 32 * 2**20, 200
-"""A start writes smaller snapshots before it is ready; and what a timer adds, about."""
+"""Largest snapshot that a start writes before it is ready, and estimated size of a timer."""
 SNAPSHOT_ATTEMPTS = 3
-"""Of the first snapshot after READY: after as many failures the WAL stops."""
+"""Failures of the first snapshot after READY at which the WAL stops."""
 
 
 # ---- the folder ------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ def wal_directory(config: Config) -> Path | None:
 
 @contextlib.contextmanager
 def locked(directory: Path | None, *, as_restored: bool = False) -> Iterator[None]:
-    """Makes the folder and holds its lock. Raises WalInUse, WalCopied, BadPath.
+    """Make the folder and hold its lock. Raises WalInUse, WalCopied, BadPath.
 
-    `as_restored`: it may be a copy.
+    `as_restored`: the WAL may be a copy.
     """
     if directory is None:
         yield
@@ -139,7 +139,7 @@ def refuse_other_wal(directory: Path, uuid: bytes) -> None:
 def newest_end(directory: Path, arena: Handle) -> Walk:
     """Where the arena's WAL goes on: its newest segment, read to its end.
 
-    This read uses the page cache: group commit writes again whatever was not confirmed.
+    This read uses the page cache: group commit writes unconfirmed records again.
 
     Raises WalDamaged, WalMismatch.
     """
@@ -162,7 +162,7 @@ def _is_of_other(path: Path, uuid: bytes) -> bool:
 
 def own_snapshot(directory: Path, arena: Arena, step: Step) -> bool:
     """Make sure that a snapshot holds the whole arena, and remove those of the arena that this
-    one replaced. False: the snapshot of a large arena is to be written once the daemon is ready.
+    one replaced. False if the arena is large: the daemon then writes the snapshot once it is ready.
 
     A clean stop leaves such a snapshot. After a kill or a failed call the older files may miss
     bytes on disk, so nothing is acknowledged before the snapshot is confirmed. A large one can
@@ -187,7 +187,7 @@ def own_snapshot(directory: Path, arena: Arena, step: Step) -> bool:
 
 
 def _leads_on(directory: Path, own: list[File]) -> bool:
-    """True if segments go on where one of these snapshots ends."""
+    """True if the segments continue one of these snapshots."""
     first = segments(directory)[:1]
     return bool(own and first) and first[0].lsn <= own[-1].lsn
 
@@ -242,11 +242,11 @@ class Memory:
         """The socket has an answer, a whole message: when it was there, and when it was sent."""
 
     def pause(self) -> bool:
-        """Leave the arena to the loop alone. False: ask again once a descriptor is readable."""
+        """Leave the arena to the loop alone. False: call again once a descriptor is readable."""
         return True
 
     def unpause(self, *, moved: bool) -> None:
-        """Goes on. `moved`: the arena has other files."""
+        """End a pause. `moved`: the arena has new files."""
 
     def clear_wakeup(self) -> None:
         """A descriptor was readable."""
@@ -284,7 +284,7 @@ class Wal(Memory):
         self._confirmed = own_snapshot(directory, arena, step)
         self._attempts = 0
         self._given_up = False
-        """The process that writes snapshots was ended, because the arena moved."""
+        """True if the snapshot process was killed because the arena moved."""
         self._start_lsn = int(self._wal_buffer.next_lsn)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
@@ -297,7 +297,7 @@ class Wal(Memory):
 
     @property
     def _wal_buffer(self) -> Any:
-        """Asked for each time: the arena moves if its files lose their names."""
+        """The WAL buffer. Not cached, because the arena moves if its files lose their names."""
         return self._arena.wal_buffer
 
     @property
@@ -307,7 +307,8 @@ class Wal(Memory):
 
     @property
     def committed_lsn(self) -> int:
-        """As the group-commit thread last wrote it; 0 until the first snapshot is confirmed."""
+        """Newest LSN that the group-commit thread confirmed; 0 until the first snapshot is
+        confirmed."""
         return int(self._wal_buffer.committed_lsn) if self._confirmed else 0
 
     @property
@@ -337,14 +338,14 @@ class Wal(Memory):
         self._group_commit.kick()
 
     def pause(self) -> bool:
-        """After the commit under way, which may take as long as the disk does."""
+        """Pause the group-commit thread after its current commit; False until then."""
         return self._group_commit.pause()
 
     def unpause(self, *, moved: bool) -> None:
-        """A snapshot of the files before is given up, and taken again."""
+        """Continue commits. If the arena moved, a snapshot under way is killed and taken again."""
         self._group_commit.unpause()
         if moved and self._child is not None:
-            self._child.kill()  # it waits for commits that only the new files show
+            self._child.kill()  # it waits for commits that only the new arena files show
             self._given_up = True
 
     def clear_wakeup(self) -> None:
@@ -377,8 +378,8 @@ class Wal(Memory):
             self._look()
 
     def _ended(self, code: int) -> None:
-        """The process that writes snapshots ended. Without a first one nothing is acknowledged, so
-        the WAL stops where that fails again and again."""
+        """Note the end of the snapshot process. Nothing is acknowledged before the first snapshot,
+        so the WAL stops after SNAPSHOT_ATTEMPTS failures."""
         given_up, self._child, self._given_up = self._given_up, None, False
         if self._confirmed:
             return

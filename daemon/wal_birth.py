@@ -1,8 +1,8 @@
-"""Tells a WAL from a copy of it, which must not fire the same timers a second time.
+"""Recognise copies of a WAL, which must not fire the original's timers a second time.
 
-A file made at the WAL's birth names its own inode and birth time, which no copy of it has. A
-reboot, another container on the same volume and a disk in another host change neither. A clone of
-the whole file system has both: nothing tells it from the original.
+A file made at the WAL's birth contains its own inode number and birth time, which differ in a copy.
+A reboot, another container on the same volume and the disk in another host change neither. A clone
+of the whole file system has the same values and cannot be recognised.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _STATX = struct.Struct("=I76xqI164x")
 """struct statx: stx_mask, and seconds and nanoseconds of stx_btime."""
 _S = 1_000_000_000
 _BYTES_MAX = 4096
-"""Of the file; it has fewer."""
+"""Limit for reading the file, which is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What a file knows of its birth; None: its file system does not tell it."""
+    """Inode number and birth time of a file; None if the file system does not provide it."""
 
     inode: int | None
     """None on FUSE, which may number its files again at each mount."""
@@ -44,15 +44,16 @@ class Birth:
         return f"inode {self.inode}, birth time {born}"
 
     def differs(self, other: Birth) -> bool:
-        """True if both know the inode, or both the birth time, and not the same one."""
+        """True if the inode numbers or the birth times are known in both and differ."""
         pairs = ((self.inode, other.inode), (self.born_wall_ns, other.born_wall_ns))
         return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def refuse_copy(directory: Path, *, as_restored: bool) -> None:
-    """Raises WalCopied if a WAL is a copy of another one, unless it is `as_restored`.
+    """Raise WalCopied if a WAL is a copy, unless `as_restored`.
 
-    One without the file is taken for an original and gets it: removing it locks nobody out.
+    A WAL without the file counts as an original and gets the file, so a user who removes it can
+    still start.
     """
     path = directory / NAME
     try:
@@ -60,7 +61,7 @@ def refuse_copy(directory: Path, *, as_restored: bool) -> None:
             written, found = _read(file), _birth_of(file, path)
     except FileNotFoundError:
         if segments(directory) or snapshots(directory):
-            log.warning(f"{path} is missing: the WAL is taken for an original, not for a copy")
+            log.warning(f"{path} is missing: the WAL counts as an original; the file is made again")
         record_birth(directory)
         return
     if written.differs(found) and not as_restored:
@@ -68,7 +69,7 @@ def refuse_copy(directory: Path, *, as_restored: bool) -> None:
 
 
 def record_birth(directory: Path) -> None:
-    """Makes the file, or makes it again: from then on the WAL in this folder is the original."""
+    """Write the file, which makes the WAL in this folder an original."""
 
     def write(file: BinaryIO) -> str:
         birth = _birth_of(file, directory)
@@ -79,16 +80,16 @@ def record_birth(directory: Path) -> None:
 
 
 def _open_file(name: str, flags: int) -> int:
-    """Raises BadPath for what is no file; nobody may ever write into a FIFO."""
+    """Open a regular file. Raises BadPath for anything else; O_NONBLOCK, as a FIFO would block."""
     fd = os.open(name, flags | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise BadPath(name, "is in the place of a file and is none: remove it")
+    raise BadPath(name, "is not a regular file: remove it")
 
 
 def _read(file: BinaryIO) -> Birth:
-    """What was written. What cannot be parsed was not written here: nobody has inode 0."""
+    """Read the file. Content that cannot be parsed gives inode 0, which no file has."""
     try:
         fields = json.loads(file.read(_BYTES_MAX))
         return Birth(fields["inode"], fields["born_wall_ns"])
@@ -103,7 +104,7 @@ def _birth_of(file: BinaryIO, path: Path) -> Birth:
 
 
 def _born_wall_ns(fd: int) -> int | None:
-    """statx(2), which Python does not have. None: the kernel or the file system does not tell."""
+    """Return the birth time by statx(2), which Python lacks; None if it is not available."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     buffer = ctypes.create_string_buffer(_STATX.size)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer) != 0:

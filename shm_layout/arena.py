@@ -107,12 +107,12 @@ class Namespace:
     shard: int
     settings: NamespaceSettings
     created_uid: int
-    """Whose message created it; PG_NIL = nobody's."""
+    """Uid whose message created the namespace; PG_NIL = none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a uid has, over all namespaces: `live` timers, and rows of the shared tables."""
+    """Usage of a uid over all namespaces: `live` timers, and rows of the shared tables."""
 
     uid: int
     live: int
@@ -132,10 +132,10 @@ class Watermark:
     key: wire.Key
     watermark: int
     error: int
-    """Code of its failure; 0 = it has not failed."""
+    """Error code of the failed key; 0 = the key has not failed."""
     watched: bool
     forgotten: bool
-    """It goes with its last watcher."""
+    """True if the key is forgotten with its last watcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Handle:
         return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")
 
     def watch_fill(self) -> dict[str, int]:
-        """Watch records and watch keys in use, and how many there may be."""
+        """Watch records and watch keys in use, and their limits."""
         regions, free = self.header.regions, self.purgatory
         records, keys = regions[lib.PG_R_WATCHES].count, regions[lib.PG_R_WATERMARKS].count
         return {
@@ -307,7 +307,7 @@ class Handle:
         return [n for n in self.namespaces().values() if not is_reserved(n.name)]
 
     def accounts(self) -> Iterator[Account]:
-        """The uids that hold something, or did so last."""
+        """Accounts of the uids that use the arena or used it last."""
         topics = self._created(lib.PG_R_TOPICS, "pg_topic")
         namespaces = self._created(lib.PG_R_NAMESPACES, "pg_namespace")
         region = self.header.regions[lib.PG_R_ACCOUNTS]
@@ -320,7 +320,7 @@ class Handle:
             yield Account(uid, live, held, topics[uid], namespaces[uid], *counts)
 
     def _created(self, region: int, struct: str) -> Counter[int]:
-        """How many names of a table each uid's records created."""
+        """Count the names of a table by the uid whose records created them."""
         rows = self.rows(region, struct)
         count = self.header.regions[region].count
         return Counter(rows[i].created_uid for i in range(count) if rows[i].name_len)
@@ -451,8 +451,8 @@ class Arena(_Owned):
 
     @classmethod
     def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:
-        """New arena files for `config` (fields of struct pg_config, layout_id is filled in), still
-        without their names; the private one is locked.
+        """New arena files for `config` (fields of struct pg_config, layout_id is filled in). They
+        have no names; the private one is locked.
 
         Raises ArenaTooLarge with needed and available bytes, ValueError for a config that
         the core does not accept.
@@ -498,7 +498,7 @@ class Arena(_Owned):
             raise
 
     def move_to(self, arena: ArenaFile, private: ArenaFile, moved: Moved) -> None:
-        """Go on with copies of both files; the state RETIRED tells readers of the old one. Calls
+        """Use copies of both files; readers of the old file see the state RETIRED. Calls
         `moved` after each portion that is unmapped."""
         lib.pg_set_state(self._a, ArenaState.RETIRED, os.getpid())
         old, bases = (self.file, self.private), (self._base, self._secret)
@@ -513,14 +513,14 @@ class Arena(_Owned):
 
     @property
     def has_names(self) -> bool:
-        """True if the names of both files lead to them."""
+        """True if both files have their names."""
         try:
             return self.file.has_name and self.private.has_name
         except BadPath:
             return False
 
     def set_nameless(self, *, nameless: bool) -> None:
-        """While the arena files have no names nothing is armed: that is refused as ARENA."""
+        """Refuse new timers as ARENA while the arena files have no names."""
         lib.pg_set_nameless(self._a, nameless)
 
     def rebuild(self, now_ns: int) -> None:
@@ -644,13 +644,15 @@ class Arena(_Owned):
         return bool(self._more[0])
 
     def hold_operations(self, after_ns: int, upto_ns: int, *, again: bool) -> bool:
-        """After an outage from `after_ns` to `upto_ns` (arena clock): the operations that came due
-        in it, or were armed before its end, do not expire until release_operations(). False = some
-        wait already; of those that were released none is held unless `again`."""
+        """Delay expiry after an outage from `after_ns` to `upto_ns` (arena clock): operations that
+        came due in it, or were armed before its end, do not expire until release_operations().
+
+        Released operations are delayed again only with `again`. False if some wait already.
+        """
         return bool(lib.pg_hold_operations(self._a, after_ns, upto_ns, again))
 
     def release_operations(self) -> None:
-        """Has operations expire again."""
+        """End the delay of hold_operations()."""
         lib.pg_release_operations(self._a)
 
     @property
@@ -676,8 +678,8 @@ class Arena(_Owned):
         return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
 
     def set_namespace(self, body: Any, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
-        """Applies the body of a NAMESPACE message of this uid: (error, its figures, settings as
-        they are)."""
+        """Apply the body of a NAMESPACE message of this uid; return error, its figures, and the
+        settings in force."""
         now = ffi.new("struct pg_namespace_set *")
         detail = ffi.new("uint64_t[2]")
         error = lib.pg_set_namespace(self._a, ffi.from_buffer(body), len(body), uid, now, detail)
@@ -698,7 +700,7 @@ class Arena(_Owned):
         lib.pg_set_quotas(self._a, timers, byte_count, ops)
 
     def set_uid_share(self, percent: int) -> None:
-        """What one uid may hold of each shared table from now on, other than root and ours."""
+        """Set the share of each shared table for one uid, other than root and the daemon's."""
         lib.pg_set_uid_share(self._a, percent, os.geteuid())
 
     def bulk_load(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
@@ -733,26 +735,26 @@ class Arena(_Owned):
         return int(self._session[0]), memoryview(self._out)[:used]
 
     def inbox_again(self, real_boot_ns: int) -> None:
-        """Sends again what sessions did not acknowledge, less and less often."""
+        """Send unacknowledged outcomes of sessions again, at growing intervals."""
         lib.pg_inbox_again(self._a, real_boot_ns)
 
     def inbox_to(self, session: int) -> None:
-        """The session's owner is there: it gets all that it has not acknowledged."""
+        """Note that the session's owner is connected: it gets all unacknowledged outcomes."""
         lib.pg_inbox_to(self._a, session)
 
     def inbox_away(self, session: int) -> None:
-        """Nobody is there to send the session's inbox to, until it sends a message."""
+        """Note that the session has no connection for its inbox until it sends a message."""
         lib.pg_inbox_away(self._a, session)
 
     # ---- sessions ----
 
     def session_grace_ns(self, session: int) -> int | None:
-        """How long the session outlives its client; None = there is no such session."""
+        """Return the session's grace in ns; None = there is no such session."""
         grace_ns = int(lib.pg_session_grace_ns(self._a, session))
         return grace_ns if grace_ns >= 0 else None
 
     def end_session(self, session: int, real_boot_ns: int) -> bool:
-        """Ends a session and frees its outcomes. False = the WAL has no space, ask again."""
+        """End a session and free its outcomes. False = the WAL has no space; call again."""
         return bool(lib.pg_session_end(self._a, session, real_boot_ns))
 
     def sessions(self, uid: int | None = None) -> bytes:
@@ -906,17 +908,17 @@ class Reader(Handle):
                 identity = (length, row.hash, row.namespace_row)
                 key = wire.decode_key(row.key_type, self._watch_key(row.key, length))
                 state = (row.watermark, row.error, row.root != _NIL, row.touched_s == _NIL)
-                if (row.key_len, row.hash, row.namespace_row) == identity:  # else it is another
+                if (row.key_len, row.hash, row.namespace_row) == identity:  # else it was reused
                     yield Watermark(names[identity[2]].name, key, *state)
 
     def _watch_key(self, bytes_or_blob: Any, length: int) -> bytes:
-        """Of more than 16 bytes the row has the granule of the blob that holds them."""
+        """Return a watch key. A key of more than 16 bytes is in a blob, whose granule is given."""
         if length <= len(bytes_or_blob):
             return bytes(ffi.buffer(bytes_or_blob, length))
         region = self.header.regions[lib.PG_R_BLOBS]
         at = int.from_bytes(ffi.buffer(bytes_or_blob, 4), "little") * lib.PG_GRANULE
         if at + length > region.length:
-            return b""  # the row was given to another key meanwhile
+            return b""  # the row was reused for another key meanwhile
         key = ffi.cast("char *", self._base + region.offset + at)
         return bytes(ffi.buffer(key, length))
 

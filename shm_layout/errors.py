@@ -25,13 +25,13 @@ PurgatorydError
 |   +-- BulkLoadClosed               the bulk load takes no more rows
 |   +-- WrongShard
 |   +-- Busy                         the daemon or the key is busy until the call's timeout
-|   |   +-- InboxFull                an owner has --inbox operations
+|   |   +-- InboxFull                the owner has --inbox operations
 |   +-- WalStopped                   the daemon's disk failed or is full
 |   +-- ArenaLost                    the daemon's arena file is gone
 +-- BatchError                       refusals of packed calls that nobody collected
 +-- DaemonError                      the conversation with the daemon failed
 |   +-- DaemonUnreachable (ConnectionError)
-|   |   +-- DaemonFrozen             its process is there, and its loop stands still
+|   |   +-- DaemonFrozen             its process exists, and its loop does not move
 |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
 |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
 |   +-- ShardUnavailable (ConnectionError)   a shard failed often; it is not asked for a while
@@ -73,7 +73,7 @@ PurgatorydError
     +-- Unsupported                  this machine cannot run it
     +-- WalError                     the files of the WAL
         +-- WalInUse                 another daemon writes it
-        +-- WalCopied                it is a copy of another one
+        +-- WalCopied                the WAL is a copy of another one
         +-- WalMismatch              it is not this arena's, or not of this version
         +-- WalDamaged               bytes that were on disk are not what was written
         +-- WalUnwritable            a full disk, an error of the device
@@ -317,7 +317,7 @@ _SETTING_OF = {
     "accounts": "--accounts",
     "free slots for bulk loads and their rows": "--bulk-loads or --bulk-load-rows",
 }
-"""The setting that bounds a resource of Full. Tickets have none."""
+"""The setting that bounds each resource of Full. Tickets have none."""
 
 
 @keeps_figures
@@ -392,10 +392,10 @@ class BulkLoadClosed(Refused):
 class Busy(Refused):
     """The daemon refuses a call as BUSY until the call times out.
 
-    The WAL's buffer is too full, or the owner has not acknowledged enough outcomes. The call was
-    not done, and the client does not send it again. Of a bulk call `rows` are the numbers of all
-    rows that were not done, `in_doubt` says how many others have no answer, and `result` is the
-    BulkResult.
+    The WAL buffer is too full, or the owner has too many unacknowledged outcomes. The call was
+    not done, and the client does not send it again. For a bulk call `rows` are the numbers of all
+    rows that were not done, `in_doubt` is the number of other rows without an answer, and `result`
+    is the BulkResult.
     """
 
     rows: tuple[int, ...] = ()
@@ -412,9 +412,9 @@ class Busy(Refused):
 
 
 class ArenaLost(Refused):
-    """A call arms something, and the daemon's arena file was removed or replaced.
+    """A call arms a timer or operation, and the daemon's arena file was removed or replaced.
 
-    A copy has no space in /dev/shm, or another file has the name. What the daemon has still fires.
+    /dev/shm has no space for a copy, or another file has the name. Armed timers still fire.
     """
 
     why = (
@@ -434,9 +434,9 @@ class WalStopped(Refused):
 
 @keeps_figures
 class InboxFull(Busy):
-    """A client watches while it owns as many operations as it may.
+    """A client that owns the maximum number of operations calls watch.
 
-    `limit` counts those that are armed and those whose outcomes it has not acknowledged.
+    `limit` counts armed operations and those with an unacknowledged outcome.
     """
 
     limit: int = 0
@@ -536,10 +536,7 @@ class DaemonUnreachable(DaemonError, ConnectionError):
 
 @keeps_figures
 class DaemonFrozen(DaemonUnreachable):
-    """A command finds the process of a daemon, and its loop stands still.
-
-    `pid` is its process, and `still_ns` for how long it has not moved.
-    """
+    """A command finds the process `pid` of a daemon whose loop has not moved for `still_ns`."""
 
     pid: int = 0
     still_ns: int = 0
@@ -653,7 +650,7 @@ class NoWal(MessageRefused):
 class SessionTableFull(MessageRefused):
     """All sessions of the daemon are open.
 
-    `detail`: how many it can have, and for how many ns the most idle one has sent nothing.
+    `detail`: the number of sessions, and the ns since the most idle one sent a message.
     """
 
     def __str__(self) -> str:
@@ -1076,7 +1073,7 @@ class StartError(PurgatorydError):
 
 @keeps_figures
 class AlreadyRunning(StartError):
-    """A daemon is started under a name, or on an arena, that a running daemon has.
+    """A daemon is started with the name or the arena of a running daemon.
 
     `pid` is its process, 0 if it cannot be seen from here. It has locked the file `path`.
     """
@@ -1215,7 +1212,7 @@ class WalDamaged(WalError):
 
     @property
     def place(self) -> str:
-        """File, bytes and records, without advice."""
+        """File, bytes and records of the damage, without advice."""
         return (
             f"{self.path}: {self.detail}: bytes {self.first_byte} to {self.last_byte}, records "
             f"{self.first_lsn} to {self.last_lsn}"

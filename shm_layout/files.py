@@ -27,7 +27,7 @@ def is_in_memory(path: Path) -> bool:
 
 
 def filesystems(path: Path) -> set[str]:
-    """The type of the file system that has a path, such as ext4; empty if it is not known."""
+    """Return the possible types of a path's file system, such as ext4; empty if unknown."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     lines = Path("/proc/self/mountinfo").read_text().splitlines()

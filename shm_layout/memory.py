@@ -21,8 +21,8 @@ def prefer(node: int) -> None:
 
 
 def bind(mapping: mmap.mmap, node: int, *, move: bool, moved: Moved = lambda: None) -> None:
-    """The same for a mapping, whoever touches it; `move` brings over what is elsewhere, and calls
-    `moved` after each portion."""
+    """Prefer a node for a mapping, whichever thread touches it. `move` moves pages of other nodes
+    and calls `moved` after each portion."""
     with ffi.from_buffer(mapping) as base:
         for at, length in portions(len(mapping)) if move else [(0, len(mapping))]:
             _check(lib.pg_memory_bind(base + at, length, node, move))
@@ -38,9 +38,9 @@ def elsewhere(mapping: mmap.mmap, node: int) -> int:
 
 
 def collapse(mapping: mmap.mmap, moved: Moved) -> None:
-    """Make the mapping's pages huge at once, and call `moved` after each portion.
+    """Make the mapping's pages huge, and call `moved` after each portion.
 
-    Raises OSError: at once if there are no more huge pages, else the last refusal in the end.
+    Raises OSError at once if there are no more huge pages, and for other refusals at the end.
     """
     refused: OSError | None = None
     for portion in portions(len(mapping)):
@@ -56,8 +56,7 @@ def collapse(mapping: mmap.mmap, moved: Moved) -> None:
 
 
 def populate(mapping: mmap.mmap, moved: Moved) -> None:
-    """Map all pages of a mapping, so that `lock` finds them, and call `moved` after each
-    portion."""
+    """Map all pages of a mapping, so that `lock` is fast, and call `moved` after each portion."""
     for portion in portions(len(mapping)):
         with suppress(OSError):  # without it `lock` takes longer
             mapping.madvise(_POPULATE, *portion)

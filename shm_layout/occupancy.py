@@ -36,7 +36,7 @@ class Level:
 class Fill:
     """A table or a memory: `used` of `capacity`, in bytes if `unit` says so, else in rows.
 
-    `recycles`: what comes pushes out the oldest, so that full is its steady state.
+    `recycles`: new entries replace the oldest ones, so full is the normal state.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Files read from the disk, not from the page cache.
+"""Read files from the disk, not from the page cache.
 
-After a failed write or sync the page cache keeps bytes that the disk does not hold, and calls them
-clean. O_DIRECT bypasses the cache. On a file system without O_DIRECT, the file's pages are evicted
-first, and mincore(2) confirms it.
+After a failed write or sync the page cache keeps bytes that the disk does not have, and treats them
+as clean. O_DIRECT bypasses the cache. On a file system without O_DIRECT, the file's pages are
+evicted first, and mincore(2) confirms it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.files import is_in_memory
 
 PAGE = mmap.PAGESIZE
-"""O_DIRECT reads multiples of it, into memory that is aligned to it."""
+"""Size and memory alignment of O_DIRECT reads are multiples of it."""
 EVICTIONS, PAUSE_S = 100, 0.01
-"""Attempts to evict a file, and the pause between two: pages under I/O cannot go."""
+"""Attempts to evict a file, and the pause between two: pages under I/O cannot be evicted."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def resident(file: FileIO | BinaryIO) -> bytes:
-    """A byte per page of the file; its lowest bit says that the page is in the cache."""
+    """Return a byte per page of the file; its lowest bit is 1 if the page is in the cache."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         return b""
@@ -46,7 +46,7 @@ def resident(file: FileIO | BinaryIO) -> bytes:
 
 @contextlib.contextmanager
 def from_disk(path: Path) -> Iterator[FileIO]:
-    """Open a file for reads of whole pages that return what the disk holds.
+    """Open a file for reads of whole pages from the disk.
 
     Raises BadPath if pages stay in the cache, OSError.
     """
@@ -55,7 +55,7 @@ def from_disk(path: Path) -> Iterator[FileIO]:
 
 
 def _direct(path: Path) -> FileIO | None:
-    """None: its file system has no O_DIRECT."""
+    """Open a file with O_DIRECT; None if its file system does not support it."""
     try:
         file = FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
     except OSError as error:
@@ -75,7 +75,7 @@ def _direct(path: Path) -> FileIO | None:
 
 
 def _evicted(path: Path) -> FileIO:
-    """The file, with none of its pages in the cache; a file system in memory is read as it is."""
+    """Open a file after evicting its pages. A file system in memory is read unchanged."""
     file = path.open("rb", buffering=0)
     try:
         if not is_in_memory(path):
@@ -88,7 +88,7 @@ def _evicted(path: Path) -> FileIO:
 
 def _evict(file: FileIO, path: Path) -> None:
     for _ in range(EVICTIONS):
-        with contextlib.suppress(OSError):  # of a write that failed: its pages are clean behind it
+        with contextlib.suppress(OSError):  # the error of an earlier write; its pages are clean
             os.fdatasync(file.fileno())
         _give_up(file)
         pages = resident(file)

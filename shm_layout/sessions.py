@@ -33,7 +33,7 @@ class Session:
     silent_ns: int
     """How long ago it sent its last batch."""
     worker: str = ""
-    """The name that it gave itself; empty = none."""
+    """The name that the client gave itself; empty = none."""
 
 
 class Sessions:

@@ -59,7 +59,7 @@ class Placement:
     namespace: str
     shards: tuple[int, ...]
     uid: int = -1
-    """Whose message created it; -1 = nobody's."""
+    """Uid whose message created the namespace; -1 = none."""
 
     @property
     def partitions(self) -> int:
@@ -124,7 +124,7 @@ class ShardTable:
         return [name for name, found in self.placements.items() if shard in found.shards]
 
     def created_in(self, shard: int, uid: int) -> int:
-        """How many of those that `shard` holds were created by messages of `uid`."""
+        """Return how many namespaces of `shard` were created by messages of `uid`."""
         return sum(f.uid == uid and shard in f.shards for f in self.placements.values())
 
 

@@ -1,4 +1,4 @@
-"""Arena files in /dev/shm: created whole, opened as they are, never resized; and their lock."""
+"""Arena files in /dev/shm, which are created in full size and never resized, and their lock."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ MOUNT = Path("/dev/shm")
 PREFIX = "purgatoryd."
 """Of all that is ours there."""
 PORTION = 32 << 20
-"""Bytes that one system call allocates, copies or moves. A watchdog hears of each portion, so it
-takes a small part of a second on a busy machine. A multiple of a huge page."""
+"""Bytes that one system call allocates, copies or moves, a multiple of a huge page. A watchdog is
+notified after each portion, so a portion takes a small part of a second on a busy machine."""
 Moved = Callable[[], object]
-"""Is called after each portion of long work."""
+"""A callback that is called after each portion of long work."""
 _DONTNEED_LOCKED = 24
 """MADV_DONTNEED_LOCKED, Linux 5.18."""
 
 
 def portions(size: int) -> Iterator[tuple[int, int]]:
-    """Offset and length of each portion of `size` bytes."""
+    """Yield offset and length of each portion of `size` bytes."""
     return ((at, min(PORTION, size - at)) for at in range(0, size, PORTION))
 
 
 class ArenaFile:
-    """A mapped arena file. `bytes` are those of the mapping; one opened to be read has no `fd`."""
+    """A mapped arena file. `bytes`: size of the mapping. `fd` is -1 if it is opened for reading."""
 
     def __init__(self, name: str, memory: mmap.mmap, fd: int = -1) -> None:
         self.name = name
@@ -51,29 +51,26 @@ class ArenaFile:
 
     @property
     def has_name(self) -> bool:
-        """True if the name still leads to this file.
-
-        Raises BadPath if it leads to another one.
-        """
+        """True if the name leads to this file. Raises BadPath if it leads to another file."""
         path = MOUNT / self.name[1:]
         try:
             found = path.lstat()
         except FileNotFoundError:
             return False
         if not os.path.samestat(found, os.fstat(self.fd)):
-            raise BadPath(str(path), "has taken the place of the daemon's arena file")
+            raise BadPath(str(path), "has the name of the daemon's arena file: remove it")
         return True
 
     @classmethod
     def create(cls, name: str, size: int, mode: int, moved: Moved = lambda: None) -> ArenaFile:
         """A new zeroed arena file of `size` bytes, its memory committed, its `mode` exact.
 
-        It is meant for `name` and has none until `link`: a process that is killed before leaves
-        nothing behind. Raises ArenaTooLarge with the needed and the available bytes.
+        It gets `name` with `link`: a process that is killed before leaves no file behind. Raises
+        ArenaTooLarge with the needed and the available bytes.
         """
         fd = os.open(MOUNT, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
         try:
-            os.fchmod(fd, mode)  # the umask took bits away
+            os.fchmod(fd, mode)  # the umask has cleared bits
             _commit(fd, size, moved)
             return cls(name, mmap.mmap(fd, size), fd)
         except BaseException:
@@ -81,10 +78,10 @@ class ArenaFile:
             raise
 
     def copy(self, mode: int, moved: Moved) -> ArenaFile:
-        """Copy the bytes to a created file. Raises ArenaTooLarge."""
+        """Copy the bytes to a new file without a name. Raises ArenaTooLarge."""
         free = os.statvfs(MOUNT)
         available = free.f_bavail * free.f_frsize
-        if available < self.bytes:  # an attempt would take what there is, for a moment
+        if available < self.bytes:  # an attempt would use all available space for a moment
             raise ArenaTooLarge(str(MOUNT), self.bytes, available)
         new = ArenaFile.create(self.name, self.bytes, mode, moved)
         try:
@@ -98,12 +95,12 @@ class ArenaFile:
         return new
 
     def lock(self) -> None:
-        """Lock a created file, as ArenaLock does; nobody else can have it open."""
+        """Lock a new file, as ArenaLock does; no other process can have it open."""
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def link(self, name: str) -> None:
-        """Give a created file this name. Raises FileExistsError if another file has it."""
-        # with a directory's descriptor CPython has the kernel follow the link in /proc
+        """Give a new file this name. Raises FileExistsError if another file has it."""
+        # a dir_fd makes CPython call linkat(), which follows the link in /proc
         os.link(f"/proc/self/fd/{self.fd}", MOUNT / name[1:], src_dir_fd=self.fd)
 
     def unlink(self, name: str) -> None:
@@ -116,7 +113,7 @@ class ArenaFile:
     @classmethod
     def open(cls, name: str, *, read_only: bool) -> ArenaFile:
         """The arena file as it is. Raises ArenaMissing, PermissionDenied where it may not be read,
-        and BadPath where it may not be written or is no file: names in the tmpfs are open to all.
+        and BadPath if it is not writable or not a file: any user can take a name in the tmpfs.
         """
         refuse_other_kind(name)
         try:
@@ -141,15 +138,15 @@ class ArenaFile:
             shm.close_fd()
 
     def close(self) -> None:
-        """Unmaps; the arena file stays, if it has a name."""
+        """Unmap the file; a file with a name stays."""
         self.memory.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def give_up(self, moved: Moved) -> None:
-        """Close a writable file that has no name. A thread waits for the kernel, which needs up to
-        half a second for each GiB of pages that it frees."""
+        """Close a writable file that has no name, in a thread: the kernel needs up to half a second
+        to free each GiB of pages."""
         for portion in portions(self.bytes):
             with suppress(OSError):  # before Linux 5.18; `close` unmaps it
                 self.memory.madvise(_DONTNEED_LOCKED, *portion)
@@ -165,13 +162,13 @@ class ArenaFile:
 class ArenaLock:
     """The lock on a daemon's private arena file: one process at a time opens or replaces an arena.
 
-    Run directories can differ, or be emptied, where /dev/shm is shared; the arena is one. The lock
-    belongs to the open file description, so the kernel lets go of it when the process ends. The
-    descriptor is closed on exec: no child keeps it.
+    Daemons that share /dev/shm share the arena, also if their run directories differ or were
+    emptied. The lock belongs to the open file description, so the kernel releases it when the
+    process ends. The descriptor is closed on exec: no child keeps it.
     """
 
     def __init__(self, daemon: str, names: Sequence[str]) -> None:
-        """Locks the first of these private arena files that there is; there may be none.
+        """Lock the first of these private arena files that exists, if any.
 
         Raises AlreadyRunning if another process has it.
         """
@@ -185,10 +182,10 @@ class ArenaLock:
             if (fd := _open_first(names)) is None:
                 continue
             _flock(fd, self._daemon, MOUNT / names[0][1:])
-            self._fds.append(fd)  # if another file took its place meanwhile, that one is next
+            self._fds.append(fd)  # if another file has its name meanwhile, lock that one as well
 
     def adopt(self, fd: int) -> None:
-        """Add a file that this process has locked by this descriptor."""
+        """Add the descriptor of a file that this process has locked."""
         self._fds.append(os.dup(fd))
 
     def release(self, fd: int) -> None:
@@ -206,7 +203,7 @@ class ArenaLock:
         return found is not None and self._has(found)
 
     def settle(self, name: str) -> None:
-        """Lets go of all but the arena file of that name."""
+        """Release all locks except that on the arena file of this name."""
         found = _first([name])
         fds, self._fds = self._fds, []
         for fd in fds:
@@ -219,7 +216,7 @@ class ArenaLock:
         return any(os.path.samestat(os.fstat(fd), found) for fd in self._fds)
 
     def close(self) -> None:
-        """Lets go of all."""
+        """Release all locks."""
         while self._fds:
             os.close(self._fds.pop())
 
@@ -248,7 +245,7 @@ def _flock(fd: int, daemon: str, path: Path) -> None:
 
 
 def _holder(found: os.stat_result) -> int:
-    """The process that has locked a file; 0 if this process may not know."""
+    """Return the pid that has locked a file; 0 if it is not visible to this process."""
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError), open("/proc/locks") as locks:
         for line in locks:
@@ -286,11 +283,11 @@ def ours(name: str) -> bool:
 
 
 def refuse_other_kind(name: str) -> None:
-    """Raises BadPath if what has that name is no file, such as a directory."""
+    """Raise BadPath if something else than a regular file, such as a directory, has the name."""
     path = MOUNT / name[1:]
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise BadPath(str(path), "is in the place of an arena file and is none: remove it")
+            raise BadPath(str(path), "has the name of an arena file and is not a file: remove it")
 
 
 def refuse_foreign(name: str) -> None:

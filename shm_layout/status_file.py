@@ -66,7 +66,7 @@ class StatusRecord:
     restarts: int = 0
     """Starts of shards that had ended, since its own."""
     log_dropped: int = 0
-    """Log messages of its process that were not written."""
+    """Log messages that its process dropped."""
 
     epoch: ClassVar[int] = 0
     next_deadline_ns: ClassVar[int] = NONE_NS

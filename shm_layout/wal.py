@@ -45,7 +45,7 @@ _HEADER_DAMAGES = {
 """What a walk names when a header is not what was written."""
 _VERSIONS = {"version of a WAL segment", "minor version of a WAL segment"}
 """What a walk names when another version wrote the file."""
-_LOST = "was written and is not there any more"
+_LOST = "was written and is missing"
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_WAL_SEGMENT_HEAD
@@ -85,7 +85,7 @@ def snapshots(directory: Path) -> list[File]:
 
 
 def around(files: Sequence[File], lsn: int) -> tuple[Sequence[File], Sequence[File]]:
-    """Segments, oldest first: those whose records all come before record `lsn`, and the others."""
+    """Split segments, oldest first: those with only records before `lsn`, and the others."""
     before = sum(file.lsn <= lsn for file in files[1:])
     return files[:before], files[before:]
 
@@ -120,8 +120,7 @@ def header_of(path: Path) -> Any:
 
 
 def _first_block(path: Path) -> bytes:
-    """The header's block as the disk holds it, shorter if the file is. Raises WalDamaged,
-    BadPath."""
+    """Read the header's block from the disk, shorter if the file is. Raises WalDamaged, BadPath."""
     with _reading(path), from_disk(path) as file, mmap.mmap(-1, PAGE) as memory:
         return memory[: min(file.readinto(memory), _HEAD)]
 
@@ -132,7 +131,7 @@ def uuid_of(path: Path) -> bytes:
 
 
 def has_header(path: Path) -> bool:
-    """True if the header of a segment or snapshot is as it was written. Raises BadPath."""
+    """True if the header of a segment or snapshot is sound. Raises BadPath."""
     try:
         block = _first_block(path)
     except WalDamaged:
@@ -247,8 +246,9 @@ class Buffer:
         """A file's bytes for a Walk, `most` of them at most; valid until the next call, and as long
         as the buffer is there.
 
-        `moved` is called after each PORTION; `disk`: what the disk holds, not the page cache. Read
-        and not mapped, so that a bad sector is an error. Raises WalDamaged, BadPath.
+        `moved` is called after each PORTION. `disk`: read from the disk, not from the page cache.
+        The file is read and not mapped, so that a bad sector is an error. Raises WalDamaged,
+        BadPath.
         """
         with _reading(path):
             there = path.stat().st_size
@@ -289,7 +289,7 @@ class Walk:
     """Reads files of a WAL one behind the other: whole commit groups, each byte checked."""
 
     def __init__(self, *, disk: bool = False) -> None:
-        """`disk`: what the disk holds, not the page cache."""
+        """`disk`: read from the disk, not from the page cache."""
         self.disk = disk
         self.struct = ffi.new("struct pg_walk *")
         self.path: Path | None = None
@@ -337,7 +337,7 @@ class Walk:
         self.path, self._memory = path, memory
 
     def enter_again(self) -> None:
-        """Reads its file again, from the first record. Raises as enter() does."""
+        """Read the file again, from the first record. Raises as enter() does."""
         assert self.path is not None
         self.struct = ffi.new("struct pg_walk *")
         self.enter(self.path)
@@ -360,9 +360,9 @@ class Walk:
             yield _decode(frame)
 
     def skip(self, live_lsn: int) -> WalDamaged | None:
-        """Continue behind damage if every lost record comes before `live_lsn`; return the damage.
+        """Continue after damage if every lost record is before `live_lsn`; return the damage.
 
-        None: there is none, or records from `live_lsn` on are lost. check() raises it then.
+        None if there is no damage, or if records from `live_lsn` on are lost; then check() raises.
         """
         damage = self._damage(_LOST, self.path)
         return damage if lib.pg_walk_skip(self.struct, live_lsn) else None
@@ -397,7 +397,7 @@ class Walk:
 
 
 def read_out(walk: Walk) -> None:
-    """Moves a walk to the end of its file, or to a damage."""
+    """Move a walk to the end of its file, or to damage."""
     for _ in walk.groups():
         pass
 
@@ -516,18 +516,18 @@ class GroupCommit:
         lib.pg_group_commit_kick(self._c)
 
     def stop(self, errno: int) -> None:
-        """Stop the WAL, because something else that it needs has failed. The thread looks at the
-        state before each commit."""
+        """Stop the WAL after a failure outside the thread, which checks the state before each
+        commit."""
         wal_buffer = self._arena.wal_buffer
         wal_buffer.error, wal_buffer.error_lsn = errno, wal_buffer.committed_lsn + 1
         wal_buffer.state = WalState.STOPPED
 
     def pause(self) -> bool:
-        """Stop the thread's work on arena and files. False: ask again once `fd` is readable."""
+        """Stop the thread's work on arena and files. False: call again once `fd` is readable."""
         return bool(lib.pg_group_commit_pause(self._c))
 
     def unpause(self) -> None:
-        """The thread goes on; the arena may have moved."""
+        """Let the thread continue. The arena may have moved."""
         lib.pg_group_commit_unpause(self._c)
 
     def close(self) -> None:

@@ -39,11 +39,11 @@ Key = str | bytes | uuid.UUID
 _STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
 _WITHOUT_TARGETS = frozenset({Condition.SUM, Condition.CLIENT})
 _NOTHING = 2**64 - 1
-"""A target that was reached; no cap."""
+"""As a target: reached. As a cap: none."""
 
 RESEND_MAX_NS = 2_000_000_000
-"""The longest pause of a client before it sends again what got no answer. After an outage of the
-daemon operations wait for longer than that before they expire."""
+"""The longest pause of a client before it sends unanswered messages again. The delay of expiry
+after an outage of the daemon is longer."""
 FRAME = struct.Struct(struct_format("pg_frame"))
 RECORD = struct.Struct(struct_format("pg_record"))
 RESULT = struct.Struct(struct_format("pg_result"))
@@ -297,7 +297,7 @@ _SHARED = {
 
 
 class Share(NamedTuple):
-    """A refusal by a uid's share of a table."""
+    """Figures of a refusal because of a uid's share of a table."""
 
     resource: str
     limit: int
@@ -306,7 +306,7 @@ class Share(NamedTuple):
 
 
 def decode_share(quota: int, figure: int) -> Share | None:
-    """What PG_ST_QUOTA and PG_ERR_QUOTA say of a share; None of any other quota."""
+    """Decode a share from PG_ST_QUOTA or PG_ERR_QUOTA; None for any other quota."""
     resource = _SHARED.get(layout.Quota(quota & 0xFF))
     if resource is None:
         return None
@@ -355,19 +355,19 @@ class WatchInfo(NamedTuple):
     key: Key
     watermark: int
     error: int
-    """Code of its failure; 0 = it has not failed."""
+    """Error code of the failed key; 0 = the key has not failed."""
     target: int | None
-    """What the watermark has to reach; None if it has, and of SumOf and When."""
+    """Target of the watermark; None if it is reached, and for SumOf and When."""
     base: int | None
-    """Of SumOf: the watermark from which it counts."""
+    """For SumOf: the watermark from which the key counts."""
     cap: int | None
-    """Of SumOf: how much of the key counts; None = all."""
+    """For SumOf: the most that the key counts; None = no limit."""
     own: bool
-    """It is forgotten when the operation ends."""
+    """True if the key is forgotten when the operation ends."""
 
 
 class OperationInfo(NamedTuple):
-    """What an armed operation waits for."""
+    """Condition and owner of an armed operation."""
 
     condition: Condition
     owner: int
@@ -375,7 +375,7 @@ class OperationInfo(NamedTuple):
     owner_uid: int | None
     """The uid of that client; None = unknown."""
     threshold: int
-    """`at_least` of SumOf, `need` of Quorum; else 0."""
+    """`at_least` of SumOf or `need` of Quorum; else 0."""
     keys: tuple[WatchInfo, ...]
 
 
@@ -391,7 +391,7 @@ class Info(NamedTuple):
     key: Key
     payload: bytes
     operation: OperationInfo | None = None
-    """None: it is a timer."""
+    """None for a timer."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -464,7 +464,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
 
 
 def info_bytes(body: bytes, at: int) -> int:
-    """Length of a struct pg_info with all that stands behind it."""
+    """Return the length of a struct pg_info with the bytes that follow it."""
     head = INFO.unpack_from(body, at)
     return INFO.size + int(head[3] + head[4] + head[6] + head[7] + head[10])
 
@@ -520,18 +520,18 @@ class SessionInfo(NamedTuple):
     opened_boot_ns: int
     used_boot_ns: int
     grace_ns: int
-    """How long the session outlives its client."""
+    """Time that the session outlives its client."""
     uid: int
     pid: int
-    """0: the client is on another host or in another pid namespace."""
+    """Pid of the client; 0 if it is on another host or in another pid namespace."""
     operations: int
-    """That it owns, armed or not acknowledged."""
+    """Operations that the session owns, armed or not acknowledged."""
     unacknowledged: int
-    """Outcomes and questions in its inbox."""
+    """Outcomes and CHECKs in its inbox."""
 
 
 def decode_sessions(body: bytes, count: int) -> list[SessionInfo]:
-    """A reply to SESSIONS."""
+    """Decode a reply to SESSIONS."""
     _need("sessions", body, 0, count * SESSION_INFO.size)
     rows = SESSION_INFO.iter_unpack(body[: count * SESSION_INFO.size])
     return [SessionInfo(*row) for row in rows]
@@ -579,7 +579,7 @@ class RawOutcome(NamedTuple):
     key: Key
     payload: bytes
     watermarks: tuple[int, ...]
-    """Of the operation's keys at its end; a CHECK has none."""
+    """Watermarks of the operation's keys at its end; empty for a CHECK."""
     missing: tuple[int, ...]
     """Indices of the operation's keys that were still missing."""
     failed: tuple[int, ...]

@@ -167,13 +167,13 @@ def taken(request: pytest.FixtureRequest, daemon: StartDaemon) -> Iterator[Daemo
         path.unlink()
 
 
-def test_a_name_that_another_file_has_is_left_alone(taken: Daemon) -> None:
+def test_another_file_with_the_name_stays(taken: Daemon) -> None:
     """The daemon arms nothing, goes on with what it has, and heals once the file is gone."""
     with (
         Client("demo", timeout=PATIENCE_S) as client,
         Purgatory("demo", timeout=PATIENCE_S) as purgatory,
     ):
-        eventually(lambda: "has taken the place" in taken.stderr)
+        eventually(lambda: "has the name of the daemon" in taken.stderr)
         with pytest.raises(ArenaLost):
             client.add("new", delay=3600)
         with pytest.raises(ArenaLost):
@@ -213,7 +213,7 @@ def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> 
 
 
 def test_a_daemon_whose_name_is_taken_can_be_stopped(taken: Daemon) -> None:
-    eventually(lambda: "has taken the place" in taken.stderr)
+    eventually(lambda: "has the name of the daemon" in taken.stderr)
     done = CliRunner().invoke(app, ["stop", "--name", "demo", "--json"])
     assert done.exit_code == Exit.DONE, done.output
     assert json.loads(done.output) == {"stopped": "demo", "pid": taken.pid, "armed": None}
@@ -236,7 +236,7 @@ def test_without_space_for_a_copy_the_daemon_fires_cancels_and_stops(daemon_dir:
             client.add("k", delay=3600)
             client.add("due", delay=1.5)
             inside.unlink()
-            eventually(lambda: "nothing more is armed" in real.stderr)
+            eventually(lambda: "new timers are refused" in real.stderr)
             with pytest.raises(ArenaLost):
                 client.add("new", delay=3600)
             eventually(lambda: client.get("due") is None)
@@ -378,7 +378,7 @@ def test_removed_sockets_are_bound_again_and_connections_stay(
     real.stop()
 
 
-def test_what_stands_at_the_path_of_a_removed_socket_stays(daemon: StartDaemon) -> None:
+def test_another_file_at_the_path_of_a_removed_socket_stays(daemon: StartDaemon) -> None:
     real = daemon()
     real.paths.pub.unlink()
     real.paths.pub.write_text("precious")
@@ -387,7 +387,7 @@ def test_what_stands_at_the_path_of_a_removed_socket_stays(daemon: StartDaemon) 
     assert real.paths.pub.read_text() == "precious"
 
 
-def test_a_shard_whose_arena_is_placed_again_is_not_started_again(daemon: StartDaemon) -> None:
+def test_a_shard_whose_arena_is_placed_again_is_not_restarted(daemon: StartDaemon) -> None:
     real = daemon("demo", "--shards", "1")
     shard = paths_in(real.dir, "demo-1-0")
     pid = pid_of(shard)

@@ -1,4 +1,4 @@
-"""Who owns an arena and a WAL: one daemon at a time, wherever it keeps its sockets."""
+"""Ownership of an arena and a WAL: one daemon at a time, whatever its run directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def files(paths: Paths) -> dict[str, int]:
 
 
 def empty(directory: Path) -> None:
-    """Removes all that a daemon keeps in its run directory."""
+    """Remove all files in a daemon's run directory."""
     for path in directory.glob("demo*.*"):
         if path.suffix != ".stderr":
             path.unlink()
@@ -139,7 +139,7 @@ def test_of_ten_first_starts_in_containers_that_share_dev_shm_one_wins(daemon_di
         remove_arena_files(paths)
 
 
-def test_a_second_deployment_does_not_clear_away_what_another_container_runs(
+def test_a_second_deployment_keeps_the_shards_of_another_container(
     daemon: StartDaemon,
 ) -> None:
     needs("mountns", "a second run directory of the same path")
@@ -171,7 +171,7 @@ def test_no_child_inherits_the_lock(daemon: StartDaemon) -> None:
         assert int(flags, 8) & os.O_CLOEXEC
 
 
-# ---- what else may be there --------------------------------------------------------------------
+# ---- other files with the names ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["", ".private", ".new", ".private.new", ".next"])
@@ -186,7 +186,7 @@ def test_a_directory_in_place_of_an_arena_file_is_named_and_stays(
     try:
         before = files(real.paths)
         done = start_again(real.dir)
-        said = f"{path}: is in the place of an arena file and is none: remove it"
+        said = f"{path}: has the name of an arena file and is not a file: remove it"
         assert (done.returncode, said in done.stderr) == (Exit.UNUSABLE, True)
         assert "Traceback" not in done.stderr
         assert files(real.paths) == before
@@ -205,7 +205,7 @@ def test_a_command_names_a_directory_in_place_of_the_arena_file(
     try:
         done = CliRunner().invoke(app, [command, "--name", "demo"])
         assert done.exit_code == Exit.UNUSABLE, done.output
-        assert f"{file(real.paths)}: is in the place of an arena file" in done.stderr
+        assert f"{file(real.paths)}: has the name of an arena file" in done.stderr
     finally:
         file(real.paths).rmdir()
 
@@ -263,7 +263,7 @@ def with_wal(daemon: StartDaemon) -> Daemon:
 
 
 def keys(directory: Path) -> set[str]:
-    """What the daemon with this run directory has armed."""
+    """Keys that the daemon with this run directory has armed."""
     arguments = [sys.executable, "-m", "purgatoryd.cli", "list", "--name", "demo", "--json"]
     done = subprocess.run(
         arguments, env=clean_environment(directory), capture_output=True, check=True, text=True
@@ -322,7 +322,7 @@ def test_a_wal_without_its_birth_is_an_original(daemon: StartDaemon) -> None:
     [b"", b"{}", b"[]", b'{"inode": "x", "born_wall_ns": null}', b"[" * 100_000],
     ids=["empty", "object", "list", "string", "nested"],
 )
-def test_a_birth_that_nobody_wrote_is_refused_until_it_is_restored(
+def test_a_damaged_birth_is_refused_until_it_is_restored(
     written: bytes, daemon: StartDaemon
 ) -> None:
     real = with_wal(daemon)
@@ -336,7 +336,7 @@ def test_a_birth_that_nobody_wrote_is_refused_until_it_is_restored(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_what_is_in_the_place_of_the_birth_is_named(
+def test_a_birth_that_is_not_a_regular_file_is_named(
     make: Callable[[Path], object], daemon: StartDaemon
 ) -> None:
     real = with_wal(daemon)
@@ -346,7 +346,7 @@ def test_what_is_in_the_place_of_the_birth_is_named(
     make(birth)
     done = start_again(real.dir, "--wal-dir", "wal")
     assert done.returncode == Exit.UNUSABLE
-    assert "birth: is in the place of a file and is none" in done.stderr
+    assert "birth: is not a regular file" in done.stderr
 
 
 def test_a_moved_folder_is_the_original(daemon: StartDaemon) -> None:
@@ -372,7 +372,7 @@ def test_a_moved_folder_is_the_original(daemon: StartDaemon) -> None:
         ((None, 5), (None, 6), True),
     ],
 )
-def test_a_birth_differs_in_what_both_file_systems_tell(
+def test_a_birth_differs_in_values_that_both_file_systems_provide(
     written: tuple[int | None, int | None], found: tuple[int | None, int | None], *, differs: bool
 ) -> None:
     assert Birth(*written).differs(Birth(*found)) is differs
