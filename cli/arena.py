@@ -249,7 +249,7 @@ def collect(reader: Reader) -> dict[str, Any]:
 
 
 def uid_record(account: Account) -> dict[str, int]:
-    """What a uid holds."""
+    """Usage of a uid in JSON."""
     return {
         "uid": account.uid,
         "live": account.live,

@@ -117,8 +117,8 @@ def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr. A daemon leaves that to its log, which waits for no reader; whoever
-    has replaced sys.stderr gets the line there."""
+    """Print a line on stderr. A daemon prints it through its log, which waits for no reader. A
+    replaced sys.stderr gets the line."""
     from purgatoryd.daemon.log import log
 
     if log.writes and sys.stderr is sys.__stderr__:
@@ -140,7 +140,7 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
         raise click.exceptions.Exit(Exit.USAGE) from error
     except errors.PurgatorydError as error:
         raise click.exceptions.Exit(report(frozen(error) or error, as_json)) from error
-    except BrokenPipeError:  # the reader of our output has had enough, as head has
+    except BrokenPipeError:  # the reader of our output has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(Exit.DONE) from None
     except KeyboardInterrupt:
@@ -152,14 +152,14 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
 
 
 FROZEN_NS = 5_000_000_000
-"""A loop that stood still for longer is frozen; a sound one moves every second."""
+"""A loop that did not move for longer is frozen; a healthy loop moves every second."""
 
 UNANSWERED_NS = 2_000_000_000
-"""The same for a daemon that did not answer a call."""
+"""The same limit for a daemon that did not answer a call."""
 
 
 def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
-    """That the daemon is there and stands still, if that is why it did not answer."""
+    """Return DaemonFrozen if the daemon did not answer because its loop does not move."""
     from purgatoryd.cli.status import health_of
 
     if type(error) is not errors.DaemonUnreachable or not error.waited_s or error.shut:

@@ -1,4 +1,4 @@
-"""Keys of a terminal, as they are pressed."""
+"""Read single keys from a terminal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NAMES = {
     b"\x1b[C": "right", b"\x1bOC": "right", b"\t": "right", b"\x1b[D": "left", b"\x1bOD": "left",
     b"\x1b[Z": "left", b"\x1b": "escape",
 }  # fmt: skip
-"""Of what a terminal sends for a key that is no character."""
+"""Names of the byte sequences that a terminal sends for keys without a character."""
 MOST_BYTES = 32
 
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits for a key, at most so many seconds, and returns its name, a character,
-    or "" if none came. Without a terminal as standard input it only waits."""
+    """Yield a function that waits up to a number of seconds for a key. It returns the key's name or
+    character, or "" if none came. If standard input is not a terminal, it only waits."""
     if not sys.stdin.isatty():
         yield _no_key
         return
@@ -44,6 +44,6 @@ def _key(fd: int, wait_s: float) -> str:
     if not select.select([fd], [], [], wait_s)[0]:
         return ""
     read = os.read(fd, MOST_BYTES)
-    if not read:  # the terminal has gone
+    if not read:  # the terminal is closed
         return "q"
     return NAMES.get(read, read[:1].decode(errors="replace"))

@@ -90,10 +90,10 @@ def payload_record(payload: bytes) -> dict[str, str]:
 
 
 def emit(record: dict[str, Any], text: str, as_json: bool) -> None:
-    """Prints one result and flushes, so that a reader of the pipe has it at once.
+    """Print one result and flush, so that a reader of the pipe has it at once.
 
-    Of `text` control characters are spelt out. Names and keys in it have to be visible() before,
-    or their newlines would pass for ends of lines.
+    Control characters in `text` are spelt out. The caller passes names and keys through visible(),
+    because newlines in them would look like ends of lines.
     """
     lines = "\n".join(map(visible, text.split("\n")))
     click.echo(json.dumps(record, ensure_ascii=False) if as_json else lines)

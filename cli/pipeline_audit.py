@@ -43,7 +43,7 @@ _coverage_option = click.option(
     type=units.Percent(),
     default="0%",
     show_default=True,
-    help="Fail, with exit code 5, unless so much of the WALs' records was judged.",
+    help="Fail, with exit code 5, unless this share of the WALs' records was judged.",
 )
 _COLOURS = {"red": "red", "amber": "yellow", "green": "green"}
 
@@ -181,7 +181,7 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
 def report_command(out: Path, required: float, as_json: bool, **options: Any) -> int:
     """Audit, and write a page with the verdict and the figures of all WALs.
 
-    The page needs nothing but itself. Exit code 5 if the audit found a violation or judged less
+    The page needs no other file. Exit code 5 if the audit found a violation or judged less
     than --require-coverage, 1 if there was nothing to audit.
     """
     if not out.absolute().parent.is_dir():

@@ -201,10 +201,10 @@ def slow_command(
     help="The share that may expire.",
 )
 def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: bool) -> None:
-    """Show per topic what expires, and the time-out with which the wanted share would.
+    """Show per topic how many expire, and the time-out with which the wanted share would expire.
 
-    The time-out comes with its 95 % interval. It is "unknown", in JSON null, if nothing was watched
-    for so long.
+    The time-out has a 95 % interval. It is "unknown", in JSON null, if it is longer than any timer
+    was observed.
     """
     from purgatoryd.pipeline.advice import timeouts
     from purgatoryd.pipeline.jobs import observed
@@ -215,7 +215,7 @@ def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: boo
 
 
 UNKNOWN = "unknown"
-"""Beyond the data."""
+"""Shown for a figure that the data do not reach."""
 
 
 @click.command("capacity", cls=Command)
@@ -237,8 +237,7 @@ def capacity_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
 def show_rows(
     frame: DataFrame, title: str, as_json: bool, order: int = 3, unknown: str | None = None
 ) -> None:
-    """A small table, in the order of its first columns, so many; `unknown` stands for nulls in the
-    others."""
+    """Show a small table, sorted by its first columns. `unknown` replaces nulls in the others."""
     rows = frame.orderBy(*frame.columns[:order]).collect()
     shown = [
         {

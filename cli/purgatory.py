@@ -1,4 +1,4 @@
-"""watch, advance, fail, clear and watermarks: the purgatory, one call at a time."""
+"""The commands watch, advance, fail, clear and watermarks."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Target = tuple[str, int]
 
 
 def read_target(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[Target]:
-    """WATCH_KEY=TARGET; the target is 1 if there is none."""
+    """Read WATCH_KEY=TARGET arguments. The default target is 1."""
     targets = []
     for text in given:
         key, equals, number = text.rpartition("=")
         if equals and not number.isdecimal():
-            raise click.BadParameter(f"{text!r} is not WATCH_KEY or WATCH_KEY=TARGET.")
+            raise click.BadParameter(f"{text!r} must be WATCH_KEY or WATCH_KEY=TARGET.")
         targets.append((key, int(number)) if equals else (number, 1))
     return targets
 
 
 def read_condition(targets: list[Target], key_type: str, need: int | None) -> AllOf | Quorum:
-    """All of the targets, or `need` of them."""
+    """Return a condition for all targets, or for `need` of them."""
     from purgatoryd.clients import AllOf, Quorum
 
     by_key = {read_key(key, key_type): target for key, target in targets}
@@ -51,7 +51,7 @@ def read_condition(targets: list[Target], key_type: str, need: int | None) -> Al
 
 
 def outcome_record(key: Any, outcome: Outcome) -> dict[str, Any]:
-    """An outcome in JSON."""
+    """Return an outcome for JSON."""
     return {
         **key_record(key),
         "cause": outcome.cause,
@@ -67,7 +67,7 @@ def outcome_record(key: Any, outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_text(key: Any, outcome: Outcome) -> str:
-    """An outcome for people, on one line."""
+    """Return an outcome as a line of text."""
     text = f"{outcome.cause} {key_text(key)} after {units.format_duration(outcome.elapsed_ns)}"
     if outcome.error:
         text += f", error {outcome.error}"
@@ -91,10 +91,10 @@ def outcome_text(key: Any, outcome: Outcome) -> str:
     type=units.Duration(),
     default="30s",
     show_default=True,
-    help="The operation expires so long from now: 250ms, 30s, 10m.",
+    help="Time until the operation expires: 250ms, 30s, 10m.",
 )
 @click.option(
-    "--need", type=click.IntRange(1), help="So many watch keys are enough; all unless given."
+    "--need", type=click.IntRange(1), help="Number of watch keys that suffice; all unless given."
 )
 @click.option("-t", "--topic", help="Topic of a notice about the outcome; none unless given.")
 @click.option("-p", "--payload", default="", help="Text that the notice carries.")
@@ -141,7 +141,7 @@ def watch_command(
 @click.command("advance", cls=Command)
 @click.argument("watch_key")
 @click.argument("watermark", type=click.IntRange(0), required=False)
-@click.option("--by", type=click.IntRange(0), help="Add so much to the watermark instead.")
+@click.option("--by", type=click.IntRange(0), help="Add this number to the watermark instead.")
 @name_option
 @namespace_option
 @key_type_option
@@ -159,7 +159,7 @@ def advance_command(
 ) -> None:
     """Raise the watermark of WATCH_KEY to at least WATERMARK.
 
-    Prints how many operations that ended.
+    Prints the number of operations that this ended.
 
     \b
     purgatoryd advance replica-1 40
@@ -191,7 +191,7 @@ def fail_command(
 ) -> None:  # fmt: skip
     """Fail WATCH_KEY with the error CODE until it is cleared.
 
-    Prints how many operations that ended: those whose condition cannot hold without the key.
+    Ends the operations whose condition cannot hold without the key, and prints their number.
     """
     from purgatoryd.clients import Purgatory
 
@@ -215,7 +215,7 @@ def clear_command(
 ) -> int:  # fmt: skip
     """End the failure of one or more WATCH_KEYs; their watermarks stay.
 
-    Exit code 1 means that a key was not known.
+    Exit code 1 means that a key is unknown.
     """
     from purgatoryd.clients import Purgatory
 
@@ -231,7 +231,7 @@ def clear_command(
 
 
 def operation_record(found: OperationInfo) -> dict[str, Any]:
-    """What an armed operation waits for, in JSON."""
+    """Return condition and owner of an armed operation for JSON."""
     keys = [{**row._asdict(), **key_record(row.key)} for row in found.keys]
     return {
         "condition": found.condition.name, "threshold": found.threshold,
@@ -240,20 +240,20 @@ def operation_record(found: OperationInfo) -> dict[str, Any]:
 
 
 def operation_fields(record: dict[str, Any], found: OperationInfo) -> dict[str, Any]:
-    """The lines of `get`: those of a timer, and what its operation waits for."""
+    """Return the lines of `get`: those of a timer, with the condition and owner of an operation."""
     shown = {name: value for name, value in record.items() if name != "operation"}
     keys = {f"key {n}": watch_text(row) for n, row in enumerate(found.keys, 1)}
     return {**shown, "condition": condition_text(found), "owner": owner_text(found), **keys}
 
 
 def owner_text(found: OperationInfo) -> str:
-    """The owner's session and uid for people."""
+    """Return the owner's session and uid as text."""
     uid = "unknown" if found.owner_uid is None else found.owner_uid
     return f"{found.owner:016x} (uid {uid})"
 
 
 def condition_text(found: OperationInfo) -> str:
-    """A condition for people, without its keys' watermarks."""
+    """Return a condition as text, without the watermarks of its keys."""
     keys, name = len(found.keys), found.condition.name
     parts = {
         "ALL": f"all of {keys}", "ANY": f"any of {keys}",
@@ -264,7 +264,7 @@ def condition_text(found: OperationInfo) -> str:
 
 
 def watch_text(found: WatchInfo) -> str:
-    """A watch key of an operation for people: its watermark and what it has to reach."""
+    """Return a watch key of an operation as text: its watermark and its target."""
     parts = [f"{key_text(found.key)} at {found.watermark}"]
     parts += [f"needs {found.target}"] if found.target is not None else []
     parts += [f"counts from {found.base}"] if found.base is not None else []
@@ -273,7 +273,7 @@ def watch_text(found: WatchInfo) -> str:
 
 
 def watermark_record(found: Watermark) -> dict[str, Any]:
-    """A watch key in JSON."""
+    """Return a watch key for JSON."""
     return {
         **key_record(found.key),
         "namespace": found.namespace,
@@ -285,7 +285,7 @@ def watermark_record(found: Watermark) -> dict[str, Any]:
 
 
 def watermark_text(found: Watermark) -> str:
-    """A watch key for people, on one line."""
+    """Return a watch key as a line of text."""
     states = [f"failed with {found.error}"] if found.error else []
     states += ["watched"] if found.watched else []
     states += ["forgotten with its last watcher"] if found.forgotten else []
@@ -298,7 +298,7 @@ def watermark_text(found: Watermark) -> str:
 @click.command("watermarks", cls=Command)
 @name_option
 @click.option("-n", "--namespace", help="Only watch keys of this namespace.")
-@click.option("--prefix", default="", help="Only watch keys that begin so.")
+@click.option("--prefix", default="", help="Only watch keys that begin with this text.")
 @click.option("--failed", is_flag=True, help="Only watch keys that failed and were not cleared.")
 @json_option
 def watermarks_command(
@@ -306,8 +306,8 @@ def watermarks_command(
 ) -> None:
     """List the watch keys that the daemon knows, with their watermarks and errors.
 
-    Reads the shared memory and does not trouble the daemon. A key that changes meanwhile may be
-    shown as it was before or after.
+    Reads the shared memory and costs the daemon nothing. A key that changes meanwhile is shown with
+    its old or its new watermark.
     """
     from purgatoryd.cli.arena import reading
     from purgatoryd.cli.shards import daemons

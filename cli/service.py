@@ -61,7 +61,7 @@ _UCRED = struct.Struct("=iII")
 @click.option(
     "--as-restored",
     is_flag=True,
-    help="Start with a copy of a WAL, such as a restored backup, whose original runs nowhere.",
+    help="Start with a copy of a WAL, such as a restored backup. No daemon may use the original.",
 )
 @click.option("--shard", "shard", type=(click.INT, click.INT), hidden=True)
 @click.option("--print-config", is_flag=True, help="Print the settings and their sources; stop.")
@@ -219,7 +219,7 @@ def stop_command(
 
 
 def header_view(arena: str) -> HeaderView | None:
-    """None: the arena file of a daemon was removed, or another one has its name."""
+    """Return the header view; None if the arena file was removed or another file has its name."""
     from purgatoryd.shm_layout.arena import HeaderView
     from purgatoryd.shm_layout.errors import ArenaMismatch, ArenaMissing, BadPath, OtherAbi
 

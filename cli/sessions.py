@@ -1,4 +1,4 @@
-"""session ls and drop: the clients of a daemon."""
+"""The commands session ls and session drop."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class SessionId(click.ParamType[int]):
     name = "session"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """The number of `value`; integers pass."""
+        """Return the number of `value`; integers are returned unchanged."""
         try:
             number = value if isinstance(value, int) else int(value, 16)
         except ValueError:
             number = -1
         if not 0 < number < 2**64:
-            self.fail(f"{value!r} is no id of a session, such as 9f0c55d1a2b30004", param, ctx)
+            self.fail(f"{value!r} must be a session id such as 9f0c55d1a2b30004", param, ctx)
         return number
 
 
 def session_record(info: SessionInfo, now_ns: int) -> dict[str, Any]:
-    """A session in JSON; times in seconds before now."""
+    """Return a session for JSON, with times as seconds before now."""
     return {
         "session": f"{info.session:016x}",
         "uid": info.uid,
@@ -54,11 +54,11 @@ def session_command() -> None:
 @timeout_option
 @json_option
 def ls_command(name: str, timeout: float, as_json: bool) -> None:
-    """List the open sessions: who has them, and what they own.
+    """List the open sessions with their clients and operations.
 
-    Administrators see all of them, others those of their own uid. Pid 0 is a client on another
-    host or in another pid namespace. `operations` counts those that are armed and those with an
-    outcome that is not acknowledged.
+    Administrators see all sessions, other users those of their own uid. Pid 0 is a client on
+    another host or in another pid namespace. `operations` counts armed operations and those with an
+    unacknowledged outcome.
     """
     from purgatoryd.clients import Admin
     from purgatoryd.clients.times import boot_now_ns
@@ -80,9 +80,9 @@ def ls_command(name: str, timeout: float, as_json: bool) -> None:
 def drop_command(session: int, name: str, timeout: float, as_json: bool) -> int:
     """End SESSION, an id that `session ls` prints.
 
-    Its unacknowledged outcomes are freed; its armed operations and timers stay. A client that is
-    still there opens another session with its next call. For administrators, and for sessions of
-    one's own uid. Exit code 1 means that there is no such session.
+    The daemon frees its unacknowledged outcomes; its armed operations and timers stay. A running
+    client opens another session with its next call. Administrators may end all sessions, other
+    users those of their own uid. Exit code 1 means that there is no such session.
     """
     from purgatoryd.clients import Admin
     from purgatoryd.shm_layout.errors import MessageRefused

@@ -148,7 +148,7 @@ def get_command(
 ) -> int:
     """Show the armed timer or operation of KEY; exit code 1 if there is none.
 
-    Of an operation it shows the condition, the owner's session and uid, and each watch key
+    For an operation it shows the condition, the owner's session and uid, and each watch key
     with its watermark.
     """
     from purgatoryd.clients import PartitionedClient
@@ -168,7 +168,7 @@ def get_command(
 
 
 def due_text(timer: TimerInfo) -> str:
-    """When a timer of a daemon on this host is due, for people."""
+    """Return the due time of a timer of a daemon on this host as text."""
     left_ns = timer.deadline_boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     span = units.format_duration(abs(left_ns))
     at = units.format_wall(time.time_ns() + left_ns)

@@ -108,7 +108,7 @@ def show(view: View, as_json: bool) -> None:
 
 
 def live(viewer: Viewer, shard: int | None, interval_s: float) -> None:
-    """Draws until q is pressed or it is interrupted; an arena that has gone may come again."""
+    """Draw until q or an interrupt. If the arena is gone, look for its name again."""
     from rich.live import Live
 
     from purgatoryd.cli.keyboard import keys
@@ -135,14 +135,14 @@ LARGE = (120, 48)
 HELP = (
     ("left, right, Tab", "the section before, the next one"),
     ("1 to 6", "overview, times, fill, wheel, names, clients"),
-    ("a", "all sections, as far as the terminal goes; again: one section"),
+    ("a", "all sections that fit; again: one section"),
     ("h, ?", "this help; any key leaves it"),
-    ("q", "end"),
+    ("q", "quit"),
 )
 
 
 class Choice:
-    """What the keys have chosen. `everything`: all sections, None = as the terminal has space."""
+    """The selection made by keys. `everything`: show all sections; None = if they fit."""
 
     def __init__(self) -> None:
         self.section = 0
@@ -151,7 +151,7 @@ class Choice:
         self.over = False
 
     def take(self, key: str) -> bool:
-        """True if the picture changes."""
+        """Apply a key. True if the picture changes."""
         if not key or key == "q":
             self.over = key == "q"
         elif self.helps or key in ("h", "?"):
@@ -169,7 +169,7 @@ class Choice:
 
 
 def picture(view: View | PurgatorydError, chosen: Choice, console: Console) -> RenderableType:
-    """What a terminal of this size shows."""
+    """Return the picture for a terminal of this size."""
     from rich.console import Group
     from rich.text import Text
 
@@ -184,7 +184,7 @@ def picture(view: View | PurgatorydError, chosen: Choice, console: Console) -> R
 
 
 def tabs(chosen: Choice) -> Text:
-    """The sections, with the chosen one marked, and the keys."""
+    """Return a line with the sections, the chosen one highlighted, and the keys."""
     from rich.text import Text
 
     line = Text(no_wrap=True)
@@ -195,7 +195,7 @@ def tabs(chosen: Choice) -> Text:
 
 
 def help_table() -> Table:
-    """What the keys do."""
+    """Return a table of the keys and their effects."""
     table = columns("left", "wide")
     for key, meaning in HELP:
         table.add_row(key, meaning)
@@ -225,7 +225,7 @@ FULLEST = 5
 
 
 def now(view: View) -> RenderableType:
-    """What there is, how late it fires, and what is fullest."""
+    """Return the number of timers and operations, the lateness, and the fullest tables."""
     from rich.console import Group
 
     late, table = view.times["structural_lateness"], columns("left", "right")
@@ -457,7 +457,7 @@ def namespaces(view: View) -> Table:
 
 
 def topics(view: View) -> Table:
-    """Those with the most timers, and the operations."""
+    """Return the topics with the most timers, and the operations."""
     from rich.text import Text
 
     table = columns("left", "right", "right")
@@ -469,14 +469,14 @@ def topics(view: View) -> Table:
 
 
 def client_name(client: Session) -> str:
-    """The name that it gave itself, and whose process it is."""
+    """Return the client's name for itself, its process and its uid."""
     subject = f"process {client.pid}" if client.pid else "another host"
     own = f"{visible(client.worker)}, " if client.worker else ""
     return f"{own}{subject}, uid {client.uid}"
 
 
 def clients(view: View) -> RenderableType:
-    """Those that are slow to acknowledge, or whose batch does not end."""
+    """Return the clients with unacknowledged outcomes or an unfinished batch."""
     if view.slowest is None:
         return "[dim]for root and the daemon's user only"
     if not view.slowest:

@@ -38,7 +38,7 @@ WINDOW_NS = 10_000_000_000
 SLOW_CLIENTS = 8
 """Clients in a view: the slowest."""
 SLOW_NS = 1_000_000_000
-"""A client is slow if an outcome waits for its acknowledgement, or a batch for its end, so long."""
+"""A client is slow if an outcome is unacknowledged, or a batch unfinished, for this long."""
 TOPICS = 20
 """Topics in a view: those with the most timers."""
 NAMESPACES = 20
@@ -56,7 +56,7 @@ FILLS = (
     ("WAL buffer", "wal_buffer_used_bytes", "wal_buffer_bytes", "bytes"),
 )
 RECYCLED = ("replay memory",)
-"""Of them, those in which what comes pushes out the oldest."""
+"""The FILLS in which new entries replace the oldest ones."""
 # What a rate adds up.
 RATES = {
     "armed": ("adds", "watches"),
@@ -98,7 +98,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class TopicShare:
-    """What a topic has. `notices`: made since its birth."""
+    """Figures of a topic. `notices`: number since its birth."""
 
     namespace: str
     name: str
@@ -108,7 +108,7 @@ class TopicShare:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """How many operations are armed, and have ended without their owner's acknowledgement."""
+    """Numbers of armed operations and of unacknowledged outcomes."""
 
     armed: int
     outcomes: int
@@ -171,9 +171,9 @@ class View:
     namespaces: list[Share]
     """Those with the most timers first."""
     slowest: list[Session] | None
-    """The clients that are slow to acknowledge outcomes, or whose batch does not end, the slowest
-    first; None = only the daemon's user and root may see them. Subscribers are no sessions: how
-    slow they are is the histogram `send`."""
+    """Clients with old unacknowledged outcomes or batches, the slowest first. None = only the
+    daemon's user and root may see them. Subscribers have no sessions; the histogram `send` shows
+    their slowness."""
     topics: list[TopicShare] = field(default_factory=list)
     """Those with the most timers first."""
     operations: Operations = Operations(0, 0)
@@ -374,7 +374,7 @@ def _fills(metrics: Metrics) -> list[Fill]:
 
 
 def slow(clients: list[Session]) -> list[Session]:
-    """Those that are slow, of all by who is slowest."""
+    """Return the slow clients, slowest first."""
     found = (
         one for one in clients
         if one.oldest_ns >= SLOW_NS or (one.in_flight and one.silent_ns >= SLOW_NS)

@@ -35,7 +35,7 @@ _WAL: dict[str, Any] = {
     "show_envvar": True,
 }
 VERIFICATIONS = 3
-"""Reads that must all find damage before it is reported."""
+"""Number of reads that must all find damage before it is reported."""
 wal_option = click.option(
     "--wal-dir", **_WAL, required=True, help="Directory of the WALs, as given to run."
 )
@@ -144,8 +144,8 @@ def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
 
 
 def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
-    """The records of files, in order, as the disk holds them. Damage counts only if each of several
-    reads finds it. Raises WalDamaged, WalMismatch."""
+    """Yield the records of files in order, read from the disk. Damage counts only if each of
+    several reads finds it. Raises WalDamaged, WalMismatch."""
     from purgatoryd.shm_layout.layout import WalkState
 
     for walk in walks(paths):
@@ -243,9 +243,9 @@ def cat_command(
 ) -> None:  # fmt: skip
     """Print the records of the WAL segments, or of the FILES, which may be snapshots and exports.
 
-    The files are read from the disk, not from the page cache; what was cut off by a crash is left
-    out. While the daemon runs, the last records may be on the disk and not confirmed yet: those
-    after committed_lsn of `purgatoryd stats`.
+    The files are read from the disk, not from the page cache; records that a crash cut off are left
+    out. While the daemon runs, records after committed_lsn of `purgatoryd stats` may be on the disk
+    without a confirmed sync.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments
@@ -290,16 +290,16 @@ def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
 
 
 class Verification:
-    """The result of reading each file of a WAL to its end, as the disk holds it."""
+    """The result of reading each file of a WAL to its end, from the disk."""
 
     def __init__(self, path: Path) -> None:
         """Raises WalDamaged, the first damage by which a recovery would lose records."""
         self.records: list[dict[str, Any]] = []
-        """One for each sound file."""
+        """A record for each sound file."""
         self.harmless: list[WalDamaged] = []
-        """Damage of bytes that a recovery does not need: a sound snapshot is newer."""
+        """Damage in bytes that a recovery does not need, because a sound snapshot is newer."""
         self._live_lsn = 0  # a recovery needs no record before this one
-        self._confirmed: dict[bytes, int] = {}  # by uuid: what a snapshot knows to be on disk
+        self._confirmed: dict[bytes, int] = {}  # by uuid: newest LSN that a snapshot knows on disk
         self._read_snapshots(path)
         last = self._read_segments(path)
         refuse_missing(path)
@@ -320,7 +320,7 @@ class Verification:
             raise self.harmless[0]
 
     def _read_segments(self, path: Path) -> Walk:
-        """The walk at the end of the newest one."""
+        """Read all segments; return the walk at the end of the newest one."""
         from purgatoryd.shm_layout.errors import WalDamaged
         from purgatoryd.shm_layout.wal import Walk, around, segments
 
@@ -377,9 +377,9 @@ def verified(path: Path) -> Verification:
 def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     """Read every file to its end: exit code 5 if one is damaged, or a segment is missing.
 
-    The files are read from the disk, not from the page cache. A newest segment that ends in a
-    torn group is in order: a power cut leaves that behind. Damage before the newest sound
-    snapshot is reported, and the rest is read: a start needs nothing of it.
+    The files are read from the disk, not from the page cache. The newest segment may end in a torn
+    group, as after a power cut. Damage before the newest sound snapshot is reported and does not
+    end the command: a start does not need those records.
     """
     from purgatoryd.shm_layout.files import is_in_memory
 
@@ -388,7 +388,7 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     verdict = "damaged, a start loses nothing" if found.harmless else "no damage"
     show(found.records, f"WAL of {name}: {verdict}", as_json)
     for damage in found.harmless:
-        click.echo(f"purgatoryd: {damage.place}; a start needs nothing of it", err=True)
+        click.echo(f"purgatoryd: {damage.place}; a start does not need it", err=True)
     if is_in_memory(path):
         click.echo(f"purgatoryd: {path} is in memory: it will not survive a reboot", err=True)
     return Exit.BROKEN if found.harmless else Exit.DONE

@@ -32,13 +32,13 @@ def timeouts(
 ) -> DataFrame:
     """Per clock, namespace and topic, the time-out with which a share `wanted` would expire.
 
-    By the product-limit estimator (Kaplan and Meier 1958): of what expired, was replaced or failed,
-    and of `still_open`, as open_spans() gives it, it is only known that it had not settled by then.
+    Uses the product-limit estimator (Kaplan and Meier 1958). Timers that expired, were replaced or
+    failed, and those of `still_open` (see open_spans()), had not settled and count as censored.
     Columns: clock, namespace, topic, settled (how many were cancelled or satisfied in time),
     expired, rate, settled_p50_ns, settled_p99_ns, asked_p50_ns, timeout_ns, and its interval of
     95 %, timeout_low_ns and timeout_high_ns: where the bounds of the estimate, by Greenwood's
-    variance of log(-log S), reach the share (Brookmeyer and Crowley 1982). Null is unknown: nobody
-    was watched for so long. Times are rounded up, by less than a hundredth.
+    variance of log(-log S), reach the share (Brookmeyer and Crowley 1982). Null is unknown: no
+    timer was observed for that long. Times are rounded up, by less than 1 %.
     """
     rows = lifecycles.where("remote_ns >= 0").select(
         *BY, _span(F.col("remote_ns")), _asked_ns(),
@@ -70,11 +70,11 @@ def timeouts(
 BY = ("clock", "namespace", "topic")
 SETTLED = ("cancelled", "satisfied")
 BINS_BITS = 7
-"""So many bits of a time are kept behind its first, rounded up: up to 255 ns it is exact."""
+"""Significant bits of a time after its first; times are rounded up, and exact up to 255 ns."""
 Z = 1.959963984540054
-"""Of an interval of 95 %."""
+"""Standard normal quantile of a 95 % interval."""
 ROUNDING = 1e-12
-"""Of a product of floats."""
+"""Rounding error of a product of floats."""
 _REACHED = {
     "timeout_ns": "survival", "timeout_low_ns": "survival_low",
     "timeout_high_ns": "survival_high",
@@ -86,9 +86,9 @@ def survival(counted: DataFrame, by: Sequence[str]) -> DataFrame:
     survival_high (95 %), and settled_share, of all that settled.
 
     `counted`: by group and `span_ns`, how many `ended` there in any way, and how many of these
-    `settled`; the others were watched up to there. The share that has not settled by then is the
-    product of 1 - settled / at_risk; those that stopped being watched at the same time are still at
-    risk (Kaplan and Meier 1958). The bounds are null where the variance is not known.
+    `settled`; the others are censored there. The share that has not settled is the product of
+    1 - settled / at_risk. Timers that are censored at the same span count as at risk (Kaplan and
+    Meier 1958). The bounds are null where the variance is unknown.
     """
     in_order = Window.partitionBy(*by).orderBy("span_ns")
     upto, onwards = (
@@ -116,8 +116,8 @@ def survival(counted: DataFrame, by: Sequence[str]) -> DataFrame:
 
 
 def open_spans(bronze: DataFrame) -> DataFrame:
-    """Of each timer and operation in `bronze` that has not ended there: how long it was watched, up
-    to its daemon's newest record, as timeouts() takes it."""
+    """Return how long each open timer and operation in `bronze` was observed, up to its daemon's
+    newest record, for timeouts()."""
     newest = bronze.groupBy("daemon").agg(F.max("at_ns").alias("newest_ns"))
     adds = silver.open_adds(bronze).join(F.broadcast(newest), "daemon")
     spans = adds.withColumn("open_ns", F.col("newest_ns") - F.col("armed_ns"))
@@ -127,7 +127,7 @@ def open_spans(bronze: DataFrame) -> DataFrame:
 
 
 def _span(ns: Column) -> Column:
-    """Rounded up to BINS_BITS significant bits."""
+    """Round up to BINS_BITS significant bits."""
     bits = F.floor(F.log2(F.greatest(ns, F.lit(1)))) - BINS_BITS
     step = F.pow(F.lit(2.0), F.greatest(bits, F.lit(0)))
     return (F.ceil(ns / step) * step).cast("long").alias("span_ns")
@@ -142,7 +142,7 @@ def _one(condition: Column) -> Column:
 
 
 def _first(holds: Column, name: str) -> Column:
-    """Aggregate: the shortest span at which that holds; null if it never does."""
+    """Aggregate: the shortest span at which `holds` is true; null if it never is."""
     return F.min(F.when(holds, F.col("span_ns"))).alias(name)
 
 
@@ -150,9 +150,9 @@ def live(flow: DataFrame, anchors: DataFrame) -> DataFrame:
     """How many timers and operations lived at the end of each window of each daemon, and how many
     bytes their keys and payloads took: columns daemon, at, living, living_bytes.
 
-    `anchors`: as anchors() has them; others are left out. Each figure is that of the anchor less
-    what came after it in `flow`, up to the same record. The record of a final state has no size:
-    each is taken for that of the average add.
+    `anchors`: from anchors(); other daemons are left out. Each figure is that of the anchor minus
+    the later changes in `flow`. The record of a final state has no size; the average size of an add
+    is used.
     """
     final_states = sum((F.col(name) for name in gold.FINAL_STATES), F.lit(0))
     of_daemon = Window.partitionBy("daemon")
@@ -183,9 +183,9 @@ def capacity(
     it goes on as in the last `past_s`. `sizes`, `anchors`: as sizes() and anchors() have them.
 
     Columns: daemon, node, as_of, live, slots, live_bytes, bytes, per_hour and bytes_per_hour (the
-    slopes of straight lines through what lived, at `as_of` too), full_at and full_by: what is used
-    up first, null if nothing grows, not within ten years, or of a daemon that has stopped. What is
-    not known is null: so are the slopes of a daemon of whom `flow` has nothing yet.
+    slopes of straight lines through the live figures, including that at `as_of`), full_at and
+    full_by: the resource that is exhausted first. These are null if nothing grows, if it takes more
+    than ten years, and for a stopped daemon. Slopes are null if `flow` has nothing of the daemon.
     """
     now = sizes.select("daemon", F.col("as_of").alias("at"), "living", "living_bytes")
     known = now.where("living IS NOT NULL").join(anchors.select("daemon"), "daemon", "left_semi")
@@ -255,7 +255,7 @@ SIZES = (
 
 
 def _counted(adds: DataFrame) -> dict[str, tuple[int, int]]:
-    """By daemon how many there are, and the memory that they take."""
+    """Return, by daemon, the number of adds and the memory that they take."""
     counted = adds.groupBy("daemon").agg(
         F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
     )  # fmt: skip
@@ -264,11 +264,10 @@ def _counted(adds: DataFrame) -> dict[str, tuple[int, int]]:
 
 def anchors(spark: SparkSession, lake: Lake, made: Container[Segment]) -> DataFrame:
     """daemon, from_lsn and upto (the newest records that all are in the tables made of these
-    segments), anchor_at (time of the last), then_living and then_bytes: what lived at that very
-    record. Daemons of which that is not known are left out. Raises LakeBroken.
+    segments), anchor_at (time of the last), then_living and then_bytes: the live figures at exactly
+    that record. Daemons for which these are unknown are left out. Raises LakeBroken.
 
-    A snapshot may be younger than the tables. So what lives by it must not be compared with what
-    came and went in them.
+    A snapshot may be newer than the tables, so its figures must not be compared with theirs.
     """
     reaches = reached(lake, made)
     found = as_of(lake, reaches)

@@ -62,9 +62,9 @@ class Balance:
 
 @dataclass
 class Verdict:
-    """What an audit found. `lost`: records that the lake does not have; `coverage`: what was
-    judged. `counts`: violations of each kind; `samples`: some of each; `ledger`: lines of ledgers
-    of each kind, `unjudged`: those about which nothing is known."""
+    """The result of an audit. `lost`: records that the lake does not have. `coverage`: the judged
+    records. `counts`: violations of each kind; `samples`: some of each. `ledger`: lines of ledgers
+    of each kind; `unjudged`: lines that the audit could not judge."""
 
     records: int = 0
     unknown: int = 0
@@ -79,14 +79,13 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """True if something was audited and there is no violation in it; `coverage` says in how
-        much."""
+        """True if records were audited and none is a violation; see `coverage` for their share."""
         return self.records > 0 and not self.counts
 
     @property
     def colour(self) -> str:
-        """Of the verdict: "red" with a violation, "green" if every record was judged and has none,
-        else "amber"."""
+        """Colour of the verdict: "red" with a violation, "green" if every record was judged and
+        none is a violation, else "amber"."""
         if self.counts:
             return "red"
         return "green" if self.clean and self.coverage.is_whole else "amber"

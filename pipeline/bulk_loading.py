@@ -198,7 +198,7 @@ class BulkLoader(Closing):
 
 
 def _statuses(call: Callable[[], BulkResult]) -> Any:
-    """A status per row of a bulk call; BUSY of those that the daemon refused until its timeout."""
+    """Return a status per row of a bulk call; BUSY for rows refused until the timeout."""
     try:
         return np.asarray(call().statuses)
     except Busy as error:

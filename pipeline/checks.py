@@ -81,7 +81,7 @@ TICKETS = (
     Check("moved_after_end", "last_move_lsn > end_lsn", "last_move_lsn", "end_lsn, final_state"),
     Check(
         "ack_unfounded",
-        # An operation that ended before the opening is not in it; its outcome is released later.
+        # The opening lacks operations that had already ended; their outcomes are released later.
         "acks > 0 AND (outcomes = 0 AND adds + carried_over > 0 AND ack_lsn > unsure_lsn "
         "OR ack_lsn < end_lsn)",
         "ack_lsn", "final_state",

@@ -12,15 +12,15 @@ from a snapshot. What is missing has a cause:
                  not shipped yet; or it was killed, and they went into the new arenas from memory;
                  or the lake lacks the first snapshot of one of those that took its place: what
                  became of what it held is not known
-    not_shipped  a snapshot tells of these newer records, which are in the WAL alone
+    not_shipped  a snapshot shows that these newer records exist; they are only in the WAL
     unexplained  nothing says why: a violation
 
-What is in the lake and is not judged has a cause, too:
+Records in the lake that are not judged also have a cause:
 
-    snapshot     the WAL began with an arena that held something, or goes on behind a hole: what
-                 lived before the first snapshot is not known
-    no_snapshot  the same, and there is no snapshot at all: only what one record, or two of them,
-                 say is checked
+    snapshot     the WAL began with an arena that was not empty, or continues after a hole: the
+                 state before the first snapshot is unknown
+    no_snapshot  the same, without any snapshot: only single records and pairs of records are
+                 checked
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Violation(NamedTuple):
 
 
 class LsnRange(NamedTuple):
-    """Records of one daemon and why they are not judged; `last_lsn` None: unknown."""
+    """Records of one daemon that are not judged, and the cause. `last_lsn` None: unknown."""
 
     daemon: str
     first_lsn: int
@@ -61,7 +61,7 @@ class Run:
 
     `from_lsn`: the first that is audited. `opening`: the start LSN of the snapshot that the audit
     begins with; 0 = there is none. `unsure_lsn`: what ended up to here may be missing in it.
-    `began_empty`: the audit begins with record 1 and an arena that held nothing.
+    `began_empty`: the audit begins with record 1 and an empty arena.
     """
 
     daemon: str
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def is_judged(self) -> bool:
-        """True if all that lived before `from_lsn` is known: each record can be judged."""
+        """True if the state before `from_lsn` is known, so that each record can be judged."""
         return self.began_empty or self.opening > 0
 
 
@@ -102,8 +102,8 @@ class Continuity:
 
 
 class Coverage(NamedTuple):
-    """How many records were judged, of those that were `shipped` and of those that the WALs `had`
-    as far as the lake knows; `ranges`: all that were not judged, shipped or missing."""
+    """Numbers of judged records, of `shipped` records, and of records that the WALs `had` as far as
+    the lake knows. `ranges`: all records that were not judged, shipped or missing."""
 
     judged: int = 0
     shipped: int = 0
@@ -112,12 +112,12 @@ class Coverage(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """False if nobody knows how many records are missing in one of the ranges."""
+        """False if the number of missing records in a range is unknown."""
         return all(one.last_lsn is not None for one in self.ranges)
 
     @property
     def share(self) -> float:
-        """Judged records of those that the WALs had, 0 to 1; at most that, unless it is exact."""
+        """Judged share of the records that the WALs had, 0 to 1; an upper bound unless exact."""
         return self.judged / self.had if self.had else 0.0
 
     @property
@@ -126,12 +126,12 @@ class Coverage(NamedTuple):
         return self.had > 0 and not self.ranges
 
     def reaches(self, share: float) -> bool:
-        """True if so much was judged; all of it only if nothing is missing."""
+        """True if at least this share was judged. 100 % needs all records."""
         return self.is_whole or (self.share >= share and share < 1)
 
 
 def coverage(found: Continuity) -> Coverage:
-    """Of what continuity() found."""
+    """Return the coverage of the result of continuity()."""
     judged = sum(run.last_lsn - run.from_lsn + 1 for run in found.runs if run.is_judged)
     shipped = sum(run.last_lsn - run.first_lsn + 1 for run in found.runs)
     missing = sum(one.last_lsn - one.first_lsn + 1 for one in found.lost if one.last_lsn)
@@ -195,8 +195,8 @@ def _runs(segments: list[Manifest]) -> Iterator[Run]:
 
 
 def _opened(run: Run, snapshots: Iterable[Manifest]) -> Run:
-    """With what it begins with: nothing, or the first snapshot behind which there are records of
-    it."""
+    """Return the run with its opening: an empty arena, or the first snapshot that records of the
+    run follow."""
     if run.segments[0].began_empty:
         return replace(run, from_lsn=run.first_lsn, began_empty=True)
     for snapshot in snapshots:
@@ -214,7 +214,7 @@ def _before_opening(run: Run) -> Iterator[LsnRange]:
 
 
 def _not_shipped(found: Continuity) -> Iterator[LsnRange]:
-    """Records behind the newest run of a daemon whose place nobody took, as a snapshot shows."""
+    """Yield records after the newest run of a daemon without successors, as a snapshot shows."""
     over = {name for one in found.reshardings for name in one.upto}
     over |= {r.daemon for run in found.runs if (r := run_before(found.runs, run)) is not None}
     for daemon, run in {run.daemon: run for run in found.runs}.items():

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from purgatoryd.shm_layout.errors import ExtraMissing
 
 PATH = "where PATH is the checkout or the wheel of purgatoryd"
-"""Ends an advice to install: no package index has purgatoryd."""
+"""End of an advice to install, because no package index has purgatoryd."""
 
 
 def need(module: str, extra: str) -> None:

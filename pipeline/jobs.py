@@ -89,10 +89,10 @@ def make_gold(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> int:
 
 
 def observed(spark: SparkSession, lake: Lake) -> tuple[DataFrame, DataFrame]:
-    """All lifecycles, and how long those were watched that have not ended in the same segments, as
-    advice.timeouts() takes both. Raises LakeBroken.
+    """Return all lifecycles, and how long the open ones of the same segments were observed, for
+    advice.timeouts(). Raises LakeBroken.
 
-    What went on in a daemon that took another one's place is open there alone.
+    A timer that was carried over to a successor is open only there.
     """
     layer, segments = Layer(lake.root, "silver"), lake.manifests()
     gone = excluded([*segments, *lake.manifests(OPENINGS)]).gone

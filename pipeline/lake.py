@@ -82,8 +82,8 @@ class Manifest:
     WAL, and were not in the lake, when it came; 0 = none.
     `predecessors`: the daemons whose place this one took with others, `shards` together, when the
     number of a deployment's shards changed, each with its last record that counts. `wal`: what
-    the WAL's folder is called, which has one arena after the other. `began_empty`: the arena held
-    nothing before record 1, with which this segment begins.
+    the WAL's folder is called, which has one arena after the other. `began_empty`: this segment
+    begins with record 1, and the arena was empty before it.
     """
 
     table: str

@@ -35,8 +35,8 @@ def in_runs(bronze: DataFrame, runs: Sequence[Run]) -> DataFrame:
 
 
 def opening_rows(openings: DataFrame, runs: Sequence[Run]) -> DataFrame:
-    """The rows of the snapshots with which the runs begin; they come before all records. Of an
-    arena that held nothing, the one row that such a snapshot would have."""
+    """Return the rows of the snapshots with which the runs begin, before all records. A run that
+    begins with an empty arena has one row, as its snapshot would have."""
     rows = [(run.daemon, run.opening, run.number, run.unsure_lsn) for run in runs if run.opening]
     form = "daemon string, segment long, run int, unsure_lsn long"
     first = openings.sparkSession.createDataFrame(rows, form)
@@ -50,7 +50,7 @@ def opening_rows(openings: DataFrame, runs: Sequence[Run]) -> DataFrame:
 # ---- one row for each ticket -----------------------------------------------------------------
 ARMED, MOVED = "kind IN ('arm', 'watch')", "kind = 'move'"
 RELEASED = "cause IN ('acknowledged', 'dropped')"
-"""An outcome left its inbox: its owner acknowledged it, or the owner's session had ended."""
+"""An outcome has left its inbox: the owner acknowledged it, or the owner's session ended."""
 ENDED = f"kind IN ('fire', 'outcome', 'replaced') OR (kind = 'end' AND NOT {RELEASED})"
 FINAL_STATE_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expired": 5, "failed": 6,
              "cancelled": 7}  # fmt: skip

@@ -39,10 +39,10 @@ def in_place(lake: Lake) -> InPlace:
 
 
 def living(spark: SparkSession, lake: Lake, found: InPlace | None = None) -> DataFrame:
-    """The add of each timer and operation that lives, once: rows of bronze; or that lived as
-    `found` says. Raises LakeBroken.
+    """Return the add of each live timer and operation, once, as rows of bronze. With `found`, of
+    those that were live in its files. Raises LakeBroken.
 
-    Of a daemon without a snapshot, only what was armed since its first record in the lake.
+    For a daemon without a snapshot, only timers armed since its first record in the lake.
     """
     segments, openings = found or in_place(lake)
     starts = {daemon: opening.first_lsn for daemon, opening in openings.items()}
@@ -52,7 +52,7 @@ def living(spark: SparkSession, lake: Lake, found: InPlace | None = None) -> Dat
 
 
 class Reach(NamedTuple):
-    """The newest records of a daemon that all are in a table, without a hole: up to `upto`."""
+    """The newest range of a daemon's records that a table has without a hole."""
 
     from_lsn: int
     upto: int
@@ -60,7 +60,8 @@ class Reach(NamedTuple):
 
 
 def reached(lake: Lake, made: Container[Segment]) -> dict[str, Reach]:
-    """How far a table made of these segments reaches, by daemon that counts. Raises LakeBroken."""
+    """Return, by daemon, the newest range of records that a table made of these segments has.
+    Raises LakeBroken."""
     found: dict[str, Reach] = {}
     waiting: set[str] = set()
     for one in sorted(in_place(lake).segments, key=lambda one: one.identity):
@@ -75,8 +76,8 @@ def reached(lake: Lake, made: Container[Segment]) -> dict[str, Reach]:
 
 
 def as_of(lake: Lake, reaches: Mapping[str, Reach]) -> InPlace:
-    """The files that hold what lived at the last record of each reach: a snapshot that is not
-    younger and the records behind it, or all records. Daemons without either are left out."""
+    """Return the files with the state at the last record of each reach: a snapshot that is not
+    newer and the records after it, or all records. Daemons without either are left out."""
     segments, _ = in_place(lake)
     openings: dict[str, Manifest] = {}
     for one in lake.manifests(OPENINGS):
@@ -92,12 +93,13 @@ def as_of(lake: Lake, reaches: Mapping[str, Reach]) -> InPlace:
 
 
 def _end(snapshot: Manifest) -> int:
-    """The last record that a snapshot may have something of."""
+    """Return the last record whose effect a snapshot may contain."""
     return max(snapshot.first_lsn - 1, snapshot.last_lsn)
 
 
 def stopped(lake: Lake) -> set[str]:
-    """Daemons that wrote a snapshot when they stopped, and nothing after it. Raises LakeBroken."""
+    """Return daemons that wrote a snapshot when they stopped and nothing later. Raises
+    LakeBroken."""
     segments, openings = in_place(lake)
     ends = {m.daemon: m.last_lsn for m in sorted(segments, key=lambda m: m.last_lsn)}
     return {

@@ -56,8 +56,8 @@ def prefetch(items: Iterator[T]) -> Iterator[T]:
 
 
 class Head(NamedTuple):
-    """What a file of the WAL is. `crc`: CRC-32C of it; `last_lsn`: of its last record;
-    `began_empty`: the arena held nothing before its first record, which is record 1."""
+    """Figures of a WAL file. `crc`: CRC-32C of the file; `last_lsn`: LSN of its last record;
+    `began_empty`: it begins with record 1, and the arena was empty before it."""
 
     crc: int
     clock: str

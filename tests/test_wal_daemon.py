@@ -540,7 +540,7 @@ def began_empty(wal: Path) -> bool:
     return bool(header_of(first.path).flags & lib.PG_WAL_BEGAN_EMPTY)
 
 
-def test_the_first_segment_says_that_the_arena_held_nothing(daemon: StartDaemon, wal: Path) -> None:
+def test_the_first_segment_says_that_the_arena_was_empty(daemon: StartDaemon, wal: Path) -> None:
     """Also after a kill: every record of it is there, and an audit begins with the first."""
     real = daemon("demo", *wal_flags(wal))
     add_durably("a")
@@ -550,10 +550,10 @@ def test_the_first_segment_says_that_the_arena_held_nothing(daemon: StartDaemon,
     assert began_empty(wal)
 
 
-def test_the_first_segment_says_that_the_arena_held_something(
+def test_the_first_segment_says_that_the_arena_was_not_empty(
     daemon: StartDaemon, wal: Path
 ) -> None:
-    """It ran without a WAL before; what it held then no record tells."""
+    """The daemon ran without a WAL before, so no record describes its earlier timers."""
     real = daemon()
     with Client("demo", namespace="shop") as client:
         client.add("a", delay=HOUR_S)
@@ -1010,7 +1010,7 @@ def test_damage_before_the_newest_sound_snapshot_costs_nothing(
     verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == Exit.BROKEN
     assert f"{damaged}:" in verified.stderr
-    assert "a start needs nothing of it" in verified.stderr
+    assert "a start does not need it" in verified.stderr
     if arena == "lost":
         remove_arena_files(real.paths)
     real.start()
@@ -1027,7 +1027,7 @@ def test_damage_before_the_newest_sound_snapshot_costs_nothing(
         assert client.get("goes on") is not None
 
 
-def test_damage_in_front_of_the_confirmed_end_costs_nothing_with_the_arena(
+def test_damage_before_the_confirmed_end_costs_nothing_with_the_arena(
     daemon: StartDaemon, wal: Path
 ) -> None:
     real, timers = with_segments(daemon, wal)
