@@ -231,7 +231,7 @@ class Core:
         lib.pg_set_quotas(self.a, timers, bytes_, ops)
 
     def set_uid_share(self, percent: int, own_uid: int = 0) -> None:
-        """Of the topics, namespaces, sessions, watch keys and watch records."""
+        """Set the share of topics, namespaces, sessions, watch keys and watch records of a uid."""
         lib.pg_set_uid_share(self.a, percent, own_uid)
 
     # ---- commands ----

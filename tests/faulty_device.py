@@ -1,4 +1,4 @@
-"""A block device that fails once, with a file system on it: what a disk's error leaves behind.
+"""A block device that fails once, with a file system on it, to test the effects of disk errors.
 
 A loop device over the only file of a small FUSE file system, which this program serves from its
 own memory. The kernel's page cache is above the device: after a failed write the cache has the
@@ -40,11 +40,11 @@ class Refused(Exception):
 
 
 class Medium:
-    """What is on the device, and which of its calls is to fail."""
+    """The bytes of the device, and the call that is to fail."""
 
     def __init__(self) -> None:
         self.data = bytearray(BYTES)
-        self._unsynced: list[tuple[int, bytes]] = []  # what stood there before, oldest first
+        self._unsynced: list[tuple[int, bytes]] = []  # the overwritten bytes, oldest first
         self._marker, self._call, self._armed = b"", "", False
         self.failed = 0
 
@@ -53,7 +53,7 @@ class Medium:
         self._call, self._marker, self._armed = call, marker.encode(), False
 
     def write(self, at: int, data: memoryview) -> None:
-        """Raises Refused, and writes nothing then."""
+        """Write, or raise Refused and write nothing."""
         if self._marker and self._marker in bytes(data):
             self._armed = True
             if self._call == "write":
@@ -62,7 +62,7 @@ class Medium:
         self.data[at : at + len(data)] = data
 
     def sync(self) -> None:
-        """Raises Refused, and what was written since the last sync is gone then."""
+        """Sync, or raise Refused and drop all writes since the last sync."""
         unsynced, self._unsynced = self._unsynced, []
         if self._armed and self._call == "sync":
             for at, before in reversed(unsynced):

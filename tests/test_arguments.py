@@ -1,7 +1,7 @@
-"""Every argument of every public call, with values that nobody should pass.
+"""Every argument of every public call, with bad values.
 
-A call with a bad argument raises an error of ours and packs nothing, so the next call gets its own
-result. Some values are allowed for some arguments; then the call does tried_call it says.
+A call with a bad argument raises an error of purgatoryd and packs nothing, so the next call gets
+its own result. Some values are valid for some arguments; then the call succeeds.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ ROWS: list[Any] = [
     ("k", CONDITION, None), ("k", CONDITION, 1, 5), ("k", CONDITION, 1, b"", 5),
 ]  # fmt: skip
 OTHER_CALLS = {"stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
-"""Without an argument that can be bad, or tested on their own below."""
+"""Methods without an argument that can be bad, or with a test of their own below."""
 
 
 def public(cls: type) -> set[str]:
@@ -158,7 +158,7 @@ def flat(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def tried(call: Callable[[], object], tried_call: object) -> None:
-    """Makes the call, which may raise an error of ours and no other."""
+    """Make the call, which may raise only errors of purgatoryd."""
     try:
         call()
     except PurgatorydError:
@@ -218,7 +218,7 @@ def test_a_bad_argument_of_an_admin_sends_nothing(daemon: StartDaemon) -> None:
         assert public(Admin) - OTHER_CALLS <= ADMIN_CALLS.keys()
         for method, arguments in bad_calls(Admin, ADMIN_CALLS):
             if method == "advance" and isinstance(arguments["to_ns"], int):
-                continue  # a time is a time: it would move the clock
+                continue  # a valid time: it would move the clock
             tried(lambda: getattr(admin, method)(**arguments), (method, arguments))  # noqa: B023
             admin.ping()
 

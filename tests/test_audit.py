@@ -350,7 +350,7 @@ class Found:
         return [(one.first_lsn, one.last_lsn, one.cause) for one in found]
 
     def ranges(self, daemon: bytes) -> list[tuple[int, int | None, str]]:
-        """What was not judged."""
+        """The ranges of a daemon that were not judged."""
         found = [one for one in self.verdict.coverage.ranges if one.daemon == daemon.hex()]
         return [(one.first_lsn, one.last_lsn, one.cause) for one in found]
 
@@ -561,7 +561,7 @@ def test_a_wal_that_began_empty_is_judged_from_its_first_record_on() -> None:
         assert found.is_whole
 
 
-def test_a_wal_that_began_with_something_is_judged_from_its_first_snapshot_on() -> None:
+def test_a_wal_that_began_with_timers_is_judged_from_its_first_snapshot_on() -> None:
     segments = [manifest(1, 9), manifest(10, 20)]
     before = LsnRange("d", 1, 17, "snapshot")
     assert covered(segments, 18) == Coverage(3, 20, 20, (before,))
@@ -569,8 +569,8 @@ def test_a_wal_that_began_with_something_is_judged_from_its_first_snapshot_on() 
     assert covered(segments) == Coverage(0, 20, 20, (LsnRange("d", 1, 20, "no_snapshot"),))
 
 
-def test_coverage_is_of_all_that_the_wal_had() -> None:
-    """Also of what left it unshipped, and of what is still in it alone."""
+def test_coverage_counts_all_records_of_the_wal() -> None:
+    """Also records that left the WAL unshipped, and records that are only in the WAL."""
     found = covered([replace(manifest(5, 9), gone_from=1), manifest(10, 20)], 5, 26)
     missing = LsnRange("d", 1, 4, "retention"), LsnRange("d", 21, 25, "not_shipped")
     assert found == Coverage(16, 16, 25, missing)
@@ -578,7 +578,7 @@ def test_coverage_is_of_all_that_the_wal_had() -> None:
     assert [found.reaches(share) for share in (0, 0.64, 0.65, 1)] == [True, True, False, False]
 
 
-def test_coverage_is_never_whole_if_nobody_knows_what_is_missing() -> None:
+def test_coverage_is_never_whole_if_the_missing_count_is_unknown() -> None:
     missing = LsnRange("d", 10, None, "recovery")
     assert not Coverage(9, 9, 9, (missing,)).is_exact
     assert not Coverage(9, 9, 9, (missing,)).reaches(1)
@@ -819,8 +819,8 @@ def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) 
     assert "lsn_gap" in page.read_text()
 
 
-def test_coverage_below_what_is_required_fails(in_parts: Path, spark: SparkSession) -> None:
-    """A verdict over a part of the records is amber, names the others, and fails if they count."""
+def test_coverage_below_the_required_share_fails(in_parts: Path, spark: SparkSession) -> None:
+    """A partial verdict is amber and names the other records; it fails below the required share."""
     lake, page = in_parts / "lake", in_parts / "r.html"
     for snapshot in (in_parts / "demo").glob("*.snapshot"):
         snapshot.unlink()

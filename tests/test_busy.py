@@ -1,4 +1,4 @@
-"""BUSY: what a daemon refuses for a moment is sent again in order, or the call says so."""
+"""BUSY: clients send records that the daemon refuses again, in order, or raise Busy."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Model:
         self.refusing = 0.3
 
     class Known:
-        """What it knows of a session."""
+        """The model's state of a session."""
 
         def __init__(self) -> None:
             self.last = self.busy_last = 0
@@ -198,7 +198,7 @@ class Model:
 
 
 class Caller:
-    """Makes batches and notes what came of each record."""
+    """Makes batches and notes the outcome of each record."""
 
     def __init__(self, session: Session, rng: random.Random) -> None:
         self.session, self.rng = session, rng
@@ -297,7 +297,7 @@ def _finish(model: Model, session: Session, wire_out: deque[bytes], wire_in: deq
 
 
 class Stalled:
-    """A daemon whose WAL waits for the disk from stall() on until go_on()."""
+    """A daemon whose WAL waits for the disk between stall() and go_on()."""
 
     def __init__(self, start: StartDaemon, directory: Path) -> None:
         self._after, self._gate = (
@@ -335,7 +335,7 @@ def stalled(daemon: StartDaemon, tmp_path: Path) -> Iterator[Stalled]:
 
 
 def test_packed_calls_of_several_threads_keep_their_order(stalled: Stalled) -> None:
-    """Each add is refused while its key is armed, each cancel finds the add before it."""
+    """Each add succeeds only if its key is free, and each cancel finds the add before it."""
     adds, cancels = list[object](), list[object]()
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()

@@ -1,7 +1,7 @@
 """Cancelled tasks in every call of an asyncio client.
 
-A cancelled call is complete but for its caller, with a handle that reports its outcome, or it was
-never sent. Afterwards the client works, and every result belongs to its call.
+A cancelled call was never sent, or it goes on and has a handle that reports its outcome. Afterwards
+the client works, and every result belongs to its call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Call = Callable[[int], Coroutine[Any, Any, Any]]
 class Cancelling:
     """Runs a coroutine and cancels it once, where it suspends for the nth time.
 
-    `late`: what it waited for is there when it is cancelled.
+    `late`: cancel it after the awaited result is there.
     """
 
     def __init__(self, call: Coroutine[Any, Any, T], number: int, *, late: bool) -> None:
@@ -45,7 +45,7 @@ class Cancelling:
 
     @types.coroutine
     def run(self) -> Generator[Any, Any, Any]:
-        """What the coroutine returns."""
+        """Run the coroutine and return its result."""
         error: BaseException | None = None
         for number in itertools.count():
             try:

@@ -482,7 +482,7 @@ def test_an_operation_from_the_command_line(demo: Daemon) -> None:
     ]  # fmt: skip
 
 
-def test_what_an_operation_waits_for_is_shown(demo: Daemon) -> None:
+def test_condition_and_owner_of_an_operation_are_shown(demo: Daemon) -> None:
     with watching(demo, "write", "r-1=40", "r-2=40", "--need", "1") as process:
         cli(demo, "advance", "r-1", "7")
         cli(demo, "fail", "r-2", "9")

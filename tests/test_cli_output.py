@@ -1,4 +1,4 @@
-"""What commands print for people: names cannot forge it, and it says what it shows."""
+"""Text output of commands: names cannot forge lines, and each figure is labelled."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_get_says_when_a_timer_is_due(demo: Daemon) -> None:
 
 
 @pytest.mark.parametrize("command", [["add", "k", "--delay", "1h"], ["stop"]])
-def test_a_frozen_daemon_is_said_to_be_frozen(demo: Daemon, command: list[str]) -> None:
+def test_an_error_names_a_frozen_daemon(demo: Daemon, command: list[str]) -> None:
     os.kill(demo.pid, signal.SIGSTOP)
     try:
 
@@ -101,7 +101,7 @@ def test_a_frozen_daemon_is_said_to_be_frozen(demo: Daemon, command: list[str]) 
         os.kill(demo.pid, signal.SIGCONT)
 
 
-def test_a_reader_that_has_had_enough_is_no_error(demo: Daemon) -> None:
+def test_a_reader_that_ends_early_is_no_error(demo: Daemon) -> None:
     with Client("demo") as client:
         client.add_many([(f"k{n}", 3600) for n in range(10_000)])
     process = subprocess.Popen(

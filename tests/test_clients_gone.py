@@ -46,7 +46,7 @@ from purgatoryd.shm_layout.layout import WireError
 from purgatoryd.shm_layout.wire import SessionInfo
 
 NEVER_S = 1e6
-"""A timeout that no test waits for: what is refused at once needs none of it."""
+"""A timeout that no test reaches, because refusals come at once."""
 
 # ---- the session table -----------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def sessions_of(pid: int) -> list[SessionInfo]:
         return [info for info in admin.sessions() if info.pid == pid]
 
 
-def test_killed_clients_make_place_for_a_new_one_at_once(daemon: StartDaemon) -> None:
+def test_killed_clients_free_their_sessions_at_once(daemon: StartDaemon) -> None:
     daemon("demo", "--sessions", "140")
     opens = (
         "import sys; from purgatoryd.clients import Client\n"
@@ -171,7 +171,7 @@ def test_each_freed_outcome_has_a_record_in_the_wal(daemon: StartDaemon, daemon_
     assert (stats(real)["outcomes"], stats(real)["operations"]) == (0, 0)
 
 
-def test_operations_of_a_killed_owner_end_as_they_would(daemon: StartDaemon) -> None:
+def test_operations_of_a_killed_owner_run_on(daemon: StartDaemon) -> None:
     real = daemon("demo")
     notices = Subscriber("demo", topics=["ends"])
     code = OWNS.replace("3600.0)", "3600.0, b'', 'ends')")
@@ -289,7 +289,7 @@ def test_a_pre_forked_server_replaces_killed_children(daemon: StartDaemon) -> No
     eventually(lambda: not any(map(sessions_of, (parent.pid, *children))))
 
 
-def test_a_client_that_is_forgotten_without_close_keeps_no_session(daemon: StartDaemon) -> None:
+def test_a_client_dropped_without_close_keeps_no_session(daemon: StartDaemon) -> None:
     daemon("demo", "--session-grace", "100ms")
     left = Client("demo")
     assert len(sessions_of(os.getpid())) == 1
@@ -309,7 +309,7 @@ def test_a_silent_client_with_a_connection_keeps_its_session(daemon: StartDaemon
         silent.add("k", 60.0)
 
 
-# ---- processes that the kernel does not name -------------------------------------------------
+# ---- processes that the kernel does not report -----------------------------------------------
 
 
 def test_the_connection_of_a_client_in_a_sibling_container_decides(daemon_dir: Path) -> None:
@@ -380,10 +380,10 @@ other.kill()
 admin.stop()
 daemon.wait()
 """
-"""Pid 1 of a pid namespace. Loops forever where a session of a dead client is before."""
+"""Pid 1 of a pid namespace. It loops forever if a session of a dead client stays."""
 
 
-def test_a_process_that_got_the_pid_of_a_dead_client_keeps_no_session_of_it(
+def test_a_reused_pid_keeps_no_session_of_a_dead_client(
     daemon_dir: Path,
 ) -> None:
     needs("pidns")
@@ -450,7 +450,7 @@ def test_the_process_behind_a_closed_descriptor_may_have_ended() -> None:
         client_watch.open_pidfd(descriptor, ended.pid)
 
 
-# ---- sessions that are found again -----------------------------------------------------------
+# ---- sessions that outlive their process -----------------------------------------------------
 
 GREETS = """
 import sys
@@ -477,7 +477,7 @@ def greet(real: Daemon, nonce: bytes, grace_s: int) -> tuple[subprocess.Popen[st
     return process, int(process.stdout.readline())
 
 
-def test_a_session_that_asked_for_a_grace_outlives_its_process(daemon: StartDaemon) -> None:
+def test_a_session_with_a_grace_outlives_its_process(daemon: StartDaemon) -> None:
     real = daemon("demo", "--session-grace", "100ms")
     first, session = greet(real, b"1" * 16, 3600)
     plain, _ = greet(real, b"2" * 16, 0)
@@ -516,7 +516,7 @@ def test_a_session_is_listed_and_dropped(daemon: StartDaemon) -> None:
     kill(process)
 
 
-def test_only_sessions_of_ones_own_uid_are_shown_to_others(daemon: StartDaemon) -> None:
+def test_a_member_sees_only_sessions_of_its_own_uid(daemon: StartDaemon) -> None:
     needs("root")
     real = daemon("demo")
     real.dir.chmod(0o755)
@@ -543,7 +543,7 @@ def test_only_sessions_of_ones_own_uid_are_shown_to_others(daemon: StartDaemon) 
         assert sessions_of(os.getpid()) == [mine._replace(used_boot_ns=mine.used_boot_ns)]
 
 
-# ---- owners that are found again -------------------------------------------------------------
+# ---- owners that resume ----------------------------------------------------------------------
 
 RESUMES = """
 import os, sys
@@ -597,7 +597,7 @@ def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
 @pytest.mark.parametrize(
     "arguments", [("", 1.0), ("x" * 64, 1.0), (7, 1.0), ("a", 0), ("a", 86_401), ("a", "1")]
 )
-def test_what_cannot_be_found_again_is_refused(arguments: tuple[Any, Any]) -> None:
+def test_a_resume_with_bad_arguments_is_refused(arguments: tuple[Any, Any]) -> None:
     with pytest.raises(InvalidArgument):
         Resume(*arguments, lambda key, outcome: None)
     with pytest.raises(InvalidArgument):

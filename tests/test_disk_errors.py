@@ -1,8 +1,8 @@
 """A daemon whose disk fails once, for a write, a sync or the name of a new segment.
 
-The disk is a block device, so that the kernel's page cache is what it is behind a failed sync:
-it shows what the disk does not hold, and the next sync returns well. What was acknowledged as
-durable has to be there whichever way the daemon comes back, also after a reboot.
+The disk is a block device, so the kernel's page cache behaves as it does after a failed sync: it
+has bytes that the disk lacks, and the next sync succeeds. Timers that were acknowledged as durable
+have to be there after every kind of restart, also after a reboot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from purgatoryd.shm_layout.wal import has_header, segments, snapshots, uuid_of
 
 HOUR_S = 3600.0
 LARGE = 200_000
-"""Timers; a start writes the snapshot of so many after it is ready."""
+"""Number of timers whose snapshot a start writes after it is ready."""
 MARKER = "the write of these bytes fails"
 SEGMENT = "0000000000000001.wal"
 """The name of the first segment: a block that holds it is the directory's."""
@@ -50,7 +50,7 @@ def disk(tmp_path: Path) -> Iterator[FaultyDevice]:
 
 @pytest.fixture
 def disk_with_has_journal(tmp_path: Path) -> Iterator[FaultyDevice]:
-    """Names are first written to the log of its file system; an error there makes it read-only."""
+    """ext4 with has_journal: an error while it records a name makes the file system read-only."""
     with faulty_device(tmp_path, "has_journal") as found:
         yield found
 
@@ -65,7 +65,7 @@ def there(*keys: str) -> list[bool]:
 
 
 def add_until_it_fails(disk: FaultyDevice, call: str, marker: str) -> list[str]:
-    """The keys that were acknowledged as durable; the disk failed behind them."""
+    """Add until the disk fails; return the keys that were acknowledged as durable."""
     keys: list[str] = []
     with durable() as client:
 
@@ -118,7 +118,7 @@ def start_after_reboot(real: Daemon, disk: FaultyDevice) -> None:
 
 
 @pytest.mark.parametrize(("call", "marker"), FAULTS)
-def test_a_restart_and_a_reboot_behind_a_failed_call(
+def test_a_restart_and_a_reboot_after_a_failed_call(
     daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
 ) -> None:
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
@@ -136,7 +136,7 @@ def test_a_restart_and_a_reboot_behind_a_failed_call(
 
 
 @pytest.mark.parametrize(("call", "marker"), FAULTS)
-def test_the_arena_is_lost_behind_a_failed_call(
+def test_the_arena_is_lost_after_a_failed_call(
     daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
 ) -> None:
     """As in a container whose /dev/shm goes with it, while the host's page cache stays."""
@@ -179,7 +179,7 @@ def test_a_file_system_that_became_read_only_is_mounted_again(
 
 @pytest.mark.parametrize("call", ["write", "sync"])
 @pytest.mark.parametrize("command", ["verify", "cat"])
-def test_commands_read_what_the_disk_holds(
+def test_commands_read_from_the_disk(
     daemon: StartDaemon, disk: FaultyDevice, command: str, call: str
 ) -> None:
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)

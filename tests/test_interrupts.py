@@ -39,7 +39,7 @@ OURS = str(Path(package.__file__).parent)
 
 
 class Interrupted(BaseException):
-    """What the signal handler raises."""
+    """The exception of the signal handler."""
 
 
 class Interrupt:
@@ -50,7 +50,7 @@ class Interrupt:
         self.raised = False
 
     def __enter__(self) -> Interrupt:
-        gc.disable()  # what it closes is not part of the call
+        gc.disable()  # a collection is not part of the call
         sys.settrace(self._trace)
         return self
 
@@ -126,7 +126,7 @@ def test_an_interrupted_add_is_known_or_in_doubt(daemon: StartDaemon, call: Any)
                 continue
             assert found is None
             if handle is None:
-                assert not armed, "it was sent, and nobody has a handle"
+                assert not armed, "the add was sent, and its caller has no handle"
             elif hasattr(handle, "result"):
                 assert armed
                 assert handle.result().key == f"k{number}"
@@ -425,7 +425,7 @@ print(interrupts, sent, sorted(set(range(1, sent + 1)) - set(seen)))
 
 
 def run(program: str, *arguments: str) -> str:
-    """What a program says, which must end: the limit only ends one that hangs."""
+    """Run a program and return its output. The limit only ends a program that hangs."""
     command = (sys.executable, "-c", program, *arguments)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False

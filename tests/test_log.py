@@ -1,4 +1,4 @@
-"""The log: a full disk, a closed terminal or a stopped reader does not hold up the daemon."""
+"""The log: a full disk, a closed terminal or a stopped reader does not delay the daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.status_file import StatusFile
 
 Stderr = tuple[int, Callable[[], None]]
-"""A descriptor, and what becomes of its other end once the daemon is ready."""
+"""A descriptor, and a function for its other end that runs once the daemon is ready."""
 
 
 # ---- readers that take nothing ---------------------------------------------------------------
@@ -70,7 +70,7 @@ def full_pipe() -> Stderr:
 
 
 def stalled_journald() -> Stderr:
-    """The stream of a service: what journald does not take as a datagram goes there."""
+    """The stderr stream of a service, which gets messages that journald refuses as datagrams."""
     reader, writer = socket.socketpair()
     KEPT_OPEN.append(reader.detach())
     fill(writer.fileno())
@@ -121,14 +121,14 @@ def state(real: Daemon) -> int | None:
 
 
 def provoke_a_line() -> None:
-    """Any client can: nine of ten slots are taken, and the daemon says so."""
+    """Fill nine of ten slots, as any client can, so that the daemon logs a warning."""
     with Client("demo") as client:
         for key in range(9):
             client.add(str(key), delay=3600)
 
 
 @pytest.mark.parametrize("make", [*REFUSE, *STALL])
-def test_a_log_that_nobody_takes_neither_ends_nor_freezes_the_daemon(
+def test_a_log_without_a_reader_neither_ends_nor_freezes_the_daemon(
     make: Callable[[], Stderr], daemon_dir: Path
 ) -> None:
     with speaking(make, daemon_dir, "--capacity", "10") as real:
@@ -144,7 +144,7 @@ def test_a_log_that_nobody_takes_neither_ends_nor_freezes_the_daemon(
 
 
 @pytest.mark.parametrize("make", [full_disk, full_pipe])
-def test_a_log_that_nobody_takes_does_not_end_a_deployment(
+def test_a_log_without_a_reader_does_not_end_a_deployment(
     make: Callable[[], Stderr], daemon_dir: Path
 ) -> None:
     with speaking(make, daemon_dir, "--shards", "1") as real:
@@ -185,7 +185,7 @@ class Silent(Spoken):
         return ""
 
 
-def test_a_daemon_starts_though_nobody_takes_its_ready_line(daemon_dir: Path) -> None:
+def test_a_daemon_starts_although_no_reader_takes_its_ready_line(daemon_dir: Path) -> None:
     class Unheard(Daemon):
         def begin(self) -> None:
             super().begin()
@@ -230,7 +230,7 @@ def takes_signals(pid: int, task: int) -> bool | None:
 
 
 class Reading:
-    """Stands in for stderr and its reader, who can be stopped."""
+    """Stands in for stderr and its reader, which can be stopped."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
@@ -252,7 +252,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
     return Reading(monkeypatch)
 
 
-def test_the_queue_is_bounded_and_the_next_line_counts_what_it_lost(
+def test_the_queue_is_bounded_and_the_next_line_counts_dropped_ones(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "QUEUE_MAX", 10)
@@ -272,7 +272,7 @@ def test_the_queue_is_bounded_and_the_next_line_counts_what_it_lost(
     ]
 
 
-def test_a_line_that_nobody_took_is_counted_and_reported(reading: Reading) -> None:
+def test_an_unwritten_line_is_counted_and_reported(reading: Reading) -> None:
     logger = log.Log()
     reading.takes = False
     logger.error("lost")
@@ -309,14 +309,14 @@ def test_a_message_that_cannot_be_encoded_ends_nothing(reading: Reading) -> None
     assert reading.lines == ["purgatoryd: can be [dropped=1]"]
 
 
-def test_a_file_name_that_is_no_text_is_written(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_name_that_is_not_utf8_is_written(capfd: pytest.CaptureFixture[str]) -> None:
     logger = log.Log()
     logger.warning(os.fsdecode(b"bad\xff"))
     logger.flush(PATIENCE_S)
     assert capfd.readouterr().err == "purgatoryd: bad\\udcff\n"
 
 
-def test_a_stalled_journald_holds_up_nobody(
+def test_a_stalled_journald_delays_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
@@ -360,7 +360,7 @@ def test_a_forked_child_logs_by_itself_and_repeats_nothing(
     assert sorted(lines) == ["purgatoryd: of the child", "purgatoryd: of the parent"]
 
 
-def test_what_another_process_made_non_blocking_is_waited_for() -> None:
+def test_a_stderr_that_another_process_made_non_blocking_is_waited_for() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     fill(writer)

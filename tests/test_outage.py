@@ -58,7 +58,7 @@ def rebuilt(real: Daemon) -> Callable[[], None]:
 
 
 def trigger(sender: Purgatory, key: str) -> None:
-    """A call in doubt is not repeated in another session: who triggers repeats it."""
+    """Repeat a trigger whose session was lost: the client does not repeat it in a new session."""
     try:
         sender.advance(key, 1)
     except SessionExpired:
@@ -66,7 +66,7 @@ def trigger(sender: Purgatory, key: str) -> None:
 
 
 @pytest.mark.parametrize("outage", [frozen, killed, stopped, rebuilt])
-def test_what_was_completed_in_time_does_not_expire(
+def test_operations_completed_in_time_do_not_expire(
     outage: Callable[[Daemon], Callable[[], None]], daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     """All deadlines pass during the outage, and all triggers are sent before, while it lasts."""
@@ -189,7 +189,7 @@ def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
 
 
 class Asked:
-    """Stands in for an arena, and notes what is asked of it."""
+    """Stands in for an arena, and notes the calls."""
 
     def __init__(self) -> None:
         self.accepts = True
@@ -227,7 +227,7 @@ def as_arena(asked: Asked) -> Any:
     return asked
 
 
-def test_an_iteration_in_time_holds_nothing(grace: Grace, asked: Asked) -> None:
+def test_an_iteration_in_time_delays_nothing(grace: Grace, asked: Asked) -> None:
     now_ns = 2000 * 1000 * MS
     grace.sleep(now_ns)
     grace.begin_iteration(now_ns + LATE_NS - 1)
@@ -240,7 +240,7 @@ def test_an_iteration_in_time_holds_nothing(grace: Grace, asked: Asked) -> None:
     ("late_ns", "wait_ns"),
     [(LONG_NS - 1, LONG_NS - 1), (LONG_NS, GRACE_NS), (3_600_000 * MS, GRACE_NS)],
 )
-def test_a_late_iteration_holds_for_its_lateness_and_an_outage_for_the_longest_pause(
+def test_a_late_iteration_delays_for_its_lateness_and_an_outage_for_the_longest_pause(
     late_ns: int, wait_ns: int, grace: Grace, asked: Asked
 ) -> None:
     served_ns = 1000 * 1000 * MS + GRACE_NS
@@ -284,7 +284,9 @@ def test_no_new_grace_begins_before_all_have_expired(grace: Grace, asked: Asked)
         assert grace.ends_ns == NONE_NS
 
 
-def test_a_long_outage_puts_off_the_release_so_many_times(grace: Grace, asked: Asked) -> None:
+def test_long_outages_prolong_the_delay_a_bounded_number_of_times(
+    grace: Grace, asked: Asked
+) -> None:
     now_ns = 3000 * 1000 * MS
     grace.begin_iteration(now_ns)
     asked.accepts = False
@@ -390,7 +392,7 @@ def test_operations_are_released_a_budget_at_a_time(
     assert lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 0)
 
 
-def test_a_second_outage_before_the_release_covers_what_was_armed_since(
+def test_a_second_outage_before_the_release_covers_operations_armed_since(
     late: tuple[pd.Purgatory, Owner],
 ) -> None:
     made, owner = late
@@ -406,7 +408,7 @@ def test_a_second_outage_before_the_release_covers_what_was_armed_since(
     assert sorted(key for key, _ in ended(made)) == [b"op0", b"op1", b"op2", b"since"]
 
 
-def test_what_owes_nothing_to_the_outage_expires_in_time(
+def test_operations_outside_the_outage_expire_in_time(
     late: tuple[pd.Purgatory, Owner],
 ) -> None:
     made, owner = late

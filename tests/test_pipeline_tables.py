@@ -742,7 +742,7 @@ REMISSION = {6: (3, 1), 7: (1, 0), 9: (0, 1), 10: (1, 1), 11: (0, 1), 13: (1, 0)
              17: (0, 1), 19: (0, 1), 20: (0, 1), 22: (1, 0), 23: (1, 0), 25: (0, 1), 32: (0, 2),
              34: (0, 1), 35: (0, 1)}  # fmt: skip
 """Weeks in remission of 21 patients with 6-mercaptopurine: how many relapsed then, and how many
-were watched for no longer (Freireich et al. 1963)."""
+were observed up to then (Freireich et al. 1963)."""
 ESTIMATE = {
     6: (0.8571, 0.6197, 0.9516), 7: (0.8067, 0.5631, 0.9228), 10: (0.7529, 0.5032, 0.8894),
     13: (0.6902, 0.4316, 0.8491), 16: (0.6275, 0.3675, 0.8049), 22: (0.5378, 0.2678, 0.7468),
@@ -787,8 +787,8 @@ def test_a_timeout_beyond_the_data_is_unknown(spark: SparkSession) -> None:
     assert (row.settled_p50_ns, row.settled_p99_ns, row.asked_p50_ns) == (10, 23, 40)
 
 
-def test_what_is_still_open_was_watched_too(spark: SparkSession) -> None:
-    """Of the patients, those of whom nothing ended: without them all have settled by 23."""
+def test_open_spans_count_as_censored(spark: SparkSession) -> None:
+    """The censored patients are given as open spans: without them all have settled by 23."""
     settled = {span: (counts[0], 0) for span, counts in REMISSION.items()}
     lived = spark.createDataFrame([*ended(settled)], LIVED)
     watched = [span for span, (_, count) in REMISSION.items() for _ in range(count)]
@@ -878,7 +878,7 @@ ENDS = {f"end_{n}": end(n, at_ns=HOUR) for n in range(1, 101)}
 
 
 @pytest.mark.parametrize("run_on", [0, 1])
-def test_what_lives_is_compared_with_what_came_up_to_the_same_record(
+def test_live_figures_are_compared_at_the_same_record(
     spark: SparkSession, tmp_path: Path, run_on: int
 ) -> None:
     """A daemon armed a hundred timers in an hour, and ended all; the second half of its WAL is not

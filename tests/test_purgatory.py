@@ -348,7 +348,7 @@ def test_a_failure_that_is_cleared_half_way_fails_nobody_else(
     core.check()
 
 
-def test_a_failure_that_ends_nobody_goes_on_where_it_stopped_until_it_is_cleared() -> None:
+def test_a_failure_that_ends_no_operation_continues_where_it_stopped_until_it_is_cleared() -> None:
     core = Purgatory(**{**BIG, "watches": 9000})
     owner, other = Owner(core, 1), Owner(core, 2)
     keys = [Key(name, 10) for name in (b"a", b"b", b"c")]
@@ -790,7 +790,7 @@ def test_an_inbox_counts_what_is_armed() -> None:
     assert statuses(owner.send(watches[2])) == [Status.ADDED]
 
 
-def test_outcomes_are_sent_again_less_and_less_often() -> None:
+def test_outcomes_are_sent_again_at_growing_intervals() -> None:
     core = Purgatory()
     owner = Owner(core, 1)
     owner.send(pd.watch(b"op", ALL, [Key(b"k", 0)]))

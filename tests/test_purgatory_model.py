@@ -769,7 +769,7 @@ def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:
 # ---- orders --------------------------------------------------------------------------------
 
 FATES = ("advance", "fail", "silent")
-"""What becomes of a watch key."""
+"""The fate of a watch key: a target reached, a failure, or neither."""
 
 
 def ended(

@@ -415,7 +415,7 @@ def test_a_batch_that_is_sent_again_is_not_counted_again(core: Purgatory) -> Non
 # ---- accounts -----------------------------------------------------------------------------------
 
 
-def test_what_was_armed_without_a_quota_counts_in_a_later_one(core: Purgatory) -> None:
+def test_timers_armed_without_a_quota_count_in_a_later_one(core: Purgatory) -> None:
     alice = Owner(core, 1, ALICE)
     alice.send(pd.put(b"k", SECOND_NS))
     assert accounts_of(core) == {ALICE: (1, granules(1))}

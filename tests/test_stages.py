@@ -249,7 +249,7 @@ def test_answers_wait_until_the_wal_has_space_for_their_records() -> None:
 
 
 def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
-    """Of what it arms in a later one, *local* is the time until that one is done."""
+    """For timers armed in a later call, *local* ends when that call is done."""
     core = driver.Purgatory(
         wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN,
         capacity=4096,

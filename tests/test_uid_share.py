@@ -107,7 +107,7 @@ EVERY_TABLE = pytest.mark.parametrize(
 
 
 def held_by(core: Purgatory, uid: int) -> dict[str, int]:
-    """What a uid holds, by its account and the names that it created."""
+    """Rows that a uid holds, by its account and the names that it created."""
     rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
     counts = [(a.sessions, a.watch_keys, a.watches) for a in used if a.uid == uid] or [(0, 0, 0)]
@@ -238,7 +238,7 @@ def test_a_uid_at_its_share_gives_an_idle_topic_of_its_own_for_a_new_one(core: P
     assert len(mine) == held_by(core, ALICE)["topics"]
 
 
-def test_what_is_given_back_may_be_had_again(core: Purgatory) -> None:
+def test_released_rows_can_be_used_again(core: Purgatory) -> None:
     alice, _ = prepared(core)
     for n in range(SHARE):
         watch_key(alice, n)
@@ -252,7 +252,7 @@ def test_what_is_given_back_may_be_had_again(core: Purgatory) -> None:
     assert refused(watch(alice, 10))
 
 
-def test_an_administrator_that_is_not_root_has_a_limit_too(core: Purgatory) -> None:
+def test_an_administrator_other_than_root_has_a_limit(core: Purgatory) -> None:
     for n in range(SHARE):
         body = wire.encode_namespace_set(1, b"n%d" % n, {})[wire.FRAME.size :]
         assert core.set_namespace_raw(body, ALICE)[0] == 0
@@ -266,7 +266,7 @@ def test_an_administrator_that_is_not_root_has_a_limit_too(core: Purgatory) -> N
 # ---- the table of accounts -------------------------------------------------------------------
 
 
-def test_a_full_table_of_accounts_keeps_nobody_from_what_is_not_counted() -> None:
+def test_a_full_table_of_accounts_refuses_only_counted_rows() -> None:
     core = Purgatory(**(SIZES | {"accounts": 2}))
     core.set_uid_share(50, DAEMON)
     root = Owner(core, 1, ROOT)
@@ -453,7 +453,7 @@ def work(real: Daemon) -> str:
 
 
 def uids(real: Daemon) -> dict[int, dict[str, int]]:
-    """What each uid holds, as `purgatoryd stats` says it."""
+    """Rows that each uid holds, from `purgatoryd stats`."""
     reader = Reader.attach(real.paths)
     rows = [uid_record(account) for account in reader.accounts()]
     return {row.pop("uid"): row for row in rows}

@@ -208,7 +208,7 @@ def test_topics_have_their_timers_and_notices(sampler: Sampler) -> None:
 
 
 def test_a_full_replay_buffer_is_no_alarm(sampler: Sampler) -> None:
-    """What comes pushes out the oldest: full is its steady state."""
+    """New notices replace the oldest ones: full is the normal state."""
     (found,) = (one for one in sampler.take().fills if one.name == "replay memory")
     console = Console(width=20, file=StringIO())
     for fill_, colour in ((found, "cyan"), (Fill("timers", 0, 1), "red")):

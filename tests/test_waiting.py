@@ -1,4 +1,4 @@
-"""How the loops sleep: descriptors of any number, and deadlines in nanoseconds."""
+"""The wait of the loops: descriptors above 1023, and deadlines in nanoseconds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Inheriting(Daemon):
 
 
 @pytest.mark.parametrize("args", [(), ("--shards", "1")])
-def test_a_daemon_that_inherits_more_descriptors_than_select_knows(
+def test_a_daemon_that_inherits_more_descriptors_than_select_takes(
     args: tuple[str, ...], many: list[int], daemon_dir: Path
 ) -> None:
     with contextlib.closing(Inheriting(daemon_dir, many, *args)) as real:
@@ -117,7 +117,7 @@ def test_a_wait_ends_for_a_descriptor_and_says_which() -> None:
         os.close(fd)
 
 
-def test_a_number_that_another_descriptor_got_is_watched() -> None:
+def test_a_reused_descriptor_number_is_watched() -> None:
     first, other = os.pipe()
     waiter = Waiter([first])
     os.close(first)

@@ -232,7 +232,7 @@ def test_a_killed_process_goes_on(tmp_path: Path) -> None:
     assert Walk().read([bytearray(file.read_bytes()) for file in (one, two)]).lsn == last
 
 
-def test_nobody_reads_a_torn_tail(tmp_path: Path) -> None:
+def test_a_torn_tail_is_not_read(tmp_path: Path) -> None:
     core, random = core_with_wal_buffer(), Random(5)
     wal = GroupCommit(core, tmp_path)
     for _ in range(3):
