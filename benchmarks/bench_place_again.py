@@ -23,7 +23,7 @@ from purgatoryd.shm_layout import shm
 RESULTS = Path(__file__).resolve().parent / "results" / "place_again.json"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 QUIET_S = 0.5
-"""So long the client goes on once the files are there again."""
+"""Seconds for which the client goes on after the files exist again."""
 
 
 def once(one: Victim, client: Client) -> float:

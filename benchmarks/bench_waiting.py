@@ -53,7 +53,7 @@ def waits(fds: list[int]) -> dict[str, Wait]:
 
 
 def lateness_us(wait: Wait, span_ns: int) -> float:
-    """Of one deadline; the loop sleeps again if it woke before."""
+    """Return the lateness of one deadline; an early wake-up sleeps again."""
     until_ns = boot_ns() + span_ns
     while (now_ns := boot_ns()) < until_ns:
         wait(until_ns)

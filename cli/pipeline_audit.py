@@ -30,7 +30,7 @@ _wal_option = click.option(
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     envvar="PURGATORYD_WAL_DIR",
     show_envvar=True,
-    help="Directory of WALs: what is not shipped yet counts, too.",
+    help="Directory of WALs, whose unshipped records count as well.",
 )
 _ledger_option = click.option(
     "--ledger",

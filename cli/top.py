@@ -59,11 +59,11 @@ def top_command(
 ) -> None:
     """Watch the daemon at work: rates, times, fill, the wheel, namespaces, slow clients.
 
-    Reads the shared memory and does not trouble the daemon, so it also works while that hangs, and
-    says so. Keys and payloads are not shown; slow clients only to root and the daemon's user. A
-    small terminal shows one section at a time; the arrow keys or a digit choose it, a shows all, h
-    helps and q ends. Where an arena has gone, its name is looked for again. Of a deployment it
-    shows all shards together and a line for each, or one of them.
+    Reads the shared memory and costs the daemon nothing. It also works while the daemon hangs, and
+    reports that. Keys and payloads are not shown; slow clients only to root and the daemon's user.
+    A small terminal shows one section at a time: an arrow key or a digit selects it, a shows all,
+    h helps and q quits. If an arena is gone, top looks for its name again. A deployment is shown
+    with all shards together and a line for each, or one shard alone.
     """
     from purgatoryd.cli.viewer import Viewer
 

@@ -66,7 +66,7 @@ class Batch(Letter):
         self.order = 0
         """Number of the batch in this client's order of batches; set when it is first sent."""
         self.places: Sequence[int] | None = None
-        """Of a part of another batch: its records' numbers in that batch; else None."""
+        """Numbers of the records in the batch that this one is a part of; else None."""
         self.sequence = 0
         self.behind = 0
         """`sequence` minus that of the oldest batch without an answer when this was numbered."""

@@ -32,8 +32,8 @@ ENDS_PER_ITERATION = 16
 rest."""
 FOREVER_NS = 2**63 - 1
 WATCHED_PART = 4
-"""Of the descriptors that this process may have, one in so many may watch a process. A process is
-watched without a connection, and libzmq ends the daemon if no descriptor is left."""
+"""At most one in this many of the process's descriptors watches a client process. A process is
+watched also without a connection, and libzmq ends the daemon if no descriptor is left."""
 
 _PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
 

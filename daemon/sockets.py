@@ -326,7 +326,7 @@ def _refuse_without_netlink(endpoint: str) -> None:
 def _listen(
     socket: zmq.Socket[bytes], endpoint: str, pair: curve.KeyPair, message_max: int
 ) -> None:
-    """Binds a socket to tcp, too. Options are in force for later binds only. They are taken back,
+    """Bind a socket to tcp as well. Options apply only to later binds. They are reset afterwards,
     so that a removed ipc path is bound again without CURVE."""
     _refuse_without_netlink(endpoint)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max + CURVE_MAX)

@@ -748,7 +748,7 @@ ESTIMATE = {
     13: (0.6902, 0.4316, 0.8491), 16: (0.6275, 0.3675, 0.8049), 22: (0.5378, 0.2678, 0.7468),
     23: (0.4482, 0.1881, 0.6801),
 }  # fmt: skip
-"""Of these data: survfit(..., conf.type = "log-log") of R's survival package."""
+"""Result of survfit(..., conf.type = "log-log") of R's survival package for these data."""
 
 
 def ended(spans: dict[int, tuple[int, int]]) -> Iterator[tuple[str, str, str, int, int, str, int]]:

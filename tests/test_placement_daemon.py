@@ -68,7 +68,7 @@ def affinities(pid: int) -> tuple[Cpus, list[Cpus]]:
 
 
 def spread(pid: int) -> list[Cpus]:
-    """Of all threads."""
+    """Return the CPUs of each thread."""
     loop, others = affinities(pid)
     return [loop, *others]
 

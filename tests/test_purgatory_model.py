@@ -96,7 +96,7 @@ class Model:
         return sum(map(self.reached, op.keys)) >= needed(op)
 
     def error(self, op: Operation) -> int:
-        """Of the first failed key, once it is impossible that the condition holds."""
+        """Return the first failed key's error, once the condition cannot hold."""
         failed = [
             self.watermarks[k.name].error
             for k in op.keys
