@@ -57,7 +57,9 @@ def notice_text(notice: Notice) -> str:
 @click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many notices.")
 @click.option(
-    "--idle", type=float, help="Stop after so many seconds without a notice, with exit code 1."
+    "--idle",
+    type=click.FloatRange(min=0),
+    help="Stop after so many seconds without a notice, with exit code 1.",
 )
 @timeout_option
 @json_option

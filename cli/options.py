@@ -44,7 +44,11 @@ frozen_option = click.option(
     help="A loop that stood still for longer is frozen; a sound one moves every second.",
 )
 timeout_option = click.option(
-    "--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the daemon."
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="Seconds to wait for the daemon.",
 )
 key_type_option = click.option(
     "--key-type",

@@ -118,7 +118,7 @@ def watch_command(
 
     It is satisfied once the watermark of every WATCH_KEY is at least its TARGET, which is 1
     unless given; with --need K, once K of them are. Exit code 0 means satisfied, 1 that it
-    expired, failed or was cancelled.
+    expired, failed or was cancelled. An interrupt leaves the operation armed: cancel KEY ends it.
 
     \b
     purgatoryd watch write:7 replica-1=40 replica-2=40 --within 5s &

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from purgatoryd.clients.arguments import check_whole
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidCondition
 from purgatoryd.shm_layout.layout import TARGET_MAX, WATCH_KEYS_MAX, WATERMARK_MAX, Condition
@@ -144,24 +145,26 @@ def _mapping(given: object) -> Mapping[Key, Any]:
 
 
 def check_watermark(value: object) -> int:
-    """A watermark, target, base or cap. Raises InvalidCondition."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= WATERMARK_MAX:
-        raise InvalidCondition(f"a watermark must be an int from 0 to {WATERMARK_MAX}", value)
+    """Return a watermark as an int. Raises InvalidArgument."""
+    return check_whole("watermark", value, 0, WATERMARK_MAX)
+
+
+def _whole(name: str, value: object, most: int = WATERMARK_MAX) -> int:
+    """A target, base, cap or sum. Raises InvalidCondition."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise InvalidCondition(f"a {name} must be an int from 0 to {most}", value)
     return value
 
 
 def _check_targets(targets: Mapping[Any, object]) -> list[int]:
-    checked = [check_watermark(target) for target in targets.values()]
-    if (highest := max(checked, default=0)) > TARGET_MAX:
-        raise InvalidCondition(f"a target must be an int from 0 to {TARGET_MAX}", highest)
-    return checked
+    return [_whole("target", target, TARGET_MAX) for target in targets.values()]
 
 
 def _encode_sum(condition: SumOf) -> Encoded:
     given = _mapping(condition.bases)
     keys = tuple(given)
-    bases = [_NOW if b is None else check_watermark(b) for b in given.values()]
-    threshold, caps = check_watermark(condition.at_least), _caps(condition, keys)
+    bases = [_NOW if b is None else _whole("base", b) for b in given.values()]
+    threshold, caps = _whole("sum", condition.at_least), _caps(condition, keys)
     return _encoded(Condition.SUM, threshold, keys, bases, condition.own, caps)
 
 
@@ -169,11 +172,11 @@ def _caps(condition: SumOf, keys: tuple[Key, ...]) -> list[int]:
     if condition.cap is None:
         return [WATERMARK_MAX] * len(keys)
     if not isinstance(condition.cap, Mapping):
-        return [check_watermark(condition.cap)] * len(keys)
+        return [_whole("cap", condition.cap)] * len(keys)
     cap = _mapping(condition.cap)
     if missing := [key for key in keys if key not in cap]:
         raise InvalidCondition("every key needs a cap", missing[0])
-    return [check_watermark(cap[key]) for key in keys]
+    return [_whole("cap", cap[key]) for key in keys]
 
 
 def _encoded(

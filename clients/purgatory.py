@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from purgatoryd.clients import times
-from purgatoryd.clients.arguments import check_callable, each
+from purgatoryd.clients.arguments import check_callable, check_whole, each
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import (
     AllOf,
@@ -36,7 +36,7 @@ from purgatoryd.clients.packing import Builder, Entry, PendingTrigger
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import Closed, InvalidCondition, InvalidRows
+from purgatoryd.shm_layout.errors import Closed, InvalidRows
 from purgatoryd.shm_layout.layout import Op, PutMode, Status
 from purgatoryd.shm_layout.wire import Key
 
@@ -130,10 +130,8 @@ def prepare_extend(
 
 
 def check_error(code: object) -> int:
-    """The code of fail(). Raises InvalidCondition."""
-    if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= ERROR_MAX:
-        raise InvalidCondition(f"an error code must be an int from 1 to {ERROR_MAX}", code)
-    return code
+    """Return the code of fail() as an int. Raises InvalidArgument."""
+    return check_whole("error code", code, 1, ERROR_MAX)
 
 
 def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
