@@ -255,9 +255,23 @@ def open_pidfd(connection: int, pid: int) -> int | None:
         raise
     except OSError:
         pass
-    with suppress(PermissionError):
-        os.kill(pid, 0)
+    if _names_nobody(pid):
+        raise ProcessLookupError
     return None
+
+
+def _names_nobody(pid: int) -> bool:
+    """True if no process has this pid, or one that has ended and that its parent still owns."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        return _has_ended(pidfd)
+    finally:
+        os.close(pidfd)
 
 
 def _is_peer(connection: socket.socket, pid: int) -> bool:

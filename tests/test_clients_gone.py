@@ -439,9 +439,10 @@ def test_the_process_behind_a_closed_descriptor_cannot_be_watched() -> None:
     assert client_watch.open_pidfd(descriptor, os.getpid()) is None
 
 
-def test_the_process_behind_a_closed_descriptor_may_have_ended() -> None:
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_the_process_behind_a_closed_descriptor_may_have_ended(waited_for: bool) -> None:
     ended = subprocess.Popen(["true"])
-    ended.wait()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | (0 if waited_for else os.WNOWAIT))
     ours, theirs = socket.socketpair()
     descriptor = ours.fileno()
     ours.close()
