@@ -153,7 +153,9 @@ def watch(
 def watermark(row: int, value: int, *, key: str = "", error: int = 0, namespace: int = 0) -> Record:
     data = key.encode()
     flags = BORN if key else 0
-    head = struct.pack("<QIIIHBB", value, row, error, namespace, flags, len(data), 0)
+    head = struct.pack(
+        "<QIIIHBBII", value, row, error, namespace, flags, len(data), 0, NIL, 0
+    )  # fmt: skip
     return Record("watermark", head + data)
 
 
