@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +26,8 @@ from purgatoryd.shm_layout.wire import Key, RawOutcome
 
 _LOG = logging.getLogger("purgatoryd")
 _ORPHANS_MAX = 65_536
+DOUBT_S = 60.0
+"""How long the same watch returns an operation that ended after its first watch raised."""
 
 CauseName = Literal["satisfied", "expired", "failed", "cancelled"]
 
@@ -46,6 +49,14 @@ class Outcome:
     """The condition that was given to watch(); None if an earlier process gave it."""
     failed: list[Key] = field(default_factory=list)
     watermarks: dict[Key, int] = field(default_factory=dict)
+
+
+class Doubtful(Protocol):
+    """A watch and the operation that it arms."""
+
+    @property
+    def operation(self) -> Operation:
+        """The operation, armed once the daemon has the watch."""
 
 
 class Owner(Protocol):
@@ -203,7 +214,7 @@ class Book:
         self._news: deque[Callable[[], None]] = deque()
         self._acks: deque[tuple[int, int, int]] = deque()
         self._true: deque[tuple[Operation, int]] = deque()
-        self._doubtful: dict[Any, Any] = {}  # watches that raised before their answer came
+        self._doubtful: dict[object, tuple[Any, float]] = {}  # watches that raised, and when
         self._mutex = threading.Lock()
         self._released: deque[tuple[int, int, int]] = deque()
         self._session: Session | None = None  # the session of an earlier process
@@ -228,19 +239,23 @@ class Book:
         with self._mutex:
             self._expected += 1
 
-    def doubt(self, identity: object, armed: object, pending: Pending) -> None:
-        """Remember a watch that raised, if its answer may still come. The oldest ones are
-        forgotten above a limit."""
+    def doubt(self, identity: object, armed: Doubtful, pending: Pending) -> None:
+        """Remember a watch that raised although it was sent, unless the daemon refused it. Above a
+        limit the oldest ones are forgotten."""
         with self._mutex:
-            if pending.done or not pending.packed:
+            if not pending.packed or (pending.done and pending.why() is not None):
                 return
             if len(self._doubtful) >= _ORPHANS_MAX:
                 del self._doubtful[next(iter(self._doubtful))]
-            self._doubtful[identity] = armed
+            self._doubtful[identity] = (armed, time.monotonic())
 
     def doubted(self, identity: object) -> Any:
-        """Return and forget the same watch that raised before; None if there is none."""
-        return self._doubtful.pop(identity, None) if self._doubtful else None
+        """Return and forget the same watch that raised before; None if there is none, or if its
+        operation has ended and the watch raised more than DOUBT_S ago."""
+        armed, raised_s = self._doubtful.pop(identity, (None, 0.0))
+        if armed is not None and armed.operation.done and time.monotonic() - raised_s > DOUBT_S:
+            return None
+        return armed
 
     def armed(self, operation: Operation, pending: Pending) -> None:
         """The daemon answered the watch of `operation`."""

@@ -215,7 +215,7 @@ class Purgatory(Client):
         With `topic` its end is also published there. `callback(operation)` runs in the
         purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
         Busy, ...), DaemonError. After a CallTimeout repeat the same watch: it returns the operation
-        of the first call.
+        of the first call, unless that has ended and the call raised more than DOUBT_S (60 s) ago.
         """
         check_callable("callback", callback)
         self._core.admit()

@@ -23,7 +23,16 @@ from conftest import StartDaemon
 from real_daemon import PATIENCE_S
 from test_interrupts import Interrupt, Interrupted, run
 
-from purgatoryd.clients import Admin, AllOf, CancelResult, Client, Notice, PurgatorydError, Status
+from purgatoryd.clients import (
+    Admin,
+    AllOf,
+    CancelResult,
+    Client,
+    Notice,
+    PurgatorydError,
+    Status,
+    operations,
+)
 from purgatoryd.clients.aio import AsyncClient, AsyncSubscriber
 from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.aio_purgatory import AsyncPurgatory
@@ -220,8 +229,9 @@ def test_a_cancelled_watch_is_armed_with_a_handle_or_not_at_all(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before the answer", "after the answer"])
 def test_a_watch_that_was_cancelled_is_repeated_and_returns_its_operation(
-    daemon: StartDaemon,
+    *, late: bool, daemon: StartDaemon
 ) -> None:
     daemon("demo")
 
@@ -229,10 +239,31 @@ def test_a_watch_that_was_cancelled_is_repeated_and_returns_its_operation(
         async with AsyncPurgatory("demo", timeout=PATIENCE_S) as client:
             condition = AllOf({"w": 1})
             with pytest.raises(asyncio.CancelledError):
-                await Cancelling(client.watch("o", condition, HOUR_S), 0, late=False).run()
+                await Cancelling(client.watch("o", condition, HOUR_S), 0, late=late).run()
             operation = await client.watch("o", condition, HOUR_S)
             assert await client.advance("w", 1) == 1
             assert (await operation).cause == "satisfied"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_a_repeated_watch_returns_an_ended_operation_for_a_limited_time(
+    *, lapsed: bool, daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon("demo")
+    if lapsed:
+        monkeypatch.setattr(operations, "DOUBT_S", 0.0)
+
+    async def scenario() -> None:
+        async with AsyncPurgatory("demo", timeout=PATIENCE_S) as client:
+            condition = AllOf({"w": 1})
+            with pytest.raises(asyncio.CancelledError):
+                await Cancelling(client.watch("o", condition, 0.0), 0, late=True).run()
+            while client.operations:
+                await asyncio.sleep(0.01)
+            operation = await client.watch("o", condition, HOUR_S)
+            assert operation.done is not lapsed
 
     asyncio.run(scenario())
 
