@@ -1213,10 +1213,12 @@ class WalDamaged(WalError):
     @property
     def place(self) -> str:
         """File, bytes and records of the damage, without advice."""
-        return (
-            f"{self.path}: {self.detail}: bytes {self.first_byte} to {self.last_byte}, records "
-            f"{self.first_lsn} to {self.last_lsn}"
-        )
+        damaged = f"{self.path}: {self.detail}"
+        if self.last_byte:
+            damaged += f": bytes {self.first_byte} to {self.last_byte}"
+        if self.first_lsn or self.last_lsn:
+            damaged += f", records {self.first_lsn} to {self.last_lsn or 'unknown'}"
+        return damaged
 
     def __str__(self) -> str:
         if not self.path.endswith(".wal"):  # of a snapshot there is nothing before

@@ -171,8 +171,8 @@ def path_of(name: str) -> Path:
 
 HOW = {
     -11: "were crashed by CPython or libzmq",
-    0: "went on", 7: "ended with a sentence", -6: "were aborted by libzmq", -9: "were killed",
-    127: "were ended by glibc",
+    0: "went on", 5: "named a damaged WAL", 7: "ended with a sentence",
+    -6: "were aborted by libzmq", -9: "were killed", 127: "were ended by glibc",
 }  # fmt: skip
 
 
@@ -194,7 +194,10 @@ def before(request: pytest.FixtureRequest) -> Iterator[Before]:
 def ended_well(victim: Victim, fault: Fault, code: int) -> None:
     """It said what is wrong, or nothing was."""
     said = victim.stderr
-    if code in (Exit.UNUSABLE, -signal.SIGTERM):  # asked to end while it was ending
+    if code == Exit.BROKEN:
+        assert fault.call == "read", said
+        assert re.fullmatch(r"purgatoryd: \S+/wal/\S+: cannot be read: .+\n", said), said
+    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # asked to end while it was ending
         assert re.fullmatch(r"purgatoryd: .+\n", said.splitlines(keepends=True)[-1]), said
         assert "Traceback" not in said
     elif code == -signal.SIGABRT:
