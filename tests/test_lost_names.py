@@ -62,12 +62,12 @@ def pid_of(paths: Paths) -> int:
         return int(reader.header.daemon_pid)
 
 
-def memory_files(pid: int) -> int:
-    """How many files of /dev/shm a process has open."""
+def memory_files(pid: int, paths: Paths) -> int:
+    """How many arena files of one daemon a process has open, removed ones included."""
     found = 0
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            found += str(fd.readlink()).startswith(str(shm.MOUNT))
+            found += str(fd.readlink()).startswith(str(file(paths)))
     return found
 
 
@@ -201,11 +201,11 @@ def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> 
     try:
         remove(real)
         eventually(lambda: "is foreign: it belongs to uid 65534" in real.stderr)
-        before = memory_files(real.pid)
+        before = memory_files(real.pid, real.paths)
         for _ in range(3):  # each is bound again where the daemon looks for its names
             real.paths.pub.unlink()
             eventually(real.paths.pub.is_socket)
-        assert memory_files(real.pid) == before
+        assert memory_files(real.pid, real.paths) == before
         assert obstacle.read_bytes() == b"precious"
     finally:
         obstacle.unlink()
@@ -430,4 +430,6 @@ def test_a_copy_that_did_not_take_the_place_goes(
         assert arena.private.has_name
         assert opening.lock is not None
         assert opening.lock.holds(paths.private)
-        eventually(lambda: memory_files(os.getpid()) == 5)  # each with its mapping, and a lock
+        eventually(
+            lambda: memory_files(os.getpid(), paths) == 5
+        )  # each with its mapping, and a lock
