@@ -51,14 +51,6 @@ class Outcome:
     watermarks: dict[Key, int] = field(default_factory=dict)
 
 
-class Doubtful(Protocol):
-    """A watch and the operation that it arms."""
-
-    @property
-    def operation(self) -> Operation:
-        """The operation, armed once the daemon has the watch."""
-
-
 class Owner(Protocol):
     """The blocking purgatory of an operation."""
 
@@ -239,7 +231,7 @@ class Book:
         with self._mutex:
             self._expected += 1
 
-    def doubt(self, identity: object, armed: Doubtful, pending: Pending) -> None:
+    def doubt(self, identity: object, armed: Any, pending: Pending) -> None:
         """Remember a watch that raised although it was sent, unless the daemon refused it. Above a
         limit the oldest ones are forgotten."""
         with self._mutex:
