@@ -99,7 +99,7 @@ build/tests-of-others:
 	@$(BIN)/python -m pytest -m "not spark"
 
 soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its WAL, too
-	PYTHONPATH=tests $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
+	PYTHONPATH=tests/support $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
 
 # ROUNDS of the harness: worlds that each operation is killed in, times four shapes; ten times as
 # many where only stores are looked at. CUTS of power on a simulated disk: seeds with five each.

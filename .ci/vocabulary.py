@@ -19,7 +19,7 @@ LIST = Path(__file__).with_suffix(".toml")
 SKIPPED = (
     ".ci/vocabulary.toml", "LICENSE", "docs/names.md", "docs/img/*", "src/purgatoryd/*",
     "tests/fuzz/corpus/*", "tests/stored/*.xz", "benchmarks/results/*",
-    "tests/public_names.txt", "tests/test_vocabulary.py", "*.png", "*.svg",
+    "tests/support/public_names.txt", "tests/test_vocabulary.py", "*.png", "*.svg",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Measures what others notice of an attack, on a real daemon.
 
 A client looks up a timer, again and again, for a while without and a while with each attack of
-tests/attacker.py, and a while with a process that takes as much of the processors as the
+tests/support/attacker.py, and a while with a process that takes as much of the processors as the
 attacker did and leaves the daemon alone, in turns. As root the attacker has another uid each time,
 because the last one is refused by then; else it has the daemon's own, which is cut off but never
 refused. Writes benchmarks/results/hostile.json and the table of docs/benchmarks.md.
@@ -30,7 +30,7 @@ from purgatoryd.clients import Client
 from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).resolve().parent.parent
-ATTACKER = ROOT / "tests" / "attacker.py"
+ATTACKER = ROOT / "tests" / "support" / "attacker.py"
 RESULTS = ROOT / "benchmarks" / "results" / "hostile.json"
 NAME = "bench"
 FIRST_UID = 60_000

@@ -11,11 +11,11 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 from flight_runs import FlightRuns, run_flights
-from real_daemon import Daemon, remove_arena_files
+from real_daemon import Daemon, StartDaemon, remove_arena_files
 from small_plans import SMALL_PLANS
 
 from purgatoryd.pipeline.session import ON_ONE_BOX, session
@@ -51,14 +51,6 @@ def pytest_runtest_makereport(
             state = "running" if one.running else f"ended with {one.process.returncode}"
             report.sections.append((f"daemon {one.name}, {state}", one.stderr))
     return report
-
-
-class StartDaemon(Protocol):
-    """Starts a daemon; `args` are those of `purgatoryd run`."""
-
-    def __call__(
-        self, name: str = "demo", *args: str, env: Mapping[str, str] | None = None
-    ) -> Daemon: ...
 
 
 @pytest.fixture

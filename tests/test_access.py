@@ -23,11 +23,10 @@ import pytest
 import raw_wire as raw
 import zmq
 from click.testing import CliRunner
-from conftest import StartDaemon
 from machine import needs
 from other_user import run_as
 from raw_wire import Raw
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed, clean_environment
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, StartDaemon, clean_environment
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S
+from real_daemon import PATIENCE_S, StartDaemon
 
 from purgatoryd.clients import (
     Admin,

@@ -18,13 +18,12 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cold_driver import Mortal, keys_in, small_pieces, spark_of_python
+from cold_driver import Mortal, filed, files_writer, keys_in, small_pieces, spark_of_python
 from cold_killed import DUE, FAR, UNTIL_NS, key_of, rows_of
-from conftest import StartDaemon
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
-from real_daemon import PATIENCE_S, Daemon, eventually, notices, stats
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, notices, stats
 
 from purgatoryd.clients import Client
 from purgatoryd.clients.batch import Batch
@@ -32,7 +31,7 @@ from purgatoryd.pipeline import agent, cold
 from purgatoryd.pipeline.bulk_loading import Answers, BulkLoader, runs
 from purgatoryd.pipeline.promote import promote
 from purgatoryd.pipeline.tier import Tier
-from purgatoryd.pipeline.writer import FilesWriter, TimersWriter, writer_of
+from purgatoryd.pipeline.writer import TimersWriter, writer_of
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
     BulkLoadRefused,
@@ -50,8 +49,8 @@ from purgatoryd.shm_layout.layout import WireError
 HOUR_NS = 3600 * 10**9
 SCHEMA = StructType().add("key", "string").add("delay", "double").add("payload", "binary")
 NO_SPARK: Any = None
-KILLER = Path(__file__).with_name("cold_killed.py")
-PROMOTION = Path(__file__).with_name("promote_killed.py")
+KILLER = Path(__file__).parent / "support" / "cold_killed.py"
+PROMOTION = Path(__file__).parent / "support" / "promote_killed.py"
 
 
 def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
@@ -254,25 +253,6 @@ def test_refusals_fail_the_write(spark: SparkSession, daemon: StartDaemon, tmp_p
 
 
 # ---- files and their agent ---------------------------------------------------------------------
-
-
-FILED = StructType().add("key", "string").add("deadline", "timestamp").add("daemon", "string")
-
-
-def filed(first: int, last: int, *daemons: str) -> pa.RecordBatch:
-    """Rows of FILED, due long ago, the daemons taking turns."""
-    numbers = range(first, last)
-    return pa.RecordBatch.from_pydict({
-        "key": [f"k{i}" for i in numbers],
-        "deadline": pa.array(list(numbers), pa.timestamp("us", "UTC")),
-        "daemon": [daemons[i % len(daemons)] for i in numbers],
-    })  # fmt: skip
-
-
-def files_writer(spool: Path) -> FilesWriter:
-    writer = writer_of({"to": "files", "path": str(spool)}, FILED)
-    assert isinstance(writer, FilesWriter)
-    return writer
 
 
 def test_files_go_to_their_daemons_once(daemon: StartDaemon, tmp_path: Path) -> None:

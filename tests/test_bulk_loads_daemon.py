@@ -11,8 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, eventually, remove_arena_files, stats
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files, stats
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import (

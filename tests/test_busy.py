@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import purgatory_driver as pd
 import pytest
-from conftest import StartDaemon
 from fault_driver import Gate, build_library
 from purgatory_driver import ALL, Answer, Key, Owner, Purgatory
-from real_daemon import PATIENCE_S, eventually
+from real_daemon import PATIENCE_S, StartDaemon, eventually
 
 from purgatoryd.clients import (
     AsyncClient,

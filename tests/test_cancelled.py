@@ -19,9 +19,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S
-from test_interrupts import Interrupt, Interrupted, run
+from interrupts import Interrupt, Interrupted, run
+from real_daemon import PATIENCE_S, StartDaemon
 
 from purgatoryd.clients import (
     Admin,

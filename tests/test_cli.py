@@ -18,9 +18,9 @@ from urllib.parse import quote
 import click
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
+from command_line import BASE, answer, cli
 from pyspark.errors import PySparkException
-from real_daemon import PATIENCE_S, Daemon, eventually
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.cli import api, reference
 from purgatoryd.cli.app import COMMANDS, app
@@ -39,21 +39,6 @@ from purgatoryd.shm_layout.files import write_durably
 from purgatoryd.shm_layout.layout import EVENTS_TOPIC
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-BASE = [sys.executable, "-m", "purgatoryd.cli"]
-
-
-def cli(daemon: Daemon, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*BASE, *args, "--name", daemon.name]
-    return subprocess.run(
-        command, env=daemon.env, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-
-
-def answer(daemon: Daemon, *args: str, code: Exit = Exit.DONE) -> Any:
-    """The one JSON object that a command prints; its exit code must be `code`."""
-    done = cli(daemon, *args, "--json")
-    assert done.returncode == code, done.stdout + done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, eventually
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, Client

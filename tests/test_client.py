@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, remove_arena_files
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, remove_arena_files
 
 from purgatoryd.clients import (
     Admin,

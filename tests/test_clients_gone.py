@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartDaemon
 from machine import needs
 from raw_wire import Raw
 from real_daemon import (
     PATIENCE_S,
     Daemon,
+    StartDaemon,
     eventually,
     remove_arena_files,
     stats,
@@ -469,9 +469,9 @@ sys.stdin.read()
 
 
 def greet(real: Daemon, nonce: bytes, grace_s: int) -> tuple[subprocess.Popen[str], int]:
-    tests = str(Path(__file__).parent)
+    support = str(Path(__file__).parent / "support")
     process = subprocess.Popen(
-        [sys.executable, "-c", GREETS, tests, str(real.paths.cmd), nonce.hex(), str(grace_s)],
+        [sys.executable, "-c", GREETS, support, str(real.paths.cmd), nonce.hex(), str(grace_s)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -535,9 +535,9 @@ def test_a_member_sees_only_sessions_of_its_own_uid(daemon: StartDaemon) -> None
     )
     with Client("demo"):
         (mine,) = sessions_of(os.getpid())
-        tests = str(Path(__file__).parent)
+        support = str(Path(__file__).parent / "support")
         done = subprocess.run(
-            [sys.executable, "-c", asks, tests, str(real.paths.admin), str(mine.session)],
+            [sys.executable, "-c", asks, support, str(real.paths.admin), str(mine.session)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.stdout.split() == ["0", str(int(WireError.DENIED))], done.stderr

@@ -15,16 +15,14 @@ from typing import Any
 
 import pyspark
 import pytest
+from audit_stories import IN_PARTS, call, noted, ship, write_ledger
 from cluster_driver import COMMANDS, ROWS, WORKERS
-from conftest import StartDaemon
+from cold_driver import reminders
 from machine import needs
 from pyspark.sql import SparkSession
-from real_daemon import eventually, stats
+from real_daemon import StartDaemon, eventually, free_port, stats
 from stored_arena import WALS, StoredWal
-from test_audit import IN_PARTS, call, noted, ship, write_ledger
-from test_cold_cli import reminders
-from test_pipeline_tables import contents
-from test_remote import free_port
+from tables_oracle import contents
 from wal_writer import S
 
 from purgatoryd.cli.exits import Exit
@@ -37,7 +35,7 @@ from purgatoryd.shm_layout.wal import Walk, segments
 
 Reported = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
-DRIVER = Path(__file__).with_name("cluster_driver.py")
+DRIVER = Path(__file__).parent / "support" / "cluster_driver.py"
 LIMIT_S = 600
 """A machine that is busy takes minutes for six JVMs; more is a hang."""
 

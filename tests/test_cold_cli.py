@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from datetime import UTC, datetime, timedelta
@@ -14,39 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import wal_segment_writer as sw
-from click.testing import CliRunner, Result
-from cold_driver import spark_of_python
-from conftest import StartDaemon
+from cold_driver import reminders, spark_of_python
+from command_line import command, reported
 from pyspark.sql import SparkSession
-from real_daemon import Daemon, stats
+from real_daemon import Daemon, StartDaemon, stats
 
 from purgatoryd.cli import pipeline_cold
-from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout.errors import LakeInUse
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cold.md"
-DUE_S = 1893456000  # 2030-01-01T00:00:00Z
-
-
-def command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=False)
-
-
-def reported(*arguments: str, code: Exit = Exit.DONE) -> dict[str, Any]:
-    """What a command says with --json, on its last line."""
-    result = command(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
-
-
-def reminders(path: Path) -> None:
-    """20 timers, a minute apart."""
-    keys = [f"order:{i}" for i in range(20)]
-    times = pa.array([(DUE_S + 60 * i) * 10**6 for i in range(20)], pa.timestamp("us", "UTC"))
-    pq.write_table(pa.table({"key": keys, "namespace": ["shop"] * 20, "deadline": times}), path)
 
 
 def consoles() -> list[str]:
@@ -265,7 +242,7 @@ def test_a_file_of_another_format_is_named(lake: Path, tmp_path: Path) -> None:
 
 
 def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:
-    from test_bulk_loading import filed, files_writer
+    from cold_driver import filed, files_writer
 
     demo = daemon()
     agent = ("pipeline", "bulk-load-agent", str(tmp_path), "--name", "demo")

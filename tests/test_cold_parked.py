@@ -14,9 +14,16 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from cold_driver import Mortal, TableDaemon, Wal, small_pieces, spark_of_python, waiting
-from conftest import StartDaemon
 from pyspark.sql import SparkSession
-from real_daemon import PATIENCE_S, Daemon, eventually, notices, remove_arena_files, stats
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    StartDaemon,
+    eventually,
+    notices,
+    remove_arena_files,
+    stats,
+)
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

@@ -55,7 +55,7 @@ def test_mutants_are_caught() -> None:
 
 def test_kills_at_random_under_load_lose_and_double_nothing() -> None:
     script = str(ROOT / "tests" / "crash" / "soak.py")
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
     run = subprocess.run(
         [sys.executable, script, "4"], capture_output=True, text=True, env=environment
     )

@@ -27,13 +27,13 @@ import psutil
 import pytest
 import raw_wire as raw
 import zmq
-from conftest import StartDaemon
 from machine import needs
 from raw_wire import Raw
 from real_daemon import (
     PATIENCE_S,
     Daemon,
     DaemonFailed,
+    StartDaemon,
     boot_ns,
     eventually,
     refused,

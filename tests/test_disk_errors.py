@@ -19,9 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import StartDaemon
 from faulty_device import FaultyDevice, faulty_device
-from real_daemon import PATIENCE_S, Daemon, refused, remove_arena_files
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, refused, remove_arena_files
 
 from purgatoryd.clients import Client, NotDurable, WalStopped
 from purgatoryd.daemon.wal import SNAPSHOT_ATTEMPTS, Wal

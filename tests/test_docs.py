@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S, clean_environment
+from real_daemon import PATIENCE_S, StartDaemon, clean_environment
 
 from purgatoryd.cli.app import app
 from purgatoryd.clients import Client

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S, clean_environment
+from real_daemon import PATIENCE_S, StartDaemon, clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -21,13 +21,11 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from conftest import StartDaemon
 from machine import needs
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_arena_files
-from test_metrics import used
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, clean_environment, remove_arena_files, used
 
 from purgatoryd.cli import exposition
 from purgatoryd.cli.app import app

@@ -22,9 +22,8 @@ from pathlib import Path
 import pytest
 import zmq
 from attacker import ATTACKS, connect, frame, shake_hands
-from conftest import StartDaemon
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, eventually
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.daemon.admission_control import (
@@ -67,7 +66,7 @@ def own_bytes(daemon: Daemon) -> int:
 def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subprocess.Popen[bytes]]:
     """Lets an attacker loose on the daemon meanwhile, and sees that it was at it to the end."""
     daemon.dir.chmod(0o750)
-    script = Path(__file__).with_name("attacker.py")
+    script = Path(__file__).parent / "support" / "attacker.py"
     as_other = [str(uid)] if os.geteuid() == 0 else []
     command = [sys.executable, str(script), attack, str(daemon.dir), daemon.name, *as_other]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
@@ -178,7 +177,7 @@ def ask_as(uid: int, daemon: Daemon) -> str:
     "refused by the kernel" if there is no connection in the first place."""
     program = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parent / "support")!r})
 from pathlib import Path
 from attacker import PING, frame, shake_hands
 os.setgroups([])

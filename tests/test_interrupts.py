@@ -6,21 +6,16 @@ outcome later. Afterwards the client works, and every result belongs to its call
 
 from __future__ import annotations
 
-import gc
 import itertools
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S
+from interrupts import Interrupt, Interrupted, run
+from real_daemon import PATIENCE_S, StartDaemon
 
-from purgatoryd import clients as package
 from purgatoryd.clients import (
     Admin,
     AllOf,
@@ -35,38 +30,6 @@ from purgatoryd.clients import (
 )
 
 HOUR_S = 3600.0
-OURS = str(Path(package.__file__).parent)
-
-
-class Interrupted(BaseException):
-    """The exception of the signal handler."""
-
-
-class Interrupt:
-    """Raises at the nth line of project code that this thread begins."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        self.raised = False
-
-    def __enter__(self) -> Interrupt:
-        gc.disable()  # a collection is not part of the call
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        gc.enable()
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
-            return None
-        if event == "line" and not self.raised:
-            self._left -= 1
-            if self._left < 0:
-                self.raised = True
-                raise Interrupted
-        return self._trace
 
 
 def interrupted(call: Callable[[int], Any]) -> Iterator[tuple[int, Any, Interrupted | None]]:
@@ -422,16 +385,6 @@ subscriber.close()
 client.close()
 print(interrupts, sent, sorted(set(range(1, sent + 1)) - set(seen)))
 """
-
-
-def run(program: str, *arguments: str) -> str:
-    """Run a program and return its output. The limit only ends a program that hangs."""
-    command = (sys.executable, "-c", program, *arguments)
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_programs_end_after_ctrl_c(daemon: StartDaemon) -> None:

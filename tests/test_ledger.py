@@ -10,8 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S
+from real_daemon import PATIENCE_S, StartDaemon
 
 from purgatoryd.clients import (
     Admin,

@@ -8,9 +8,7 @@ import itertools
 import json
 import os
 import re
-import select
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +18,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
+from command_line import answer, cli
 from fault_driver import Gate, build_library
 from machine import needs
 from real_daemon import (
     PATIENCE_S,
     Daemon,
+    StartDaemon,
     boot_ns,
     eventually,
     notices,
@@ -33,7 +32,7 @@ from real_daemon import (
     stats,
     wal_entries,
 )
-from test_cli import answer, cli
+from service_manager import Manager, fill, readable
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -58,37 +57,6 @@ from purgatoryd.shm_layout.wal import Contents
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FULL = "--capacity", "10"
-
-
-def readable(file: Any) -> bool:
-    """True if something, or its end, is there to be read."""
-    return bool(select.select([file], [], [], 0)[0])
-
-
-class Manager:
-    """A service manager's end of NOTIFY_SOCKET."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(address.replace("@", "\0", 1))
-        self.socket.settimeout(PATIENCE_S)
-
-    def received(self) -> list[str]:
-        """All lines that were said so far."""
-        lines: list[str] = []
-        while readable(self.socket):
-            lines += self.socket.recv(4096).decode().splitlines()
-        return lines
-
-    def hears(self, line: str) -> list[str]:
-        """All lines up to the first that begins so."""
-        received: list[str] = []
-        end_s = time.monotonic() + 2 * PATIENCE_S  # heartbeats alone go on for ever
-        while not any(one.startswith(line) for one in received):
-            assert time.monotonic() < end_s, f"no {line} in {received[-20:]}"
-            received += self.socket.recv(4096).decode().splitlines()
-        return received
 
 
 @pytest.fixture
@@ -418,15 +386,6 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
     real.await_ready()
     assert status(real)[0]["pid"] == real.pid
     assert not (daemon_dir / "demo.status").exists()
-
-
-def fill(manager: Manager) -> None:
-    """As many datagrams as its queue takes, of senders none of which is at its own limit."""
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
-                sender.sendto(b"STATUS=of another", manager.address)
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
 from machine import needs
 from real_daemon import (
     PATIENCE_S,
     Daemon,
+    StartDaemon,
     eventually,
     remove_arena_files,
     stats,
 )
-from test_lifecycle import Manager
+from service_manager import Manager
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

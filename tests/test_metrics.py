@@ -5,22 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import purgatory_driver as pd
 import pytest
-from conftest import StartDaemon
 from core_driver import Core
-from purgatory_driver import Purgatory
-from real_daemon import Daemon, eventually
-from test_core_batch import Peer, put
-from test_stages import handle
+from core_peer import Peer, put
+from purgatory_driver import Purgatory, handle
+from real_daemon import Daemon, StartDaemon, eventually, used
 from wal_driver import HEAD_BYTES, Redo, Snapshot, Wal, frames_of
 
-from purgatoryd.clients import AllOf, Client, Subscriber
-from purgatoryd.clients import Purgatory as PurgatoryClient
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.store import Opening, open_arena, wal_end
 from purgatoryd.daemon.wal import Wal as DaemonWal
@@ -480,25 +476,6 @@ def metrics_of(daemon: Daemon) -> Iterator[Metrics]:
         yield read_metrics(reader)
     finally:
         reader.close()
-
-
-def used(daemon: Callable[..., Daemon], *args: str) -> Daemon:
-    """One that has fired a timer and ended an operation."""
-    one = daemon("demo", *args)
-    with (
-        Subscriber("demo", topics=["t"]) as subscriber,
-        Client("demo", namespace="shop") as client,
-        Client("demo") as timers,
-        PurgatoryClient("demo") as purgatory,
-    ):
-        client.add("far", delay=3600.0)
-        client.add("farther", delay=7200.0)
-        timers.add("k", delay=0.001, topic="t")
-        assert subscriber.get(30) is not None
-        done = purgatory.watch("w", AllOf({"key": 1}), timeout=30.0)
-        purgatory.advance("key", 1)
-        done.result()
-    return one
 
 
 def test_a_daemon_fills_every_histogram(daemon: StartDaemon) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 
 import purgatory_driver as pd
 import pytest
-from conftest import StartDaemon
 from purgatory_driver import Owner
-from real_daemon import PATIENCE_S, Daemon, eventually, stats
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, stats
 
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace

@@ -13,9 +13,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_arena_files, stats
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    StartDaemon,
+    clean_environment,
+    remove_arena_files,
+    stats,
+)
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, eventually, remove_arena_files, stats
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files, stats
 
 from purgatoryd.clients import Admin, BulkLoad, CancelResult, Client, Exists, NoWal, Status
 from purgatoryd.shm_layout.wal import Walk, contents, segments, uuid_of

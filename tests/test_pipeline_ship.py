@@ -17,9 +17,8 @@ import pytest
 import wal_segment_writer as sw
 import wal_writer as ww
 from click.testing import CliRunner, Result
-from conftest import StartDaemon
 from machine import needs
-from real_daemon import eventually
+from real_daemon import StartDaemon, eventually
 from stored_arena import WALS, StoredWal
 
 from purgatoryd.cli.app import app
@@ -52,7 +51,7 @@ from purgatoryd.shm_layout.wal import (
     snapshots,
 )
 
-KILLER = Path(__file__).with_name("ship_killed.py")
+KILLER = Path(__file__).parent / "support" / "ship_killed.py"
 
 
 @pytest.fixture(params=WALS, ids=lambda folder: folder.name)

@@ -38,7 +38,7 @@ from purgatoryd.shm_layout.retention_holds import read_holds
 from purgatoryd.shm_layout.wal import SEGMENT, file_name, segments
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
-STREAM = Path(__file__).with_name("stream_killed.py")
+STREAM = Path(__file__).parent / "support" / "stream_killed.py"
 STORED = max(WALS, key=lambda folder: folder.name)
 """Of the newest format."""
 

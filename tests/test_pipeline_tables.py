@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,15 +22,23 @@ import pytest
 import wal_segment_writer as sw
 from click.testing import CliRunner
 from cold_driver import TableDaemon, spark_of_python
-from conftest import StartDaemon
 from flight_runs import FlightRuns
 from made_bronze import EXPIRED, FIRE, MS, SENT, Plan, S, opening_of, put, rows_of, segments_of
 from other_user import run_as
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from real_daemon import PATIENCE_S
+from real_daemon import PATIENCE_S, StartDaemon
 from stored_arena import WALS, StoredWal
-from tables_oracle import OPEN_SQL, WINDOW_SQL, Oracle, same_schema
+from tables_oracle import (
+    OPEN_SQL,
+    TABLES,
+    WINDOW_SQL,
+    Oracle,
+    contents,
+    same_schema,
+    sketch_columns,
+    table,
+)
 from wal_writer import Story, Wal, arm, end, namespace, topic
 
 from examples.flights.collector import LAST_KEY
@@ -73,7 +81,6 @@ from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
 STRANGER = 4242
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
-TABLES = {LIFECYCLES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
 LIVE = Plan(9_000, slow_worker=3)
 VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", real_offset_ns=7 * S)
 
@@ -81,10 +88,6 @@ VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", re
 def lake_in(directory: Path) -> Lake:
     directory.mkdir(exist_ok=True)
     return Lake(directory)
-
-
-def table(spark: SparkSession, lake: Lake, which: Table) -> DataFrame:
-    return Layer(lake.root, TABLES[which]).read(spark, which)
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +161,6 @@ def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: Dat
     again = f"{by_window} FROM lifecycles GROUP BY ALL"
     both = f"SELECT * FROM ({flowed} GROUP BY ALL) WHERE {'+'.join(gold.FINAL_STATES)} > 0"
     assert sorted(oracle.rows(both)) == sorted(oracle.rows(again))
-
-
-def sketch_columns(of: Table) -> list[str]:
-    return [column.name for column in of.columns if column.type == "binary"]
 
 
 @pytest.mark.parametrize(("which", "by"), [(TOPICS, ["clock"]), (WORKERS, ["clock", "worker"])])
@@ -321,20 +320,6 @@ def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
         put(lake, segment)
     jobs.bring_up(spark, lake)
     return lake
-
-
-def contents(
-    spark: SparkSession, lake: Lake, tables: Iterable[Table] = TABLES
-) -> dict[str, list[str]]:
-    """What does not depend on chance: rows, counts, least and greatest values."""
-    found = {}
-    for which in tables:
-        rows = table(spark, lake, which)
-        for name in sketch_columns(which) if which is not LIFECYCLES else ():
-            ends = [sketches.quantile(name, rank).alias(f"{name}_{rank}") for rank in (0.0, 1.0)]
-            rows = rows.select("*", *ends).drop(name)
-        found[which.name] = sorted(map(repr, rows.collect()))
-    return found
 
 
 def test_segments_come_late_twice_and_in_any_order(

@@ -17,11 +17,10 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import StartDaemon
 from fake_system import Machine
 from machine import CPUSETS, needs
 from other_user import run_as
-from real_daemon import PATIENCE_S, Daemon, clean_environment, eventually, stats
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, clean_environment, eventually, stats
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, Client, InvalidArgument, Subscriber

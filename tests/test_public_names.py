@@ -1,4 +1,4 @@
-"""Public names are those of tests/public_names.txt."""
+"""Public names are those of tests/support/public_names.txt."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import StartDaemon
 from real_daemon import (
     PATIENCE_S,
     Daemon,
+    StartDaemon,
     eventually,
     notices,
     remove_arena_files,

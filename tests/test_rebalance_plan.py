@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit_stories import CLEAN, OPEN, by, restarted, ship, uuid
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
-from test_audit import CLEAN, OPEN, by, restarted, ship, uuid
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

@@ -17,13 +17,13 @@ from uuid import uuid4
 
 import pytest
 import zmq
-from conftest import StartDaemon
+from cold_driver import reminders
+from command_line import reported
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from raw_wire import PING
 from raw_wire import frame as request
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, stats
-from test_cold_cli import reminders, reported
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, StartDaemon, eventually, free_port, stats
 
 from purgatoryd.clients import (
     AllOf,
@@ -57,19 +57,6 @@ class Place(NamedTuple):
     remote: Remote
     server_key: str
     args: tuple[str, ...]
-
-
-def free_port() -> int:
-    """A port of loopback that is free, and the next one too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from audit_stories import CLEAN, OPEN, RECORDS, by, restarted, ship, uuid
 from pyspark.sql import functions as F  # noqa: N812
-from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, uuid
 from wal_writer import S
 
 from purgatoryd.cli.pipeline_audit import _print_tables

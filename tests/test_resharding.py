@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
 from pyspark.sql import functions as F  # noqa: N812
-from real_daemon import PATIENCE_S, remove_arena_files
+from real_daemon import PATIENCE_S, StartDaemon, remove_arena_files
 from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
 
 from purgatoryd.cli.app import app

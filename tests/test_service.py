@@ -39,7 +39,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
     install(root)
     results = root / "var/results.json"
     assert nspawn.boot(
-        root, "/opt/bin/python /opt/source/tests/service_steps.py /var/results.json", binds
+        root, "/opt/bin/python /opt/source/tests/support/service_steps.py /var/results.json", binds
     ), "systemd did not boot"
     found: dict[str, str | None] = json.loads(results.read_text())
     return found

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import StartDaemon
 from machine import needs
-from real_daemon import Daemon, eventually
+from real_daemon import Daemon, StartDaemon, eventually
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

@@ -16,11 +16,10 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner, Result
-from conftest import StartDaemon
 from other_user import run_as
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, refused
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, StartDaemon, eventually, refused
+from service_manager import Manager, fill
 from spoiled import spoil
-from test_lifecycle import Manager, fill
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

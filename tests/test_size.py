@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
+from real_daemon import StartDaemon
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit

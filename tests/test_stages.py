@@ -10,15 +10,23 @@ from typing import Any
 
 import purgatory_driver as driver
 import pytest
-from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_arena_files, wal_frames
+from purgatory_driver import handle
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    StartDaemon,
+    boot_ns,
+    eventually,
+    remove_arena_files,
+    wal_frames,
+)
 
 from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory, Remote
 from purgatoryd.clients.core import Core
 from purgatoryd.daemon.admin import frame
 from purgatoryd.daemon.replies import Replies
-from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.wal import Frame, contents
 
 HOUR_S = 3600.0
@@ -275,17 +283,3 @@ def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
     assert timestamps.done_boot_ns == 0
     lib.pg_served(core.a, now_ns + 70)
     assert timestamps.done_boot_ns - timestamps.applied_boot_ns == now_ns + 70 - begun_ns
-
-
-def handle(
-    core: driver.Purgatory, message: bytes, now_ns: int, received_ns: int | None = None
-) -> int:
-    """One call of the core, as the daemon makes it."""
-    reply, used, wait = bytearray(MESSAGE_MAX), ffi.new("uint64_t *"), ffi.new("int64_t *")
-    times_ns = (now_ns if received_ns is None else received_ns, now_ns)
-    bytes_in, bytes_out = ffi.from_buffer(message), ffi.from_buffer(reply)
-    uid, pid = driver.UID, 1
-    state = lib.pg_handle(
-        core.a, bytes_in, len(message), uid, pid, *times_ns, bytes_out, used, wait
-    )
-    return int(state)

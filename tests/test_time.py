@@ -14,10 +14,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from conftest import StartDaemon
 from fault_driver import build_library
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, notices, refused, sent, stats
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    StartDaemon,
+    boot_ns,
+    eventually,
+    notices,
+    refused,
+    sent,
+    stats,
+)
 from stored_arena import ARENAS, Stored
 
 from purgatoryd.cli.arena import infos

@@ -14,12 +14,11 @@ from unittest import mock
 import purgatory_driver as pd
 import pytest
 import raw_wire as raw
-from conftest import StartDaemon
 from core_driver import Fault
 from other_user import run_as
 from purgatory_driver import ANY, Command, Key, Owner, Purgatory
 from raw_wire import Raw
-from real_daemon import PATIENCE_S, Daemon, eventually, remove_arena_files
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files
 from wal_driver import Redo, Snapshot, Wal
 
 from purgatoryd.cli.arena import uid_record

@@ -15,13 +15,13 @@ from typing import Any
 import later_build
 import purgatory_driver as driver
 import pytest
-from conftest import StartDaemon
 from machine import needs
 from purgatory_driver import Command
 from raw_wire import Raw, batch, put
 from real_daemon import (
     PATIENCE_S,
     Daemon,
+    StartDaemon,
     eventually,
     notices,
     refused,

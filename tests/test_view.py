@@ -18,11 +18,10 @@ from typing import cast
 
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
 from core_driver import Core
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_arena_files
+from raw_owner import Raw, trigger, watch
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, boot_ns, eventually, remove_arena_files
 from rich.console import Console
-from test_purgatory_daemon import Raw, trigger, watch
 
 from purgatoryd.cli import units
 from purgatoryd.cli.app import app

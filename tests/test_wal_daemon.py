@@ -20,12 +20,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from conftest import StartDaemon
 from fault_driver import Fault, build_library
 from machine import needs
 from real_daemon import (
     PATIENCE_S,
     Daemon,
+    StartDaemon,
     boot_ns,
     eventually,
     refused,

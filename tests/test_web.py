@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -10,18 +9,16 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import StartDaemon
 from machine import BROWSERS, needs
-from real_daemon import PATIENCE_S, Daemon, eventually
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
+from web_page import Answer, Web
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -33,39 +30,6 @@ from purgatoryd.shm_layout.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-BASE = [sys.executable, "-m", "purgatoryd.cli", "web", "--name", "demo", "--json"]
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    text: str
-
-
-class Web:
-    """`purgatoryd web` of daemon demo, listening after construction."""
-
-    def __init__(self, daemon: Daemon, *args: str) -> None:
-        self.process = subprocess.Popen(
-            [*BASE, *args], env=daemon.env, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.address: str = json.loads(self.process.stdout.readline())["listening"]
-
-    def ask(self, path: str = "/", method: str = "GET", **headers: str) -> Answer:
-        host, port = self.address.removeprefix("http://").rstrip("/").rsplit(":", 1)
-        with closing(http.client.HTTPConnection(host, int(port), PATIENCE_S)) as connection:
-            connection.request(method, path, headers=headers)
-            reply = connection.getresponse()
-            return Answer(reply.status, dict(reply.headers), reply.read().decode())
-
-    def end(self) -> int:
-        self.process.terminate()
-        code = self.process.wait(PATIENCE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
 
 
 @pytest.fixture

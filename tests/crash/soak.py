@@ -1,10 +1,10 @@
 """Kills a real daemon and its workers at random, under load, and keeps a ledger.
 
-`python soak.py SECONDS [SEED] [--keep DIR] [--audit]`, with tests/ on PYTHONPATH. Workers note what
-the daemon has acknowledged; at the end each timer was noticed once, or cancelled and never noticed,
-and no operation ended twice; the owners that live to the end hear how each of theirs ended. With
---keep the daemon writes a WAL, which an exporter, killed as well, brings into a lake, and the
-clients keep ledgers: DIR/wal, DIR/lake and DIR/ledgers. With --audit they are audited, in a
+`python soak.py SECONDS [SEED] [--keep DIR] [--audit]`, with tests/support on PYTHONPATH. Workers
+note what the daemon has acknowledged; at the end each timer was noticed once, or cancelled and
+never noticed, and no operation ended twice; the owners that live to the end hear how each of theirs
+ended. With --keep the daemon writes a WAL, which an exporter, killed as well, brings into a lake,
+and the clients keep ledgers: DIR/wal, DIR/lake and DIR/ledgers. With --audit they are audited, in a
 folder of their own unless DIR is given. Prints kills and totals as JSON; exit code 1 = something is
 lost or doubled, or the audit found a violation.
 """

@@ -22,7 +22,7 @@ from typing import Any
 from uuid import UUID
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 import purgatory_driver as driver  # noqa: E402
 from core_driver import NIL, Entry  # noqa: E402

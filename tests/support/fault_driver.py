@@ -20,7 +20,7 @@ from real_daemon import PATIENCE_S, clean_environment, eventually
 
 from purgatoryd.shm_layout.paths import paths_in
 
-SOURCES = Path(__file__).parent / "fault"
+SOURCES = Path(__file__).parents[1] / "fault"
 
 
 def build_library(name: str, directory: Path) -> Path:

@@ -3,14 +3,20 @@ the adds themselves instead of taken from what the records of final states carry
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from purgatoryd.pipeline.schemas import Table
+from purgatoryd.pipeline import sketches
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.parts import Layer
+from purgatoryd.pipeline.schemas import FLOW, LIFECYCLES, TOPICS, WORKERS, Table
+
+TABLES = {LIFECYCLES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
 
 LIFECYCLES_SQL = """
 WITH adds AS (SELECT * FROM bronze WHERE kind IN ('arm', 'watch')),
@@ -108,3 +114,25 @@ def same_schema(frame: DataFrame, table: Table) -> bool:
     """True if names and types are the table's, in order."""
     ours = [(field.name, field.dataType) for field in frame.schema]
     return ours == [(field.name, field.dataType) for field in table.spark()]
+
+
+def table(spark: SparkSession, lake: Lake, which: Table) -> DataFrame:
+    return Layer(lake.root, TABLES[which]).read(spark, which)
+
+
+def contents(
+    spark: SparkSession, lake: Lake, tables: Iterable[Table] = TABLES
+) -> dict[str, list[str]]:
+    """What does not depend on chance: rows, counts, least and greatest values."""
+    found = {}
+    for which in tables:
+        rows = table(spark, lake, which)
+        for name in sketch_columns(which) if which is not LIFECYCLES else ():
+            ends = [sketches.quantile(name, rank).alias(f"{name}_{rank}") for rank in (0.0, 1.0)]
+            rows = rows.select("*", *ends).drop(name)
+        found[which.name] = sorted(map(repr, rows.collect()))
+    return found
+
+
+def sketch_columns(of: Table) -> list[str]:
+    return [column.name for column in of.columns if column.type == "binary"]

@@ -1,5 +1,5 @@
-"""Makes the pictures of docs/img: `python tests/pictures.py [SECONDS]`, with the project's folder
-on PYTHONPATH.
+"""Makes the pictures of docs/img: `python tests/support/pictures.py [SECONDS]`, with the project's
+folder on PYTHONPATH.
 
 web.png is the page of `purgatoryd web`, of a daemon that was at work for so many seconds;
 report.png is the page that `make report` has left, down to its second daemon.
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from machine import BROWSERS
 from PIL import Image
+from raw_owner import Raw, trigger, watch
 from real_daemon import Daemon, remove_arena_files
-from test_purgatory_daemon import Raw, trigger, watch
-from test_web import Web
+from web_page import Web
 
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout.layout import Op
@@ -30,7 +30,7 @@ from purgatoryd.shm_layout.layout import Op
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "img"
 REPORT = ROOT / "build" / "report.html"
 SETTINGS = ("--capacity", "200000", "--payload-memory", "24M")

@@ -11,7 +11,7 @@ from core_driver import Core, Fault
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import Message, struct_format
+from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message, struct_format
 
 ALL, ANY, SUM, CLIENT = lib.PG_C_ALL, lib.PG_C_ANY, lib.PG_C_SUM, lib.PG_C_CLIENT
 QUORUM = lib.PG_C_QUORUM
@@ -420,3 +420,15 @@ class Owner:
 
     def bye(self) -> None:
         self._ask(wire.encode_frame(Message.BYE, self.id))
+
+
+def handle(core: Purgatory, message: bytes, now_ns: int, received_ns: int | None = None) -> int:
+    """One call of the core, as the daemon makes it."""
+    reply, used, wait = bytearray(MESSAGE_MAX), ffi.new("uint64_t *"), ffi.new("int64_t *")
+    times_ns = (now_ns if received_ns is None else received_ns, now_ns)
+    bytes_in, bytes_out = ffi.from_buffer(message), ffi.from_buffer(reply)
+    uid, pid = UID, 1
+    state = lib.pg_handle(
+        core.a, bytes_in, len(message), uid, pid, *times_ns, bytes_out, used, wait
+    )
+    return int(state)

@@ -13,6 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import StructType
 
 from purgatoryd.pipeline import cold, parked, promote, tier
 from purgatoryd.pipeline.bulk_loading import Answers
@@ -20,6 +21,7 @@ from purgatoryd.pipeline.cold import KEY
 from purgatoryd.pipeline.parked import Records
 from purgatoryd.pipeline.schemas import COLD, TOMBSTONES
 from purgatoryd.pipeline.tier import HOUR_NS, ColdFile, Tier, Window
+from purgatoryd.pipeline.writer import FilesWriter, writer_of
 
 Key = tuple[str, str, bytes]
 
@@ -253,3 +255,32 @@ def waiting(tier: Tier) -> dict[Key, int]:
 def small_pieces(patch: pytest.MonkeyPatch, rows: int) -> None:
     """So many rows go to the daemon at once."""
     patch.setattr(promote, "ROWS_AT_ONCE", rows)
+
+
+DUE_S = 1893456000  # 2030-01-01T00:00:00Z
+
+
+def reminders(path: Path) -> None:
+    """20 timers, a minute apart."""
+    keys = [f"order:{i}" for i in range(20)]
+    times = pa.array([(DUE_S + 60 * i) * 10**6 for i in range(20)], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"key": keys, "namespace": ["shop"] * 20, "deadline": times}), path)
+
+
+FILED = StructType().add("key", "string").add("deadline", "timestamp").add("daemon", "string")
+
+
+def filed(first: int, last: int, *daemons: str) -> pa.RecordBatch:
+    """Rows of FILED, due long ago, the daemons taking turns."""
+    numbers = range(first, last)
+    return pa.RecordBatch.from_pydict({
+        "key": [f"k{i}" for i in numbers],
+        "deadline": pa.array(list(numbers), pa.timestamp("us", "UTC")),
+        "daemon": [daemons[i % len(daemons)] for i in numbers],
+    })  # fmt: skip
+
+
+def files_writer(spool: Path) -> FilesWriter:
+    writer = writer_of({"to": "files", "path": str(spool)}, FILED)
+    assert isinstance(writer, FilesWriter)
+    return writer

@@ -1,7 +1,7 @@
-"""Every byte of the formats, without any name: `python tests/golden.py` prints it as JSON.
+"""Every byte of the formats, without any name: `python tests/support/golden.py` prints it as JSON.
 
-tests/golden.json is the stored copy. A change of names leaves it as it is; a change of a format
-shows in its diff, and comes with a new version of that format.
+tests/support/golden.json is the stored copy. A change of names leaves it as it is; a change of a
+format shows in its diff, and comes with a new version of that format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.append(str(Path(__file__).parent / "stored"))
+sys.path.append(str(Path(__file__).parents[1] / "stored"))
 
 import make
 import purgatory_driver

@@ -41,7 +41,7 @@ PATIENCE_S = 60.0
 DROP_INS = Path("/etc/systemd/system")
 STATE = Path("/var/lib/purgatoryd")
 PROBED = STATE / "probed.json"
-OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 LOCKED = 0, errno.ENOMEM
 """Answers to mlock: a container's limit may be lower than what the unit asks for."""
 REALTIME = "Max realtime priority +10"

@@ -1,6 +1,6 @@
-"""The names that users can type or read: `python tests/public_names.py` prints them.
+"""The names that users can type or read: `python tests/support/public_names.py` prints them.
 
-tests/public_names.txt is the stored copy, so that a change of the interface shows in a diff.
+tests/support/public_names.txt is the stored copy: a change of the interface shows in its diff.
 """
 
 from __future__ import annotations

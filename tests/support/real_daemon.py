@@ -6,16 +6,18 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import posix_ipc
 import pytest
 
+from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import Paths, paths_in
@@ -220,3 +222,43 @@ def refused(start: Callable[[], object]) -> str:
     assert "Traceback" not in caught.value.stderr
     assert len(caught.value.stderr.splitlines()) == 1, caught.value.stderr
     return caught.value.stderr
+
+
+def used(daemon: Callable[..., Daemon], *args: str) -> Daemon:
+    """One that has fired a timer and ended an operation."""
+    one = daemon("demo", *args)
+    with (
+        Subscriber("demo", topics=["t"]) as subscriber,
+        Client("demo", namespace="shop") as client,
+        Client("demo") as timers,
+        Purgatory("demo") as purgatory,
+    ):
+        client.add("far", delay=3600.0)
+        client.add("farther", delay=7200.0)
+        timers.add("k", delay=0.001, topic="t")
+        assert subscriber.get(30) is not None
+        done = purgatory.watch("w", AllOf({"key": 1}), timeout=30.0)
+        purgatory.advance("key", 1)
+        done.result()
+    return one
+
+
+def free_port() -> int:
+    """A port of loopback that is free, and the next one too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+class StartDaemon(Protocol):
+    """Starts a daemon; `args` are those of `purgatoryd run`."""
+
+    def __call__(
+        self, name: str = "demo", *args: str, env: Mapping[str, str] | None = None
+    ) -> Daemon: ...

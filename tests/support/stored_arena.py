@@ -13,7 +13,7 @@ from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import boot_id
 from purgatoryd.shm_layout.paths import Paths
 
-FOLDER = Path(__file__).parent / "stored"
+FOLDER = Path(__file__).parents[1] / "stored"
 ARENAS = sorted(path.parent for path in FOLDER.glob("*/arena.xz"))
 EXPORTS = sorted(path.parent for path in FOLDER.glob("*/export.xz"))
 WALS = sorted(path.parent for path in FOLDER.glob("*/wal.json"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from purgatoryd.shm_layout.layout import ABI, LAYOUT_ID
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 APPENDED = {
     "struct pg_namespace {": "    uint64_t later;\n};",
     "struct pg_session {": "    uint64_t later[3];\n};",
@@ -61,4 +61,4 @@ def make(folder: Path) -> Mapping[str, str]:
     edit(core / "build_core.py", '"-O3"', '"-O0"')
     code = "from shm_layout.build_core import ffibuilder; ffibuilder.compile(tmpdir='.')"
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
-    return {"PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "tests")))}
+    return {"PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "tests/support")))}

@@ -1,0 +1,129 @@
+"""An owner of operations without the client library: it says only what a test asks for."""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+from real_daemon import PATIENCE_S, Daemon
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.layout import Condition, Message, Op, TimeKind
+
+NAMES = wire.encode_names([(b"broker", b"")])
+
+Record = tuple[bytes, bytes]
+
+DELAY_NS = 10**12
+
+
+def record(op: int, key: bytes, area: bytes = b"", **fields: int) -> Record:
+    """A record with str key and what stands in the byte area."""
+    f = dict.fromkeys(
+        ("mode", "time_kind", "flags", "payload_len", "ext_len", "time_ns", "value"), 0
+    )
+    f |= {"key_len": len(key)} | fields
+    packed = wire.RECORD.pack(
+        op, f["mode"], 0, f["key_len"], 0, f["time_kind"], f["flags"], f["payload_len"],
+        f["ext_len"], f["time_ns"], f["value"],
+    )  # fmt: skip
+    return packed, key + area
+
+
+def put(key: bytes, delay_ns: int) -> Record:
+    return record(Op.PUT, key, time_kind=TimeKind.DELAY, time_ns=delay_ns)
+
+
+def trigger(op: Op, key: bytes, value: int = 0) -> Record:
+    return record(op, key, value=value)
+
+
+def watching(ext: bytes, mode: int = Condition.ALL, **fields: int) -> Record:
+    """A WATCH with these bytes for watch keys."""
+    given = {"ext_len": len(ext), "time_kind": TimeKind.DELAY, "time_ns": DELAY_NS} | fields
+    return record(Op.WATCH, b"w", ext, mode=mode, **given)
+
+
+def watch(key: bytes, watched: bytes, target: int, mode: int = Condition.ALL) -> Record:
+    ext = wire.encode_watch_key(watched.decode(), target)
+    fields = {"time_kind": TimeKind.DELAY, "time_ns": DELAY_NS}
+    return record(Op.WATCH, key, ext, mode=mode, ext_len=len(ext), **fields)
+
+
+class Raw:
+    """An owner of operations that says what it is asked to, and nothing by itself."""
+
+    def __init__(self, demo: Daemon) -> None:
+        self.endpoint = demo.paths.cmd_endpoint
+        self.context = zmq.Context()
+        self.pushed: list[wire.Reply] = []
+        self.sequence = 0
+        self.connect()
+        self.send(wire.encode_hello(os.urandom(16)))
+        self.session = self.receive(Message.HELLO).session
+
+    def connect(self) -> None:
+        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, round(PATIENCE_S * 1000))
+        self.socket.connect(self.endpoint)
+
+    def reconnect(self) -> None:
+        """Another connection, of which the daemon knows nothing yet."""
+        self.socket.close(0)
+        self.pushed.clear()
+        self.connect()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close(0)
+        self.context.term()
+
+    def send(self, message: bytes) -> None:
+        self.socket.send(message)
+
+    def receive(self, kind: Message) -> wire.Reply:
+        """The next message of a kind; OUTCOMES before it are kept."""
+        if kind == Message.OUTCOMES and self.pushed:
+            return self.pushed.pop(0)
+        while True:
+            reply = wire.decode_reply(self.socket.recv())
+            if reply.message == kind:
+                return reply
+            assert reply.message == Message.OUTCOMES, reply
+            self.pushed.append(reply)
+
+    def send_batch(self, *records: Record, session: int = 0) -> None:
+        self.sequence += 1
+        head = wire.encode_frame(
+            Message.BATCH, session or self.session, self.sequence, count=len(records), names=1,
+            names_bytes=len(NAMES),
+        )  # fmt: skip
+        self.send(head + NAMES + b"".join(r for r, _ in records) + b"".join(b for _, b in records))
+
+    def results(self) -> list[tuple[int, int]]:
+        """(status, operations ended or deadline) per record of the next answer."""
+        reply = self.receive(Message.BATCH)
+        assert reply.error == 0, reply
+        return [(word & 0xFF, value) for word, value in wire.decode_results(reply.body)]
+
+    def batch(self, *records: Record) -> list[tuple[int, int]]:
+        self.send_batch(*records)
+        return self.results()
+
+    def outcomes(self) -> list[wire.RawOutcome]:
+        """The next outcomes that are pushed."""
+        reply = self.receive(Message.OUTCOMES)
+        assert reply.session == self.session
+        return wire.decode_outcomes(reply.body, reply.records)
+
+    def acknowledge(self, outcomes: list[wire.RawOutcome], session: int = 0) -> None:
+        acks = [(raw.ticket, raw.version, raw.slot) for raw in outcomes]
+        self.send(wire.encode_acks(session or self.session, acks))
+
+    def ping(self, session: int | None = None) -> wire.Reply:
+        """When this is answered, what was sent before it has been dealt with."""
+        self.send(wire.encode_frame(Message.PING, self.session if session is None else session))
+        return self.receive(Message.PING)
