@@ -44,14 +44,14 @@ import sys, time
 at = [time.monotonic()]
 import purgatoryd.cli.app, purgatoryd.cli.service, purgatoryd.daemon.main
 from pathlib import Path
-from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.paths import paths_in
 at.append(time.monotonic())
 paths = paths_in(Path(sys.argv[1]), sys.argv[2])
 arena = Arena.attach(paths.arena, paths.private)
 at.append(time.monotonic())
-arena.rebuild(boot_ns())
+arena.rebuild(HOST.boot_ns())
 at.append(time.monotonic())
 print(*at)
 arena.close()

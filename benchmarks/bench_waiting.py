@@ -21,8 +21,8 @@ from typing import Any
 
 from recording import machine, quantile, spread, write_result, write_section
 
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.waiting import Waiter
+from purgatoryd.shm_layout.host import HOST
 
 RESULTS = Path(__file__).resolve().parent / "results" / "waiting.json"
 SPANS_NS = (200_000, 5_000_000)
@@ -47,15 +47,15 @@ def waits(fds: list[int]) -> dict[str, Wait]:
     waiter = Waiter(fds)
 
     def by_select(until_ns: int) -> frozenset[int]:
-        return frozenset(select.select(fds, [], [], max(0, until_ns - boot_ns()) / 1e9)[0])
+        return frozenset(select.select(fds, [], [], max(0, until_ns - HOST.boot_ns()) / 1e9)[0])
 
     return {"timerfd": waiter.wait, "select": by_select}
 
 
 def lateness_us(wait: Wait, span_ns: int) -> float:
     """Return the lateness of one deadline; an early wake-up sleeps again."""
-    until_ns = boot_ns() + span_ns
-    while (now_ns := boot_ns()) < until_ns:
+    until_ns = HOST.boot_ns() + span_ns
+    while (now_ns := HOST.boot_ns()) < until_ns:
         wait(until_ns)
     return (now_ns - until_ns) / 1000
 

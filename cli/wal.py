@@ -162,9 +162,9 @@ def walks(paths: Iterable[Path]) -> Iterator[Walk]:
     """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
     from purgatoryd.shm_layout.wal import Walk
 
-    walk = Walk(disk=True)
+    walk = Walk(direct=True)
     for path in paths:
-        before, walk = walk, Walk(disk=True)
+        before, walk = walk, Walk(direct=True)
         with passing_by(path):
             walk = entered(before, path)
             yield walk
@@ -176,7 +176,7 @@ def entered(walk: Walk, path: Path) -> Walk:
 
     segments = walk.path is not None and {walk.path.suffix, path.suffix} == {SEGMENT}
     if not segments or uuid_of(path) != walk.uuid:
-        walk = Walk(disk=walk.disk)
+        walk = Walk(direct=walk.direct)
     walk.enter(path)
     return walk
 
@@ -312,7 +312,7 @@ class Verification:
         for file in snapshots(path):
             with passing_by(file.path):
                 try:
-                    self._read(Walk(disk=True), file.path)
+                    self._read(Walk(direct=True), file.path)
                     self._live_lsn = file.lsn
                 except WalDamaged as damage:
                     self.harmless.append(damage)
@@ -324,7 +324,7 @@ class Verification:
         from purgatoryd.shm_layout.errors import WalDamaged
         from purgatoryd.shm_layout.wal import Walk, around, segments
 
-        files, walk = segments(path), Walk(disk=True)
+        files, walk = segments(path), Walk(direct=True)
         older, _ = around(files, self._live_lsn)
         for file in files:
             with passing_by(file.path):
@@ -334,7 +334,7 @@ class Verification:
                     if file not in older:
                         raise
                     self.harmless.append(damage)
-                    walk = Walk(disk=True)
+                    walk = Walk(direct=True)
         return walk
 
     def _read(self, walk: Walk, path: Path) -> Walk:
@@ -381,7 +381,7 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     group, as after a power cut. Damage before the newest sound snapshot is reported and does not
     end the command: a start does not need those records.
     """
-    from purgatoryd.shm_layout.files import is_in_memory
+    from purgatoryd.shm_layout.filesystems import is_in_memory
 
     path = folder(wal_dir, name)
     found = verified(path)

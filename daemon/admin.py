@@ -7,8 +7,7 @@ import struct
 from typing import Protocol
 
 from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.clock import boot_ns
-from purgatoryd.daemon.sockets import Message
+from purgatoryd.daemon.transport import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
@@ -49,6 +48,10 @@ class Loop(Protocol):
 
     def resume(self) -> None:
         """Gives up to drain."""
+        ...
+
+    def publish(self, body: bytes, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
+        """Publish a notice without a timer."""
         ...
 
     def drop(self, session: int) -> bool:
@@ -123,7 +126,7 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
         return frame(kind, error, count, detail, echo) + found
     if kind == Kind.PUBLISH:
         body = message.body[_FRAME.size :]
-        error, detail, result = loop.arena.publish(body, message.uid, boot_ns())
+        error, detail, result = loop.publish(body, message.uid)
         head = frame(kind, error, count=not error, detail=detail, echo=echo)
         return head + (b"" if error else result)
     if kind in (Kind.SESSIONS, Kind.DROP):

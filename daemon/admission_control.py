@@ -25,7 +25,7 @@ import termios
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -35,6 +35,7 @@ import zmq
 from purgatoryd.daemon.allowance import Allowance
 from purgatoryd.daemon.listeners import Listeners
 from purgatoryd.daemon.log import log
+from purgatoryd.daemon.transport import Identity, Peer
 
 MIB = 2**20
 MS = 1_000_000
@@ -69,9 +70,6 @@ SUBJECTS_PER_UID = 8192
 SUBSCRIBES_PER_S = 1024
 """New prefixes of one uid, beyond as many at once as it may have at all."""
 
-Identity = int | str
-"""A uid; of a peer behind tcp its address."""
-
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _EVENT = struct.Struct("=Hi")
 _NUMBER = struct.Struct("=i")
@@ -84,26 +82,6 @@ _POLLIN = int(zmq.POLLIN)
 _NO_UID = 2**32 - 1
 _IPC = "localhost:"
 """How libzmq begins the address of an ipc peer; uid, gid and pid follow."""
-
-
-@dataclass(eq=False, slots=True)
-class Peer:
-    """One connection."""
-
-    socket_index: int
-    identity: Identity
-    pid: int
-    """Pid of the process that connected; 0 = the kernel does not report it."""
-    strikes: int = 0
-    """Looks before which bytes had come, since its last whole message."""
-    untaken: int = 0
-    """Bytes on their way to it at the last look."""
-    stuck: int = 0
-    """Looks at which they were as many as before."""
-    gone: bool = False
-    """It was cut off; what it sent before may still come."""
-    sessions: set[int] = field(default_factory=set)
-    """Session that last sent a message through the connection."""
 
 
 @dataclass(slots=True)

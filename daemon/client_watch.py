@@ -12,17 +12,13 @@ of the daemon, when the pid that is stored with a session may be that of another
 
 from __future__ import annotations
 
-import errno
-import os
 import resource
-import select
-import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from purgatoryd.daemon.admission_control import AdmissionControl, Peer, borrowed, peer_pid
+from purgatoryd.daemon.processes import Processes
+from purgatoryd.daemon.transport import Peer, Peers
 from purgatoryd.shm_layout.arena import Arena
 
 EVENTS_PER_ITERATION = 64
@@ -34,8 +30,6 @@ FOREVER_NS = 2**63 - 1
 WATCHED_PART = 4
 """At most one in this many of the process's descriptors watches a client process. A process is
 watched also without a connection, and libzmq ends the daemon if no descriptor is left."""
-
-_PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
 
 
 @dataclass(eq=False, slots=True)
@@ -67,15 +61,17 @@ class ClientWatch:
     def __init__(
         self,
         arena: Arena,
-        admission: AdmissionControl,
+        peers: Peers,
+        processes: Processes,
         grace_ns: int,
         now_ns: int,
         left: Callable[[int], None],
     ) -> None:
-        """`grace_ns` is Config.session_grace_ns, `now_ns` CLOCK_BOOTTIME. `left` is called with
-        each session whose connection is closed."""
+        """`peers` knows the connections. `grace_ns` is Config.session_grace_ns, `now_ns`
+        CLOCK_BOOTTIME. `left` is called with each session whose connection is closed."""
         self._arena = arena
-        self._admission = admission
+        self._peers = peers
+        self._watcher = processes
         self._grace_ns = grace_ns
         self._left = left
         self._speakers: dict[int, _Speaker] = {}
@@ -88,19 +84,15 @@ class ClientWatch:
         """Boot time at which each session ends unless it sends a message before."""
         self._due_ns = FOREVER_NS
         self._now_ns = now_ns
-        self._ended = select.epoll()
-        self.fd = self._ended.fileno()
-        """Epoll descriptor that is readable when a process has ended."""
         self._closed: deque[Peer] = deque()
-        admission.on_closed = self._closed.append
+        peers.on_closed = self._closed.append
         for session in arena.session_ids():
             self._ends_in(session, max(grace_ns, arena.session_grace_ns(session) or 0))
 
     def close(self) -> None:
         """Stops watching."""
         for process in self._processes.values():
-            os.close(process.pidfd)
-        self._ended.close()
+            self._watcher.unwatch(process.pidfd)
 
     # ---- sessions ------------------------------------------------------------------------------
 
@@ -130,7 +122,7 @@ class ClientWatch:
     def _place(self, session: int) -> None:
         """Find the connection and the process of a session that has sent a message."""
         speaker = self._speakers[session]
-        peer = self._admission.peer(speaker.connection)
+        peer = self._peers.peer(speaker.connection)
         if peer is None or peer.pid != speaker.pid:
             if session not in self._unplaced:
                 self._unplaced.add(session)
@@ -163,27 +155,21 @@ class ClientWatch:
         if speaker.pid == 0:
             return None
         process = self._processes.get(speaker.pid)
-        if process is not None and _has_ended(process.pidfd):
+        if process is not None and self._watcher.has_ended(process.pidfd):
             self._process_ended(process)
             process = None
         if process is None:
             if len(self._processes) >= self._most:
                 return None
-            pidfd = open_pidfd(speaker.connection, speaker.pid)
+            pidfd = self._watcher.watch(speaker.connection, speaker.pid)
             if pidfd is None:
-                return None
-            try:
-                self._ended.register(pidfd, select.EPOLLIN)
-            except OSError:  # this user has reached fs.epoll.max_user_watches
-                os.close(pidfd)
                 return None
             process = self._processes[speaker.pid] = _Process(speaker.pid, pidfd)
             self._by_pidfd[pidfd] = process
         return process
 
     def _unwatch(self, process: _Process) -> None:
-        self._ended.unregister(process.pidfd)
-        os.close(process.pidfd)
+        self._watcher.unwatch(process.pidfd)
         del self._processes[process.pid], self._by_pidfd[process.pidfd]
 
     def _process_ended(self, process: _Process) -> None:
@@ -200,7 +186,7 @@ class ClientWatch:
         True if there are more.
         """
         self._now_ns = now_ns
-        for pidfd, _ in self._ended.poll(0, EVENTS_PER_ITERATION):
+        for pidfd in self._watcher.ended(EVENTS_PER_ITERATION):
             self._process_ended(self._by_pidfd[pidfd])
         for _ in range(min(EVENTS_PER_ITERATION, len(self._closed))):
             self._connection_closed(self._closed.popleft())
@@ -230,74 +216,3 @@ class ClientWatch:
             self.forget(session)
         self._due_ns = min(self._ends.values(), default=FOREVER_NS)
         return len(due) > ENDS_PER_ITERATION
-
-
-def _has_ended(pidfd: int) -> bool:
-    asked = select.poll()
-    asked.register(pidfd, select.POLLIN)
-    return bool(asked.poll(0))
-
-
-def open_pidfd(connection: int, pid: int) -> int | None:
-    """Return a pidfd of the process `pid` at the other end of the descriptor `connection`.
-
-    None if the process cannot be watched or the connection is closed. Raises ProcessLookupError if
-    the process has ended.
-    """
-    try:
-        # A message may outlive its connection; the descriptor may then be closed or reused.
-        with borrowed(connection) as peer:
-            pidfd = _peer_pidfd(peer, pid)
-            if _is_peer(peer, pid):
-                return pidfd
-            os.close(pidfd)
-    except ProcessLookupError:
-        raise
-    except OSError:
-        pass
-    if _names_nobody(pid):
-        raise ProcessLookupError
-    return None
-
-
-def _names_nobody(pid: int) -> bool:
-    """True if no process has this pid, or one that has ended and that its parent still owns."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    try:
-        return _has_ended(pidfd)
-    finally:
-        os.close(pidfd)
-
-
-def _is_peer(connection: socket.socket, pid: int) -> bool:
-    """True if `pid` is the process at the other end, or a child of it.
-
-    The kernel may reuse a pid, but not while the connection is open.
-    """
-    with suppress(OSError):
-        return peer_pid(connection) == pid and _is_open(connection)
-    return False
-
-
-def _peer_pidfd(peer: socket.socket, pid: int) -> int:
-    try:
-        return peer.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD)
-    except OSError as error:
-        if error.errno in (errno.ESRCH, errno.EINVAL):  # before Linux 6.16
-            raise ProcessLookupError from error
-        if error.errno != errno.ENOPROTOOPT:
-            raise
-    return os.pidfd_open(pid)
-
-
-def _is_open(connection: socket.socket) -> bool:
-    asked = select.poll()
-    with suppress(OSError):
-        asked.register(connection.fileno(), 0)
-        return not any(events & (select.POLLHUP | select.POLLERR) for _, events in asked.poll(0))
-    return False

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
-
-def boot_ns() -> int:
-    """CLOCK_BOOTTIME now: it counts suspend and never steps."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+from purgatoryd.shm_layout.host import Host
 
 
 class Clock(Protocol):
@@ -30,6 +26,9 @@ class RealClock:
 
     virtual = False
 
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
     def now_ns(self, real_boot_ns: int) -> int:
         """The boot clock itself."""
         return real_boot_ns
@@ -39,7 +38,7 @@ class RealClock:
 
         Rounding down makes wall deadlines late by less than that, never early.
         """
-        return (time.time_ns() - real_boot_ns) // 1000 * 1000
+        return (self._host.wall_ns() - real_boot_ns) // 1000 * 1000
 
 
 class VirtualClock:

@@ -13,15 +13,15 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-from purgatoryd.daemon import sockets
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.client_watch import ClientWatch
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.pending_acks import PendingAcks
-from purgatoryd.daemon.sockets import Message, Sockets
+from purgatoryd.daemon.processes import Processes
+from purgatoryd.daemon.transport import Message, Transport
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
+from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Measured, WireError
 from purgatoryd.shm_layout.layout import Message as Kind
 
@@ -80,12 +80,20 @@ class Commands:
     """Feeds the command socket's messages to the arena, bounded in every iteration."""
 
     def __init__(
-        self, arena: Arena, sockets: Sockets, access: Access, wal: Memory, grace_ns: int
+        self,
+        arena: Arena,
+        transport: Transport,
+        access: Access,
+        wal: Memory,
+        grace_ns: int,
+        host: Host,
+        processes: Processes,
     ) -> None:
         """`grace_ns` is Config.session_grace_ns."""
         self._arena = arena
         self._access = access
-        self._socket = sockets.commands
+        self._host = host
+        self._socket = transport.commands
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Message] = deque()
@@ -99,12 +107,14 @@ class Commands:
         self._shared = False
         self._deferred: Message | None = None
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
-        self.clients = ClientWatch(arena, sockets.admission, grace_ns, boot_ns(), self._left)
+        self.clients = ClientWatch(
+            arena, transport.peers, processes, grace_ns, host.boot_ns(), self._left
+        )
 
     def serve(self) -> bool:
         """One iteration. True = there is more to do at once."""
         self._spent_ns.clear()
-        self._shared = boot_ns() < self._shared_until_ns
+        self._shared = self._host.boot_ns() < self._shared_until_ns
         self._serve_unfinished()
         served = 0
         for _ in range(TAKEN_PER_ITERATION):
@@ -112,7 +122,7 @@ class Commands:
                 return True
             if self.full:
                 return bool(self._unfinished)
-            message = sockets.receive(self._socket)
+            message = self._socket.receive()
             if message is None:
                 return bool(self._unfinished)
             if message.route in self._behind:
@@ -140,7 +150,7 @@ class Commands:
         return self._shared and self._spent_ns[uid] >= SHARE_NS
 
     def _note_cost(self, uid: int, begun_boot_ns: int) -> None:
-        ended_boot_ns = boot_ns()
+        ended_boot_ns = self._host.boot_ns()
         self._spent_ns[uid] += ended_boot_ns - begun_boot_ns
         if uid != self._last_uid:
             if self._last_uid is not None:
@@ -182,9 +192,9 @@ class Commands:
     def _apply(self, message: Message) -> bool:
         """True when the message is done with."""
         if not self._access.may_connect(message.uid, message.gid):
-            sockets.reply(self._socket, message, _denied(message))
+            self._socket.send(message.route, _denied(message))
             return True
-        begun_boot_ns = boot_ns()
+        begun_boot_ns = self._host.boot_ns()
         state, reply = self._arena.handle(
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
@@ -194,7 +204,7 @@ class Commands:
             state, reply = self._arena.handle(
                 message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
             )
-        ended_boot_ns = boot_ns()
+        ended_boot_ns = self._host.boot_ns()
         self._arena.served(ended_boot_ns)
         if state == Handled.REPLY:
             self._answer(message, reply, ended_boot_ns)
@@ -217,10 +227,10 @@ class Commands:
 
     def _send(self, route: bytes, reply: Any, built_boot_ns: int) -> None:
         """Hands over an answer that was there at `built_boot_ns`."""
-        begun_boot_ns = boot_ns()
-        if not sockets.send(self._socket, route, reply):
+        begun_boot_ns = self._host.boot_ns()
+        if not self._socket.send(route, reply):
             return
-        handed_boot_ns = boot_ns()
+        handed_boot_ns = self._host.boot_ns()
         self._arena.measure(Measured.RESPONSE_QUEUE, begun_boot_ns - built_boot_ns)
         self._arena.measure(Measured.SEND, handed_boot_ns - begun_boot_ns)
         self._wal.replied(reply, built_boot_ns, handed_boot_ns)
@@ -291,9 +301,9 @@ class Commands:
         return True
 
     def _tell(self, session: int, body: memoryview) -> None:
-        built_boot_ns = boot_ns()
+        built_boot_ns = self._host.boot_ns()
         if self._taken(session, body):
-            self._arena.notified(built_boot_ns, boot_ns())
+            self._arena.notified(built_boot_ns, self._host.boot_ns())
         else:
             self._arena.untaken()
 
@@ -306,4 +316,4 @@ class Commands:
         if owner.notified_bytes > NOTIFIED_BYTES_MAX:
             return False
         owner.notified_bytes += len(body)
-        return sockets.send(self._socket, owner.route, body)
+        return self._socket.send(owner.route, body)

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import zmq
 
-from purgatoryd.daemon import admin, sockets
+from purgatoryd.daemon import admin
 from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import (
     READY,
@@ -34,9 +33,10 @@ from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, s
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.resharding import Resharding, settle
 from purgatoryd.daemon.shard import Shard, State
-from purgatoryd.daemon.sockets import Message, Sockets
+from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.store import Opening, left_any
 from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.transport import Message, Requests
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -46,6 +46,7 @@ from purgatoryd.shm_layout.errors import (
     TableBroken,
 )
 from purgatoryd.shm_layout.files import private_folder
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
     FLAG_RESUME,
@@ -186,7 +187,7 @@ class Registry:
 
 def _await_ends(directory: Path, table: ShardTable) -> None:
     """Shards whose deployment was killed end by themselves, but later. Raises AlreadyRunning."""
-    end_ns = boot_ns() + ENDS_WITHIN_NS
+    end_ns = HOST.boot_ns() + ENDS_WITHIN_NS
     for name in table.daemons:
         await_lock(paths_in(directory, name), end_ns)
 
@@ -234,7 +235,7 @@ class Deployment:
         ready: Set[int] = frozenset()
         try:
             while not self._over:
-                busy = self._iterate(boot_ns(), ready)
+                busy = self._iterate(HOST.boot_ns(), ready)
                 ready = frozenset() if busy else self._sleep()
             self._stop_all()
         finally:
@@ -406,12 +407,12 @@ class Deployment:
 
     # ---- the sockets ----------------------------------------------------------------------------
 
-    def _serve(self, socket: sockets.RequestSocket, answer: Callable[[Message], bytes]) -> bool:
+    def _serve(self, socket: Requests, answer: Callable[[Message], bytes]) -> bool:
         for _ in range(PER_ITERATION):
-            message = sockets.receive(socket)
+            message = socket.receive()
             if message is None:
                 return False
-            sockets.reply(socket, message, admin.fault(message) or answer(message))
+            socket.send(message.route, admin.fault(message) or answer(message))
         return True
 
     def _command(self, message: Message) -> bytes:
@@ -445,7 +446,7 @@ class Deployment:
         self._draining = bool(flags & FLAG_DRAIN)
         for shard in self._shards:
             if not self._draining and shard.state is State.ENDED:
-                shard.try_again(boot_ns())
+                shard.try_again(HOST.boot_ns())
         self._settle()  # who is drained may end before anything else is sent to it
         for shard in self._shards:
             shard.send(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))

@@ -8,19 +8,18 @@ file, and of a daemon that serves in the header of its arena. It is published, t
 from __future__ import annotations
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.health import STARTS
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, DaemonState, Degraded
 from purgatoryd.shm_layout.status_file import StatusFile, StatusRecord, Trouble
 
@@ -64,9 +63,10 @@ class Lifecycle(ABC, Generic[Why]):
     KEY: ClassVar[str]
     """Of the notices of its moves."""
 
-    def __init__(self, supervisor: Supervisor, sound: Why) -> None:
+    def __init__(self, supervisor: Supervisor, sound: Why, host: Host = HOST) -> None:
         """`sound`: no reasons."""
         self.supervisor = supervisor
+        self._host = host
         self.state = STOPPED
         self.why = self._sound = sound
         self._since_boot_ns = 0
@@ -99,7 +99,7 @@ class Lifecycle(ABC, Generic[Why]):
         if state not in MOVES[self.state]:
             raise AssertionError(f"no move from {self.state.name} to {state.name}")
         was, self.state, self.why = self.state, state, why or self._sound
-        self._since_boot_ns = boot_ns() if state != was else self._since_boot_ns
+        self._since_boot_ns = self._host.boot_ns() if state != was else self._since_boot_ns
         self._store()
         self._announce(was)
 
@@ -118,8 +118,8 @@ class Lifecycle(ABC, Generic[Why]):
 
     def _write(self) -> None:
         if self._file is not None:
-            pid = 0 if self.state is STOPPED else os.getpid()
-            found = StatusRecord(self.state, pid, self._since_boot_ns, boot_ns())
+            pid = 0 if self.state is STOPPED else self._host.pid
+            found = StatusRecord(self.state, pid, self._since_boot_ns, self._host.boot_ns())
             self._file.write(self._complete(found))
 
     def _complete(self, found: StatusRecord) -> StatusRecord:
@@ -154,8 +154,8 @@ class DaemonLifecycle(Lifecycle[Degraded]):
 
     KEY = "state"
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        super().__init__(supervisor, SOUND)
+    def __init__(self, supervisor: Supervisor, host: Host = HOST) -> None:
+        super().__init__(supervisor, SOUND, host)
         self._arena: Arena | None = None
 
     def attach(self, arena: Arena) -> None:
@@ -167,7 +167,7 @@ class DaemonLifecycle(Lifecycle[Degraded]):
         """Report progress in the arena as well, where the process that runs a shard reads it."""
         super().heartbeat()
         if self._arena is not None:
-            self._arena.progress(boot_ns())
+            self._arena.progress(self._host.boot_ns())
 
     def _store(self) -> None:
         if self._arena is not None:

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from threading import Event, Thread, stack_size
 
 from purgatoryd.daemon.allowance import Allowance
-from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.shm_layout.host import HOST
 
 LEVELS = {"error": 3, "warning": 4, "info": 6}
 """Severities as syslog numbers them."""
@@ -130,7 +130,7 @@ class Log:
 
     def _allowed(self) -> bool:
         """Take one message from the allowance of the statement that logs it."""
-        caller, now_ns = sys._getframe(3), boot_ns()
+        caller, now_ns = sys._getframe(3), HOST.boot_ns()
         kind = caller.f_code, caller.f_lineno
         return self._rates.setdefault(kind, Allowance(BURST, now_ns)).take(1, now_ns, BURST, PER_S)
 

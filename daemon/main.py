@@ -17,22 +17,24 @@ from pathlib import Path
 import zmq
 
 from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock, boot_ns
+from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, DaemonLifecycle
 from purgatoryd.daemon.log import announce, log
 from purgatoryd.daemon.placement import Placement
+from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
 from purgatoryd.daemon.sockets import Remotes, Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.daemon.waiting import allow_descriptors
+from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.daemon.wal import Memory, Wal, locked
 from purgatoryd.daemon.wal_birth import record_birth
-from purgatoryd.shm_layout.arena import Arena, boot_id
+from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
-from purgatoryd.shm_layout.files import is_in_memory
+from purgatoryd.shm_layout.filesystems import is_in_memory
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
 from purgatoryd.shm_layout.shards import read_table, refuse_shard_name
@@ -88,23 +90,24 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         contextlib.closing(Sockets(paths, access, Remotes.of(config))) as sockets,
         contextlib.closing(_recovered(opening, lifecycle)) as arena,
         contextlib.closing(_begin_wal(arena, opening)) as wal,
+        contextlib.closing(Processes()) as processes,
     ):
         _warn_of(opening.wal)
         _set_up_namespaces(arena, config)
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         arena.set_uid_share(config.uid_share)
-        clock = _clock(config, arena)
+        clock = _clock(config, arena, opening.host)
         reload = Reload(config, reread, arena, sockets, placement, lifecycle.supervisor)
         reaper = Reaper(
-            arena, sockets, access, clock, wal, placement, config.budget, config.bulk_load_ttl_ns,
-            config.session_grace_ns, wake_fd, lifecycle, reload,
-            partial(place_again, arena, opening, lifecycle.heartbeat),
+            arena, sockets, access, clock, wal, placement, config, lifecycle, reload,
+            partial(place_again, arena, opening, lifecycle.heartbeat), opening.host, processes,
         )  # fmt: skip
-        with contextlib.closing(reaper):
+        fds = [*sockets.fds(), wake_fd, *wal.fds, processes.fd]
+        with contextlib.closing(Waiter(fds)) as waiter, contextlib.closing(reaper):
             placement.settle(arena, partial(lifecycle.step, "placing the arena in memory"))
             on_signals(reaper.stop, reaper.reload)
             _go_live(arena, paths, lifecycle)
-            reaper.run()
+            reaper.run(waiter, wake_fd)
         arena.set_state(ArenaState.READY, 0)
 
 
@@ -148,13 +151,13 @@ def _recovered(opening: Opening, lifecycle: DaemonLifecycle) -> Arena:
 
 def _begin_wal(arena: Arena, opening: Opening) -> Memory:
     """Counts the start; what was appended before it is on disk when this returns."""
-    arena.start_epoch(boot_id())
+    arena.start_epoch(opening.host.boot_id())
     if opening.wal is None:
         return Memory()
     opening.step("opening the WAL")
     end = wal_end(arena, opening)
     name, config = opening.paths.arena, opening.config
-    return Wal(arena, name, opening.wal, config, end, opening.step)
+    return Wal(arena, name, opening.wal, config, end, opening.host, opening.step)
 
 
 def _warn_of(wal: Path | None) -> None:
@@ -180,10 +183,10 @@ def _refuse_too_many(arena: Arena, config: Config) -> None:
         raise InvalidSetting("namespaces", config.namespaces, bound, "arena")
 
 
-def _clock(config: Config, arena: Arena) -> Clock:
+def _clock(config: Config, arena: Arena, host: Host) -> Clock:
     if config.clock == "virtual":
         return VirtualClock(int(arena.header.now_ns), int(arena.header.wall_origin_ns))
-    return RealClock()
+    return RealClock(host)
 
 
 def _go_live(arena: Arena, paths: Paths, lifecycle: DaemonLifecycle) -> None:
@@ -233,7 +236,7 @@ def await_lock(paths: Paths, end_ns: int) -> None:
             with name_lock(paths):
                 return
         except AlreadyRunning:
-            if boot_ns() >= end_ns:
+            if HOST.boot_ns() >= end_ns:
                 raise
             time.sleep(LOCK_POLL_S)
 

@@ -10,21 +10,24 @@ import os
 from collections import deque
 from collections.abc import Callable, Set
 
-from purgatoryd.daemon import admin, sockets
+from purgatoryd.daemon import admin
 from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
+from purgatoryd.daemon.clock import Clock, VirtualClock
 from purgatoryd.daemon.commands import Commands
+from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.grace import Grace
 from purgatoryd.daemon.lifecycle import STOPPED, DaemonLifecycle, publishing, reasons
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
-from purgatoryd.daemon.sockets import Message, Sockets
+from purgatoryd.daemon.processes import Processes
+from purgatoryd.daemon.transport import Message, Transport
 from purgatoryd.daemon.waiting import Waiter
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
-from purgatoryd.shm_layout.layout import Measured
+from purgatoryd.shm_layout.host import Host
+from purgatoryd.shm_layout.layout import Measured, WireError
 
 HEARTBEAT_NS = 1_000_000_000
 TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
@@ -46,37 +49,36 @@ class Reaper:
     def __init__(
         self,
         arena: Arena,
-        sockets: Sockets,
+        transport: Transport,
         access: Access,
         clock: Clock,
         wal: Memory,
         placement: Placement,
-        budget: int,
-        bulk_load_ttl_ns: int,
-        session_grace_ns: int,
-        wake_fd: int,
+        config: Config,
         lifecycle: DaemonLifecycle,
         reload: Callable[[], None],
         place_again: Callable[[], bool],
+        host: Host,
+        processes: Processes,
     ) -> None:
         """`place_again`: gives the arena new files if it has lost a name; True if it did."""
         self.arena = arena
         self.access = access
-        self._sockets = sockets
+        self._transport = transport
         self._clock = clock
-        self._budget = budget
-        self._bulk_load_ttl_ns = bulk_load_ttl_ns
+        self._config = config
+        self._host = host
         self._wal = wal
         self._placement = placement
-        self._wake_fd = wake_fd
-        self._commands = Commands(arena, sockets, access, wal, session_grace_ns)
-        self._waiter = Waiter([*sockets.fds(), wake_fd, *wal.fds, self._commands.clients.fd])
+        self._commands = Commands(
+            arena, transport, access, wal, config.session_grace_ns, host, processes
+        )
         self._lifecycle = lifecycle
         lifecycle.publish_by(self._announce)
         self._reload = reload
         self._place_again = place_again
         self._unplaced = self._nameless = False
-        self._stopping = self._draining = self._reloading = False
+        self.stopping = self._draining = self._reloading = False
         self._next_heartbeat_ns = 0
         self._heartbeat_ns = min(
             HEARTBEAT_NS, lifecycle.supervisor.watchdog_ns // 2 or HEARTBEAT_NS
@@ -86,16 +88,31 @@ class Reaper:
         self._ready: Set[int] | None = None
         """Descriptors that the loop woke up for; None = it did not sleep, so ask all."""
         self._target_ns: int | None = None
+        self._until_ns: int | None = None
+        """Until when the loop may sleep."""
         self._slept_until_ns: int | None = None
         """When the loop was to wake up, if nothing else woke it before."""
         self._grace = Grace(arena)
         self._advancing: deque[Message] = deque()
 
-    def run(self) -> None:
-        """Iterates until stopped; then sends what has fired and returns."""
-        while not self._stopping:
-            self._sleep(self._iterate())
-            self._stopping |= self._draining and self.arena.drained
+    def run(self, waiter: Waiter, wake_fd: int) -> None:
+        """Iterate until stopped; then send what has fired and return.
+
+        `waiter` watches `wake_fd`, which becomes readable when a signal comes, and the descriptors
+        of transport, WAL and processes.
+        """
+        while not self.stopping:
+            until_ns = self.iterate()
+            if until_ns is None:
+                continue
+            ready = waiter.wait(until_ns)
+            if wake_fd in ready:
+                os.read(wake_fd, SIGNALS_AT_ONCE)
+            self.woke(ready)
+        self.finish()
+
+    def finish(self) -> None:
+        """After the last iteration: send what has fired, and commit it."""
         self._lifecycle.enter(STOPPED)
         while self._publish():
             pass
@@ -104,12 +121,12 @@ class Reaper:
         self._commands.release()
 
     def close(self) -> None:
-        """Close the descriptors with which the loop sleeps."""
-        self._waiter.close()
+        """Stop watching clients."""
+        self._commands.clients.close()
 
     def stop(self) -> None:
         """Ends the loop after the current iteration."""
-        self._stopping = True
+        self.stopping = True
 
     def reload(self) -> None:
         """Has the settings read again, and the placement decided again."""
@@ -132,31 +149,44 @@ class Reaper:
         self.arena.drain(draining=False)
         self._settle()
 
+    def publish(self, body: bytes, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
+        """Publish a notice without a timer, as Arena.publish does."""
+        return self.arena.publish(body, uid, self._host.boot_ns())
+
     def drop(self, session: int) -> bool:
         """End a session; False if the WAL has no space for it."""
-        ended = self.arena.end_session(session, boot_ns())
+        ended = self.arena.end_session(session, self._host.boot_ns())
         if ended:
             self._commands.forget(session)
         return ended
 
     # ---- one iteration ----
 
-    def _iterate(self) -> bool:
+    def iterate(self) -> int | None:
+        """Do one iteration. Return the boot time until which the loop may sleep; None: it must
+        not."""
+        busy = self._work() and not self._wal.full
+        self._ready = self._slept_until_ns = None
+        self._until_ns = None if busy or self.stopping else self._sleeps_until()
+        self.stopping |= self._draining and self.arena.drained
+        return None if self.stopping else self._until_ns
+
+    def _work(self) -> bool:
         """True = there is more to do at once."""
         self._iterations += 1
-        real_ns = boot_ns()
+        real_ns = self._host.boot_ns()
         if self._slept_until_ns is not None:
             self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
         if not (self._clock.virtual or self._wal.full):
             self._grace.begin_iteration(real_ns)
         left = self._fire(real_ns)
-        busy = self._woke_for(self._sockets.admin.fd) and self._serve_admin()
+        busy = self._woke_for(self._transport.admin.fd) and self._serve_admin()
         busy |= self._commands.clients.serve(real_ns)
         busy |= self._serve_commands() | self._commands.push()
         self._read_again()
-        if self._woke_for(self._sockets.notices_fd):
-            self._sockets.take_subscriptions()
-        busy |= self._sockets.keep_watch(real_ns, self._ready or frozenset())
+        if self._woke_for(self._transport.notices_fd):
+            self._transport.take_subscriptions()
+        busy |= self._transport.keep_watch(real_ns, self._ready or frozenset())
         if real_ns >= self._next_heartbeat_ns:
             self._heartbeat(real_ns)
         left |= self._sweep(real_ns)
@@ -180,7 +210,7 @@ class Reaper:
 
     def _advance_to(self, now_ns: int, real_ns: int) -> bool:
         offset_ns = self._clock.wall_offset_ns(real_ns)
-        return self.arena.advance(now_ns, offset_ns, real_ns, self._budget)
+        return self.arena.advance(now_ns, offset_ns, real_ns, self._config.budget)
 
     def _advance_virtual(self, clock: VirtualClock, real_ns: int) -> bool:
         """From event to event, so that every timer fires at its own tick."""
@@ -201,25 +231,25 @@ class Reaper:
             messages, upto = self.arena.notices()
             if not messages:
                 return False
-            built_boot_ns = boot_ns()
-            self._sent += self._sockets.publish(messages)
-            self.arena.published(upto, built_boot_ns, boot_ns())
+            built_boot_ns = self._host.boot_ns()
+            self._sent += self._transport.publish(messages)
+            self.arena.published(upto, built_boot_ns, self._host.boot_ns())
         return True
 
     def _heartbeat(self, real_ns: int) -> None:
         self._next_heartbeat_ns = real_ns + self._heartbeat_ns
-        self._sent += self._sockets.publish(
+        self._sent += self._transport.publish(
             self.arena.tail_heartbeats(real_ns - TAIL_HEARTBEATS_FOR_NS)
         )
         self.arena.inbox_again(real_ns)
         self._commands.clients.heartbeat()
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
-        self.arena.sweep_bulk_loads(real_ns, self._bulk_load_ttl_ns)
+        self.arena.sweep_bulk_loads(real_ns, self._config.bulk_load_ttl_ns)
         self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)
         self._wal.heartbeat()
         self._unplaced |= self._nameless or not self.arena.has_names
-        self._sockets.bind_again()
+        self._transport.bind_again()
         self._settle()
         self._lifecycle.supervisor.alive()
 
@@ -262,7 +292,7 @@ class Reaper:
         """A notice like any other, so who comes later finds it. Where it has no space, or the
         WAL has stopped, the arena's header tells all the same."""
         request = publishing(key, payload)
-        self.arena.publish(request[wire.FRAME.size :], os.geteuid(), boot_ns())
+        self.publish(request[wire.FRAME.size :], self._host.uid)
         self._publish()
 
     def _sweep(self, real_ns: int) -> bool:
@@ -285,20 +315,20 @@ class Reaper:
             self._target_ns = self._commands.waits_for_ns
             if self._target_ns is None:
                 return busy
-            self._fire(boot_ns())
+            self._fire(self._host.boot_ns())
         return True
 
     def _serve_admin(self) -> bool:
         """True = another iteration follows at once: some may be left, what was published goes
         out."""
         for served in range(ADMIN_PER_ITERATION):
-            message = sockets.receive(self._sockets.admin)
+            message = self._transport.admin.receive()
             if message is None:
                 return served > 0
             self._read_again()  # who asked for it before it asked this may rely on it
             answer = admin.handle(self, message)
             if answer is not None:
-                sockets.reply(self._sockets.admin, message, answer)
+                self._transport.admin.send(message.route, answer)
         return True
 
     # ---- a virtual clock ----
@@ -318,36 +348,36 @@ class Reaper:
         self._target_ns = None
         self._commands.arrived()
         for message in self._advancing:
-            sockets.reply(self._sockets.admin, message, admin.advanced(self.arena, message))
+            answer = admin.advanced(self.arena, message)
+            self._transport.admin.send(message.route, answer)
         self._advancing.clear()
 
-    # ---- the one place that sleeps ----
+    # ---- sleep ----
 
     def _woke_for(self, fd: int) -> bool:
         """False: a socket had nothing before the loop slept, and nothing came since."""
         return self._ready is None or fd in self._ready
 
-    def _sleep(self, busy: bool) -> None:
-        self._ready = self._slept_until_ns = None
+    def _sleeps_until(self) -> int | None:
+        """Until when there is nothing to do; None = there is something."""
+        if self._transport.pending(commands=not self._commands.full):
+            return None
         full = self._wal.full
-        if self._stopping or (busy and not full):
-            return
-        if self._sockets.pending(commands=not self._commands.full):
-            return
-        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns)
+        until_ns = min(self._next_heartbeat_ns, self._transport.watch_due_ns)
         if not full:  # else no timer can end before the WAL has space
             due_ns = self._due_ns() - self._placement.plan.spin_ns
             until_ns = min(until_ns, due_ns, self._grace.ends_ns)
             self._grace.sleep(until_ns)
-        if until_ns <= boot_ns():
-            return
-        self._ready = self._waiter.wait(until_ns)
+        return until_ns if until_ns > self._host.boot_ns() else None
+
+    def woke(self, ready: frozenset[int]) -> None:
+        """Note the end of a sleep: `ready` has the descriptors that ended it, none if its time
+        was over."""
+        self._ready = ready
         self._wakeups += 1
-        self._slept_until_ns = None if self._ready else until_ns
-        if not self._ready.isdisjoint(self._wal.fds):
+        self._slept_until_ns = None if ready else self._until_ns
+        if not ready.isdisjoint(self._wal.fds):
             self._wal.clear_wakeup()
-        if self._wake_fd in self._ready:
-            os.read(self._wake_fd, SIGNALS_AT_ONCE)
 
     def _due_ns(self) -> int:
         """When the wheel has something to do, on the boot clock."""

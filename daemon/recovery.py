@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, broken
+from purgatoryd.shm_layout.disk import Disk
 from purgatoryd.shm_layout.errors import ArenaBroken, BadPath, WalDamaged, WalError
+from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.wal import (
     FIRST_BYTES,
     Buffer,
@@ -46,6 +47,7 @@ class Way:
     make: Make
     clock: Clock
     step: Step
+    host: Host
     force: bool
 
 
@@ -58,16 +60,16 @@ def recover(directory: Path, way: Way) -> Arena:
 
     Raises WalDamaged, WalMismatch with the first reason, and ArenaTooLarge.
     """
-    found = snapshots(directory)
+    found = snapshots(directory, way.host.disk)
     if not found:
         raise WalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
     if not way.force:
-        refuse_lost_segments(directory)
-    *older, newest = found if way.force else _of_one_arena(found)
+        refuse_lost_segments(directory, way.host.disk)
+    *older, newest = found if way.force else _of_one_arena(found, way.host.disk)
     confirmed = 0 if way.force else newest.lsn - 1
 
     def restored(snapshot: File) -> Arena:
-        return _restore(snapshot.path, _behind(directory, snapshot, way.force), way, confirmed)
+        return _restore(snapshot.path, _behind(directory, snapshot, way), way, confirmed)
 
     try:
         return restored(newest)
@@ -83,11 +85,11 @@ def recover(directory: Path, way: Way) -> Arena:
         raise first from None
 
 
-def _of_one_arena(found: Sequence[File]) -> list[File]:
+def _of_one_arena(found: Sequence[File], disk: Disk) -> list[File]:
     """The snapshots of the newest one's arena; one whose header is gone may be of it, too."""
-    sound = [file for file in found if has_header(file.path)]
-    uuid = uuid_of(sound[-1].path) if sound else b""
-    return [file for file in found if file not in sound or uuid_of(file.path) == uuid]
+    sound = [file for file in found if has_header(file.path, disk)]
+    uuid = uuid_of(sound[-1].path, disk) if sound else b""
+    return [file for file in found if file not in sound or uuid_of(file.path, disk) == uuid]
 
 
 def import_file(path: Path, way: Way) -> Arena:
@@ -95,21 +97,22 @@ def import_file(path: Path, way: Way) -> Arena:
     return _restore(path, [], replace(way, force=False), 0)
 
 
-def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
+def _behind(directory: Path, snapshot: File, way: Way) -> list[Path]:
     """The segments with the records that come after a snapshot; with `force`, up to a damage.
 
     Raises WalDamaged if the segments belong to another arena: its own snapshot is then missing.
     Damage of older segments is only reported.
     """
-    uuid = uuid_of(snapshot.path)
+    disk = way.host.disk
+    uuid = uuid_of(snapshot.path, disk)
     paths: list[Path] = []
-    older, rest = around(segments(directory), snapshot.lsn)
-    _warn_of_headers(older, snapshot)
+    older, rest = around(segments(directory, disk), snapshot.lsn)
+    _warn_of_headers(older, snapshot, disk)
     for file in rest:
         try:
-            own = _is_own(file, uuid, snapshot.lsn)
+            own = _is_own(file, uuid, snapshot.lsn, disk)
         except WalError as error:
-            if not force:
+            if not way.force:
                 raise
             log.warning(f"{error}; going on with what is before {file.path.name}")
             break
@@ -120,21 +123,21 @@ def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
     return paths
 
 
-def _warn_of_headers(older: Sequence[File], snapshot: File) -> None:
+def _warn_of_headers(older: Sequence[File], snapshot: File, disk: Disk) -> None:
     """Warn of older segments with damaged headers. Segments of another version are sound."""
-    buffer = Buffer()
+    buffer = Buffer(disk)
     for file in older:
         try:
-            Walk().enter(file.path, buffer.read(file.path, FIRST_BYTES, disk=True))
+            Walk().enter(file.path, buffer.read(file.path, FIRST_BYTES, direct=True))
         except WalDamaged as damage:
             log.warning(f"{damage.place}; nothing is lost, {snapshot.path.name} is newer")
         except (WalError, BadPath):
             pass
 
 
-def _is_own(file: File, uuid: bytes, snapshot_lsn: int) -> bool:
+def _is_own(file: File, uuid: bytes, snapshot_lsn: int, disk: Disk) -> bool:
     """Whether a segment is of the snapshot's arena; one that is not may only be older."""
-    own = uuid_of(file.path) == uuid
+    own = uuid_of(file.path, disk) == uuid
     if not own and file.lsn > snapshot_lsn:
         detail = "goes on under another uuid, whose snapshot is gone"
         raise WalDamaged(str(file.path), detail, 0, file.bytes, file.lsn, 0)
@@ -162,7 +165,7 @@ class _Restore:
     def __init__(self, snapshot: Path, way: Way, times: int) -> None:
         self._snapshot = snapshot
         self._way = way
-        self._buffer = Buffer()
+        self._buffer = Buffer(way.host.disk)
         self._redo = ffi.new("struct pg_redo *")
         sizes = _sizes(snapshot, self._buffer)
         self._arena = way.make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
@@ -176,7 +179,8 @@ class _Restore:
             self._refuse_part([self._snapshot, *behind][-1], confirmed)
             now_ns, shift_ns, wall_offset_ns = self._way.clock(walk)
             self._way.step("rebuilding")
-            self._arena.redo_end(self._redo, now_ns, boot_ns(), shift_ns, wall_offset_ns)
+            real_boot_ns = self._way.host.boot_ns()
+            self._arena.redo_end(self._redo, now_ns, real_boot_ns, shift_ns, wall_offset_ns)
             return self._arena
         except BaseException:
             self._arena.close()
@@ -196,7 +200,7 @@ class _Restore:
         for path in paths:
             step = partial(self._way.step, f"redoing {path.name}")
             step()
-            walk.enter(path, self._buffer.read(path, moved=step, disk=True))
+            walk.enter(path, self._buffer.read(path, moved=step, direct=True))
             self._redo_file(path, walk)
             while damage := walk.skip(int(self._redo.next_lsn)):
                 log.warning(f"{damage.place}; nothing is lost, {self._snapshot.name} is newer")
@@ -225,7 +229,7 @@ class _Restore:
 def _sizes(snapshot: Path, buffer: Buffer) -> dict[str, Any]:
     """What a snapshot's first record says of its arena, as fields of struct pg_config."""
     config, fault, walk = ffi.new("struct pg_config *"), ffi.new("struct pg_fault *"), Walk()
-    walk.enter(snapshot, buffer.read(snapshot, FIRST_BYTES, disk=True))
+    walk.enter(snapshot, buffer.read(snapshot, FIRST_BYTES, direct=True))
     for frames, size in walk.groups():
         if not lib.pg_redo_config(frames, size, config, fault):
             raise broken(fault)

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.recovery import Step
@@ -50,6 +48,7 @@ from purgatoryd.shm_layout.errors import (
     WalError,
     WalMismatch,
 )
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import ArenaState, is_reserved
 from purgatoryd.shm_layout.merge import NamespaceStats, Route, merge, namespace_stats
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
@@ -238,7 +237,7 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
     possible with those before: subscribers go on in a stream whose id stays."""
     headers = [arena.header for arena in sources]
     streams = {int(header.stream_id) for header in headers}
-    same = {"stream_id": streams.pop() if len(streams) == 1 else secrets.randbits(63) | 1}
+    same = {"stream_id": streams.pop() if len(streams) == 1 else HOST.random_bits(63) | 1}
     if config.clock == "virtual" and headers:
         retained = ("wall_origin_ns", "wall_offset_ns")
         same |= {name: int(getattr(headers[0], name)) for name in retained}
@@ -251,11 +250,11 @@ def _finished(
 ) -> dict[str, NamespaceStats]:
     """Rebuilt, checked, and with a WAL so begun that it can be recovered from."""
     virtual = opening.config.clock == "virtual"
-    arena.rebuild(int(arena.header.now_ns) if virtual else boot_ns())
+    arena.rebuild(int(arena.header.now_ns) if virtual else HOST.boot_ns())
     arena.check()
     if opening.wal is not None:
         write_predecessors(opening.wal, predecessors)
-        save_snapshot(arena, opening.wal, step=opening.step)
+        save_snapshot(arena, opening.wal, opening.host, opening.step)
         end = Walk.before(arena)
         GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
     arena.set_state(ArenaState.READY)

@@ -7,12 +7,11 @@ Only the oldest ones go, so what stays has no hole.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from purgatoryd.shm_layout.files import sync_directory
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.retention_holds import RetentionHold, changing_holds, read_holds
 from purgatoryd.shm_layout.wal import File, segments, snapshots
 
@@ -73,27 +72,29 @@ def _with_ends(files: Sequence[File]) -> list[tuple[File, int]]:
 # ---- in the folder ---------------------------------------------------------------------------
 
 
-def is_untidy(directory: Path, keep: Keep) -> bool:
+def is_untidy(directory: Path, keep: Keep, host: Host = HOST) -> bool:
     """True if tidy() would have something to do."""
-    holds = read_holds(directory).values()
-    return bool(over_cap(segments(directory), holds) or _gone(directory, holds, keep))
+    holds = read_holds(directory, host.disk).values()
+    held = over_cap(segments(directory, host.disk), holds)
+    return bool(held or _gone(directory, holds, keep, host))
 
 
-def tidy(directory: Path, keep: Keep) -> list[RetentionHold]:
+def tidy(directory: Path, keep: Keep, host: Host = HOST) -> list[RetentionHold]:
     """Drops retention holds over their caps, removes what nobody needs; returns the dropped
     ones."""
-    with changing_holds(directory) as holds:
-        dropped = over_cap(segments(directory), holds.values())
+    disk = host.disk
+    with changing_holds(directory, disk) as holds:
+        dropped = over_cap(segments(directory, disk), holds.values())
         holds |= {hold.name: replace(hold, dropped=True) for hold in dropped}
-        gone = _gone(directory, holds.values(), keep)
+        gone = _gone(directory, holds.values(), keep, host)
         for file in gone:
-            file.path.unlink()
+            disk.remove(file.path)
     if gone:
-        sync_directory(directory)
+        disk.sync_directory(directory)
     return dropped
 
 
-def _gone(directory: Path, holds: Iterable[RetentionHold], keep: Keep) -> list[File]:
-    retained = snapshots(directory)
-    old = removable(segments(directory), needed_lsn(retained), holds, keep, time.time_ns())
+def _gone(directory: Path, holds: Iterable[RetentionHold], keep: Keep, host: Host) -> list[File]:
+    retained, files = snapshots(directory, host.disk), segments(directory, host.disk)
+    old = removable(files, needed_lsn(retained), holds, keep, host.wall_ns())
     return old + retained[:-SNAPSHOTS_KEPT]

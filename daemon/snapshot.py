@@ -11,10 +11,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.parent import end_with
@@ -22,7 +22,8 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import PurgatorydError, WalUnwritable
-from purgatoryd.shm_layout.files import next_to, try_write, write_durably
+from purgatoryd.shm_layout.files import new_file, next_to, take_name, try_write, write_durably
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import SNAPSHOT, file_name, has_stopped, write_snapshot
 
@@ -31,30 +32,34 @@ NICENESS = 10
 TEMPORARY = "snapshot.new"
 
 
-def save_snapshot(
-    handle: Handle,
-    directory: Path,
-    wait: Callable[[int], None] | None = None,
-    step: Step = lambda _: None,
-) -> None:
-    """Writes a snapshot into a WAL's folder. Raises WalUnwritable.
+def saving(
+    handle: Handle, directory: Path, host: Host, step: Step = lambda _: None, *, quiet: bool
+) -> Iterator[int]:
+    """Write a snapshot into a WAL's folder, in steps. Raises WalUnwritable.
 
-    `wait` returns once a record is on disk; None = nobody changes the arena meanwhile. `step` is
-    notified that it is written, and again at least once for each PORTION.
+    Yields once, with the record that must be on disk before the caller goes on: then the snapshot
+    takes its name. `quiet`: nobody changes the arena meanwhile, and nothing is yielded. `step` is
+    notified that the snapshot is written, and again at least once for each PORTION.
     """
+    disk, temporary = host.disk, directory / TEMPORARY
     moved = partial(step, "writing a snapshot")
     moved()
-
-    def write(file: BinaryIO) -> str:
-        written = write_snapshot(handle, file, quiet=wait is None, moved=moved)
-        if wait is not None:
-            wait(written.end_lsn)
-        return file_name(written.start_lsn, SNAPSHOT)
-
     try:
-        write_durably(directory / TEMPORARY, write)
+        with new_file(temporary, disk) as file:
+            written = write_snapshot(handle, file, quiet=quiet, moved=moved, host=host)
+            if not quiet:
+                yield written.end_lsn
+            take_name(file, temporary, file_name(written.start_lsn, SNAPSHOT), disk)
     except OSError as error:
-        raise WalUnwritable(str(directory / TEMPORARY), error.errno or 0) from error
+        raise WalUnwritable(str(temporary), error.errno or 0) from error
+
+
+def save_snapshot(
+    handle: Handle, directory: Path, host: Host = HOST, step: Step = lambda _: None
+) -> None:
+    """Write a snapshot of an arena that nobody changes meanwhile. Raises WalUnwritable."""
+    for _ in saving(handle, directory, host, step, quiet=True):
+        raise AssertionError("nothing to wait for")
 
 
 def save_export(handle: Handle, path: Path) -> None:
@@ -78,16 +83,31 @@ def try_export(path: Path) -> None:
         raise WalUnwritable(str(path), error.errno or 0) from error
 
 
-def tidy_and_tell(directory: Path, keep: Keep) -> None:
+def tidy_and_tell(directory: Path, keep: Keep, host: Host = HOST) -> None:
     """Removes what nobody needs, and says which retention holds were dropped."""
-    for hold in tidy(directory, keep):
+    for hold in tidy(directory, keep, host):
         detail = (
             f"the retention hold {hold.name!r} held back more than {hold.cap_bytes} bytes: dropped"
         )
         log.warning(detail, retention_hold=hold.name)
 
 
-def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subprocess.Popen[bytes]:
+class Child(Protocol):
+    """A process that writes a snapshot and removes what nobody needs."""
+
+    returncode: Any
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self) -> int:
+        """Wait for its end."""
+
+
+def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> Child:
     """Start the process: a snapshot if wanted, then what nobody needs goes."""
     arguments = [arena, directory, os.getpid(), keep.age_ns, keep.bytes, int(snapshot)]
     return subprocess.Popen(
@@ -98,15 +118,11 @@ def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subproc
 
 def _snapshot_process(arena: str, directory: Path, daemon: int) -> None:
     reader = Reader(ArenaFile.open(arena, read_only=True))
-
-    def wait(lsn: int) -> None:
-        """As long as the daemon lives and its WAL goes on."""
+    for lsn in saving(reader, directory, HOST, quiet=False):
         while int(reader.wal_buffer.committed_lsn) < lsn:
             if has_stopped(reader.wal_buffer) or os.getppid() != daemon:
                 raise WalUnwritable(str(directory), int(reader.wal_buffer.error))
             time.sleep(POLL_S)
-
-    save_snapshot(reader, directory, wait)
 
 
 def leave_the_loop(daemon: int) -> None:

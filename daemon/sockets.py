@@ -17,13 +17,14 @@ import zmq
 
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.admission_control import AdmissionControl
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
+from purgatoryd.daemon.transport import Message
 from purgatoryd.daemon.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.shm_layout import curve
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import MESSAGE_MAX, NAMESPACE_MAX, TOPIC_MAX
 from purgatoryd.shm_layout.paths import Paths
 
@@ -58,21 +59,6 @@ LINGER_MS = 1000
 """How long a clean stop waits for peers to take what was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One request: who asks, by routing id and as the kernel says, the bytes, and when it was
-    taken from the socket."""
-
-    route: bytes
-    body: Any
-    uid: int
-    gid: int
-    pid: int
-    received_boot_ns: int
-    connection: int
-    """Descriptor of the message's connection, which may be closed."""
-
-
 @dataclass(frozen=True)
 class Remotes:
     """Where clients on other hosts connect, our keys, and theirs with their uids."""
@@ -97,19 +83,24 @@ class RequestSocket:
     """A ROUTER socket: requests of many peers, and their answers."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], admission: AdmissionControl, sheds_over: int = MESSAGE_MAX
+        self,
+        socket: zmq.Socket[bytes],
+        admission: AdmissionControl,
+        host: Host,
+        sheds_over: int = MESSAGE_MAX,
     ) -> None:
         """`sheds_over`: bytes; larger answers are dropped while memory is short."""
         self.zmq_socket = socket
-        self.admission = admission
-        self.sheds_over = sheds_over
+        self._admission = admission
+        self._host = host
+        self._sheds_over = sheds_over
         self.fd = int(socket.getsockopt(zmq.FD))
         self._route = bytearray(ROUTE_MAX)
         self._overlong = False
         """The rest of a message has to be taken off before the next one."""
 
     def receive(self) -> Message | None:
-        """The next request, None if there is none. See receive()."""
+        """The next request, None if there is none."""
         if self._overlong and not self._take_off():
             return None
         try:
@@ -120,11 +111,21 @@ class RequestSocket:
         body = self.zmq_socket.recv(copy=False)
         self._overlong = body.more and not self._take_off()
         if self._overlong or size > ROUTE_MAX:
-            self.admission.offence(body, "more frames or a longer name than any client has")
+            self._admission.offence(body, "more frames or a longer name than any client has")
             return None
-        connection = self.admission.completed(body)
+        connection = self._admission.completed(body)
         route, request = bytes(self._route[:size]), b"" if body.more else body.buffer
-        return Message(route, request, *sender_of(body), boot_ns(), connection)
+        return Message(route, request, *sender_of(body), self._host.boot_ns(), connection)
+
+    def send(self, route: bytes, body: Any) -> bool:
+        """Send to a peer; False = the message is known to be lost."""
+        if len(body) > self._sheds_over and self._admission.memory_is_short():
+            return False
+        try:
+            self.zmq_socket.send_multipart([route, body], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def _take_off(self) -> bool:
         """Drops the rest of a message, PARTS_MAX frames at a time. True = all is gone."""
@@ -134,7 +135,10 @@ class RequestSocket:
 class Sockets:
     """Binds all sockets. They are used from one thread; nothing here ever blocks."""
 
-    def __init__(self, paths: Paths, access: Access, remotes: Remotes | None = None) -> None:
+    def __init__(
+        self, paths: Paths, access: Access, remotes: Remotes | None = None, host: Host = HOST
+    ) -> None:
+        self._host = host
         self.directory = paths.directory
         self._paths = (paths.cmd, paths.admin, paths.pub)
         for path in self._paths:
@@ -146,8 +150,8 @@ class Sockets:
         self._zap = ZapHandler(self._context, self.admission, access, allowed)
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
-        self.commands = RequestSocket(commands, self.admission, LARGE_BYTES)
-        self.admin = RequestSocket(admin, self.admission)
+        self.commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
+        self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
@@ -181,10 +185,15 @@ class Sockets:
             _accept_only(socket, subscribers)
         try:
             _listen_at(socket, path)
-            self.admission.iterate(boot_ns())
+            self.admission.iterate(self._host.boot_ns())
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
         return socket
+
+    @property
+    def peers(self) -> AdmissionControl:
+        """Who is connected."""
+        return self.admission
 
     def bind_again(self) -> None:
         """Bind sockets whose paths were removed again. Their connections stay.
@@ -231,12 +240,12 @@ class Sockets:
         """
         if now_ns < min(self._ask_ns, self.admission.due_ns) and self._watched.isdisjoint(ready):
             return False
-        begun_ns = boot_ns()
+        begun_ns = self._host.boot_ns()
         until_ns = begun_ns + min(max(begun_ns - self._watched_ns, WATCH_NS), WATCH_MAX_NS)
         while more := self._zap.serve() | self.admission.iterate(now_ns):
-            if boot_ns() >= until_ns:
+            if self._host.boot_ns() >= until_ns:
                 break
-        self._watched_ns = boot_ns()
+        self._watched_ns = self._host.boot_ns()
         self._ask_ns = now_ns if more else now_ns + ASK_NS
         return more
 
@@ -280,32 +289,6 @@ class Sockets:
         for path in self._paths:
             with contextlib.suppress(OSError):  # the next daemon takes over what is left
                 path.unlink()
-
-
-def receive(socket: RequestSocket) -> Message | None:
-    """The next request of a socket, None if there is none.
-
-    A request has exactly two frames, routing id and body; of one with more, the body is
-    empty, which the decoder refuses.
-    """
-    return socket.receive()
-
-
-def reply(socket: RequestSocket, message: Message, body: Any) -> None:
-    """Answers a request."""
-    send(socket, message.route, body)
-
-
-def send(socket: RequestSocket, route: bytes, body: Any) -> bool:
-    """Sends to a peer. One that is gone, or does not read, loses it and asks again; so does one
-    whose answer is large while memory is short. False = it is known to be lost."""
-    if len(body) > socket.sheds_over and socket.admission.memory_is_short():
-        return False
-    try:
-        socket.zmq_socket.send_multipart([route, body], zmq.NOBLOCK)
-    except zmq.Again:
-        return False
-    return True
 
 
 def _unpredictable_routes() -> None:

@@ -18,15 +18,13 @@ numbers or its clock is another one, and the records of both must not be mixed.
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.recovery import Step, Way, import_file, recover
 from purgatoryd.daemon.snapshot import save_snapshot
@@ -39,7 +37,7 @@ from purgatoryd.daemon.wal import (
 )
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.arena import Arena, Handle, Previous, boot_id, page_size, retire
+from purgatoryd.shm_layout.arena import Arena, Handle, Previous, page_size, retire
 from purgatoryd.shm_layout.errors import (
     AlreadyRunning,
     ArenaBroken,
@@ -52,6 +50,7 @@ from purgatoryd.shm_layout.errors import (
     WalMismatch,
     WalNeeded,
 )
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import (
     BULK_LOAD_BLOCK_ROWS,
     REGION_ALIGN,
@@ -108,6 +107,8 @@ class Opening:
     """The WAL may be a copy; opening the arena makes it an original."""
     step: Step = lambda _: None
     """Is notified of each step."""
+    host: Host = HOST
+    """Where the daemon runs."""
     lock: ArenaLock | None = None
     """The arena's lock, from `owned`."""
 
@@ -145,9 +146,9 @@ def open_arena(opening: Opening) -> Arena:
         return _import(opening, opening.import_path)
     if shm.exists(paths.arena):
         return _open_left(opening)
-    if opening.wal is not None and has_begun(opening.wal):
+    if opening.wal is not None and has_begun(opening.wal, opening.host.disk):
         return _recover(opening, opening.wal)
-    with _in_place(opening, core_config(opening.config)) as arena:
+    with _in_place(opening, core_config(opening.config, opening.host)) as arena:
         return arena
 
 
@@ -163,7 +164,8 @@ def source(opening: Opening) -> Iterator[Arena | None]:
         arena = _source(opening)
         if arena is not None:
             held.callback(arena.close)
-            held.callback(arena.set_daemon_state, DaemonState.STOPPED, Degraded(0), boot_ns())
+            now_ns = opening.host.boot_ns()
+            held.callback(arena.set_daemon_state, DaemonState.STOPPED, Degraded(0), now_ns)
             held.callback(arena.set_state, ArenaState.READY)
         yield arena
 
@@ -172,13 +174,13 @@ def left_any(opening: Opening) -> bool:
     """Whether a daemon left an arena, or what one can be made from."""
     names = opening.paths.arena, f"{opening.paths.arena}{NEXT}"
     wal = opening.wal
-    return any(map(shm.exists, names)) or (wal is not None and has_begun(wal))
+    return any(map(shm.exists, names)) or (wal is not None and has_begun(wal, opening.host.disk))
 
 
 def _source(opening: Opening) -> Arena | None:
     if shm.exists(opening.paths.arena):
         return _as_left(opening)
-    if opening.wal is not None and has_begun(opening.wal):
+    if opening.wal is not None and has_begun(opening.wal, opening.host.disk):
         return recover(opening.wal, _way(opening))
     return None
 
@@ -213,18 +215,21 @@ def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:
     """Brings the WAL buffer to disk, because only an arena's snapshot goes over to another one."""
     if opening.wal is not None and arena.wal_buffer is not None:
         end = wal_end(arena, opening)
-        GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
+        GroupCommit(
+            arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk
+        ).close()
 
 
 def _attach(opening: Opening) -> Arena:
     arena = Arena.attach(opening.paths.arena, opening.paths.private)
-    _refuse_other_clock(arena, opening.config)
-    _refuse_other_shard(arena, opening.config)
+    _refuse_other_clock(arena, opening)
+    _refuse_other_shard(arena, opening)
     _refuse_other_wal(arena, opening)
     opening.step("rebuilding")
-    arena.set_state(ArenaState.REBUILDING, os.getpid())
-    arena.set_daemon_state(DaemonState.RECOVERING, Degraded(0), boot_ns())
-    arena.rebuild(_now_ns(arena, opening.config))
+    host = opening.host
+    arena.set_state(ArenaState.REBUILDING, host.pid)
+    arena.set_daemon_state(DaemonState.RECOVERING, Degraded(0), host.boot_ns())
+    arena.rebuild(_now_ns(arena, opening))
     return arena
 
 
@@ -234,10 +239,10 @@ def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
         if arena.wal_buffer is not None:
             raise WalNeeded(arena.file.name)
     elif arena.wal_buffer is None:
-        if segments(wal):
+        if segments(wal, opening.host.disk):
             raise WalMismatch(str(wal), "wal", "empty", "that of another arena")
     elif not opening.force:
-        refuse_other_wal(wal, arena.uuid)
+        refuse_other_wal(wal, arena.uuid, opening.host.disk)
 
 
 def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
@@ -247,12 +252,12 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
     """
     assert opening.wal is not None
     try:
-        refuse_other_wal(opening.wal, arena.uuid)
-        return newest_end(opening.wal, arena)
+        refuse_other_wal(opening.wal, arena.uuid, opening.host.disk)
+        return newest_end(opening.wal, arena, opening.host.disk)
     except WalError as error:
         if not opening.force or is_other_version(error):
             raise
-        set_aside(opening.wal)
+        set_aside(opening.wal, opening.host.disk)
         if isinstance(arena, Arena):  # of what is converted, the new arena has the snapshot
             _save_snapshot(arena, opening)
         return Walk.before(arena)
@@ -264,14 +269,14 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
 def _recover(opening: Opening, wal: Path) -> Arena:
     arena = _place_redone(recover(wal, _way(opening)), opening)
     if opening.force:
-        set_aside(wal)
+        set_aside(wal, opening.host.disk)
     return arena
 
 
 def _import(opening: Opening, path: Path) -> Arena:
     if shm.exists(opening.paths.arena):
         _refuse_used(opening.paths)
-    if opening.wal is not None and segments(opening.wal):
+    if opening.wal is not None and segments(opening.wal, opening.host.disk):
         raise WalMismatch(str(opening.wal), "wal", "empty", "one that was begun")
     arena = import_file(path, _way(opening))
     _refuse_durable(arena, opening)
@@ -279,12 +284,15 @@ def _import(opening: Opening, path: Path) -> Arena:
 
 
 def _way(opening: Opening) -> Way:
-    return Way(lambda sizes: _make_redone(opening, sizes), _clock_of, opening.step, opening.force)
+    return Way(
+        lambda sizes: _make_redone(opening, sizes), partial(_clock_of, opening.host), opening.step,
+        opening.host, opening.force,
+    )  # fmt: skip
 
 
 def _save_snapshot(arena: Handle, opening: Opening) -> None:
     if opening.wal is not None:
-        save_snapshot(arena, opening.wal, step=opening.step)
+        save_snapshot(arena, opening.wal, opening.host, opening.step)
 
 
 def _refuse_used(paths: Paths) -> None:
@@ -307,7 +315,7 @@ def _refuse_durable(arena: Arena, opening: Opening) -> None:
 
 def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
     """Records name slots and rows, so nothing may be smaller than it was."""
-    fields = core_config(opening.config)
+    fields = core_config(opening.config, opening.host)
     found, wanted = ClockKind(sizes["clock_kind"]), ClockKind(fields["clock_kind"])
     if found != wanted:
         raise ArenaMismatch(opening.paths.arena, "clock", wanted.name, found.name)
@@ -317,15 +325,15 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
     return create_arena(opening.paths, fields | space | retained)
 
 
-def _clock_of(walk: Walk) -> tuple[int, int, int]:
+def _clock_of(host: Host, walk: Walk) -> tuple[int, int, int]:
     """Times are carried from one boot's clock to another's by the wall clock."""
     then = walk.struct
     then_offset_ns = int(then.wall_ns - then.boot_ns)
     if then.header.clock_kind == ClockKind.VIRTUAL:
         return int(then.boot_ns), 0, then_offset_ns
-    now_ns = boot_ns()
-    offset_ns = time.time_ns() - now_ns
-    return now_ns, 0 if walk.boot_id == boot_id() else then_offset_ns - offset_ns, offset_ns
+    now_ns = host.boot_ns()
+    offset_ns = host.wall_ns() - now_ns
+    return now_ns, 0 if walk.boot_id == host.boot_id() else then_offset_ns - offset_ns, offset_ns
 
 
 def _place_redone(arena: Arena, opening: Opening) -> Arena:
@@ -339,8 +347,9 @@ def _place_redone(arena: Arena, opening: Opening) -> Arena:
 # ---- sizes and births ------------------------------------------------------------------------
 
 
-def _now_ns(arena: Arena | Previous, config: Config) -> int:
-    return int(arena.header.now_ns) if config.clock == "virtual" else boot_ns()
+def _now_ns(arena: Arena | Previous, opening: Opening) -> int:
+    virtual = opening.config.clock == "virtual"
+    return int(arena.header.now_ns) if virtual else opening.host.boot_ns()
 
 
 def _geometry(config: Config) -> dict[str, int]:
@@ -365,19 +374,19 @@ def _geometry(config: Config) -> dict[str, int]:
     }
 
 
-def core_config(config: Config) -> dict[str, Any]:
+def core_config(config: Config, host: Host = HOST) -> dict[str, Any]:
     """Fields of struct pg_config for a fresh arena."""
     virtual = config.clock == "virtual"
-    now_ns, wall_ns = boot_ns(), time.time_ns()
+    now_ns, wall_ns = host.boot_ns(), host.wall_ns()
     return _geometry(config) | {
         "now_ns": 0 if virtual else now_ns,
         "wall_offset_ns": config.wall_origin_ns if virtual else wall_ns - now_ns,
         "wall_origin_ns": config.wall_origin_ns,
         "created_wall_ns": wall_ns,
-        "stream_id": secrets.randbits(63) | 1,
-        "secret": [secrets.randbits(64), secrets.randbits(64)],
-        "uuid": secrets.token_bytes(16),
-        "boot_id": boot_id(),
+        "stream_id": host.random_bits(63) | 1,
+        "secret": [host.random_bits(64), host.random_bits(64)],
+        "uuid": host.random_bytes(16),
+        "boot_id": host.boot_id(),
         "page_size": page_size(),
         "clock_kind": ClockKind.VIRTUAL if virtual else ClockKind.BOOT,
         "shard": max(0, config.shard),
@@ -428,10 +437,11 @@ def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
         _give_names(*files, opening)
     except BaseException:
         _take_names_back(*files, opening)
-        arena.set_state(ArenaState.READY, os.getpid())  # its file may say RETIRED
+        arena.set_state(ArenaState.READY, opening.host.pid)  # its file may say RETIRED
         for file in files:
             file.give_up(moved)
         raise
+    arena.set_state(ArenaState.RETIRED, opening.host.pid)
     arena.move_to(*files, moved)
     return True
 
@@ -511,19 +521,19 @@ def _take_place(paths: Paths) -> None:
     shm.replace(f"{paths.arena}{NEXT}", paths.arena)
 
 
-def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
-    header, name = arena.header, arena.file.name
-    kind = ClockKind.VIRTUAL if config.clock == "virtual" else ClockKind.BOOT
+def _refuse_other_clock(arena: Arena | Previous, opening: Opening) -> None:
+    header, name, host = arena.header, arena.file.name, opening.host
+    kind = ClockKind.VIRTUAL if opening.config.clock == "virtual" else ClockKind.BOOT
     if header.clock_kind != kind:
         raise ArenaMismatch(name, "clock", kind.name, ClockKind(header.clock_kind).name)
-    if bytes(header.boot_id) != boot_id():
-        raise ArenaMismatch(name, "boot id", boot_id().hex(), bytes(header.boot_id).hex())
-    if kind == ClockKind.BOOT and (now_ns := boot_ns()) < header.now_ns:
+    if bytes(header.boot_id) != host.boot_id():
+        raise ArenaMismatch(name, "boot id", host.boot_id().hex(), bytes(header.boot_id).hex())
+    if kind == ClockKind.BOOT and (now_ns := host.boot_ns()) < header.now_ns:
         raise ArenaMismatch(name, "boot clock", f"at least {header.now_ns} ns", f"{now_ns} ns")
 
 
-def _refuse_other_shard(arena: Arena | Previous, config: Config) -> None:
-    fields, header = core_config(config), arena.header
+def _refuse_other_shard(arena: Arena | Previous, opening: Opening) -> None:
+    fields, header = core_config(opening.config, opening.host), arena.header
     wanted, found = (fields["shard"], fields["shards"]), (header.shard, header.shards)
     if found != wanted:
         wanted_text, found_text = ("{} of {}".format(*shard) for shard in (wanted, found))
@@ -572,7 +582,7 @@ def _identity(old: Arena | Previous, opening: Opening) -> dict[str, Any]:
 
 
 def _resize(old: Arena, opening: Opening) -> Arena:
-    fields = core_config(opening.config) | _identity(old, opening)
+    fields = core_config(opening.config, opening.host) | _identity(old, opening)
     opening.step("moving to other sizes")
     with _in_place(opening, fields) as new:
         try:
@@ -600,15 +610,15 @@ def _convert(old: Previous, opening: Opening) -> Arena:
 
     What an earlier ABI had no space for has size 0 there, and gets that of the settings.
     """
-    _refuse_other_clock(old, opening.config)
-    _refuse_other_shard(old, opening.config)
+    _refuse_other_clock(old, opening)
+    _refuse_other_shard(old, opening)
     _refuse_other_wal(old, opening)
     sizes = {name: size for name, size in _current(old).items() if size}
-    fields = core_config(opening.config) | sizes | _identity(old, opening)
+    fields = core_config(opening.config, opening.host) | sizes | _identity(old, opening)
     opening.step("converting the arena of an earlier version")
     with _in_place(opening, fields) as new:
         new.convert_from(old)
         _commit_appended(old, opening)
-        new.rebuild(_now_ns(old, opening.config))
+        new.rebuild(_now_ns(old, opening))
     old.close()
     return new

@@ -7,20 +7,19 @@ import errno
 import fcntl
 import os
 import stat
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
-from purgatoryd.daemon.snapshot import save_snapshot, start, tidy_and_tell
+from purgatoryd.daemon.snapshot import Child, save_snapshot, start, tidy_and_tell
 from purgatoryd.daemon.wal_birth import refuse_copy
 from purgatoryd.shm_layout.arena import Arena, Handle
+from purgatoryd.shm_layout.disk import DISK, Disk
 from purgatoryd.shm_layout.errors import (
     BadPath,
     WalError,
@@ -28,7 +27,7 @@ from purgatoryd.shm_layout.errors import (
     WalMismatch,
     WalUnwritable,
 )
-from purgatoryd.shm_layout.files import sync_directory
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.wal import (
     File,
     GroupCommit,
@@ -123,30 +122,31 @@ def _flock(fd: int, directory: Path) -> None:
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
-def has_begun(directory: Path) -> bool:
+def has_begun(directory: Path, disk: Disk = DISK) -> bool:
     """True if it holds anything, or may: a daemon ran with this WAL, or was about to."""
-    return bool(segments(directory)) or not all(map(is_of_birth, snapshots(directory)))
+    born = (is_of_birth(file, disk) for file in snapshots(directory, disk))
+    return bool(segments(directory, disk)) or not all(born)
 
 
-def refuse_other_wal(directory: Path, uuid: bytes) -> None:
+def refuse_other_wal(directory: Path, uuid: bytes, disk: Disk = DISK) -> None:
     """Raises WalMismatch if the folder holds the WAL of another arena."""
-    files = (*segments(directory), *snapshots(directory))
-    found = {uuid_of(file.path) for file in files if has_header(file.path)}
-    if segments(directory) and found and uuid not in found:
+    files = (*segments(directory, disk), *snapshots(directory, disk))
+    found = {uuid_of(file.path, disk) for file in files if has_header(file.path, disk)}
+    if segments(directory, disk) and found and uuid not in found:
         raise WalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
 
 
-def newest_end(directory: Path, arena: Handle) -> Walk:
+def newest_end(directory: Path, arena: Handle, disk: Disk = DISK) -> Walk:
     """Where the arena's WAL goes on: its newest segment, read to its end.
 
     This read uses the page cache: group commit writes unconfirmed records again.
 
     Raises WalDamaged, WalMismatch.
     """
-    newest = segments(directory)[-1:]
-    if not newest or _is_of_other(newest[0].path, arena.uuid):
+    newest = segments(directory, disk)[-1:]
+    if not newest or _is_of_other(newest[0].path, arena.uuid, disk):
         return Walk.before(arena)
-    walk = Walk()
+    walk = Walk(disk=disk)
     walk.enter(newest[0].path)
     read_out(walk)
     while damage := walk.skip(int(arena.wal_buffer.committed_lsn) + 1):
@@ -156,11 +156,11 @@ def newest_end(directory: Path, arena: Handle) -> Walk:
     return walk
 
 
-def _is_of_other(path: Path, uuid: bytes) -> bool:
-    return has_header(path) and uuid_of(path) != uuid
+def _is_of_other(path: Path, uuid: bytes, disk: Disk) -> bool:
+    return has_header(path, disk) and uuid_of(path, disk) != uuid
 
 
-def own_snapshot(directory: Path, arena: Arena, step: Step) -> bool:
+def own_snapshot(directory: Path, arena: Arena, host: Host, step: Step) -> bool:
     """Make sure that a snapshot holds the whole arena, and remove those of the arena that this
     one replaced. False if the arena is large: the daemon then writes the snapshot once it is ready.
 
@@ -169,26 +169,27 @@ def own_snapshot(directory: Path, arena: Arena, step: Step) -> bool:
     wait only if older files make a recovery possible until then. Without segments the arena
     replaced no other: snapshots of others are set aside.
     """
-    sound = [file for file in snapshots(directory) if has_header(file.path)]
-    found = {file: uuid_of(file.path) for file in sound}
+    disk = host.disk
+    sound = [file for file in snapshots(directory, disk) if has_header(file.path, disk)]
+    found = {file: uuid_of(file.path, disk) for file in sound}
     own = [file for file, uuid in found.items() if uuid == arena.uuid]
     confirmed = any(file.lsn == arena.wal_buffer.next_lsn for file in own)
-    if not confirmed and not (_leads_on(directory, own) and _is_large(arena)):
-        save_snapshot(arena, directory, step=step)
+    if not confirmed and not (_leads_on(directory, own, disk) and _is_large(arena)):
+        save_snapshot(arena, directory, host, step)
         confirmed = True
-    begun = bool(segments(directory))
+    begun = bool(segments(directory, disk))
     for file in found.keys() - own:
-        if begun or is_of_birth(file):
-            file.path.unlink()
+        if begun or is_of_birth(file, disk):
+            disk.remove(file.path)
         else:
-            _set_aside(file.path)
-    sync_directory(directory)
+            _set_aside(file.path, disk)
+    disk.sync_directory(directory)
     return confirmed
 
 
-def _leads_on(directory: Path, own: list[File]) -> bool:
+def _leads_on(directory: Path, own: list[File], disk: Disk) -> bool:
     """True if the segments continue one of these snapshots."""
-    first = segments(directory)[:1]
+    first = segments(directory, disk)[:1]
     return bool(own and first) and first[0].lsn <= own[-1].lsn
 
 
@@ -198,15 +199,15 @@ def _is_large(arena: Arena) -> bool:
     return bytes_ > SNAPSHOT_BEFORE_READY
 
 
-def set_aside(directory: Path) -> None:
+def set_aside(directory: Path, disk: Disk = DISK) -> None:
     """Renames all files: after a damage they are for people, not for recovery."""
-    for file in (*segments(directory), *snapshots(directory)):
-        _set_aside(file.path)
-    sync_directory(directory)
+    for file in (*segments(directory, disk), *snapshots(directory, disk)):
+        _set_aside(file.path, disk)
+    disk.sync_directory(directory)
 
 
-def _set_aside(path: Path) -> None:
-    path.rename(path.with_name(path.name + SET_ASIDE))
+def _set_aside(path: Path, disk: Disk) -> None:
+    disk.rename(path, path.name + SET_ASIDE)
 
 
 # ---- while the daemon runs -------------------------------------------------------------------
@@ -271,29 +272,38 @@ class Wal(Memory):
         directory: Path,
         config: Config,
         end: Walk,
+        host: Host = HOST,
         step: Step = lambda _: None,
+        *,
+        start_snapshot: Callable[..., Child] = start,
+        threaded: bool = True,
     ) -> None:
         """`name`: under which others find the arena; `end`: where its WAL goes on; `step`: is
-        notified of each step of the start and of the end."""
+        notified of each step of the start and of the end; `start_snapshot`: starts the process
+        that writes snapshots; without `threaded` the caller commits, with `commit_group`."""
+        self._host = host
+        self._start_snapshot = start_snapshot
         self._step = step
         self._arena = arena
         self._name = name
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
-        self._confirmed = own_snapshot(directory, arena, step)
+        self._confirmed = own_snapshot(directory, arena, host, step)
         self._attempts = 0
         self._given_up = False
         """True if the snapshot process was killed because the arena moved."""
         self._start_lsn = int(self._wal_buffer.next_lsn)
         self._open = True
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._kicked = self._segment = self._heartbeats = 0
-        self._measured_boot_ns = boot_ns()
+        self._measured_boot_ns = host.boot_ns()
         self._reported = False
         self._replies = Replies(arena)
         # at the end: nobody stops its thread if we fail
-        self._group_commit = GroupCommit(arena, directory, config.wal_segment_bytes, end)
+        self._group_commit = GroupCommit(
+            arena, directory, config.wal_segment_bytes, end, host.disk, threaded=threaded
+        )
 
     @property
     def _wal_buffer(self) -> Any:
@@ -337,6 +347,10 @@ class Wal(Memory):
         self._kicked = int(self._wal_buffer.tail)
         self._group_commit.kick()
 
+    def commit_group(self) -> bool:
+        """Without the thread: commit a group of what was appended; False if nothing was."""
+        return self._group_commit.iterate()
+
     def pause(self) -> bool:
         """Pause the group-commit thread after its current commit; False until then."""
         return self._group_commit.pause()
@@ -356,7 +370,7 @@ class Wal(Memory):
     def heartbeat(self) -> None:
         """Looks after files when there are new ones, and once a minute."""
         self._heartbeats += 1
-        self._append_metrics(boot_ns())
+        self._append_metrics(self._host.boot_ns())
         if self.errno:
             self._replies.forget()
         if self._replies:
@@ -403,17 +417,20 @@ class Wal(Memory):
     def _look(self) -> None:
         try:
             snapshot = self._snapshot_is_due()
-            if snapshot or is_untidy(self._directory, self._keep):
-                self._child = start(self._name, self._directory, self._keep, snapshot=snapshot)
+            if snapshot or is_untidy(self._directory, self._keep, self._host):
+                self._child = self._start_snapshot(
+                    self._name, self._directory, self._keep, snapshot=snapshot
+                )
         except (OSError, BadPath) as error:
             log.warning(f"the WAL's files: {error}")
 
     def _snapshot_is_due(self) -> bool:
-        filled = sum(file.lsn > self._snapshot_lsn() for file in segments(self._directory))
+        files = segments(self._directory, self._host.disk)
+        filled = sum(file.lsn > self._snapshot_lsn() for file in files)
         return (filled >= self._snapshot_segments or not self._confirmed) and not self.errno
 
     def _snapshot_lsn(self) -> int:
-        newest = snapshots(self._directory)[-1:]
+        newest = snapshots(self._directory, self._host.disk)[-1:]
         return newest[0].lsn if newest else 0
 
     def commit(self) -> None:
@@ -433,8 +450,8 @@ class Wal(Memory):
         self.commit()
         try:
             if clean and not self.errno and self._changed():
-                save_snapshot(self._arena, self._directory, step=self._step)
-                tidy_and_tell(self._directory, self._keep)
+                save_snapshot(self._arena, self._directory, self._host, self._step)
+                tidy_and_tell(self._directory, self._keep, self._host)
         except (OSError, WalError, BadPath) as error:
             log.warning(f"the WAL's files: {error}")
 

@@ -18,7 +18,8 @@ from typing import BinaryIO
 
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout.errors import BadPath, WalCopied
-from purgatoryd.shm_layout.files import filesystems, write_durably
+from purgatoryd.shm_layout.files import write_durably
+from purgatoryd.shm_layout.filesystems import filesystems
 from purgatoryd.shm_layout.wal import segments, snapshots
 
 NAME = "birth"

@@ -27,9 +27,9 @@ from purgatoryd.pipeline.cache import drop
 from purgatoryd.pipeline.locks import alone, in_turn, take
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import FORMAT, Table
+from purgatoryd.shm_layout.disk import MODE
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse, LakeMismatch
 from purgatoryd.shm_layout.files import (
-    MODE,
     listed,
     private_folder,
     replace_durably,

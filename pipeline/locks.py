@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from purgatoryd.shm_layout.disk import private
 from purgatoryd.shm_layout.errors import LakeInUse
-from purgatoryd.shm_layout.files import private
 
 
 def take(fd: int, path: Path) -> None:

@@ -498,9 +498,8 @@ class Arena(_Owned):
             raise
 
     def move_to(self, arena: ArenaFile, private: ArenaFile, moved: Moved) -> None:
-        """Use copies of both files; readers of the old file see the state RETIRED. Calls
+        """Use copies of both files. The caller has set the old ones' state to RETIRED. Calls
         `moved` after each portion that is unmapped."""
-        lib.pg_set_state(self._a, ArenaState.RETIRED, os.getpid())
         old, bases = (self.file, self.private), (self._base, self._secret)
         self.file, self._private = arena, private
         self._base = ffi.from_buffer(arena.memory, require_writable=True)
@@ -1054,12 +1053,6 @@ def retire(name: str) -> None:
         with ffi.from_buffer(arena.memory, require_writable=True) as base:
             ffi.cast("struct pg_header *", base).state = ArenaState.RETIRED
     arena.close()
-
-
-def boot_id() -> bytes:
-    """Identity of this boot of the host, 16 bytes."""
-    with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:
-        return bytes.fromhex(file.read().decode().strip().replace("-", ""))
 
 
 def page_size() -> int:

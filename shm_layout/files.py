@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-MODE, FOLDER_MODE = 0o600, 0o700
-"""Keys and payloads are in them."""
+from purgatoryd.shm_layout.disk import DISK, MODE, Disk
+
+FOLDER_MODE = 0o700
 
 
 def sync_directory(directory: Path) -> None:
     """Makes names that were given or removed in `directory` durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def is_in_memory(path: Path) -> bool:
-    """True if what stands there is gone with the next reboot."""
-    return bool(filesystems(path) & {"tmpfs", "ramfs"})
-
-
-def filesystems(path: Path) -> set[str]:
-    """Return the possible types of a path's file system, such as ext4; empty if unknown."""
-    device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    mounts = (line.partition(" - ") for line in lines)
-    return {after.split()[0] for before, _, after in mounts if before.split()[2] == number}
+    DISK.sync_directory(directory)
 
 
 def sync_file(path: Path) -> None:
@@ -52,59 +36,62 @@ def listed(folder: Path, pattern: str) -> list[Path]:
         return []
 
 
-def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
-    """`write` fills the file and says which name in its folder it gets once it is on disk.
+@contextmanager
+def new_file(temporary: Path, disk: Disk = DISK) -> Iterator[BinaryIO]:
+    """A file under a temporary name, which goes at the end unless `take_name` was called.
 
-    What a killed writer left under the temporary name goes. Where others may write, too, that name
-    has to be one that they cannot know: `next_to`. If the directory cannot be synced, the disk may
-    not have the new name, and it is removed.
+    What a killed writer left under the name goes. Where others may write, too, it has to be a name
+    that they cannot know: `next_to`.
     """
-    temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, "wb", opener=_new) as file:
+        disk.remove(temporary)
+        with disk.create(temporary) as file:
             try:
-                path = temporary.with_name(write(file))
-                file.flush()
-                os.fsync(file.fileno())
-                replaced = path.exists()
-                temporary.rename(path)
+                yield file
             finally:
-                temporary.unlink(missing_ok=True)
-        _confirm_name(path, replaced=replaced)
+                disk.remove(temporary)
     except OSError as error:  # of a full disk it says no name
         error.filename = error.filename or str(temporary)
         raise
+
+
+def take_name(file: BinaryIO, temporary: Path, name: str, disk: Disk = DISK) -> Path:
+    """Give a file a name in its folder once it is on disk.
+
+    If the directory cannot be synced, the disk may not have the new name, and it is removed.
+    """
+    path = temporary.with_name(name)
+    disk.sync(file)
+    replaced = disk.exists(path)
+    disk.rename(temporary, name)
+    _confirm_name(path, disk, replaced=replaced)
     return path
 
 
-def _confirm_name(path: Path, *, replaced: bool) -> None:
+def write_durably(temporary: Path, write: Callable[[BinaryIO], str], disk: Disk = DISK) -> Path:
+    """`write` fills a new file and says which name in its folder it gets once it is on disk."""
+    with new_file(temporary, disk) as file:
+        return take_name(file, temporary, write(file), disk)
+
+
+def _confirm_name(path: Path, disk: Disk, *, replaced: bool) -> None:
     try:
-        sync_directory(path.parent)
+        disk.sync_directory(path.parent)
     except OSError:
         if not replaced:
-            path.unlink(missing_ok=True)
+            disk.remove(path)
         raise
 
 
 def try_write(temporary: Path) -> None:
     """Raises OSError if `write_durably` could not even begin."""
-    with open(temporary, "wb", opener=_new):
+    with DISK.create(temporary):
         temporary.unlink()
 
 
 def next_to(path: Path) -> Path:
     """A temporary name in the folder of `path` that nobody has, or can foresee."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
-
-
-def _new(path: str, flags: int) -> int:
-    """An opener of files that were not there, so that nobody else has them open."""
-    return private(path, flags | os.O_EXCL | os.O_NOFOLLOW)
-
-
-def private(path: str, flags: int) -> int:
-    """An opener of files that are nobody else's."""
-    return os.open(path, flags, MODE)
 
 
 def private_folder(path: Path) -> None:
@@ -122,11 +109,13 @@ def make_private(folder: Path) -> None:
             path.chmod(FOLDER_MODE if path.is_dir() else MODE)
 
 
-def replace_durably(path: Path, content: bytes, temporary: Path | None = None) -> None:
+def replace_durably(
+    path: Path, content: bytes, temporary: Path | None = None, disk: Disk = DISK
+) -> None:
     """Gives `path` this content, at once. `temporary`: where others may write, too, `next_to`."""
 
     def write(file: BinaryIO) -> str:
         file.write(content)
         return path.name
 
-    write_durably(temporary or path.with_name(f"{path.name}.new"), write)
+    write_durably(temporary or path.with_name(f"{path.name}.new"), write, disk)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from purgatoryd.shm_layout.arena import NONE_NS
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 
 FROZEN_NS = 5_000_000_000
@@ -70,7 +71,7 @@ class Watch:
         self._seen()
 
     def _seen(self) -> None:
-        self._last, self._since_ns = _move(self._source.header), _boot_ns()
+        self._last, self._since_ns = _move(self._source.header), HOST.boot_ns()
 
     def look(self) -> Health | None:
         """Its health now; None = it is a suspect, and has to be watched for longer."""
@@ -79,7 +80,7 @@ class Watch:
             self._seen()
             return self.unsure()
         suspicion = _suspicion(header, self._frozen_ns)
-        if suspicion and _boot_ns() - self._since_ns < WATCHED_NS:
+        if suspicion and HOST.boot_ns() - self._since_ns < WATCHED_NS:
             return None
         return _health(header, suspicion)
 
@@ -136,7 +137,7 @@ def _health(header: Any, suspicion: Condition | None) -> Health:
 
 def still_ns(header: Any) -> int:
     """How long ago the loop of a daemon moved last, by the header of its arena."""
-    return max(0, _boot_ns() - _moved_boot_ns(header))
+    return max(0, HOST.boot_ns() - _moved_boot_ns(header))
 
 
 def _moved_boot_ns(header: Any) -> int:
@@ -149,8 +150,4 @@ def overdue_ns(header: Any) -> int:
     due_ns = int(header.next_deadline_ns)
     if due_ns == NONE_NS or header.clock_kind == ClockKind.VIRTUAL:
         return 0
-    return max(0, _boot_ns() - due_ns)
-
-
-def _boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return max(0, HOST.boot_ns() - due_ns)

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from purgatoryd.shm_layout._core import ffi
 from purgatoryd.shm_layout.errors import BadPath
-from purgatoryd.shm_layout.files import is_in_memory
+from purgatoryd.shm_layout.filesystems import is_in_memory
 
 PAGE = mmap.PAGESIZE
 """Size and memory alignment of O_DIRECT reads are multiples of it."""

@@ -9,13 +9,12 @@ command line take turns by a lock on the directory.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from purgatoryd.shm_layout.disk import DISK, Disk
 from purgatoryd.shm_layout.errors import BadPath, InvalidName, InvalidSetting
 from purgatoryd.shm_layout.files import replace_durably
 from purgatoryd.shm_layout.wal import following_lsn, segments
@@ -36,12 +35,12 @@ class RetentionHold:
     dropped: bool = False
 
 
-def read_holds(directory: Path) -> dict[str, RetentionHold]:
+def read_holds(directory: Path, disk: Disk = DISK) -> dict[str, RetentionHold]:
     """All retention holds of the WAL in `directory`. Raises BadPath if the file is not one of
     ours."""
     path = directory / FILE
     try:
-        rows = json.loads(path.read_bytes())
+        rows = json.loads(disk.read_bytes(path))
         return {row["name"]: _hold(**row) for row in rows}
     except FileNotFoundError:
         return {}
@@ -97,19 +96,15 @@ def remove_hold(directory: Path, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def changing_holds(directory: Path) -> Iterator[dict[str, RetentionHold]]:
+def changing_holds(directory: Path, disk: Disk = DISK) -> Iterator[dict[str, RetentionHold]]:
     """The retention holds, to be changed in place; written when the block ends without an error.
 
     Others wait meanwhile, so that what is held and what goes is decided by one at a time.
     """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        holds = read_holds(directory)
+    with disk.locked(directory):
+        holds = read_holds(directory, disk)
         before = dict(holds)
         yield holds
         if holds != before:
             rows = [asdict(hold) for hold in holds.values()]
-            replace_durably(directory / FILE, json.dumps(rows, indent=1).encode())
-    finally:
-        os.close(fd)
+            replace_durably(directory / FILE, json.dumps(rows, indent=1).encode(), disk=disk)

@@ -12,7 +12,6 @@ import enum
 import errno
 import json
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
 from purgatoryd.shm_layout.errors import PermissionDenied, TableBroken
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.shm import ArenaFile
@@ -95,7 +95,7 @@ class StatusFile:
             raise PermissionDenied(str(self._path)) from error
         except (ValueError, TypeError) as error:
             raise TableBroken(str(self._path), f"says no state: {error!r}") from error
-        if written_ns < time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME):
+        if written_ns < HOST.wall_ns() - HOST.boot_ns():
             raise FileNotFoundError(errno.ENOENT, "is of an earlier boot", str(self._path))
         return found
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -20,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Handle, text
+from purgatoryd.shm_layout.disk import DISK, Disk
 from purgatoryd.shm_layout.errors import (
     BadPath,
     WalDamaged,
@@ -27,8 +26,9 @@ from purgatoryd.shm_layout.errors import (
     WalMismatch,
     WalUnwritable,
 )
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import WalkState, WalState, is_padding, size_of
-from purgatoryd.shm_layout.page_cache import PAGE, from_disk
+from purgatoryd.shm_layout.page_cache import PAGE
 from purgatoryd.shm_layout.wire import Key, decode_key
 
 SEGMENT = ".wal"
@@ -74,14 +74,14 @@ def file_name(lsn: int, suffix: str) -> str:
     return f"{lsn:016x}{suffix}"
 
 
-def segments(directory: Path) -> list[File]:
+def segments(directory: Path, disk: Disk = DISK) -> list[File]:
     """The segments of a WAL, oldest first."""
-    return _files(directory, SEGMENT)
+    return _files(directory, SEGMENT, disk)
 
 
-def snapshots(directory: Path) -> list[File]:
+def snapshots(directory: Path, disk: Disk = DISK) -> list[File]:
     """The snapshots of a WAL, oldest first."""
-    return _files(directory, SNAPSHOT)
+    return _files(directory, SNAPSHOT, disk)
 
 
 def around(files: Sequence[File], lsn: int) -> tuple[Sequence[File], Sequence[File]]:
@@ -90,28 +90,21 @@ def around(files: Sequence[File], lsn: int) -> tuple[Sequence[File], Sequence[Fi
     return files[:before], files[before:]
 
 
-def _files(directory: Path, suffix: str) -> list[File]:
+def _files(directory: Path, suffix: str, disk: Disk) -> list[File]:
     """The files of a folder, none if there is no folder. Raises OSError if it cannot be listed:
     a WAL that nobody can read is not an empty one."""
     found = []
-    for path in map(directory.joinpath, _listed(directory)):
+    for path in map(directory.joinpath, disk.names(directory)):
         match = _NAME.fullmatch(path.name) if path.suffix == suffix else None
         with contextlib.suppress(FileNotFoundError):  # it went meanwhile
             if match:
-                about = path.stat()
-                found.append(File(path, int(match[1], 16), about.st_size, about.st_mtime_ns))
+                found.append(File(path, int(match[1], 16), *disk.about(path)))
     return sorted(found, key=lambda file: file.lsn)
 
 
-def _listed(directory: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
-        return os.listdir(directory)
-    return []
-
-
-def header_of(path: Path) -> Any:
+def header_of(path: Path, disk: Disk = DISK) -> Any:
     """struct pg_wal_segment of a segment or snapshot, not checked. Raises WalDamaged, BadPath."""
-    block = _first_block(path)
+    block = _first_block(path, disk)
     if len(block) < size_of("pg_wal_segment"):
         raise WalDamaged(str(path), "is cut off", len(block), _HEAD, 0, 0)
     head = ffi.new("struct pg_wal_segment *")
@@ -119,21 +112,21 @@ def header_of(path: Path) -> Any:
     return head
 
 
-def _first_block(path: Path) -> bytes:
+def _first_block(path: Path, disk: Disk) -> bytes:
     """Read the header's block from the disk, shorter if the file is. Raises WalDamaged, BadPath."""
-    with _reading(path), from_disk(path) as file, mmap.mmap(-1, PAGE) as memory:
+    with _reading(path), disk.open(path, direct=True) as file, mmap.mmap(-1, PAGE) as memory:
         return memory[: min(file.readinto(memory), _HEAD)]
 
 
-def uuid_of(path: Path) -> bytes:
+def uuid_of(path: Path, disk: Disk = DISK) -> bytes:
     """Whose segment or snapshot it is. Raises WalDamaged."""
-    return bytes(header_of(path).uuid)
+    return bytes(header_of(path, disk).uuid)
 
 
-def has_header(path: Path) -> bool:
+def has_header(path: Path, disk: Disk = DISK) -> bool:
     """True if the header of a segment or snapshot is sound. Raises BadPath."""
     try:
-        block = _first_block(path)
+        block = _first_block(path, disk)
     except WalDamaged:
         return False
     walk, fault = ffi.new("struct pg_walk *"), ffi.new("struct pg_fault *")
@@ -148,7 +141,7 @@ def is_other_version(error: WalError) -> bool:
 
 def has_gone(path: Path) -> bool:
     """True if a file that was there went, as old ones do: later ones of its kind took its place."""
-    there = _files(path.parent, path.suffix)
+    there = _files(path.parent, path.suffix, DISK)
     return not path.exists() and bool(there) and path.name < there[0].path.name
 
 
@@ -161,18 +154,18 @@ def following_lsn(segment: File) -> int:
     return max(segment.lsn, walk.lsn + 1)
 
 
-def is_of_birth(snapshot: File) -> bool:
+def is_of_birth(snapshot: File, disk: Disk = DISK) -> bool:
     """True if it is the first one of an arena that was born empty: it holds nothing, and alone it
     was left by a start that did not get further."""
-    return has_header(snapshot.path) and header_of(snapshot.path).epoch == 0
+    return has_header(snapshot.path, disk) and header_of(snapshot.path, disk).epoch == 0
 
 
-def refuse_lost_segments(directory: Path) -> None:
+def refuse_lost_segments(directory: Path, disk: Disk = DISK) -> None:
     """Raises WalDamaged if there are snapshots and no segment: the newest one always stays."""
-    if segments(directory):
+    if segments(directory, disk):
         return
-    for file in snapshots(directory)[::-1]:
-        if not is_of_birth(file):
+    for file in snapshots(directory, disk)[::-1]:
+        if not is_of_birth(file, disk):
             detail = "none is left"
             raise WalDamaged(str(directory / f"*{SEGMENT}"), detail, 0, 0, file.lsn, 0)
 
@@ -236,28 +229,29 @@ class Buffer:
     """Memory for the bytes of one file at a time, aligned. It is used again: fresh memory has to be
     zeroed and mapped first."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Disk = DISK) -> None:
+        self._disk = disk
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     def read(
         self, path: Path, most: int = 2**63, moved: Callable[[], object] = _nothing, *,
-        disk: bool = False,
+        direct: bool = False,
     ) -> Any:  # fmt: skip
         """A file's bytes for a Walk, `most` of them at most; valid until the next call, and as long
         as the buffer is there.
 
-        `moved` is called after each PORTION. `disk`: read from the disk, not from the page cache.
+        `moved` is called after each PORTION. `direct`: read from the disk, not from the page cache.
         The file is read and not mapped, so that a bad sector is an error. Raises WalDamaged,
         BadPath.
         """
         with _reading(path):
-            there = path.stat().st_size
+            there = self._disk.about(path).bytes
         size = min(max(there, _HEAD), most)
         space = -(-size // PAGE) * PAGE
         self._make_space(space)
         with (
             _reading(path),
-            from_disk(path) if disk else path.open("rb", buffering=0) as file,
+            self._disk.open(path, direct=direct) as file,
             memoryview(self._memory) as view,
         ):
             end = 0
@@ -288,14 +282,14 @@ def _reading(path: Path) -> Iterator[None]:
 class Walk:
     """Reads files of a WAL one behind the other: whole commit groups, each byte checked."""
 
-    def __init__(self, *, disk: bool = False) -> None:
-        """`disk`: read from the disk, not from the page cache."""
-        self.disk = disk
+    def __init__(self, *, direct: bool = False, disk: Disk = DISK) -> None:
+        """`direct`: read from the disk, not from the page cache."""
+        self.direct = direct
         self.struct = ffi.new("struct pg_walk *")
         self.path: Path | None = None
         self._fault = ffi.new("struct pg_fault *")
         self._memory: Any = None
-        self._buffer = Buffer()
+        self._buffer = Buffer(disk)
 
     @classmethod
     def before(cls, arena: Handle) -> Walk:
@@ -331,7 +325,7 @@ class Walk:
         Raises WalDamaged, WalMismatch, BadPath.
         """
         if memory is None:
-            memory = self._buffer.read(path, disk=self.disk)
+            memory = self._buffer.read(path, direct=self.direct)
         if not lib.pg_walk_segment(self.struct, memory, len(memory), self._fault):
             raise self._refused(path)
         self.path, self._memory = path, memory
@@ -436,15 +430,16 @@ class Written(NamedTuple):
 
 
 def write_snapshot(
-    handle: Handle, file: BinaryIO, *, quiet: bool, moved: Callable[[], object] = _nothing
-) -> Written:
+    handle: Handle, file: BinaryIO, *, quiet: bool, moved: Callable[[], object] = _nothing,
+    host: Host = HOST, disk: Disk = DISK,
+) -> Written:  # fmt: skip
     """Writes all authoritative state of an arena, sessions left out, as a snapshot.
 
     `quiet`: nobody changes the arena meanwhile, so that it is whole without any WAL. `moved` is
     called after each PORTION, which is on disk then.
     """
     snapshot, out = ffi.new("struct pg_snapshot *", {"quiet": quiet}), bytearray(_GROUP_MAX)
-    base, salt, lsn, number = ffi.from_buffer(out), secrets.randbits(32), 0, 0
+    base, salt, lsn, number = ffi.from_buffer(out), host.random_bits(32), 0, 0
     header = handle.header
     clocks = {"boot_ns": header.now_ns, "wall_ns": header.now_ns + header.wall_offset_ns}
     made_by = {"term": header.term, "origin": bytes(header.boot_id)}
@@ -456,9 +451,9 @@ def write_snapshot(
         group = ffi.new("struct pg_wal_group *", {"number": number, **made_by, **clocks})
         lib.pg_group_seal(base, _GROUP_HEAD + used, salt, group)
         file.write(memoryview(out)[: _GROUP_HEAD + used])
-        _begin_writing(file, _GROUP_HEAD + used)
+        disk.begin_writing(file, _GROUP_HEAD + used)
         if number % (PORTION // _GROUP_MAX) == 0:
-            os.fsync(file.fileno())
+            disk.sync(file)
             moved()
         if snapshot.done:
             break
@@ -478,38 +473,38 @@ def write_snapshot(
     return Written(int(snapshot.start_lsn), int(snapshot.end_lsn))
 
 
-def _begin_writing(file: BinaryIO, size: int) -> None:
-    """Has the disk begin with the bytes that were written last, while there are more to come; until
-    a reboot nobody reads them."""
-    with contextlib.suppress(OSError):
-        file.flush()
-        os.posix_fadvise(file.fileno(), file.tell() - size, size, os.POSIX_FADV_DONTNEED)
-
-
 class GroupCommit:
-    """The thread that brings appended records to disk; what was appended is there once it begins.
+    """Brings appended records to disk, in a thread; what was appended is there once it begins.
 
     `end` has read the newest segment to its end, from the page cache, or is Walk.before(arena);
     the thread ends that segment and begins the next. Raises WalUnwritable if a system call failed,
     WalMismatch if disk and arena disagree.
     """
 
-    def __init__(self, arena: Handle, directory: Path, wal_segment_bytes: int, end: Walk) -> None:
+    def __init__(
+        self, arena: Handle, directory: Path, wal_segment_bytes: int, end: Walk, disk: Disk = DISK,
+        *, threaded: bool = True,
+    ) -> None:  # fmt: skip
+        """Without `threaded` the caller commits, with `iterate`."""
         self._arena = arena
         self._memory = ffi.new("uint8_t[]", lib.pg_group_commit_bytes())
         self._c = ffi.cast("struct pg_group_commit *", self._memory)
         fault = ffi.new("struct pg_fault *")
         name = str(directory).encode()
         opened = lib.pg_group_commit_open(
-            self._c, arena.struct, name, wal_segment_bytes, end.struct, ffi.NULL, fault
+            self._c, arena.struct, name, wal_segment_bytes, end.struct, disk.storage, fault
         )
-        if not opened or not lib.pg_group_commit_start(self._c, fault):
+        if not opened or (threaded and not lib.pg_group_commit_start(self._c, fault)):
             raise _unopened(directory, fault)
 
     @property
     def fd(self) -> int:
         """Readable once more is on disk, or nothing will be any more."""
         return int(lib.pg_group_commit_fd(self._c))
+
+    def iterate(self) -> bool:
+        """Commit one group of what was appended; False if nothing was."""
+        return bool(lib.pg_group_commit_iterate(self._c))
 
     def kick(self) -> None:
         """Something may have been appended."""

@@ -40,7 +40,7 @@ from purgatoryd.clients import (
     Status,
     Subscriber,
 )
-from purgatoryd.daemon import client_watch
+from purgatoryd.daemon import processes
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import WireError
 from purgatoryd.shm_layout.wire import SessionInfo
@@ -401,14 +401,14 @@ def test_a_reused_pid_keeps_no_session_of_a_dead_client(
 
 @pytest.fixture
 def without_peer_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_watch, "_PEER_PIDFD", 0xFFFF)
+    monkeypatch.setattr(processes, "_PEER_PIDFD", 0xFFFF)
 
 
 @pytest.mark.usefixtures("without_peer_pidfd")
 def test_an_older_kernel_opens_the_process_while_the_connection_is_open() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        pidfd = client_watch.open_pidfd(ours.fileno(), os.getpid())
+        pidfd = processes.open_pidfd(ours.fileno(), os.getpid())
         assert pidfd is not None
         signal.pidfd_send_signal(pidfd, 0)
         os.close(pidfd)
@@ -419,7 +419,7 @@ def test_an_older_kernel_does_not_take_a_later_process_for_the_client() -> None:
     ours, theirs = socket.socketpair()
     with ours:
         theirs.close()
-        assert client_watch.open_pidfd(ours.fileno(), os.getpid()) is None
+        assert processes.open_pidfd(ours.fileno(), os.getpid()) is None
 
 
 # ---- messages that outlive their connection --------------------------------------------------
@@ -428,7 +428,7 @@ def test_an_older_kernel_does_not_take_a_later_process_for_the_client() -> None:
 def test_a_connection_of_another_process_is_not_the_clients() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert client_watch.open_pidfd(ours.fileno(), os.getppid()) is None
+        assert processes.open_pidfd(ours.fileno(), os.getppid()) is None
 
 
 def test_the_process_behind_a_closed_descriptor_cannot_be_watched() -> None:
@@ -436,7 +436,7 @@ def test_the_process_behind_a_closed_descriptor_cannot_be_watched() -> None:
     descriptor = ours.fileno()
     ours.close()
     theirs.close()
-    assert client_watch.open_pidfd(descriptor, os.getpid()) is None
+    assert processes.open_pidfd(descriptor, os.getpid()) is None
 
 
 @pytest.mark.parametrize("waited_for", [True, False])
@@ -448,7 +448,7 @@ def test_the_process_behind_a_closed_descriptor_may_have_ended(waited_for: bool)
     ours.close()
     theirs.close()
     with pytest.raises(ProcessLookupError):
-        client_watch.open_pidfd(descriptor, ended.pid)
+        processes.open_pidfd(descriptor, ended.pid)
 
 
 # ---- sessions that outlive their process -----------------------------------------------------

@@ -421,13 +421,12 @@ def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: 
     fill(manager)
     received: list[str] = []
     loop: Any = SimpleNamespace(
-        _stopping=True,
         _lifecycle=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
         _publish=lambda: "STOPPING=1" in manager.received(),
         _wal=SimpleNamespace(commit=lambda: received.extend(manager.received())),
         _commands=SimpleNamespace(release=lambda: None),
     )
-    Reaper.run(loop)
+    Reaper.finish(loop)
     assert "STOPPING=1" in received
 
 

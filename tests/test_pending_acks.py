@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purgatoryd.daemon import commands, sockets
+from purgatoryd.daemon import commands, transport
 from purgatoryd.daemon.pending_acks import PENDING_BYTES_MAX, PendingAcks
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Handled
@@ -95,7 +95,7 @@ def test_what_waits_is_bounded(waiting: PendingAcks, sent: Sent) -> None:
     assert sequences(sent) == list(range(count))
 
 
-def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_disk_takes_is_of_the_response_queue() -> None:
     """The socket takes 7 ns for a message."""
     now = SimpleNamespace(ns=10)
 
@@ -103,10 +103,9 @@ def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.Monkey
         now.ns += 7
         return True
 
-    asked = [sockets.Message(b"route", b"", 0, 0, 0, 0, -1), None]
-    monkeypatch.setattr(commands, "boot_ns", lambda: now.ns)
-    monkeypatch.setattr(sockets, "receive", lambda socket: asked.pop(0))
-    monkeypatch.setattr(sockets, "send", takes)
+    asked = [transport.Message(b"route", b"", 0, 0, 0, 0, -1), None]
+    socket = SimpleNamespace(receive=lambda: asked.pop(0), send=takes)
+    host: Any = SimpleNamespace(boot_ns=lambda: now.ns)
     spans: list[tuple[Measured, int]] = []
     arena: Any = SimpleNamespace(
         handle=lambda *message: (Handled.REPLY, reply(1, Status.ADDED)), durable_lsn=5,
@@ -116,8 +115,9 @@ def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.Monkey
     )  # fmt: skip
     wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
     access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
-    bound: Any = SimpleNamespace(commands=None, admission=SimpleNamespace())
-    served = commands.Commands(arena, bound, access, wal, 0)
+    sockets: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
+    processes: Any = SimpleNamespace()
+    served = commands.Commands(arena, sockets, access, wal, 0, host, processes)
     served.serve()
     served.release()
     assert spans == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purgatoryd.daemon import commands, sockets
+from purgatoryd.daemon import commands
 from purgatoryd.daemon.commands import (
     OVERHEAD_BYTES,
     SHARE_NS,
@@ -16,7 +16,7 @@ from purgatoryd.daemon.commands import (
     TAKEN_PER_ITERATION,
     Commands,
 )
-from purgatoryd.daemon.sockets import Message
+from purgatoryd.daemon.transport import Message
 from purgatoryd.shm_layout.arena import Handled
 
 ALICE, BOB = 61001, 61002
@@ -25,7 +25,7 @@ ALICE, BOB = 61001, 61002
 class Queue:
     """What came and was not taken, and who was answered, in order; each answer takes `cost_ns`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.came: deque[Message] = deque()
         self.answered: list[bytes] = []
         self.now_ns = 1
@@ -36,13 +36,14 @@ class Queue:
         )  # fmt: skip
         wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
         access: Any = SimpleNamespace(may_connect=lambda *_: True)
-        bound: Any = SimpleNamespace(commands=None, admission=SimpleNamespace())
-        monkeypatch.setattr(commands, "boot_ns", lambda: self.now_ns)
-        monkeypatch.setattr(
-            sockets, "receive", lambda _: self.came.popleft() if self.came else None
+        socket = SimpleNamespace(
+            receive=lambda: self.came.popleft() if self.came else None,
+            send=lambda route, _: self.answered.append(route),
         )
-        monkeypatch.setattr(sockets, "send", lambda _, route, __: self.answered.append(route))
-        self.commands = Commands(arena, bound, access, wal, 0)
+        transport: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
+        host: Any = SimpleNamespace(boot_ns=lambda: self.now_ns)
+        processes: Any = SimpleNamespace()
+        self.commands = Commands(arena, transport, access, wal, 0, host, processes)
 
     def _handle(self, *_: object) -> tuple[Handled, memoryview]:
         self.now_ns += self.cost_ns
@@ -59,8 +60,8 @@ class Queue:
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
-    return Queue(monkeypatch)
+def queue() -> Queue:
+    return Queue()
 
 
 def test_a_peer_alone_has_the_whole_iteration(queue: Queue) -> None:

@@ -34,7 +34,6 @@ from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Lagged, Notice, Purgatory, Subscriber
 from purgatoryd.clients.stream import Stream
-from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.store import Opening, open_arena
 from purgatoryd.daemon.wal import locked
@@ -42,6 +41,7 @@ from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import OtherAbi
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import (
     ABI,
     EVENTS_NAMESPACE,
@@ -483,7 +483,7 @@ print([frame.lsn for frame in walk.frames()])
 
 def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
     """Arms timers as if killed at the last one's frame; the number of those that count."""
-    now_ns = boot_ns()
+    now_ns = HOST.boot_ns()
     asked = os.geteuid(), os.getpid(), now_ns, now_ns
     _, reply = arena.handle(wire.encode_hello(b"a client's nonce"), *asked)
     session = wire.decode_reply(bytes(reply)).session

@@ -10,7 +10,7 @@ from typing import Any
 
 from purgatoryd.daemon.wal_birth import record_birth
 from purgatoryd.shm_layout import shm
-from purgatoryd.shm_layout.arena import boot_id
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.paths import Paths
 
 FOLDER = Path(__file__).parents[1] / "stored"
@@ -30,7 +30,7 @@ class Stored:
         self.contents: dict[str, Any] = json.loads((folder / "arena.json").read_text())
         self.arena = unpacked(folder / "arena.xz")
         self.private = unpacked(folder / "private.xz")
-        self.of_boot(boot_id())
+        self.of_boot(HOST.boot_id())
         for at in self.contents["uid_offsets"]:  # its sessions are this user's
             self.private[at : at + 4] = os.geteuid().to_bytes(4, "little")
 
