@@ -61,11 +61,11 @@ def ls_command(name: str, timeout: float, as_json: bool) -> None:
     unacknowledged outcome.
     """
     from purgatoryd.clients import Admin
-    from purgatoryd.clients.times import boot_now_ns
+    from purgatoryd.shm_layout.host import HOST
 
     with Admin(name, timeout=timeout) as admin:
         sessions = admin.sessions()
-    rows = [session_record(info, boot_now_ns()) for info in sessions]
+    rows = [session_record(info, HOST.boot_ns()) for info in sessions]
     if not as_json and rows:
         print_table(rows, name)
     for row in rows if as_json else []:

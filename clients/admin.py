@@ -12,6 +12,7 @@ from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.packing import is_refusal, refusal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, Partitioned, WrongShard
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import (
     ANYBODY,
     FLAG_DRAIN,
@@ -198,14 +199,14 @@ class Admin(Closing):
         wire.encode_key(key)
         data = wire.encode_payload(payload)
         limit_s = check_limit_s(self.timeout if timeout is None else timeout)
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = HOST.monotonic_s() + limit_s
         while True:
             holder = self._holders(namespace, limit_s, key)[0]
             try:
                 return holder._publish(names, key, data, limit_s)
             except WrongShard:
                 # It stands in the table before the shard hears of it. Nothing was published.
-                if holder is self or time.monotonic() >= deadline_s:
+                if holder is self or HOST.monotonic_s() >= deadline_s:
                     raise
             time.sleep(RETRY_S)
 
@@ -309,7 +310,7 @@ class Admin(Closing):
 
     def _request(self, frame: bytes, timeout: float | None, *, again: bool = True) -> Reply:
         limit_s = check_limit_s(self.timeout if timeout is None else timeout)
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = HOST.monotonic_s() + limit_s
         reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s, again)
         if reply is None:
             raise DaemonUnreachable(self.name, self._endpoint, limit_s, 1, shut(self.name))
@@ -324,7 +325,7 @@ class Admin(Closing):
                 # The answer to STOP is the last that the daemon sends before it is gone.
                 self._channel = Channel(self._endpoint, immediate=False)
             except DaemonUnreachable as error:
-                if time.monotonic() > deadline_s:
+                if HOST.monotonic_s() > deadline_s:
                     raise DaemonUnreachable(
                         self.name, error.endpoint, limit_s, shut=error.shut
                     ) from None
@@ -336,7 +337,7 @@ class Admin(Closing):
     ) -> Reply | None:
         """A command that may be repeated is sent `again` on a new connection."""
         sent = False
-        while (remaining_s := deadline_s - time.monotonic()) > 0:
+        while (remaining_s := deadline_s - HOST.monotonic_s()) > 0:
             sent = sent or channel.send(frame)
             data = channel.receive_soon() if sent else None
             if data is None:

@@ -7,7 +7,6 @@ socket is drained until it has nothing more, or an event would be slept through.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Generator, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -23,6 +22,7 @@ from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_un
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.core import (
     BYE_S,
+    NEVER_S,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
@@ -36,7 +36,6 @@ from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
-from purgatoryd.clients.session import State
 from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Next, Opener, unreachable
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -49,6 +48,7 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     QueueFull,
 )
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
 
@@ -138,16 +138,14 @@ class AsyncClient:
         self._scheduled = False
         self._readers: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._retry: asyncio.TimerHandle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._deadline_s = float("inf")
-        """Time at which `_deadline` wakes the loop."""
+        self._timer_s = NEVER_S
+        """Host time at which `_timer` wakes the loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- open and close ----------------------------------------------------------------------
 
     def _start(self) -> Jobs:
-        return Jobs(self._core)
+        return Jobs(self._core, listens=True)
 
     async def connect(self) -> Self:
         """Open the session. Raises DaemonUnreachable. A cancelled call closes the client."""
@@ -431,7 +429,7 @@ class AsyncClient:
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
         self._schedule()
-        self._watch_deadline()  # ends the call in time even if an exception interrupts exchange()
+        self._watch()  # ends the call in time even if an exception interrupts turn()
         return call
 
     # ---- the exchange ------------------------------------------------------------------------
@@ -448,9 +446,8 @@ class AsyncClient:
         if core.closed:
             return
         try:
-            if self._opened():
-                core.look()
-            self._jobs.exchange()
+            self._open()
+            self._jobs.turn()
         except (PurgatorydError, OSError) as error:
             self._jobs.advance(error)  # an error of the connection fails every call
         except BaseException:
@@ -458,8 +455,8 @@ class AsyncClient:
             raise
         self._watch()
 
-    def _opened(self) -> bool:
-        """True once there is a channel; its descriptors wake the loop."""
+    def _open(self) -> None:
+        """Open a channel once the daemon is there; its descriptors wake the loop."""
         core = self._core
         if core.channel is None and core.try_open() and core.channel is not None:
             assert self._loop is not None
@@ -467,57 +464,27 @@ class AsyncClient:
             self._readers = [int(socket.get(zmq.FD)) for socket in sockets]
             for fd in self._readers:
                 self._loop.add_reader(fd, self._exchange)
-        return core.channel is not None
 
     def _watch(self) -> None:
-        """Set the timers for overdue answers, calls refused as BUSY, and deadlines."""
-        core, loop = self._core, self._loop
-        assert loop is not None
-        pending = core.session.busy or core.session.state is State.GREETING
-        if self._timer is not None and not pending:
-            self._timer.cancel()
-            self._timer = None
-        elif self._timer is None and pending:
-            wait_s = core.patience_s if core.channel is not None else OPEN_RETRY_S
-            self._timer = loop.call_later(wait_s, self._overdue, wait_s, core.answers)
-        if self._retry is None and core.retry_in_s is not None:
-            self._retry = loop.call_later(core.retry_in_s, self._send_again)
-        self._watch_deadline()
-
-    def _watch_deadline(self) -> None:
-        """Sets the timer of the first deadline."""
-        due_s = self._jobs.due_s
-        if due_s >= self._deadline_s:
+        """Set the timer of the next turn, unless an earlier one is set."""
+        wake_s = self._jobs.wake_s
+        if wake_s >= self._timer_s:
             return
         assert self._loop is not None
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline_s = due_s
-        wait_s = max(due_s - time.monotonic(), 0.0)
-        self._deadline = self._loop.call_later(wait_s, self._past_deadline)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = wake_s
+        wait_s = max(wake_s - self._core.host.monotonic_s(), 0.0)
+        self._timer = self._loop.call_later(wait_s, self._due)
 
-    def _past_deadline(self) -> None:
-        """Resume the jobs at the first deadline, and set the timer of the next."""
-        self._deadline_s = float("inf")
-        self._exchange()
-
-    def _send_again(self) -> None:
-        """Send calls again that were refused as BUSY."""
-        self._retry = None
-        self._exchange()
-
-    def _overdue(self, waited_s: float, answers: int) -> None:
-        self._timer = None
-        if self._core.closed:
-            return
-        if self._core.answers == answers and self._core.channel is not None:
-            self._core.silence(waited_s)
+    def _due(self) -> None:
+        """Make the turn of the timer, and set the timer of the next one."""
+        self._timer_s = NEVER_S
         self._exchange()
 
     def _drop(self) -> None:
-        for timer in (self._timer, self._retry, self._deadline):
-            if timer is not None:
-                timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         readers, self._readers = self._readers, []
         for fd in readers:
             assert self._loop is not None
@@ -557,11 +524,11 @@ class AsyncSubscriber:
         """Returns once live: everything that fires after this arrives."""
         if self._inbox is not None:
             return self
-        deadline_s = time.monotonic() + self._timeout
+        deadline_s = HOST.monotonic_s() + self._timeout
         inbox = await self._opened(deadline_s)
         try:
             while not inbox.let_in():
-                if time.monotonic() >= deadline_s:
+                if HOST.monotonic_s() >= deadline_s:
                     raise DaemonUnreachable(inbox.name, inbox.endpoint, self._timeout)
                 await asyncio.sleep(OPEN_RETRY_S)
         except BaseException:
@@ -578,7 +545,7 @@ class AsyncSubscriber:
                 try:
                     return self._open_inbox()
                 except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
-                    if time.monotonic() >= deadline_s:
+                    if HOST.monotonic_s() >= deadline_s:
                         raise unreachable(self._open_inbox.name, error, self._timeout) from None
                 await asyncio.sleep(OPEN_RETRY_S)
         except BaseException:
@@ -616,7 +583,7 @@ class AsyncSubscriber:
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None
-        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        deadline_s = None if limit_s is None else HOST.monotonic_s() + limit_s
         while True:
             self._news.clear()
             if (found := self._inbox.peek()) is not None:
@@ -626,7 +593,7 @@ class AsyncSubscriber:
                 continue
             wait_s = self._inbox.patience_s
             if deadline_s is not None:
-                wait_s = min(wait_s, deadline_s - time.monotonic())
+                wait_s = min(wait_s, deadline_s - HOST.monotonic_s())
             if wait_s < 0:
                 return None
             await self._sleep(wait_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle
@@ -21,8 +20,8 @@ from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import Entry, PendingTrigger
 from purgatoryd.clients.purgatory import (
-    KEEP_ALIVE_S,
     Armed,
+    Owner,
     Watch,
     check_error,
     each_watermark,
@@ -30,7 +29,6 @@ from purgatoryd.clients.purgatory import (
     prepare_extend,
     prepare_trigger,
     prepare_watch,
-    settle_book,
     watch_rows,
 )
 from purgatoryd.clients.remote import Remote
@@ -133,16 +131,10 @@ class AsyncPurgatory(AsyncClient):
             worker=worker,
             numa_local=numa_local,
         )
-        self._heartbeat: asyncio.TimerHandle | None = None
 
     def _start(self) -> Jobs:
         own_book(self._core, self._book, self._resume)
-        return Jobs(self._core, partial(settle_book, self._core, self._book))
-
-    async def _greet(self) -> None:
-        await super()._greet()
-        if self._heartbeat is None:
-            self._keep_alive()
+        return Jobs(self._core, Owner(self._core, self._book).speak, listens=True)
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -265,16 +257,7 @@ class AsyncPurgatory(AsyncClient):
             self._book.work()
         super()._exchange()
 
-    def _keep_alive(self) -> None:
-        assert self._loop is not None
-        self._heartbeat = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
-        if self._book.open:
-            self._core.session.call()
-            self._schedule()
-
     def _drop(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
         super()._drop()
         self._book.lost(Closed("purgatory"))
         self._book.work()

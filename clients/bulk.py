@@ -19,7 +19,7 @@ from purgatoryd.clients.packing import Builder, is_refusal, refusal
 from purgatoryd.clients.retries import all_busy
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Busy, DaemonError, InvalidRows, PurgatorydError
-from purgatoryd.shm_layout.layout import TICKET_MAX, ClockKind, Status, struct_dtype
+from purgatoryd.shm_layout.layout import TICKET_MAX, Status, struct_dtype
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 AnyResult = TypeVar("AnyResult", bound="BulkResult")
@@ -323,10 +323,10 @@ class _Packing:
 
 def _pack_rows(core: Core, packing: _Packing, rows: Any, topic: str, mode: int) -> None:
     clock, default = core.delay_clock, core.topic_name(topic)
-    now_ns = None if clock == ClockKind.VIRTUAL else times.boot_now_ns()
+    now_ns = core.host.boot_ns()
     for index, row in enumerate(rows):
         key, time, its_topic, payload = fields_of(row, index)
-        kind, time_ns = times.due(clock, now_ns=now_ns, **time)
+        kind, time_ns = times.due(clock, now_ns, **time)
         key_type, key_bytes = wire.encode_key(key)
         name = default if its_topic is None else core.topic_name(its_topic)
         payload = b"" if payload is None else wire.encode_payload(payload)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 import zmq
 
@@ -17,6 +19,10 @@ RECONNECT_MS = 10
 SOON_MS = 20  # how long a reader may stay blind to a new connection
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
+
+
+OpenChannel = Callable[..., "Channel"]
+"""Opens a Channel; the arguments are those of its constructor."""
 
 
 def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
@@ -48,6 +54,63 @@ def _close(fork_guard: ForkGuard, socket: zmq.Socket[bytes], monitor: zmq.Socket
     monitor.close(0)
     socket.close(0)
     context.term()
+
+
+class Subscription:
+    """A SUB socket that says when it has reconnected. The owner waits on `sockets`."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        subjects: Iterable[bytes],
+        high_water_mark: int,
+        remote: Remote | None = None,
+    ) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.SUB)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RCVHWM, high_water_mark)
+        self._socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+        for subject in subjects:
+            self._socket.subscribe(subject)
+        self._monitor = self._socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        self.close = closer(self, self._socket, self._monitor)
+        """Drops what was not taken; returns at once."""
+        if remote is not None:
+            remote.equip(self._socket)
+        self._endpoint = endpoint
+        self._socket.connect(endpoint)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """Those that tell when a message or a new connection is there."""
+        return self._socket, self._monitor
+
+    def receive(self) -> list[bytes] | None:
+        """The two frames of the next message, or None. An interrupt may cut a message in two: the
+        rest is dropped by the next call."""
+        topic = None
+        with suppress(zmq.Again):
+            while True:
+                frame = self._socket.recv(zmq.NOBLOCK)
+                if self._socket.get(zmq.RCVMORE):
+                    topic = frame
+                elif topic is not None:
+                    return [topic, frame]
+        return None
+
+    def reconnected(self) -> bool:
+        """True once after each time that a connection was made."""
+        return any(list(connection_events(self._monitor)))
+
+    def redirect(self, endpoint: str) -> None:
+        """Connects to another daemon instead; the socket and its descriptors stay."""
+        self._socket.disconnect(self._endpoint)
+        self._endpoint = endpoint
+        self._socket.connect(endpoint)
+
+
+Subscribe = Callable[..., Subscription]
+"""Opens a Subscription; the arguments are those of its constructor."""
 
 
 class Channel:
@@ -125,7 +188,8 @@ class Channel:
             self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
         if kicked >= 0 and kicked not in self._poller:
             self._poller.register(kicked, zmq.POLLIN)
-        ready = self._poller.poll(max(0, round(timeout_s * 1000 + 0.5)))
+        limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
+        ready = self._poller.poll(limit_ms)
         if any(source == kicked for source, _ in ready):
             os.eventfd_read(kicked)
             return len(ready) > 1

@@ -66,7 +66,7 @@ def pack_puts(
     core: Core, result: BulkResult, table: Any, topic: str, mode: int, bulk_load: BulkLoad | None
 ) -> list[Batch]:
     """Batches for add_many. Raises InvalidArgument, and then nothing was packed."""
-    now_ns = None if core.delay_clock == ClockKind.VIRTUAL else times.boot_now_ns()
+    now_ns = None if core.delay_clock == ClockKind.VIRTUAL else core.host.boot_ns()
     parts = [_puts(core, part, topic, mode, now_ns) for part in _parts(table)]
     return [batch for part in parts for batch in _batches(result, part, bulk_load)]
 
@@ -302,7 +302,7 @@ def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
     values = _values(column)
     if values.dtype.kind == "O":
         rows = _listed(column)
-        pairs = [times.due(_clock(now_ns), **{name: row}, now_ns=now_ns) for row in rows]
+        pairs = [times.due(_clock(now_ns), now_ns or 0, **{name: row}) for row in rows]
         kind = pairs[0][0] if pairs else times.BOOT
         return kind, np.array([time_ns for _, time_ns in pairs], "i8")
     if name == "deadline":

@@ -4,7 +4,6 @@ non-blocking exchange with the daemon. No lock, no wait: those are the clients' 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -13,7 +12,7 @@ from typing import Literal
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole
 from purgatoryd.clients.bulk_loads import check_bulk_load
-from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import TimerInfo
@@ -45,6 +44,7 @@ from purgatoryd.shm_layout.errors import (
     TableBroken,
     UidShareExceeded,
 )
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import (
     TICKET_MAX,
     TIME_MAX_NS,
@@ -63,6 +63,7 @@ Mode = Literal["error", "replace", "keep", "extend"]
 MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
 UNCOLLECTED_MAX = 10_000  # refusals remembered one by one; more are only counted
 TOPICS_CACHED = 4096
+NEVER_S = float("inf")
 APART_NS = 60_000_000_000
 """A welcome of an earlier or later time on this process's boot clock is of another clock."""
 RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
@@ -105,6 +106,8 @@ class Core:
         numa_local: bool = False,
         partition: Partition | None = None,
         resume: Resume | None = None,
+        host: Host = HOST,
+        open_channel: OpenChannel = Channel,
     ) -> None:
         self.name = check_name(name)
         check_type("remote", remote, Remote)
@@ -114,30 +117,33 @@ class Core:
         check_type("partition", partition, Partition)
         check_type("resume", resume, Resume)
         refuse_remote(numa_local=numa_local, remote=remote)
+        self.host = host
+        self._open_channel = open_channel
         self._numa_local = numa_local
         self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
-        self._route = Route(name, namespace, partition)
+        self._route = Route(name, namespace, partition, host, open_channel)
         self.key_name = self._name_entry(b"")  # for calls that name no topic
         self.session = Session(
-            os.urandom if resume is None else resume.nonces(),
+            host.random_bytes if resume is None else resume.nonces(host.random_bytes),
             durable=durable,
             ledger=ledger,
             worker=_worker_name(worker, remote),
             grace_ns=0 if resume is None else resume.grace_ns,
         )
         self.session.same_clock = remote is None
-        self.packer = Packer()
+        self.packer = Packer(host)
         self.channel: Channel | None = None
         self.endpoint = ""
         self.answers = 0
         self._apart = False
         """Messages that came; a wait that sees it grow has not been in vain."""
         self._resend_s = RESEND_S
-        self._silent_s = 0.0
+        self.resend_at_s = NEVER_S
+        """Host time at which overdue answers are asked for again."""
         self._busy_s = BUSY_S
-        self._retry_at_s = 0.0  # by time.monotonic(); 0 = no wait has begun
+        self._retry_at_s = NEVER_S
         self._retried = 0
         self._topics: dict[str, bytes] = {}
         self._uncollected: dict[Pending, None] = {}
@@ -162,7 +168,7 @@ class Core:
             except DaemonUnreachable as error:
                 self.endpoint = error.endpoint
                 return False
-            self.channel = Channel(self.endpoint, self._remote)
+            self.channel = self._open_channel(self.endpoint, self._remote)
         return True
 
     def _find(self) -> str:
@@ -229,7 +235,7 @@ class Core:
         collect: bool,
     ) -> Entry[PendingAdd]:
         """Check an add and return its entry. Raises InvalidArgument."""
-        kind, time_ns = times.due(self.delay_clock, delay, delay_ns, deadline, deadline_boot_ns)
+        kind, time_ns = self.due(delay, delay_ns, deadline, deadline_boot_ns)
         key_type, key_bytes = wire.encode_key(key)
         name = self.topic_name(topic)
         payload = wire.encode_payload(payload)
@@ -238,6 +244,17 @@ class Core:
         pending = PendingAdd(key, note, self.namespace, topic, payload)
         fields = (number, key_type, key_bytes, kind, time_ns, payload)
         return Entry(pending, name, Builder.put, fields)
+
+    def due(
+        self,
+        delay: float | timedelta | None,
+        delay_ns: int | None = None,
+        deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None,
+    ) -> tuple[int, int]:
+        """times.due of a call that is made at this moment."""
+        now_ns = self.host.boot_ns()
+        return times.due(self.delay_clock, now_ns, delay, delay_ns, deadline, deadline_boot_ns)
 
     def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
         """Check a cancel and return its entry; `ticket` 0 = any timer of the key. Raises
@@ -345,22 +362,20 @@ class Core:
         retries = self.session.retries
         if retries.in_round or not retries.waiting:
             return
-        now_s = time.monotonic()
-        if not self._retry_at_s:
+        now_s = self.host.monotonic_s()
+        if self._retry_at_s == NEVER_S:
             if retries.settled != self._retried:
                 self._retried, self._busy_s = retries.settled, BUSY_S
             self._retry_at_s = now_s + self._busy_s
             self._busy_s = min(2 * self._busy_s, BUSY_MAX_S)
         elif now_s >= self._retry_at_s:
-            self._retry_at_s = 0.0
+            self._retry_at_s = NEVER_S
             retries.begin_round()
 
     @property
-    def retry_in_s(self) -> float | None:
-        """Seconds until calls refused as BUSY are sent again; None if there are no such calls."""
-        if not self._retry_at_s or not self.session.retries.waiting:
-            return None
-        return max(self._retry_at_s - time.monotonic(), 0.0)
+    def retry_at_s(self) -> float:
+        """Host time at which calls refused as BUSY are sent again; NEVER_S if there are none."""
+        return self._retry_at_s if self.session.retries.waiting else NEVER_S
 
     def abandon(self, calls: Iterable[object]) -> bool:
         """Stop sending these calls again if the daemon refused them as BUSY; BUSY becomes their
@@ -384,12 +399,12 @@ class Core:
 
     def take(self, data: bytes) -> None:
         """Hands one message to the session."""
-        self._silent_s, self._resend_s = 0.0, RESEND_S
+        self.resend_at_s, self._resend_s = NEVER_S, RESEND_S
         before = self.session.welcome
         self.session.receive(data)
         if (welcome := self.session.welcome) is not None and welcome is not before:
             theirs_ns = welcome.real_boot_ns
-            self._apart = not 0 <= times.boot_now_ns() - theirs_ns < APART_NS
+            self._apart = not 0 <= self.host.boot_ns() - theirs_ns < APART_NS
             self.session.same_clock = self._remote is None and not self._apart
             if self._numa_local:
                 self._numa_local = False
@@ -400,18 +415,19 @@ class Core:
             if self._route.breaker is not None:
                 self._route.breaker.answered()
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds to wait for a message of the daemon until silence() or push() is due."""
-        patience_s = max(self._resend_s - self._silent_s, 0.001)
-        retry_s = self.retry_in_s
-        return patience_s if retry_s is None else min(patience_s, retry_s)
+    def expect(self, *, answer: bool) -> None:
+        """Note whether the daemon owes an answer. The wait for it begins once, and again after
+        each message of the daemon."""
+        if not answer:
+            self.resend_at_s = NEVER_S
+        elif self.resend_at_s == NEVER_S:
+            self.resend_at_s = self.host.monotonic_s() + self._resend_s
 
-    def silence(self, waited_s: float) -> None:
-        """No sign for `waited_s` more seconds: overdue answers are asked for again."""
-        self._silent_s += waited_s
-        if self._silent_s >= self._resend_s:
-            self._silent_s, self._resend_s = 0.0, min(2 * self._resend_s, RESEND_MAX_S)
+    def ask_again(self) -> None:
+        """Ask again for overdue answers; each time the daemon gets longer to answer."""
+        if self.host.monotonic_s() >= self.resend_at_s:
+            self._resend_s = min(2 * self._resend_s, RESEND_MAX_S)
+            self.resend_at_s = NEVER_S
             self._follow()
             self.session.resend()
 

@@ -32,7 +32,6 @@ from purgatoryd.shm_layout.errors import Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
 FLUSH_S = 0.0003  # how long a packed call waits for others to fill its batch
-IDLE_S = 1.0  # the longest sleep of an engine that listens
 ALIVE_S = 1.0  # how often a waiting caller makes sure that the engine runs
 JOIN_S = 1.0  # how long garbage collection waits for the thread's end
 
@@ -71,18 +70,20 @@ class Call(Generic[Result]):
 
 
 class Engine(Jobs):
-    """The only thread that uses `core`, until close() or end().
-
-    `after` runs in this thread, see Jobs. With `listens` it receives messages of the daemon also
-    while no call waits.
-    """
+    """The only thread that uses `core`, until close() or end(). `after` runs in this thread."""
 
     def __init__(
-        self, core: Core, *, after: Callable[[], None] = nothing, listens: bool = False
+        self,
+        core: Core,
+        *,
+        after: Callable[[], float] = nothing,
+        at_end: Callable[[], object] = nothing,
+        listens: bool = False,
     ) -> None:
-        super().__init__(core, after)
+        """`at_end` runs once, after the last call has ended."""
+        super().__init__(core, after, listens=listens)
+        self._at_end = at_end
         self._refuses = False
-        self._listens = listens
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -169,13 +170,13 @@ class Engine(Jobs):
                 if isinstance(request := self._requests.get_nowait(), Call):
                     self._calls.append(request)
         self.refuse(error)
-        self._after()
+        self._at_end()
 
     def _try(self) -> None:
         """Run one iteration. An error of the connection fails every waiting call."""
         try:
             self._wait()
-            self.exchange()
+            self.turn()
         except (PurgatorydError, OSError) as error:
             self._drain()
             self.advance(error)
@@ -185,9 +186,8 @@ class Engine(Jobs):
 
     def _wait(self) -> None:
         """Sleep until there is work, and take the requests from the queue."""
-        if not self.expects and not self._listens:
+        if not self.expects and not self.listens:
             request = self._requests.get()
-            self.core.look()  # notes a reconnect first, so that this request is sent only once
             self._take(request)
             self._drain()
             if not self._calls:
@@ -211,22 +211,16 @@ class Engine(Jobs):
 
         While an answer is missing, packed calls wait for that answer, unless they fill a batch.
         """
-        core, now_s = self.core, time.monotonic()
+        core = self.core
         assert core.channel is not None
-        limit_s = max(self.due_s - now_s, 0.0) if self._calls else IDLE_S
+        limit_s = max(self.wake_s - core.host.monotonic_s(), 0.0)
         expects = self.expects
-        if expects:
-            limit_s = min(limit_s, core.patience_s)
         self._wake = partial(os.eventfd_write, self._kicked, 1)
         self._wake_at = BATCH_RECORDS if expects else 1
         if not self._requests.empty():
             limit_s = 0.0
-        came = core.channel.wait(limit_s, to_send=self.blocked, kicked=self._kicked)
+        core.channel.wait(limit_s, to_send=self.blocked, kicked=self._kicked)
         self._wake_at = 0
-        if came:
-            core.look()
-        elif expects:
-            core.silence(time.monotonic() - now_s)
 
     def _drain(self) -> None:
         """Take the requests from the queue."""

@@ -8,7 +8,6 @@ goes on, and each answer reaches its call.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult
-from purgatoryd.clients.core import BYE_S, BulkLoadQuestion, Core, Question
+from purgatoryd.clients.core import BYE_S, NEVER_S, OPEN_RETRY_S, BulkLoadQuestion, Core, Question
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.session import State
 from purgatoryd.shm_layout.errors import (
@@ -29,7 +28,7 @@ from purgatoryd.shm_layout.errors import (
 Result = TypeVar("Result")
 AnyQuestion = TypeVar("AnyQuestion", Question, BulkLoadQuestion)
 Job = Generator[float, None, Result]
-"""A generator that yields the time.monotonic() until which it waits."""
+"""A generator that yields the host time (monotonic, in seconds) until which it waits."""
 _NO_ANSWER = (CallTimeout, DaemonUnreachable)
 
 
@@ -42,8 +41,9 @@ class Started(Protocol):
         """Wake the caller, if it still waits."""
 
 
-def nothing() -> None:
+def nothing() -> float:
     """Do nothing: `after` of a client that owns no operations."""
+    return NEVER_S
 
 
 def in_doubt(error: BaseException) -> bool:
@@ -54,25 +54,41 @@ def in_doubt(error: BaseException) -> bool:
 class Jobs:
     """The jobs of one client, and its exchange with the daemon.
 
-    `after` runs after every exchange; the records that it packs are sent after it.
+    A shell waits, and calls turn() when a message has come or a call was begun, or at `wake_s`.
     """
 
-    def __init__(self, core: Core, after: Callable[[], None] = nothing) -> None:
+    def __init__(
+        self, core: Core, after: Callable[[], float] = nothing, *, listens: bool = False
+    ) -> None:
+        """`after` runs with every exchange, which then sends the records that it packs; it returns
+        the time at which it has to run again. With `listens` messages of the daemon are received
+        also while no call waits."""
         self.core = core
+        self.listens = listens
         self.ended = False
         """True once the client has sent BYE."""
         self.blocked = False
         """True if the socket could not take a message."""
-        self.due_s = float("inf")
+        self.due_s = NEVER_S
         """The earliest deadline of the calls."""
         self._after = after
+        self._after_s = self._open_s = NEVER_S
         self._calls: list[Started] = []
 
     @property
     def expects(self) -> bool:
         """True while an answer may come, or something must be sent."""
         core = self.core
-        return bool(self._calls or self.blocked or core.packer.sealed or core.session.busy)
+        greets = self.listens and core.session.state is State.GREETING
+        return bool(
+            self._calls or self.blocked or core.packer.sealed or core.session.busy or greets
+        )
+
+    @property
+    def wake_s(self) -> float:
+        """When turn() is due, on the host's monotonic clock, if no message comes before."""
+        core = self.core
+        return min(self.due_s, self._after_s, self._open_s, core.resend_at_s, core.retry_at_s)
 
     def begin(self, call: Started) -> None:
         """Does the first step of a job."""
@@ -81,7 +97,7 @@ class Jobs:
 
     def advance(self, broken: Exception | None = None) -> None:
         """Resumes every job, or raises `broken` in it."""
-        calls, self.due_s = self._calls, float("inf")
+        calls, self.due_s = self._calls, NEVER_S
         self._calls = [call for call in calls if self._step(call, broken)]
 
     def _step(self, call: Started, broken: Exception | None) -> bool:
@@ -96,12 +112,24 @@ class Jobs:
             call.finish(error=error)
         return False
 
+    def turn(self) -> None:
+        """Receive what has come, ask again for what is overdue, and send what may be sent. Never
+        waits."""
+        core = self.core
+        core.look()
+        core.ask_again()
+        self.exchange()
+        expects = self.expects
+        core.expect(answer=expects and core.channel is not None)
+        opens = expects and core.channel is None
+        self._open_s = core.host.monotonic_s() + OPEN_RETRY_S if opens else NEVER_S
+
     def exchange(self) -> None:
         """Send and receive without waiting. The last use of the socket is an empty receive."""
         core = self.core
         while True:
             self.advance()
-            self._after()
+            self._after_s = self._after()
             core.packer.seal()
             self.blocked = core.push()
             if not core.pull():
@@ -124,13 +152,13 @@ class Jobs:
         With `extend` each answer starts `limit_s` again, unless a `single` call is refused as BUSY.
         """
         core = self.core
-        answers, deadline_s = core.answers, time.monotonic() + limit_s
+        answers, deadline_s = core.answers, core.host.monotonic_s() + limit_s
         while not done():
             core.give_up()
             progress = core.answers != answers and not (single and core.session.retries)
             if extend and progress:
-                answers, deadline_s = core.answers, time.monotonic() + limit_s
-            if time.monotonic() >= deadline_s:
+                answers, deadline_s = core.answers, core.host.monotonic_s() + limit_s
+            if core.host.monotonic_s() >= deadline_s:
                 raise core.overdue(subject, limit_s)
             yield deadline_s
 

@@ -18,9 +18,9 @@ from uuid import UUID
 from purgatoryd.clients.arguments import check_whole
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.model import Notice
-from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import BadPath, InvalidArgument, Lagged
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Cause, Op, Status
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
@@ -82,7 +82,7 @@ class Ledger(Closing):
     def answered(self, daemon: bytes, rows: bytes, body: bytes, names: int, names_bytes: int,
                  count: int, results: bytes) -> None:  # fmt: skip
         """A batch was answered: `rows` and `body` as they were sent, `results` as they came."""
-        acked = f'"acked_boot_ns":{boot_now_ns()}'
+        acked = f'"acked_boot_ns":{HOST.boot_ns()}'
         calls = _calls(body, names, names_bytes, count)
         answers = wire.decode_results(results[: count * wire.RESULT.size])
         self._note(daemon, (
@@ -94,7 +94,7 @@ class Ledger(Closing):
 
     def ended(self, daemon: bytes, outcomes: Iterable[RawOutcome]) -> None:
         """The owner of operations was notified how they ended."""
-        acked = f'"acked_boot_ns":{boot_now_ns()}'
+        acked = f'"acked_boot_ns":{HOST.boot_ns()}'
         self._note(daemon, (
             f'{{"op":"outcome","ticket":{raw.ticket},"found":"{_CAUSES[raw.cause]}",{acked}}}\n'
             for raw in outcomes if raw.cause

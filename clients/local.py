@@ -15,13 +15,13 @@ from __future__ import annotations
 import abc
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from datetime import timedelta
 from typing import Literal
 
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.wheel import NEVER_NS, Wheel
 
 _LOG = logging.getLogger("purgatoryd")
@@ -30,10 +30,6 @@ NAP_MAX_S = 1.0
 """The reaper's longest sleep before a deadline: a wait stands still while the host is suspended."""
 
 Ending = Literal["complete", "expire", "return"]
-
-
-def _boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class _Finishing(threading.local):
@@ -183,7 +179,7 @@ class DelayedOperationPurgatory:
         name: str,
         *,
         on_error: Callable[[DelayedOperation, BaseException], None] = _log_error,
-        clock_ns: Callable[[], int] = _boot_ns,
+        clock_ns: Callable[[], int] = HOST.boot_ns,
         reaper: bool = True,
     ) -> None:
         self.name = name

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from purgatoryd.clients.conditions import AnyCondition, Encoded, When
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import Cause
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
@@ -198,7 +198,8 @@ class Book:
     run where no lock is held.
     """
 
-    def __init__(self, kick: Callable[[], None]) -> None:
+    def __init__(self, kick: Callable[[], None], host: Host = HOST) -> None:
+        self._host = host
         self._kick = kick  # wakes whoever calls work()
         self._armed: dict[int, Operation] = {}
         self._expected = 0  # watches whose answer is not here
@@ -239,15 +240,14 @@ class Book:
                 return
             if len(self._doubtful) >= _ORPHANS_MAX:
                 del self._doubtful[next(iter(self._doubtful))]
-            self._doubtful[identity] = (armed, time.monotonic())
+            self._doubtful[identity] = (armed, self._host.monotonic_s())
 
     def doubted(self, identity: object) -> Any:
         """Return and forget the same watch that raised before; None if there is none, or if its
         operation has ended and the watch raised more than DOUBT_S ago."""
         armed, raised_s = self._doubtful.pop(identity, (None, 0.0))
-        if armed is not None and armed.operation.done and time.monotonic() - raised_s > DOUBT_S:
-            return None
-        return armed
+        ago_s = self._host.monotonic_s() - raised_s
+        return None if armed is None or (armed.operation.done and ago_s > DOUBT_S) else armed
 
     def armed(self, operation: Operation, pending: Pending) -> None:
         """The daemon answered the watch of `operation`."""

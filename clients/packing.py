@@ -8,7 +8,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
 from purgatoryd.clients.model import CancelResult, TimerInfo
-from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import (
     ArenaLost,
@@ -30,6 +29,7 @@ from purgatoryd.shm_layout.errors import (
     WatermarkOverflow,
     WrongShard,
 )
+from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
 
@@ -296,7 +296,8 @@ class Packer:
     Sealed batches wait in `sealed`, in order. Not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self.sealed: deque[Batch] = deque()
         self.at_ns: int | None = None
         # Two counters, because packing and settling happen under different locks.
@@ -332,7 +333,7 @@ class Packer:
         if not self._pending:
             return None
         batch = self._builder.batch(_Settlement(self, self._pending), self.at_ns)
-        batch.packed_boot_ns = boot_now_ns()
+        batch.packed_boot_ns = self._host.boot_ns()
         batch.calls = self._pending
         self.sealed.append(batch)
         self._open()
@@ -342,7 +343,7 @@ class Packer:
         """Queues a batch that was packed elsewhere, behind what is open."""
         self.seal()
         batch.at_ns = self.at_ns
-        batch.packed_boot_ns = boot_now_ns()
+        batch.packed_boot_ns = self._host.boot_ns()
         self.sealed.append(batch)
         self.packed += batch.count
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from purgatoryd.clients.jobs import Job, Jobs
 from purgatoryd.clients.route import Breaker, Partition, Route
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonError, DaemonUnreachable, InvalidArgument
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.shards import Placement
 from purgatoryd.shm_layout.wire import Key
 
@@ -49,12 +49,12 @@ class Partitions:
 
         Raises as at() does, DaemonUnreachable once `timeout_s` seconds are over.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = HOST.monotonic_s() + timeout_s
         while True:
             try:
                 yield cls.at(route)
             except DaemonUnreachable as error:
-                if time.monotonic() >= deadline_s:
+                if HOST.monotonic_s() >= deadline_s:
                     raise DaemonUnreachable(
                         route.name, error.endpoint, timeout_s, shut=error.shut
                     ) from None

@@ -7,7 +7,6 @@ thread runs callbacks and CLIENT conditions, which may make calls of their own.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -26,7 +25,7 @@ from purgatoryd.clients.conditions import (
     check_watermark,
     encode,
 )
-from purgatoryd.clients.core import QUEUE_LIMIT, Core
+from purgatoryd.clients.core import NEVER_S, QUEUE_LIMIT, Core
 from purgatoryd.clients.engine import Engine
 from purgatoryd.clients.jobs import nothing
 from purgatoryd.clients.ledger import Ledger
@@ -78,7 +77,7 @@ def _encode_once(operation: Operation, condition: When) -> Encoded:
 def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
     """Check a WATCH and return its entry. Raises InvalidArgument."""
     encoded = encode(row.condition)
-    kind, time_ns = times.due(core.delay_clock, row.timeout, None, None, None)
+    kind, time_ns = core.due(row.timeout)
     key_type, key_bytes = wire.encode_key(row.key)
     name = core.key_name if row.topic is None else core.topic_name(row.topic)
     payload = wire.encode_payload(row.payload)
@@ -123,7 +122,7 @@ def prepare_extend(
     core: Core, operation: Operation, timeout: float | timedelta
 ) -> Entry[PendingTrigger]:
     """Return a PUT that only extends `operation`. Raises InvalidArgument."""
-    kind, time_ns = times.due(core.delay_clock, timeout, None, None, None)
+    kind, time_ns = core.due(timeout)
     key_type, key_bytes = wire.encode_key(operation.key)
     fields = (PutMode.EXTEND, key_type, key_bytes, kind, time_ns, b"", operation.ticket)
     return Entry(PendingTrigger(operation.key, None), core.key_name, Builder.put, fields)
@@ -199,9 +198,8 @@ class Purgatory(Client):
 
     def _start(self) -> Engine:
         own_book(self._core, self._book, self._resume)
-        return Engine(
-            self._core, after=Owner(self._core, self._book, self._news).speak, listens=True
-        )
+        owner, wake = Owner(self._core, self._book), partial(self._news.put, None)
+        return Engine(self._core, after=owner.speak, at_end=wake, listens=True)
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -341,24 +339,24 @@ class Purgatory(Client):
 
 
 class Owner:
-    """Sends the messages of an owner of operations, in the engine's thread, after each exchange."""
+    """Sends the messages of an owner of operations, with each exchange."""
 
-    def __init__(self, core: Core, book: Book, news: SimpleQueue[None]) -> None:
+    def __init__(self, core: Core, book: Book) -> None:
         self._core = core
         self._book = book
-        self._news = news
-        self._spoke_s = time.monotonic()
+        self._spoke_s = core.host.monotonic_s()
 
-    def speak(self) -> None:
-        """Send acknowledgements and completions, and a PING after a long silence."""
-        if self._core.closed:
-            self._book.lost(Closed("purgatory"))
-            self._news.put(None)  # the worker ends
-            return
+    def speak(self) -> float:
+        """Send acknowledgements and completions, and a PING after a long silence. Return when to
+        speak again."""
         settle_book(self._core, self._book)
-        if self._book.open and time.monotonic() - self._spoke_s >= KEEP_ALIVE_S:
-            self._spoke_s = time.monotonic()
+        if not self._book.open:
+            return NEVER_S
+        now_s = self._core.host.monotonic_s()
+        if now_s >= self._spoke_s + KEEP_ALIVE_S:
+            self._spoke_s = now_s
             self._core.session.call()
+        return self._spoke_s + KEEP_ALIVE_S
 
 
 def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Operation:
@@ -376,6 +374,7 @@ def _work(news: SimpleQueue[None], book: Book, engine: Engine) -> None:
             step()
             if book.speaks:
                 engine.put(nothing, urgent=True)  # wakes the engine, which sends the answers
+    book.lost(Closed("purgatory"))
     book.work()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -47,13 +46,13 @@ class Resume:
         """`grace` in ns."""
         return round(self.grace * 1e9)
 
-    def nonces(self) -> Callable[[int], bytes]:
+    def nonces(self, random_bytes: Callable[[int], bytes]) -> Callable[[int], bytes]:
         """Return a function that gives the nonce of the resumable session, then random nonces for
         sessions that replace it; no process can resume those."""
-        made = self._nonces()
+        made = self._nonces(random_bytes)
         return lambda _: next(made)
 
-    def _nonces(self) -> Iterator[bytes]:
+    def _nonces(self, random_bytes: Callable[[int], bytes]) -> Iterator[bytes]:
         yield sha256(b"purgatoryd resume " + self.name.encode()).digest()[:_NONCE_BYTES]
         while True:
-            yield os.urandom(_NONCE_BYTES)
+            yield random_bytes(_NONCE_BYTES)

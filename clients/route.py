@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from purgatoryd.clients.channel import Channel
-from purgatoryd.clients.times import boot_now_ns
+from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, Partitioned, ShardUnavailable
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.paths import Paths, client_paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table
 
@@ -34,9 +34,18 @@ class Partition(NamedTuple):
 class Route:
     """To the daemon that holds `namespace`, or that partition of it."""
 
-    def __init__(self, name: str, namespace: str, partition: Partition | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        partition: Partition | None = None,
+        host: Host = HOST,
+        open_channel: OpenChannel = Channel,
+    ) -> None:
         self.name = name
         self.namespace = namespace
+        self.host = host
+        self._open_channel = open_channel
         self.breaker: Breaker | None = None
         """Of the shard that was found last; None = the daemon has no shards."""
         self._partition = None if partition is None else partition.number
@@ -52,7 +61,7 @@ class Route:
         if table is None:
             return paths
         shard = self._shard(self.placed(paths, table))
-        self.breaker = self._breakers.setdefault(shard, Breaker(self.name, shard))
+        self.breaker = self._breakers.setdefault(shard, Breaker(self.name, shard, self.host))
         return paths_in(paths.directory, table.daemon(shard))
 
     def table(self) -> tuple[Paths, ShardTable | None]:
@@ -83,10 +92,10 @@ class Route:
     def _ask(self, paths: Paths) -> None:
         """Has the namespace placed. Asking again does no harm."""
         if self._asked is None:
-            self._asked = Channel(paths.cmd_endpoint, immediate=False)
+            self._asked = self._open_channel(paths.cmd_endpoint, immediate=False)
             self._ask_boot_ns = 0
-        if boot_now_ns() - self._ask_boot_ns > ASK_AGAIN_NS:
-            self._ask_boot_ns = boot_now_ns()
+        if self.host.boot_ns() - self._ask_boot_ns > ASK_AGAIN_NS:
+            self._ask_boot_ns = self.host.boot_ns()
             self._asked.send(wire.encode_place(0, wire.encode_namespace(self.namespace)))
         data = self._asked.receive()
         if data is not None and (reply := wire.decode_reply(data)).error:
@@ -104,7 +113,8 @@ class Breaker:
     """Of one shard: after FAILURES calls in a row without an answer, calls fail at once; now and
     then one is let through, and the first answer ends it."""
 
-    def __init__(self, name: str, shard: int) -> None:
+    def __init__(self, name: str, shard: int, host: Host = HOST) -> None:
+        self._host = host
         self.name = name
         self.shard = shard
         self.failures = 0
@@ -116,7 +126,7 @@ class Breaker:
         """Before a call. Raises ShardUnavailable."""
         if self.failures < FAILURES:
             return
-        now_ns = boot_now_ns()
+        now_ns = self._host.boot_ns()
         if now_ns < self._retry_boot_ns:
             raise ShardUnavailable(
                 self.name, self.shard, self.failures, self._since_boot_ns, self._retry_boot_ns
@@ -125,7 +135,7 @@ class Breaker:
 
     def failed(self) -> None:
         """A call has had no answer."""
-        now_ns = boot_now_ns()
+        now_ns = self._host.boot_ns()
         self.failures += 1
         if self.failures == 1:
             self._since_boot_ns = now_ns

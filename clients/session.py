@@ -19,7 +19,6 @@ that it was never applied; the others settle with SessionExpired.
 from __future__ import annotations
 
 import enum
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 
@@ -28,6 +27,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.retries import WAITING_MAX, Retries, all_busy, is_busy
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import ClockKind, Message, WireError
 from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
 
@@ -69,7 +69,7 @@ class Session:
 
     def __init__(
         self,
-        nonce: Callable[[int], bytes] = os.urandom,
+        nonce: Callable[[int], bytes] = HOST.random_bytes,
         *,
         durable: bool | None = False,
         ledger: Ledger | None = None,

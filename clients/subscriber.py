@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import zmq
 
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole, each
-from purgatoryd.clients.channel import RECONNECT_MS, closer, connection_events
+from purgatoryd.clients.channel import Subscribe, Subscription
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger, Source
@@ -26,7 +26,6 @@ from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Route
 from purgatoryd.clients.stream import Stream
-from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
@@ -38,6 +37,7 @@ from purgatoryd.shm_layout.errors import (
     OtherAbi,
     PurgatorydError,
 )
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.paths import check_name
 
 HWM_MAX = 2**31 - 1
@@ -73,8 +73,11 @@ class Inbox:
         numa_local: bool = False,
         route: Route | None = None,
         whole: bool = False,
+        host: Host = HOST,
+        subscribe: Subscribe = Subscription,
     ) -> None:
         """`whole`: with all notices that the arena has, not only those from now on."""
+        self._host = host
         self.name = check_name(name)
         check_type("remote", remote, Remote)
         check_type("ledger", ledger, Ledger)
@@ -92,22 +95,12 @@ class Inbox:
         self.live = remote is None
         """False until a remote daemon has let us in; of a local one the arena tells all."""
         self._fork_guard = ForkGuard("subscriber")
-        self.socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.SUB)
-        self.socket.set(zmq.LINGER, 0)
-        self.socket.set(zmq.RCVHWM, high_water_mark)
-        self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
-        for subject in subjects:
-            self.socket.subscribe(subject)
-        self.monitor = self.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
-        self._close_sockets = closer(self, self.socket, self.monitor)
-        if remote is not None:
-            remote.equip(self.socket)
-        self.socket.connect(self.endpoint)
+        self._subscription = subscribe(self.endpoint, subjects, high_water_mark, remote)
         try:
             chosen = None if topics is None else frozenset(topics)
-            self._stream = Stream(namespace, chosen, self._attach, boot_now_ns, whole=whole)
+            self._stream = Stream(namespace, chosen, self._attach, host.boot_ns, whole=whole)
         except BaseException:
-            self._close_sockets()
+            self._subscription.close()
             raise
         self.poller = zmq.Poller()
         for source in self.sockets:
@@ -125,7 +118,7 @@ class Inbox:
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """Those that tell when peek() is worth a call."""
-        return self.socket, self.monitor
+        return self._subscription.sockets
 
     def let_in(self) -> bool:
         """True once there is or was a connection."""
@@ -157,7 +150,7 @@ class Inbox:
         """How long to sleep on the sockets at most before peek() is worth a call."""
         if self._stream.stuck:
             return STUCK_S
-        return max(self._check_s - time.monotonic(), 0.0)
+        return max(self._check_s - self._host.monotonic_s(), 0.0)
 
     @property
     def open(self) -> bool:
@@ -179,7 +172,7 @@ class Inbox:
             self._fork_guard.closed = True
             self._route.close()
             self._stream.close()
-            self._close_sockets()
+            self._subscription.close()
 
     def _attach(self) -> Reader | None:
         """None if the daemon is on another host, or of a version with another ABI."""
@@ -195,28 +188,22 @@ class Inbox:
         notices."""
         if self._receiving:
             self._check_s = 0.0
-        self._receiving, topic = True, None
-        with suppress(zmq.Again):
-            while True:
-                frame = self.socket.recv(zmq.NOBLOCK)
-                if self.socket.get(zmq.RCVMORE):
-                    topic = frame
-                elif topic is not None:
-                    self._received = True
-                    self._stream.take([topic, frame])
-                    self._receiving = False
-                    return True
+        self._receiving = True
+        frames = self._subscription.receive()
+        if frames is not None:
+            self._received = True
+            self._stream.take(frames)
         self._receiving = False
-        return False
+        return frames is not None
 
     def _compare(self) -> bool:
         """With nothing to receive: compares with the arena if it is time. True if it was."""
-        if any(list(connection_events(self.monitor))):
+        if self._subscription.reconnected():
             self.live = True
             self._stream.reconnected()
             self._probation()
             return True
-        now_s = time.monotonic()
+        now_s = self._host.monotonic_s()
         if self._received:
             self._received = False
             self._trust(now_s)
@@ -235,9 +222,8 @@ class Inbox:
         with suppress(PurgatorydError):
             endpoint = self._route.find().pub_endpoint
             if endpoint != self.endpoint:
-                self.socket.disconnect(self.endpoint)
                 self.endpoint = endpoint
-                self.socket.connect(endpoint)
+                self._subscription.redirect(endpoint)
 
     # Checks double their distance until PROBATION_S, or until a message proves the
     # subscription to be live; then they come every CHECK_S.
@@ -245,7 +231,7 @@ class Inbox:
     def _probation(self) -> None:
         self._received = False
         self._step_s = FIRST_CHECK_S
-        self._check_s = time.monotonic() + self._step_s
+        self._check_s = self._host.monotonic_s() + self._step_s
 
     def _trust(self, now_s: float) -> None:
         if self._step_s < PROBATION_S:
@@ -292,7 +278,7 @@ class Merged:
     @property
     def patience_s(self) -> float:
         """How long to sleep on the sockets at most before peek() is worth a call."""
-        check_s = max(self._check_s - time.monotonic(), 0.0)
+        check_s = max(self._check_s - self._route.host.monotonic_s(), 0.0)
         return min(check_s, *(inbox.patience_s for inbox in self._inboxes))
 
     @property
@@ -313,7 +299,7 @@ class Merged:
                 return self, self._reported[0]
             if (found := self._next()) is not None:
                 return found
-            if time.monotonic() < self._check_s:
+            if self._route.host.monotonic_s() < self._check_s:
                 return None
             self._follow()
 
@@ -336,7 +322,7 @@ class Merged:
 
         Of what was sent and did not arrive nothing is left, so each topic's end is reported.
         """
-        self._check_s = time.monotonic() + CHECK_S
+        self._check_s = self._route.host.monotonic_s() + CHECK_S
         with suppress(PurgatorydError):
             _, table = self._route.table()
             if table is not None and table.shard_generation != self._shard_generation:
@@ -437,19 +423,19 @@ class Subscriber(Closing):
         numa_local: bool = False,
     ) -> None:
         timeout = check_limit_s(timeout)
-        deadline_s = time.monotonic() + timeout
+        deadline_s = HOST.monotonic_s() + timeout
         open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, numa_local)
         while True:
             try:
                 self._inbox = open_inbox()
                 break
             except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
-                if time.monotonic() >= deadline_s:
+                if HOST.monotonic_s() >= deadline_s:
                     open_inbox.close()
                     raise unreachable(name, error, timeout) from None
             time.sleep(OPEN_RETRY_S)
         while not self._inbox.let_in():
-            if time.monotonic() >= deadline_s:
+            if HOST.monotonic_s() >= deadline_s:
                 self._inbox.close()
                 raise DaemonUnreachable(name, self._inbox.endpoint, timeout)
             time.sleep(OPEN_RETRY_S)
@@ -473,11 +459,11 @@ class Subscriber(Closing):
         inbox = self._inbox
         if (found := inbox.peek()) is not None or limit_s == 0:
             return found
-        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        deadline_s = None if limit_s is None else HOST.monotonic_s() + limit_s
         while found is None:
             wait_s = inbox.patience_s
             if deadline_s is not None:
-                wait_s = min(wait_s, deadline_s - time.monotonic())
+                wait_s = min(wait_s, deadline_s - HOST.monotonic_s())
             if wait_s < 0:
                 break
             inbox.poller.poll(round(wait_s * 1000 + 0.5))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,23 +28,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def boot_now_ns() -> int:
-    """CLOCK_BOOTTIME in nanoseconds: counts while the host is suspended."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
 def due(
     clock: int,
+    now_ns: int,
     delay: float | timedelta | None = None,
     delay_ns: int | None = None,
     deadline: datetime | None = None,
     deadline_boot_ns: int | None = None,
-    now_ns: int | None = None,
 ) -> tuple[int, int]:
     """(enum pg_time_kind, nanoseconds) of the one time that is not None.
 
-    `clock` is the daemon's ClockKind; `now_ns` the moment of the call, default now. Raises
-    InvalidTime.
+    `clock` is the daemon's ClockKind; `now_ns` the moment of the call on CLOCK_BOOTTIME, which
+    only a delay on that clock uses. Raises InvalidTime.
     """
     given = (delay is not None) + (delay_ns is not None)
     given += (deadline is not None) + (deadline_boot_ns is not None)
@@ -60,7 +54,7 @@ def due(
     wait_ns = seconds_ns(delay) if delay is not None else _whole(delay_ns)
     if clock == ClockKind.VIRTUAL:
         return DELAY, _bounded(wait_ns, wait_ns)
-    return BOOT, _bounded(max(wait_ns, 0) + (now_ns or boot_now_ns()), wait_ns)
+    return BOOT, _bounded(max(wait_ns, 0) + now_ns, wait_ns)
 
 
 def seconds_ns(delay: Any) -> int:

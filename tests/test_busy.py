@@ -7,7 +7,6 @@ import contextlib
 import pickle
 import random
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from purgatoryd.clients import (
     CallTimeout,
     CancelResult,
     Client,
-    jobs,
 )
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.packing import Builder
@@ -34,6 +32,7 @@ from purgatoryd.clients.retries import rows_of
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
+from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Message, PutMode, Status, WireError
 
 HOUR_NS, HOUR_S = 3_600 * 10**9, 3600.0
@@ -379,7 +378,7 @@ def test_bulk_calls_wait_until_the_daemon_is_not_busy(stalled: Stalled) -> None:
             assert timer.payload == last[key], "the last add of the key counts"
 
 
-class TimeFlies:
+class TimeFlies(Host):
     """The clock of a client's timeouts: it leaps while exactly `count` records wait to be sent
     again. So no timeout ends before the daemon's answer is here, nor while records are in flight.
     """
@@ -389,19 +388,17 @@ class TimeFlies:
         self._leapt_s = 0.0
         self.count = 0
 
-    def monotonic(self) -> float:
+    def monotonic_s(self) -> float:
         if self.count and self._retries.waiting == self.count:
             self._leapt_s += PATIENCE_S
-        return time.monotonic() + self._leapt_s
+        return super().monotonic_s() + self._leapt_s
 
 
-def test_a_call_that_stays_busy_says_which_rows_are_not_done(
-    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_stays_busy_says_which_rows_are_not_done(stalled: Stalled) -> None:
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()
         clock = TimeFlies(client)
-        monkeypatch.setattr(jobs, "time", clock)
+        client._core.host = clock
         clock.count = 300
         rows = [(f"new:{n}", HOUR_S, "t", bytes(9000)) for n in range(300)]
         with pytest.raises(Busy, match=r"'row \d+' was refused because the daemon is busy") as many:

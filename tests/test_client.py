@@ -522,7 +522,7 @@ def inbox_of(subscriber: Subscriber) -> Inbox:
 
 def disconnected(subscriber: Subscriber, real: Daemon, act: Callable[[], object]) -> None:
     """Does `act`, and waits until its timers fired, while no message can arrive."""
-    socket = inbox_of(subscriber).socket
+    socket, _ = inbox_of(subscriber).sockets
     socket.disconnect(real.paths.pub_endpoint)
     act()
     reader = Reader.attach(real.paths)

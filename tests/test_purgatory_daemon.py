@@ -21,7 +21,6 @@ import pytest
 from raw_owner import DELAY_NS, Raw, put, record, trigger, watch, watching
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, remove_arena_files
 
-import purgatoryd.clients.engine as engine_module
 import purgatoryd.clients.purgatory as purgatory_module
 from purgatoryd.cli.arena import infos
 from purgatoryd.clients import (
@@ -663,16 +662,6 @@ def test_asyncio_conditions_and_callbacks_run_in_the_loop(demo: Daemon) -> None:
     run(work)
 
 
-def test_asyncio_connected_twice_has_one_heartbeat(demo: Daemon) -> None:
-    async def work(p: AsyncPurgatory) -> None:
-        heartbeat = p._heartbeat
-        assert heartbeat is not None
-        assert await p.connect() is p
-        assert p._heartbeat is heartbeat
-
-    run(work)
-
-
 def test_asyncio_close_and_cancelled_waiters(demo: Daemon) -> None:
     async def work(p: AsyncPurgatory) -> None:
         op = await p.watch("w", AllOf({"t": 1}), HOUR_S)
@@ -1008,8 +997,7 @@ def test_an_owner_keeps_itself_reachable(
 ) -> None:
     """Where a session sent last, there its outcomes go. A silent owner speaks from time to
     time, so one whose place somebody else has taken is notified all the same."""
-    monkeypatch.setattr(engine_module, "IDLE_S", 0.02)
-    monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.02)
     with owner() as p:
         op = p.watch("w", AllOf({"k": 1}), HOUR_S)
         stranger.ping(p._core.session.id)

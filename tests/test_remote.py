@@ -40,10 +40,10 @@ from purgatoryd.clients import (
     Subscriber,
 )
 from purgatoryd.clients.stream import Stream
-from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.daemon import sockets
 from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.host import HOST
 
 UID = 4242
 SHORT_S = 0.5
@@ -106,10 +106,10 @@ def test_a_client_and_a_subscriber(place: Place) -> None:
 
 def test_the_daemon_stamps_the_delays(place: Place) -> None:
     with Client("demo", remote=place.remote) as timers:
-        before_ns = boot_now_ns()
+        before_ns = HOST.boot_ns()
         one = timers.add("one", delay=100)
         many = timers.add_many([("many", 100.0)])
-        after_ns = boot_now_ns()
+        after_ns = HOST.boot_ns()
         assert before_ns <= one.deadline_boot_ns - 100 * 10**9 <= after_ns
         assert before_ns <= int(many.deadlines_boot_ns[0]) - 100 * 10**9 <= after_ns
 
@@ -398,7 +398,7 @@ def message(first: int, count: int, stream_id: int = 7) -> list[bytes]:
 
 @pytest.fixture
 def stream() -> Stream:
-    return Stream("n", None, lambda: None, boot_now_ns)
+    return Stream("n", None, lambda: None, HOST.boot_ns)
 
 
 def drain(stream: Stream) -> list[int | tuple[int, int]]:

@@ -592,10 +592,10 @@ def test_a_daemon_of_that_name_in_another_directory_is_another_one(
 # ---- the breaker --------------------------------------------------------------------------------
 
 
-def test_a_shard_that_is_silent_is_not_asked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
     now_ns = 1_000_000_000
-    monkeypatch.setattr(route, "boot_now_ns", lambda: now_ns)
-    breaker = Breaker("demo", 3)
+    host: Any = SimpleNamespace(boot_ns=lambda: now_ns)
+    breaker = Breaker("demo", 3, host)
     for _ in range(FAILURES):
         breaker.check()
         breaker.failed()

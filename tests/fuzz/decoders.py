@@ -19,9 +19,9 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.session import Query, Session
 from purgatoryd.clients.stream import Stream
-from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import DaemonError, Lagged, PurgatorydError
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import NOTICE_MAGIC, WIRE_VERSION, Message
 from purgatoryd.shm_layout.wire import Reply
 
@@ -70,7 +70,7 @@ def conversation(data: bytes) -> None:
 
 def notices(data: bytes) -> None:
     """Messages to a subscriber that has no arena."""
-    stream = Stream("n", None, lambda: None, boot_now_ns)
+    stream = Stream("n", None, lambda: None, HOST.boot_ns)
     for (first, count, tail, stream_id, _), body in _pieces(data, struct.Struct("<BBBBH")):
         head = (NOTICE_MAGIC, WIRE_VERSION, stream_id, 1, first, tail, 0, 0, count)
         stream.take([b"n\0t\0", wire.NOTICES.pack(*head) + body])
@@ -88,7 +88,7 @@ def raw(data: bytes) -> None:
     """Messages as they are."""
     Session(bytes).receive(data)
     half = len(data) // 2
-    Stream("n", None, lambda: None, boot_now_ns).take([data[:half], data[half:]])
+    Stream("n", None, lambda: None, HOST.boot_ns).take([data[:half], data[half:]])
 
 
 def counted(decode: Callable[[bytes, int], object]) -> Callable[[bytes], None]:
