@@ -19,7 +19,7 @@ import zmq
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, DaemonLifecycle
+from purgatoryd.daemon.lifecycle import RECOVERING, STARTING, DaemonLifecycle
 from purgatoryd.daemon.log import announce, log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
@@ -28,8 +28,9 @@ from purgatoryd.daemon.reload import Reload
 from purgatoryd.daemon.sockets import Remotes, Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.transport import Transport
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
-from purgatoryd.daemon.wal import Memory, Wal, locked
+from purgatoryd.daemon.wal import Memory, locked
 from purgatoryd.daemon.wal_birth import record_birth
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
@@ -88,26 +89,49 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         owned(opening) as opening,
         signals() as wake_fd,
         contextlib.closing(Sockets(paths, access, Remotes.of(config))) as sockets,
-        contextlib.closing(_recovered(opening, lifecycle)) as arena,
-        contextlib.closing(_begin_wal(arena, opening)) as wal,
         contextlib.closing(Processes()) as processes,
+        loop_of(opening, sockets, access, lifecycle, placement, processes) as reaper,
     ):
         _warn_of(opening.wal)
+        fds = [*sockets.fds(), wake_fd, *reaper.wal.fds, processes.fd]
+        with contextlib.closing(Waiter(fds)) as waiter:
+            placement.settle(reaper.arena, partial(lifecycle.step, "placing the arena in memory"))
+            reload = Reload(config, reread, reaper.arena, sockets, placement, lifecycle.supervisor)
+            on_signals(reaper.stop, partial(reaper.reload, reload))
+            _settle_memory()
+            reaper.begin()
+            announce(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}")
+            reaper.run(waiter, wake_fd)
+
+
+@contextlib.contextmanager
+def loop_of(
+    opening: Opening,
+    transport: Transport,
+    access: Access,
+    lifecycle: DaemonLifecycle,
+    placement: Placement,
+    processes: Processes,
+) -> Iterator[Reaper]:
+    """The loop over a daemon's arena and WAL, which are open inside. The caller has the locks.
+
+    Raises as open_arena and wal_end do.
+    """
+    config = opening.config
+    with (
+        contextlib.closing(_recovered(opening, lifecycle)) as arena,
+        contextlib.closing(_begin_wal(arena, opening)) as wal,
+    ):
         _set_up_namespaces(arena, config)
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         arena.set_uid_share(config.uid_share)
-        clock = _clock(config, arena, opening.host)
-        reload = Reload(config, reread, arena, sockets, placement, lifecycle.supervisor)
         reaper = Reaper(
-            arena, sockets, access, clock, wal, placement, config, lifecycle, reload,
-            partial(place_again, arena, opening, lifecycle.heartbeat), opening.host, processes,
+            arena, transport, access, _clock(config, arena, opening.host), wal, placement, config,
+            lifecycle, partial(place_again, arena, opening, lifecycle.heartbeat), opening.host,
+            processes,
         )  # fmt: skip
-        fds = [*sockets.fds(), wake_fd, *wal.fds, processes.fd]
-        with contextlib.closing(Waiter(fds)) as waiter, contextlib.closing(reaper):
-            placement.settle(arena, partial(lifecycle.step, "placing the arena in memory"))
-            on_signals(reaper.stop, reaper.reload)
-            _go_live(arena, paths, lifecycle)
-            reaper.run(waiter, wake_fd)
+        with contextlib.closing(reaper):
+            yield reaper
         arena.set_state(ArenaState.READY, 0)
 
 
@@ -157,7 +181,7 @@ def _begin_wal(arena: Arena, opening: Opening) -> Memory:
     opening.step("opening the WAL")
     end = wal_end(arena, opening)
     name, config = opening.paths.arena, opening.config
-    return Wal(arena, name, opening.wal, config, end, opening.host, opening.step)
+    return opening.begin_wal(arena, name, opening.wal, config, end, opening.host, opening.step)
 
 
 def _warn_of(wal: Path | None) -> None:
@@ -189,15 +213,12 @@ def _clock(config: Config, arena: Arena, host: Host) -> Clock:
     return RealClock(host)
 
 
-def _go_live(arena: Arena, paths: Paths, lifecycle: DaemonLifecycle) -> None:
+def _settle_memory() -> None:
     """What was built so far stays: the collector has nothing to look for in it."""
     gc.collect()
     gc.freeze()
     gc.disable()
     _precise_sleep()
-    arena.set_state(ArenaState.READY, os.getpid())
-    lifecycle.enter(READY)
-    announce(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}")
 
 
 def _precise_sleep() -> None:

@@ -16,7 +16,7 @@ from purgatoryd.daemon.clock import Clock, VirtualClock
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.grace import Grace
-from purgatoryd.daemon.lifecycle import STOPPED, DaemonLifecycle, publishing, reasons
+from purgatoryd.daemon.lifecycle import READY, STOPPED, DaemonLifecycle, publishing, reasons
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
@@ -27,7 +27,7 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
 from purgatoryd.shm_layout.host import Host
-from purgatoryd.shm_layout.layout import Measured, WireError
+from purgatoryd.shm_layout.layout import ArenaState, Measured, WireError
 
 HEARTBEAT_NS = 1_000_000_000
 TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
@@ -56,7 +56,6 @@ class Reaper:
         placement: Placement,
         config: Config,
         lifecycle: DaemonLifecycle,
-        reload: Callable[[], None],
         place_again: Callable[[], bool],
         host: Host,
         processes: Processes,
@@ -68,17 +67,18 @@ class Reaper:
         self._clock = clock
         self._config = config
         self._host = host
-        self._wal = wal
+        self.wal = wal
         self._placement = placement
         self._commands = Commands(
             arena, transport, access, wal, config.session_grace_ns, host, processes
         )
         self._lifecycle = lifecycle
         lifecycle.publish_by(self._announce)
-        self._reload = reload
         self._place_again = place_again
         self._unplaced = self._nameless = False
-        self.stopping = self._draining = self._reloading = False
+        self.stopping = self._draining = False
+        self._reload: Callable[[], None] | None = None
+        """Reads the settings again, once."""
         self._next_heartbeat_ns = 0
         self._heartbeat_ns = min(
             HEARTBEAT_NS, lifecycle.supervisor.watchdog_ns // 2 or HEARTBEAT_NS
@@ -94,6 +94,11 @@ class Reaper:
         """When the loop was to wake up, if nothing else woke it before."""
         self._grace = Grace(arena)
         self._advancing: deque[Message] = deque()
+
+    def begin(self) -> None:
+        """Let readers and clients in."""
+        self.arena.set_state(ArenaState.READY, self._host.pid)
+        self._lifecycle.enter(READY)
 
     def run(self, waiter: Waiter, wake_fd: int) -> None:
         """Iterate until stopped; then send what has fired and return.
@@ -117,7 +122,7 @@ class Reaper:
         while self._publish():
             pass
         self._lifecycle.supervisor.alive()
-        self._wal.commit()
+        self.wal.commit()
         self._commands.release()
 
     def close(self) -> None:
@@ -128,14 +133,14 @@ class Reaper:
         """Ends the loop after the current iteration."""
         self.stopping = True
 
-    def reload(self) -> None:
-        """Has the settings read again, and the placement decided again."""
-        self._reloading = True
+    def reload(self, read_again: Callable[[], None]) -> None:
+        """Have `read_again` read the settings in the next iteration."""
+        self._reload = read_again
 
     def _read_again(self) -> None:
-        if self._reloading:
-            self._reloading = False
-            self._reload()
+        if (read_again := self._reload) is not None:
+            self._reload = None
+            read_again()
 
     def drain(self) -> None:
         """Ends the loop once nothing is armed; nothing is armed from now on."""
@@ -165,7 +170,7 @@ class Reaper:
     def iterate(self) -> int | None:
         """Do one iteration. Return the boot time until which the loop may sleep; None: it must
         not."""
-        busy = self._work() and not self._wal.full
+        busy = self._work() and not self.wal.full
         self._ready = self._slept_until_ns = None
         self._until_ns = None if busy or self.stopping else self._sleeps_until()
         self.stopping |= self._draining and self.arena.drained
@@ -177,7 +182,7 @@ class Reaper:
         real_ns = self._host.boot_ns()
         if self._slept_until_ns is not None:
             self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
-        if not (self._clock.virtual or self._wal.full):
+        if not (self._clock.virtual or self.wal.full):
             self._grace.begin_iteration(real_ns)
         left = self._fire(real_ns)
         busy = self._woke_for(self._transport.admin.fd) and self._serve_admin()
@@ -190,7 +195,7 @@ class Reaper:
         if real_ns >= self._next_heartbeat_ns:
             self._heartbeat(real_ns)
         left |= self._sweep(real_ns)
-        self._wal.end_iteration()
+        self.wal.end_iteration()
         self._commands.release()
         self._look_after_names()
         return left or busy
@@ -247,7 +252,7 @@ class Reaper:
         self.arena.sweep_bulk_loads(real_ns, self._config.bulk_load_ttl_ns)
         self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)
-        self._wal.heartbeat()
+        self.wal.heartbeat()
         self._unplaced |= self._nameless or not self.arena.has_names
         self._transport.bind_again()
         self._settle()
@@ -259,14 +264,14 @@ class Reaper:
 
         A disk that is busy with a commit delays the new files, not the loop.
         """
-        if not self._unplaced or not self._wal.pause():
+        if not self._unplaced or not self.wal.pause():
             return
         moved, why = False, ""
         try:
             moved = self._place_again()
         except (PurgatorydError, OSError) as error:
             why = str(error)
-        self._wal.unpause(moved=moved)
+        self.wal.unpause(moved=moved)
         self._unplaced = False
         if moved:
             self._placement.settle(self.arena, self._lifecycle.heartbeat)
@@ -282,7 +287,7 @@ class Reaper:
         self._settle()
 
     def _settle(self) -> None:
-        stopped, full, nameless = bool(self._wal.errno), self._wal.full, self._nameless
+        stopped, full, nameless = bool(self.wal.errno), self.wal.full, self._nameless
         why = reasons(
             self.arena, self._lifecycle.why, stopped=stopped, full=full, nameless=nameless
         )
@@ -362,7 +367,7 @@ class Reaper:
         """Until when there is nothing to do; None = there is something."""
         if self._transport.pending(commands=not self._commands.full):
             return None
-        full = self._wal.full
+        full = self.wal.full
         until_ns = min(self._next_heartbeat_ns, self._transport.watch_due_ns)
         if not full:  # else no timer can end before the WAL has space
             due_ns = self._due_ns() - self._placement.plan.spin_ns
@@ -376,8 +381,8 @@ class Reaper:
         self._ready = ready
         self._wakeups += 1
         self._slept_until_ns = None if ready else self._until_ns
-        if not ready.isdisjoint(self._wal.fds):
-            self._wal.clear_wakeup()
+        if not ready.isdisjoint(self.wal.fds):
+            self.wal.clear_wakeup()
 
     def _due_ns(self) -> int:
         """When the wheel has something to do, on the boot clock."""

@@ -18,7 +18,7 @@ numbers or its clock is another one, and the records of both must not be mixed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.recovery import Step, Way, import_file, recover
 from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.daemon.wal import (
+    Wal,
     has_begun,
     newest_end,
     refuse_other_wal,
@@ -109,6 +110,8 @@ class Opening:
     """Is notified of each step."""
     host: Host = HOST
     """Where the daemon runs."""
+    begin_wal: Callable[..., Wal] = Wal
+    """Makes the WAL; the arguments are those of Wal."""
     lock: ArenaLock | None = None
     """The arena's lock, from `owned`."""
 

@@ -423,7 +423,7 @@ def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: 
     loop: Any = SimpleNamespace(
         _lifecycle=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
         _publish=lambda: "STOPPING=1" in manager.received(),
-        _wal=SimpleNamespace(commit=lambda: received.extend(manager.received())),
+        wal=SimpleNamespace(commit=lambda: received.extend(manager.received())),
         _commands=SimpleNamespace(release=lambda: None),
     )
     Reaper.finish(loop)
