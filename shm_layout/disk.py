@@ -16,9 +16,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from purgatoryd.shm_layout._core import ffi
-from purgatoryd.shm_layout.page_cache import from_disk
-
 MODE = 0o600
 """Keys and payloads are in the files."""
 
@@ -33,8 +30,8 @@ class About(NamedTuple):
 class Disk:
     """The file systems of this host. Every call raises OSError."""
 
-    storage: Any = ffi.NULL
-    """struct pg_storage of the group-commit thread; NULL = the system's calls."""
+    storage: Any = None
+    """struct pg_storage of the group-commit thread; None = the system's calls."""
 
     # ---- folders -------------------------------------------------------------------------------
 
@@ -90,7 +87,11 @@ class Disk:
 
         Raises BadPath if pages cannot be evicted from the cache.
         """
-        return from_disk(path) if direct else path.open("rb", buffering=0)
+        if not direct:
+            return path.open("rb", buffering=0)
+        from purgatoryd.shm_layout.page_cache import from_disk  # it loads the C core
+
+        return from_disk(path)
 
     def create(self, path: Path) -> BinaryIO:
         """Open a new file for writing, so that nobody else has it open. Raises FileExistsError."""

@@ -492,7 +492,13 @@ class GroupCommit:
         fault = ffi.new("struct pg_fault *")
         name = str(directory).encode()
         opened = lib.pg_group_commit_open(
-            self._c, arena.struct, name, wal_segment_bytes, end.struct, disk.storage, fault
+            self._c,
+            arena.struct,
+            name,
+            wal_segment_bytes,
+            end.struct,
+            disk.storage or ffi.NULL,
+            fault,
         )
         if not opened or (threaded and not lib.pg_group_commit_start(self._c, fault)):
             raise _unopened(directory, fault)

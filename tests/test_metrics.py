@@ -23,6 +23,7 @@ from purgatoryd.daemon.wal import Wal as DaemonWal
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import COUNTED, Reader
+from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Measured, Status, TimeKind, size_of
 from purgatoryd.shm_layout.metrics import (
     BUCKETS,
@@ -412,20 +413,22 @@ def test_the_wal_keeps_the_histograms() -> None:
     assert (found["local"].count, found["remote"].count) == (1, 0)
 
 
-def test_a_daemon_records_them_once_a_minute(
-    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_records_them_once_a_minute(daemon_dir: Path) -> None:
     (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal
     assert directory is not None
     clock_ns = iter(range(0, 10**12, 40 * 10**9))
-    monkeypatch.setattr("purgatoryd.daemon.wal.boot_ns", lambda: next(clock_ns))
+
+    class Hasty(Host):
+        def boot_ns(self) -> int:
+            return next(clock_ns)
+
     with locked(directory):
         arena = open_arena(opening)
         end = wal_end(arena, opening)
-        wal = DaemonWal(arena, paths.arena, directory, opening.config, end)
+        wal = DaemonWal(arena, paths.arena, directory, opening.config, end, Hasty())
         for _ in range(4):
             wal.heartbeat()
         wal.commit()
@@ -439,7 +442,7 @@ def test_a_daemon_records_them_once_a_minute(
 def test_a_folder_that_cannot_be_listed_ends_no_daemon(
     daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Path) -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory

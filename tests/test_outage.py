@@ -22,6 +22,7 @@ from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
 
@@ -301,22 +302,13 @@ def test_long_outages_prolong_the_delay_a_bounded_number_of_times(
 
 def test_a_loop_that_waits_for_the_wal_sleeps_though_the_grace_is_over() -> None:
     reaper: Any = object.__new__(Reaper)
-    reaper._stopping = False
     reaper._commands = SimpleNamespace(full=False)
-    reaper._sockets = SimpleNamespace(pending=lambda **_: False, watch_due_ns=NONE_NS)
-    reaper._wal = SimpleNamespace(full=True, fds=[])
+    reaper._transport = SimpleNamespace(pending=lambda **_: False, watch_due_ns=NONE_NS)
+    reaper.wal = SimpleNamespace(full=True, fds=[])
     reaper._grace = SimpleNamespace(ends_ns=0)
     reaper._next_heartbeat_ns = NONE_NS - 1
-    reaper._wakeups = reaper._wake_fd = 0
-    waited: list[int] = []
-
-    def wait(until_ns: int) -> frozenset[int]:
-        waited.append(until_ns)
-        return frozenset()
-
-    reaper._waiter = SimpleNamespace(wait=wait)
-    reaper._sleep(busy=False)
-    assert waited == [NONE_NS - 1]
+    reaper._host = HOST
+    assert reaper._sleeps_until() == NONE_NS - 1
 
 
 # ---- the core --------------------------------------------------------------------------------

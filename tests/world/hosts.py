@@ -1,0 +1,105 @@
+"""A simulated host: clocks that step, drift and suspend, random bytes, and pids."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from purgatoryd.shm_layout.host import Host
+
+if TYPE_CHECKING:
+    from world.disk import SimulatedDisk
+    from world.schedule import Schedule
+
+EPOCH_NS = 1_700_000_000_000_000_000
+"""Wall time at the beginning of a world."""
+
+
+class Machine:
+    """What the processes of one machine share: boot clock, wall clock, disk."""
+
+    def __init__(self, schedule: Schedule, rng: random.Random, disk: SimulatedDisk) -> None:
+        self.schedule = schedule
+        self.rng = rng
+        self.disk = disk
+        self.boot_id = rng.randbytes(16)
+        self.boot_begun_ns = schedule.now_ns - 10**12
+        """World time at which the boot clock was 0."""
+        self.suspended_ns = 0
+        """How long this machine has been suspended since it booted."""
+        self.wall_offset_ns = EPOCH_NS - schedule.now_ns
+        """Wall time minus world time."""
+        self.drift_ppm = 0
+        """How much faster the wall clock runs than the boot clock, in millionths."""
+        self._drifts_from_ns = schedule.now_ns
+        self._pid = 1000
+
+    def next_pid(self) -> int:
+        """A pid that no process of this machine has had."""
+        self._pid += 1
+        return self._pid
+
+    def reuse_pid(self, pid: int) -> None:
+        """Give this pid to the next process."""
+        self._pid = pid - 1
+
+    def reboot(self) -> None:
+        """Begin another boot: its clock starts again."""
+        self.boot_id = self.rng.randbytes(16)
+        self.boot_begun_ns = self.schedule.now_ns - self.rng.randrange(10**9, 10**11)
+        self.suspended_ns = 0
+
+    def suspend(self, span_ns: int) -> None:
+        """Let time pass that only the boot clock and the wall clock count."""
+        self.schedule.skip(span_ns)
+        self.suspended_ns += span_ns
+
+    def step_wall(self, by_ns: int) -> None:
+        """Set the wall clock."""
+        self.wall_offset_ns += by_ns
+
+    def drift(self, ppm: int) -> None:
+        """Let the wall clock drift from now on."""
+        self.wall_offset_ns = self.wall_ns(self.schedule.now_ns) - self.schedule.now_ns
+        self._drifts_from_ns, self.drift_ppm = self.schedule.now_ns, ppm
+
+    def wall_ns(self, now_ns: int) -> int:
+        """The wall clock at a world time."""
+        drifted_ns = (now_ns - self._drifts_from_ns) * self.drift_ppm // 10**6
+        return now_ns + self.wall_offset_ns + drifted_ns
+
+
+class SimulatedHost(Host):
+    """What one simulated process gets from its machine."""
+
+    def __init__(self, machine: Machine, pid: int, boot_offset_ns: int = 0) -> None:
+        """`boot_offset_ns`: of a process in another time namespace."""
+        self.machine = machine
+        self.disk = machine.disk
+        self._pid = pid
+        self._boot_offset_ns = boot_offset_ns
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def uid(self) -> int:
+        return 0
+
+    def boot_ns(self) -> int:
+        machine = self.machine
+        return machine.schedule.read() - machine.boot_begun_ns + self._boot_offset_ns
+
+    def wall_ns(self) -> int:
+        return self.machine.wall_ns(self.machine.schedule.read())
+
+    def monotonic_s(self) -> float:
+        machine = self.machine
+        return (machine.schedule.now_ns - machine.boot_begun_ns - machine.suspended_ns) / 1e9
+
+    def random_bytes(self, count: int) -> bytes:
+        return self.machine.rng.randbytes(count)
+
+    def boot_id(self) -> bytes:
+        return self.machine.boot_id

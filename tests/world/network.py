@@ -1,0 +1,405 @@
+"""Simulated connections between clients and daemons: the daemon's transport, and its peers' ends.
+
+A connection carries frames in order and takes LATENCY_NS for each. Faults lose, double, delay or
+swap the frames of a connection, or break it; what is under way then is gone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from purgatoryd.daemon.transport import Message, Peer
+from purgatoryd.shm_layout.arena import Outgoing
+from world.seam import Seam
+
+if TYPE_CHECKING:
+    from world.hosts import SimulatedHost
+    from world.schedule import Schedule
+
+LATENCY_NS = 20_000
+RECONNECT_NS = 10_000_000
+FOREVER_NS = 2**63 - 1
+COMMANDS, ADMIN, NOTICES = 0, 1, 2
+"""Sockets of a daemon, and their descriptors."""
+HWM = 64
+"""Answers that wait for one peer; more are dropped."""
+
+
+@dataclass
+class Disturbance:
+    """What happens to the next frames in one direction of a connection."""
+
+    kind: str
+    """"lose", "double", "delay" or "swap"."""
+    frames: int
+    delay_ns: int = 0
+
+
+@dataclass(eq=False)
+class End:
+    """A peer's end: a client, its process, and what disturbs its frames."""
+
+    host: SimulatedHost
+    uid: int
+    kind: int
+    """COMMANDS, ADMIN or NOTICES."""
+    connection: Connection | None = None
+    received: deque[Any] = field(default_factory=deque)
+    made: int = 0
+    """Connections made since the owner looked."""
+    disturbances: list[Disturbance] = field(default_factory=list)
+    wake: Callable[[], None] = lambda: None
+    """Called when a frame has come, or a connection was made."""
+    subjects: tuple[bytes, ...] = ()
+    frozen: bool = False
+    """The process does not run: what it sends does not exist, what it gets waits."""
+
+
+class Connection:
+    """One connection, from the end that made it to a daemon."""
+
+    def __init__(self, number: int, end: End, transport: SimulatedTransport) -> None:
+        self.number = number
+        self.end = end
+        self.transport = transport
+        self.open = True
+        self.peer = Peer(end.kind, end.uid, end.host.pid)
+        self.route = number.to_bytes(5, "big")
+        self.under_way = 0
+
+
+class Network:
+    """All connections of a world."""
+
+    def __init__(self, schedule: Schedule, rng: random.Random, seam: Seam) -> None:
+        self.schedule = schedule
+        self.rng = rng
+        self.seam = seam
+        self.listening: dict[str, SimulatedTransport] = {}
+        """By endpoint."""
+        self._made = 0
+        self.disturbed: dict[str, int] = {}
+        """Frames disturbed, by kind."""
+
+    def connect(self, end: End, endpoint: Callable[[], str]) -> None:
+        """Connect an end to whoever listens at its endpoint, and again whenever it breaks."""
+
+        def attempt() -> None:
+            if end.connection is not None and end.connection.open:
+                return
+            transport = self.listening.get(endpoint())
+            if transport is None or transport.frozen:
+                self.schedule.after(RECONNECT_NS, attempt)
+            else:
+                self._made += 1
+                end.connection = Connection(self._made, end, transport)
+                end.made += 1
+                end.retry = attempt  # type: ignore[attr-defined]
+                transport.accept(end.connection)
+                end.wake()
+
+        self.schedule.after(LATENCY_NS, attempt)
+
+    def break_connection(self, end: End) -> None:
+        """Break the connection of an end; it connects again."""
+        connection = end.connection
+        if connection is None or not connection.open:
+            return
+        connection.open = False
+        end.connection = None
+        end.received.clear()
+        connection.transport.lost(connection)
+        self.schedule.after(RECONNECT_NS, end.retry)  # type: ignore[attr-defined]
+        end.wake()
+
+    def carry(self, connection: Connection, deliver: Callable[[], None]) -> None:
+        """Carry a frame over a connection, unless it breaks before."""
+
+        def arrive() -> None:
+            if connection.open:
+                deliver()
+
+        latency_ns = LATENCY_NS
+        disturbances = connection.end.disturbances
+        if disturbances:
+            one = disturbances[0]
+            one.frames -= 1
+            if one.frames <= 0:
+                disturbances.pop(0)
+            self.disturbed[one.kind] = self.disturbed.get(one.kind, 0) + 1
+            if one.kind == "lose":
+                return
+            if one.kind == "double":
+                self.schedule.after(latency_ns, arrive)
+            elif one.kind == "delay":
+                latency_ns += one.delay_ns
+            elif one.kind == "swap":  # the next frame overtakes this one
+                latency_ns = 3 * LATENCY_NS
+        self.schedule.after(latency_ns, arrive)
+
+
+# ---- the peers' ends ---------------------------------------------------------------------------
+
+
+class SimulatedChannel:
+    """A Channel of clients/channel.py over the simulated network."""
+
+    socket = monitor = None
+
+    def __init__(
+        self, network: Network, end: End, endpoint: str, remote: object = None, *,
+        immediate: bool = True,
+    ) -> None:  # fmt: skip
+        self._network = network
+        self.end = end
+        self._endpoint = endpoint
+        self.connected = False
+        network.connect(end, lambda: self._endpoint)
+
+    def redirect(self, endpoint: str) -> None:
+        if endpoint != self._endpoint:
+            self._endpoint = endpoint
+            self._network.break_connection(self.end)
+
+    def send(self, frame: bytes) -> bool:
+        connection = self.end.connection
+        if connection is None:
+            return False
+        data = bytes(frame)
+        self._network.carry(connection, lambda: connection.transport.arrived(connection, data))
+        return True
+
+    def receive(self) -> bytes | None:
+        return self.end.received.popleft() if self.end.received else None
+
+    def reconnected(self) -> bool:
+        made, self.end.made = self.end.made, 0
+        self.connected = self.end.connection is not None
+        return made > 0
+
+    def close(self) -> None:
+        if self.end.connection is not None and self.end.connection.open:
+            self.end.connection.open = False
+            self.end.connection.transport.lost(self.end.connection)
+        self.end.connection = None
+        self._endpoint = ""
+
+
+class SimulatedSubscription:
+    """A Subscription of clients/channel.py over the simulated network."""
+
+    sockets: ClassVar[tuple[()]] = ()
+
+    def __init__(
+        self, network: Network, end: End, endpoint: str, subjects: Iterable[bytes], *_: object
+    ) -> None:
+        self._network = network
+        self.end = end
+        self._endpoint = endpoint
+        end.subjects = tuple(subjects)
+        network.connect(end, lambda: self._endpoint)
+
+    def redirect(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._network.break_connection(self.end)
+
+    def receive(self) -> list[bytes] | None:
+        return self.end.received.popleft() if self.end.received else None
+
+    def reconnected(self) -> bool:
+        made, self.end.made = self.end.made, 0
+        return made > 0
+
+    def close(self) -> None:
+        if self.end.connection is not None and self.end.connection.open:
+            self.end.connection.open = False
+            self.end.connection.transport.lost(self.end.connection)
+        self.end.connection = None
+        self._endpoint = ""
+
+
+# ---- the daemon's transport --------------------------------------------------------------------
+
+
+class SimulatedRequests:
+    """One request socket of a daemon."""
+
+    def __init__(self, transport: SimulatedTransport, fd: int) -> None:
+        self._transport = transport
+        self.fd = fd
+        self.waiting: deque[Message] = deque()
+
+    def receive(self) -> Message | None:
+        self._transport.network.seam.cross()
+        if not self.waiting:
+            return None
+        message = self.waiting.popleft()
+        return message
+
+    def send(self, route: bytes, body: Any) -> bool:
+        seam = self._transport.network.seam
+        seam.cross()
+        connection = self._transport.connections.get(int.from_bytes(route, "big"))
+        sent = connection is not None and connection.open and connection.under_way < HWM
+        if connection is not None and sent:
+            self._transport.deliver(connection, bytes(body))
+        seam.cross()
+        return sent
+
+
+class SimulatedTransport:
+    """The daemon's sockets, and its peers."""
+
+    notices_fd = NOTICES
+
+    def __init__(self, network: Network, host: SimulatedHost, endpoints: Iterable[str]) -> None:
+        self.network = network
+        self._host = host
+        self.commands = SimulatedRequests(self, COMMANDS)
+        self.admin = SimulatedRequests(self, ADMIN)
+        self.connections: dict[int, Connection] = {}
+        self.peers = self
+        self.on_closed: Callable[[Peer], object] = lambda _: None
+        self._closed: deque[Peer] = deque()
+        self._endpoints = tuple(endpoints)
+        self.wake: Callable[[], None] = lambda: None
+        self.frozen = False
+        self.alive = True
+        self.watch_due_ns = FOREVER_NS
+
+    def listen(self) -> None:
+        """Let peers connect."""
+        for endpoint in self._endpoints:
+            self.network.listening[endpoint] = self
+
+    def vanish(self) -> None:
+        """The process has ended: its connections break."""
+        self.alive = False
+        for endpoint in self._endpoints:
+            if self.network.listening.get(endpoint) is self:
+                del self.network.listening[endpoint]
+        for number in sorted(self.connections):
+            connection = self.connections[number]
+            self.network.schedule.after(
+                LATENCY_NS, lambda end=connection.end: self.network.break_connection(end)  # type: ignore[misc]
+            )
+        self.connections.clear()
+
+    # ---- for the network -----------------------------------------------------------------------
+
+    def accept(self, connection: Connection) -> None:
+        """A peer has connected."""
+        self.connections[connection.number] = connection
+
+    def lost(self, connection: Connection) -> None:
+        """A connection is closed."""
+        if self.connections.pop(connection.number, None) is not None and self.alive:
+            self._closed.append(connection.peer)
+            self.wake()
+
+    def arrived(self, connection: Connection, data: bytes) -> None:
+        """A request has come."""
+        end = connection.end
+        now_ns = self.network.schedule.now_ns - self._host.machine.boot_begun_ns
+        message = Message(
+            connection.route, data, end.uid, end.uid, end.host.pid, now_ns, connection.number
+        )
+        requests = self.admin if end.kind == ADMIN else self.commands
+        requests.waiting.append(message)
+        self.wake()
+
+    def deliver(self, connection: Connection, data: Any) -> None:
+        """Send a frame to a peer."""
+        end = connection.end
+        connection.under_way += 1
+
+        def arrive() -> None:
+            connection.under_way -= 1
+            end.received.append(data)
+            end.wake()
+
+        self.network.carry(connection, arrive)
+
+    # ---- Transport -----------------------------------------------------------------------------
+
+    def peer(self, fd: int) -> Peer | None:
+        connection = self.connections.get(fd)
+        return None if connection is None else connection.peer
+
+    def ready(self) -> frozenset[int]:
+        """Descriptors that have news."""
+        found = {r.fd for r in (self.commands, self.admin) if r.waiting}
+        return frozenset(found)
+
+    def pending(self, *, commands: bool) -> bool:
+        return bool(self.admin.waiting or (commands and self.commands.waiting))
+
+    def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
+        while self._closed:
+            self.on_closed(self._closed.popleft())
+        return False
+
+    def take_subscriptions(self) -> None:
+        pass
+
+    def publish(self, messages: Iterable[Outgoing]) -> int:
+        self.network.seam.cross()
+        sent = 0
+        for message in messages:
+            frames = [bytes(message.subject), bytes(message.body)]
+            for number in sorted(self.connections):
+                connection = self.connections[number]
+                if any(frames[0].startswith(subject) for subject in connection.end.subjects):
+                    self.deliver(connection, frames)
+            sent += 1
+        self.network.seam.cross()
+        return sent
+
+    def bind_again(self) -> None:
+        pass
+
+
+class SimulatedProcesses:
+    """Processes of daemon/processes.py: those of clients, which end."""
+
+    fd = -1
+
+    def __init__(self, transport: SimulatedTransport) -> None:
+        self._transport = transport
+        self._watched: dict[int, int] = {}
+        self._ended: list[int] = []
+        self._handles = 0
+        self.alive: set[int] = set()
+        """Pids of running client processes."""
+
+    def end(self, pid: int) -> None:
+        """A process has ended."""
+        self._ended += [handle for handle in sorted(self._watched) if self._watched[handle] == pid]
+        self._transport.wake()
+
+    def watch(self, connection: int, pid: int) -> int | None:
+        if pid not in self.alive:
+            raise ProcessLookupError
+        if self._transport.peer(connection) is None:
+            return None
+        self._handles += 1
+        self._watched[self._handles] = pid
+        return self._handles
+
+    def unwatch(self, pidfd: int) -> None:
+        self._watched.pop(pidfd, None)
+        if pidfd in self._ended:
+            self._ended.remove(pidfd)
+
+    def has_ended(self, pidfd: int) -> bool:
+        return pidfd in self._ended
+
+    def ended(self, limit: int) -> list[int]:
+        return list(self._ended[:limit])
+
+    def close(self) -> None:
+        self._watched.clear()

@@ -1,0 +1,83 @@
+"""Where a process can die: before and after each call into the core, the disk and the sockets.
+
+A simulated process has a fuse. Each call through the seam burns it; at its end the call raises
+Killed, before it or after it, and every later call of the process raises Killed, too. So nothing
+that Python does while it unwinds, such as a `finally`, has an effect on the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Killed(BaseException):
+    """The process has ended at this call."""
+
+
+class Fuse:
+    """How many more calls a process makes. `left` None: it does not end."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.dead = False
+        self.calls = 0
+
+    def burn(self) -> None:
+        """Count a call. Raises Killed if the process is dead, or ends here."""
+        self.calls += 1
+        if self.dead:
+            raise Killed
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left, self.dead = None, True
+                raise Killed
+
+
+class Seam:
+    """The process that runs now, and the calls that it makes."""
+
+    def __init__(self) -> None:
+        self.running: Fuse | None = None
+
+    def cross(self) -> None:
+        """A call begins or ends. Raises Killed."""
+        if self.running is not None:
+            self.running.burn()
+
+    def run(self, fuse: Fuse, work: Callable[[], Any]) -> Any:
+        """Run `work` as the process of `fuse`."""
+        before, self.running = self.running, fuse
+        try:
+            return work()
+        finally:
+            self.running = before
+
+
+class CrossedLibrary:
+    """The C core, whose calls cross the seam. Constants are passed on."""
+
+    def __init__(self, library: Any, seam: Seam) -> None:
+        self._library = library
+        self._seam = seam
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name)
+        if callable(found):
+            found = self._crossed(found)
+        setattr(self, name, found)
+        return found
+
+    def _crossed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        seam = self._seam
+
+        def call(*arguments: Any) -> Any:
+            if seam.running is None:
+                return function(*arguments)
+            seam.cross()
+            result = function(*arguments)
+            seam.cross()
+            return result
+
+        return call
