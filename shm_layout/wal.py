@@ -490,15 +490,9 @@ class GroupCommit:
         self._memory = ffi.new("uint8_t[]", lib.pg_group_commit_bytes())
         self._c = ffi.cast("struct pg_group_commit *", self._memory)
         fault = ffi.new("struct pg_fault *")
-        name = str(directory).encode()
+        name, storage = str(directory).encode(), disk.storage or ffi.NULL
         opened = lib.pg_group_commit_open(
-            self._c,
-            arena.struct,
-            name,
-            wal_segment_bytes,
-            end.struct,
-            disk.storage or ffi.NULL,
-            fault,
+            self._c, arena.struct, name, wal_segment_bytes, end.struct, storage, fault
         )
         if not opened or (threaded and not lib.pg_group_commit_start(self._c, fault)):
             raise _unopened(directory, fault)

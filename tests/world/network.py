@@ -237,8 +237,7 @@ class SimulatedRequests:
         self._transport.network.seam.cross()
         if not self.waiting:
             return None
-        message = self.waiting.popleft()
-        return message
+        return self.waiting.popleft()
 
     def send(self, route: bytes, body: Any) -> bool:
         seam = self._transport.network.seam
