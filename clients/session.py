@@ -333,7 +333,7 @@ class Session:
         elif reply.error == WireError.OUT_OF_ORDER:
             self._reorder(batch, reply.detail[0])
         elif reply.error in (WireError.STALE, WireError.CHANGED):
-            self._replace(self._sequence + 1)  # the sequence was used; by what is unknown
+            self._desert(self._sequence + 1)  # the sequence was used; by what is unknown
         elif reply.error == WireError.NOT_DURABLE:  # applied: the session goes on
             del self._flight[reply.sequence]
             batch.settle(NotDurable(*reply.detail))
@@ -362,8 +362,7 @@ class Session:
             self.astray = reply.refusal()
             return
         if reply.error == WireError.SESSION_EXPIRED:
-            if not self._flight:  # else the batches' own answers say which are certain
-                self._replace(0)
+            self._forgotten()
         elif query := self._queries.pop(reply.sequence, None):
             self.astray = None
             query.settle(reply.refusal() if reply.error else reply)
@@ -376,13 +375,11 @@ class Session:
             self.on_outcomes(outcomes)
 
     def _on_ping_or_ack(self, reply: Reply) -> None:
-        if reply.error != WireError.SESSION_EXPIRED or reply.session != self.id:
-            return
-        if self.state is State.OPEN and not self._flight:
-            self._replace(0)  # else the batches' own answers say which are certain
+        if reply.error == WireError.SESSION_EXPIRED and reply.session == self.id:
+            self._forgotten()
 
     def _on_bye(self, reply: Reply) -> None:
-        if reply.session == self.id:
+        if self.state is State.OPEN and reply.session == self.id:  # else of a deserted session
             self.state = State.CLOSED
 
     _HANDLERS = {  # noqa: RUF012  -- a table, never written
@@ -398,6 +395,13 @@ class Session:
 
     # ---- when the session breaks -------------------------------------------------------------
 
+    def _forgotten(self) -> None:
+        """The daemon does not know the session. With batches in flight their own answers say which
+        are certain. While a HELLO is under way, this is known already: a second one would leave a
+        session that nobody uses."""
+        if self.state is State.OPEN and not self._flight:
+            self._replace(0)
+
     def _expire(self, refused: Batch) -> None:
         # Sent once and refused: never applied. What was sent once and later than that will
         # be refused too. Of earlier ones, or of several copies, one may have been applied.
@@ -411,7 +415,7 @@ class Session:
                 self._outgoing = deque(o for o in self._outgoing if o not in later)
                 self._hand_out_again(later)
         elif expected not in range(refused.sequence, self._sequence + 1):
-            self._expire(refused)  # the daemon's idea of this session is not ours
+            self._desert(self._sequence + 1)  # the daemon's idea of this session is not ours
 
     def _abandon(self, refused: Batch, refusal: MessageRefused) -> None:
         # Nothing after a refused batch can have been applied, whatever the number of copies.
@@ -420,7 +424,13 @@ class Session:
             if batch.sequence > refused.sequence:
                 batch.doubtful = False
         refused.settle(refusal)
-        self._replace(refused.sequence)
+        self._desert(refused.sequence)
+
+    def _desert(self, first_certain: int) -> None:
+        """Replace a session that the daemon has, and end it there."""
+        bye = Letter(wire.encode_frame(Message.BYE, self.id))
+        self._replace(first_certain)
+        self._outgoing.appendleft(bye)
 
     def _replace(self, first_certain: int) -> None:
         """Opens a new session. Batches from `first_certain` on of which no copy is in doubt

@@ -7,6 +7,10 @@ from typing import Protocol
 from purgatoryd.shm_layout.host import Host
 
 
+ROUNDING_NS = 1000
+"""The wall's offset is rounded down to a multiple of this."""
+
+
 class Clock(Protocol):
     """What the loop asks of a clock; times in ns on the arena's clock."""
 
@@ -38,7 +42,7 @@ class RealClock:
 
         Rounding down makes wall deadlines late by less than that, never early.
         """
-        return (self._host.wall_ns() - real_boot_ns) // 1000 * 1000
+        return (self._host.wall_ns() - real_boot_ns) // ROUNDING_NS * ROUNDING_NS
 
 
 class VirtualClock:

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from purgatoryd.daemon.clock import ROUNDING_NS
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.recovery import Step, Way, import_file, recover
 from purgatoryd.daemon.snapshot import save_snapshot
@@ -147,7 +148,7 @@ def open_arena(opening: Opening) -> Arena:
     _clean_up(opening)
     if opening.import_path is not None:
         return _import(opening, opening.import_path)
-    if shm.exists(paths.arena):
+    if shm.exists(paths.arena) and not _is_torn(opening):
         return _open_left(opening)
     if opening.wal is not None and has_begun(opening.wal, opening.host.disk):
         return _recover(opening, opening.wal)
@@ -181,11 +182,24 @@ def left_any(opening: Opening) -> bool:
 
 
 def _source(opening: Opening) -> Arena | None:
-    if shm.exists(opening.paths.arena):
+    if shm.exists(opening.paths.arena) and not _is_torn(opening):
         return _as_left(opening)
     if opening.wal is not None and has_begun(opening.wal, opening.host.disk):
         return recover(opening.wal, _way(opening))
     return None
+
+
+def _is_torn(opening: Opening) -> bool:
+    """True if somebody removed the private arena file, its daemon ended before it replaced the
+    file, and a WAL has what the arena had. Raises BadPath if there is no WAL."""
+    paths, wal = opening.paths, opening.wal
+    if shm.exists(paths.private):
+        return False
+    if wal is not None and has_begun(wal, opening.host.disk):
+        return True
+    arena = shm.MOUNT / paths.arena[1:]
+    reason = f"is missing, and {arena} is of no use without it: remove that one to begin empty"
+    raise BadPath(str(shm.MOUNT / paths.private[1:]), reason)
 
 
 def remove_arena(paths: Paths) -> None:
@@ -329,14 +343,21 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
 
 
 def _clock_of(host: Host, walk: Walk) -> tuple[int, int, int]:
-    """Times are carried from one boot's clock to another's by the wall clock."""
+    """Carry times from one boot's clock to another's by the wall clock, never to an earlier time.
+
+    The WAL's offset may be ROUNDING_NS too low. The boot clock is read after the wall clock, so
+    that a pause between the two makes the new offset too low, and deadlines late.
+    """
     then = walk.struct
     then_offset_ns = int(then.wall_ns - then.boot_ns)
     if then.header.clock_kind == ClockKind.VIRTUAL:
         return int(then.boot_ns), 0, then_offset_ns
+    wall_ns = host.wall_ns()
     now_ns = host.boot_ns()
-    offset_ns = host.wall_ns() - now_ns
-    return now_ns, 0 if walk.boot_id == host.boot_id() else then_offset_ns - offset_ns, offset_ns
+    offset_ns = wall_ns - now_ns
+    if walk.boot_id == host.boot_id():
+        return now_ns, 0, offset_ns
+    return now_ns, then_offset_ns + ROUNDING_NS - offset_ns, offset_ns
 
 
 def _place_redone(arena: Arena, opening: Opening) -> Arena:

@@ -487,6 +487,7 @@ class GroupCommit:
     ) -> None:  # fmt: skip
         """Without `threaded` the caller commits, with `iterate`."""
         self._arena = arena
+        self._threaded = threaded
         self._memory = ffi.new("uint8_t[]", lib.pg_group_commit_bytes())
         self._c = ffi.cast("struct pg_group_commit *", self._memory)
         fault = ffi.new("struct pg_fault *")
@@ -527,6 +528,8 @@ class GroupCommit:
 
     def close(self) -> None:
         """Commits what was appended, ends the thread and closes the files."""
+        while not self._threaded and self.iterate():
+            pass
         lib.pg_group_commit_stop(self._c)
         lib.pg_group_commit_close(self._c)
 

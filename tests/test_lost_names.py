@@ -21,6 +21,7 @@ from real_daemon import (
     Daemon,
     StartDaemon,
     eventually,
+    refused,
     remove_arena_files,
     stats,
 )
@@ -98,6 +99,23 @@ def test_a_removed_arena_is_placed_again_and_outlives_the_daemon(
     real.start()
     with Client("demo", timeout=PATIENCE_S) as client:
         assert all(client.get(key) for key in ("before", "meanwhile", "after"))
+
+
+@pytest.mark.parametrize("wal", [False, True], ids=["without a WAL", "with a WAL"])
+def test_a_private_file_that_a_killed_daemon_could_not_replace(
+    *, wal: bool, daemon: StartDaemon
+) -> None:
+    real = daemon("demo", *(("--wal-dir", "wal") if wal else ()))
+    with Client("demo", timeout=PATIENCE_S, durable=wal) as client:
+        client.add("k", delay=3600)
+    real.kill()
+    remove(real, (".private",))
+    if not wal:
+        assert "remove that one to begin empty" in refused(real.start)
+        file(real.paths).unlink()
+    real.start()
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert (client.get("k") is not None) is wal
 
 
 def test_a_reader_attaches_again(daemon: StartDaemon) -> None:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from purgatoryd.clients.batch import Batch, Outcome
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import MessageRefused, SessionExpired
+from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
 
 REFUSED = 5  # the model daemon refuses every fifth batch, whenever it comes
@@ -345,6 +345,40 @@ def test_a_question_survives_an_eviction(model: ModelDaemon) -> None:
     client.ask(Query(lambda n, session: wire.encode_query(n, session, b"ns", "key"), found.append))
     exchange(client, model)
     assert len(found) == 1
+
+
+def test_two_answers_from_a_daemon_that_forgot_the_session_cause_one_hello(
+    model: ModelDaemon,
+) -> None:
+    client = Session()
+    exchange(client, model)
+    refusal = wire.encode_frame(
+        Message.QUERY, client.id, 1, error=WireError.SESSION_EXPIRED, detail=(client.id, 0)
+    )
+    hellos = set()
+    for _ in range(2):
+        client.receive(refusal)
+        while frame := client.frame():
+            hellos.add(frame)
+            client.sent()
+    assert len(hellos) == 1
+
+
+@pytest.mark.parametrize("why", [WireError.MALFORMED, WireError.CHANGED, WireError.OUT_OF_ORDER])
+def test_a_session_that_is_replaced_ends(why: WireError, model: ModelDaemon) -> None:
+    client, outcomes = Session(), list[Outcome]()
+    exchange(client, model)
+    before = client.id
+    client.submit(Batch(1, 0, 0, b"x", outcomes.append))
+    head = wire.decode_reply(client.frame() or b"")
+    client.sent()
+    refusal = wire.encode_frame(Message.BATCH, client.id, head.sequence, error=why, detail=(99, 0))
+    client.receive(refusal)
+    exchange(client, model)
+    assert isinstance(outcomes[0], DaemonError)
+    assert client.state is State.OPEN
+    assert before != client.id
+    assert [*model.sessions] == [client.id]
 
 
 def test_bye_closes(model: ModelDaemon) -> None:

@@ -284,7 +284,8 @@ class SimulatedTransport:
         for number in sorted(self.connections):
             connection = self.connections[number]
             self.network.schedule.after(
-                LATENCY_NS, lambda end=connection.end: self.network.break_connection(end)  # type: ignore[misc]
+                LATENCY_NS,
+                lambda end=connection.end: self.network.break_connection(end),  # type: ignore[misc]
             )
         self.connections.clear()
 

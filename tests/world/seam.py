@@ -22,6 +22,8 @@ class Fuse:
         self.left: int | None = None
         self.dead = False
         self.calls = 0
+        self.files: list[Any] = []
+        """Arena files that the process has opened."""
 
     def burn(self) -> None:
         """Count a call. Raises Killed if the process is dead, or ends here."""

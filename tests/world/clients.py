@@ -1,0 +1,230 @@
+"""A client process of the world: the real Core, Jobs, Session and Book, without a thread or a loop.
+
+It plays the shell: it makes a turn when a message has come, when a call was begun, and at the time
+that Jobs asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from world.hosts import Machine, SimulatedHost
+from world.network import COMMANDS, End, Network, SimulatedChannel
+
+from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
+from purgatoryd.clients.conditions import AnyCondition
+from purgatoryd.clients.core import NEVER_S, Core
+from purgatoryd.clients.jobs import Job, Jobs
+from purgatoryd.clients.operations import Book, Operation
+from purgatoryd.clients.packing import Entry, Pending
+from purgatoryd.clients.purgatory import Owner, Watch, own_book, prepare_trigger, prepare_watch
+from purgatoryd.clients.resume import Resume
+from purgatoryd.clients.session import State
+from purgatoryd.shm_layout.errors import PurgatorydError
+from purgatoryd.shm_layout.layout import Op
+
+if TYPE_CHECKING:
+    from world.schedule import Schedule
+
+TURN_NS = 3_000
+"""From an event to the turn that it causes."""
+LIMIT_S = 5.0
+QUEUE_LIMIT = 4096
+
+
+class Begun:
+    """A job of a client; its end is only counted, because the pending calls report it."""
+
+    def __init__(self, job: Job[Any], client: SimulatedClient) -> None:
+        self.job = job
+        self._client = client
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        if error is not None and not isinstance(error, PurgatorydError):
+            raise error
+        self._client.errors += error is not None
+
+
+class SimulatedClient:
+    """One client process."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        network: Network,
+        name: str,
+        namespace: str,
+        *,
+        durable: bool,
+        uid: int = 0,
+        boot_offset_ns: int = 0,
+        resume: Resume | None = None,
+    ) -> None:
+        self.machine = machine
+        self.schedule: Schedule = machine.schedule
+        self.host = SimulatedHost(machine, machine.next_pid(), boot_offset_ns)
+        self.ends: list[End] = []
+        self.alive, self.frozen = True, False
+        self.errors = 0
+        self._network = network
+        self._uid = uid
+        self.core = Core(
+            name, namespace, durable=durable, resume=resume, host=self.host,
+            open_channel=self._open_channel,
+        )  # fmt: skip
+        self.book = Book(self.wake, self.host)
+        own_book(self.core, self.book, resume)
+        self.jobs = Jobs(self.core, Owner(self.core, self.book).speak, listens=True)
+        self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
+        """Calls without an outcome, and what reports it."""
+        self._turns = 0
+        self._turn_at_ns: int | None = None
+        self.wake()
+
+    def _open_channel(self, endpoint: str, *_: object, immediate: bool = True) -> Any:
+        end = End(self.host, self._uid, COMMANDS)
+        end.wake = self.wake
+        self.ends.append(end)
+        return SimulatedChannel(self._network, end, endpoint, immediate=immediate)
+
+    # ---- the shell -----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Make a turn soon."""
+        self._turn_in(TURN_NS)
+
+    def _turn_in(self, delay_ns: int) -> None:
+        at_ns = self.schedule.now_ns + delay_ns
+        if self._turn_at_ns is not None and self._turn_at_ns <= at_ns:
+            return
+        self._turn_at_ns = at_ns
+        self._turns += 1
+        number = self._turns
+        self.schedule.after(delay_ns, lambda: self._turn(number))
+
+    def _turn(self, number: int) -> None:
+        if number != self._turns or not self.alive:
+            return
+        self._turn_at_ns = None
+        if self.frozen:
+            return
+        try:
+            self.core.try_open()
+            self.book.work()
+            self.jobs.turn()
+        except (PurgatorydError, OSError) as error:
+            self.jobs.advance(error)
+        self.book.work()
+        self._report()
+        wake_s = self.jobs.wake_s
+        if wake_s != NEVER_S:
+            wait_s = wake_s - self.host.monotonic_s()
+            self._turn_in(max(TURN_NS, round(wait_s * 1e9) + 1000))
+
+    def _report(self) -> None:
+        unsettled, self.unsettled = self.unsettled, []
+        for call, report in unsettled:
+            if call.done:
+                report()
+            else:
+                self.unsettled.append((call, report))
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def _begin(self, job: Job[Any]) -> None:
+        self.jobs.begin(Begun(job, self))
+        self.wake()
+
+    def add(self, key: str, report: Callable[[Pending], None], **arguments: Any) -> None:
+        """Add a timer; `report` gets the call once it has an outcome."""
+        entry = self.core.put(
+            key, arguments.get("delay"), arguments.get("delay_ns"), None,
+            arguments.get("deadline_boot_ns"), arguments["topic"], arguments["payload"],
+            arguments["mode"], collect=False,
+        )  # fmt: skip
+        self._single(entry, report)
+
+    def cancel(self, key: str, ticket: int, report: Callable[[Pending], None]) -> None:
+        """Cancel a timer."""
+        self._single(self.core.cancel(key, ticket, collect=False), report)
+
+    def trigger(self, op: Op, key: str, value: int, report: Callable[[Pending], None]) -> None:
+        """Advance, bump, fail, clear or forget a watch key."""
+        self._single(prepare_trigger(self.core, op, key, value), report)
+
+    def watch(
+        self, key: str, condition: AnyCondition, timeout_s: float, topic: str | None,
+        report: Callable[[Pending], None],
+    ) -> Operation:  # fmt: skip
+        """Arm an operation."""
+        armed = prepare_watch(self.core, self.book, Watch(key, condition, timeout_s, b"", topic))
+        self._single(armed.entry, report)
+        return armed.operation
+
+    def _single(self, entry: Entry[Any], report: Callable[[Pending], None]) -> None:
+        self.unsettled.append((entry.pending, lambda: report(entry.pending)))
+        self._begin(self.jobs.single(entry, LIMIT_S))
+
+    def add_many(
+        self, rows: list[Any], topic: str, mode: str, report: Callable[[BulkResult], None]
+    ) -> None:
+        """Add many timers."""
+        self._bulk(pack_puts(self.core, rows, topic, mode, None), report)
+
+    def cancel_many(self, keys: list[str], report: Callable[[BulkResult], None]) -> None:
+        """Cancel many timers."""
+        self._bulk(pack_cancels(self.core, keys, None), report)
+
+    def _bulk(self, packed: Any, report: Callable[[BulkResult], None]) -> None:
+        result, batches = packed
+        self.unsettled.append((result, lambda: report(result)))
+        self._begin(self.jobs.submitted(QUEUE_LIMIT, result, batches, True, LIMIT_S, last=False))
+
+    def get(self, key: str, report: Callable[[Any], None]) -> None:
+        """Ask for a timer; `report` gets the answered question."""
+        asked: list[Any] = []
+
+        def ask() -> Any:
+            asked.append(self.core.question(key))
+            return asked[0]
+
+        def work() -> Job[Any]:
+            question = yield from self.jobs.asked(ask, "get", LIMIT_S)
+            report(question)
+            return question
+
+        self._begin(work())
+
+    # ---- its process ---------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """Stop the process as SIGSTOP does."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.frozen = False
+        self.wake()
+
+    def close(self) -> None:
+        """End the session and the process cleanly."""
+        self._begin(self.jobs.closing(LIMIT_S))
+
+    @property
+    def closed(self) -> bool:
+        """True once BYE is answered."""
+        return self.jobs.ended and self.core.session.state is State.CLOSED
+
+    def die(self) -> None:
+        """End the process without a word."""
+        self.alive = False
+        for end in self.ends:
+            end.wake = lambda: None
+            connection = end.connection
+            if connection is not None and connection.open:
+                connection.open = False
+                connection.transport.lost(connection)
+            end.connection = None
+        if self.core.channel is not None:
+            self.core.channel.close()

@@ -1,0 +1,441 @@
+"""A daemon of the world: the real loop, arena, WAL and recovery, as one process that can die."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from world.hosts import Machine, SimulatedHost
+from world.network import Network, SimulatedProcesses, SimulatedTransport
+from world.seam import Fuse, Killed, Seam
+
+from purgatoryd.daemon.access import Access
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.lifecycle import STARTING, DaemonLifecycle
+from purgatoryd.daemon.main import loop_of
+from purgatoryd.daemon.reaper import Reaper
+from purgatoryd.daemon.retention import Keep
+from purgatoryd.daemon.snapshot import saving, tidy_and_tell
+from purgatoryd.daemon.store import Opening, owned
+from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.wal import Wal
+from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import PurgatorydError
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shm import ArenaFile
+from purgatoryd.shm_layout.wal import has_stopped
+
+if TYPE_CHECKING:
+    from world.schedule import Schedule
+
+WAKE_NS = 5_000
+"""From an event to the first instruction of the loop."""
+COMMIT_NS = 100_000
+"""Time that a commit takes."""
+SNAPSHOT_NS = 2_000_000
+"""Time between two steps of the process that writes snapshots."""
+_OPEN = Access(frozenset({0}), frozenset({0}), frozenset(), everybody=True)
+_UNPLACED: Any = SimpleNamespace(
+    look=lambda arena: None, settle=lambda *_: None, plan=SimpleNamespace(spin_ns=0)
+)
+
+
+def _let_go(file: ArenaFile) -> None:
+    """Close what a dead process had open. Its mapping may be part of a traceback, so that the lock
+    has to be released by itself."""
+    if file.fd >= 0:
+        with suppress(OSError):
+            fcntl.flock(file.fd, fcntl.LOCK_UN)
+    with suppress(BufferError, OSError):
+        file.close()
+
+
+def _nothing() -> Generator[None, None, None]:
+    yield from ()
+
+
+class SnapshotProcess:
+    """The process that writes a snapshot, between the events of the world."""
+
+    def __init__(
+        self, daemon: SimulatedDaemon, arena: str, directory: Path, keep: Keep, *, snapshot: bool
+    ) -> None:
+        self.returncode: int | None = None
+        self.fuse = Fuse()
+        self._daemon = daemon
+        self._parent = daemon.fuse
+        self._directory, self._keep = directory, keep
+        self._host = SimulatedHost(daemon.machine, daemon.machine.next_pid())
+        self._steps = self._write(arena) if snapshot else _nothing()
+        self._later()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.fuse.dead = True
+        self._end(-9)
+
+    def wait(self) -> int:
+        assert self.returncode is not None
+        return self.returncode
+
+    def _later(self) -> None:
+        self._daemon.schedule.after(SNAPSHOT_NS, self._step)
+
+    def _step(self) -> None:
+        if self.returncode is not None:
+            return
+        if self._parent.dead:
+            self.kill()
+            return
+        try:
+            self._daemon.seam.run(self.fuse, self._advance)
+        except Killed:
+            self._end(-9)
+        except (OSError, PurgatorydError):
+            self._end(1)
+
+    def _advance(self) -> None:
+        if next(self._steps, self) is None:
+            self._later()
+            return
+        with suppress(OSError, PurgatorydError):
+            tidy_and_tell(self._directory, self._keep, self._host)
+        self._end(0)
+
+    def _write(self, arena: str) -> Generator[None, None, None]:
+        reader = Reader(ArenaFile.open(arena, read_only=True))
+        try:
+            for lsn in saving(reader, self._directory, self._host, quiet=False):
+                while int(reader.wal_buffer.committed_lsn) < lsn:
+                    if has_stopped(reader.wal_buffer):
+                        raise OSError(5, "the WAL has stopped")
+                    yield
+        finally:
+            reader.close()
+
+    def _end(self, code: int) -> None:
+        if self.returncode is None:
+            self.returncode = code
+            with suppress(Killed, ValueError, OSError, PurgatorydError):
+                self._daemon.seam.run(self.fuse, self._steps.close)
+
+
+class SimulatedDaemon:
+    """One daemon's name, and the processes that bear it one after the other."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        network: Network,
+        seam: Seam,
+        directory: Path,
+        config: Config,
+        observe: Any,
+    ) -> None:
+        """`observe`: is notified of what the oracle has to know."""
+        self.machine = machine
+        self.schedule: Schedule = machine.schedule
+        self.network = network
+        self.seam = seam
+        self.config = config
+        self.paths = paths_in(directory, config.name)
+        self.observe = observe
+        self.fuse = Fuse()
+        self.fuse.dead = True
+        self.reaper: Reaper | None = None
+        self.transport: SimulatedTransport | None = None
+        self.processes: SimulatedProcesses | None = None
+        self.pids: set[int] = set()
+        """Running client processes of this machine."""
+        self.frozen = False
+        self.starts = self.refused = 0
+        self.commit_ns = COMMIT_NS
+        self._stack = ExitStack()
+        self._asleep = self._committing = False
+        self._wake_number = 0
+        self._snapshot: SnapshotProcess | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True while a process of this name serves."""
+        return self.reaper is not None and not self.fuse.dead
+
+    # ---- start and end -------------------------------------------------------------------------
+
+    def start(self, **changes: Any) -> bool:
+        """Start a process, with these settings changed. False if it refused, or was killed."""
+        assert not self.alive
+        self.config = replace(self.config, **changes)
+        fuse, self.fuse = self.fuse, Fuse()
+        self.fuse.left = fuse.left  # a kill that was planned meanwhile
+        self.frozen = False
+        self.starts += 1
+        try:
+            self.seam.run(self.fuse, self._start)
+        except Killed:
+            self._gone()
+            return False
+        except (PurgatorydError, OSError) as error:
+            if self.fuse.dead:  # an error that the kill caused
+                self._gone()
+                return False
+            self.refused += 1
+            self.observe.refused_start(self, error)
+            self._unwind(type(error), error)
+            return False
+        self._turn_soon()
+        return True
+
+    def _start(self) -> None:
+        host = SimulatedHost(self.machine, self.machine.next_pid())
+        self._watch_table()
+        lifecycle = DaemonLifecycle(Supervisor(), host)
+        lifecycle.enter(STARTING)
+        opening = Opening(
+            self.config, self.paths, host=host, step=lifecycle.step,
+            begin_wal=partial(Wal, start_snapshot=self._start_snapshot, threaded=False),
+        )  # fmt: skip
+        opening = self._stack.enter_context(owned(opening))
+        self.transport = SimulatedTransport(
+            self.network, host, (self.paths.cmd_endpoint, self.paths.pub_endpoint)
+        )
+        self.processes = SimulatedProcesses(self.transport)
+        self.processes.alive = self.pids
+        transport: Any = self.transport
+        processes: Any = self.processes
+        reaper = self._stack.enter_context(
+            loop_of(opening, transport, _OPEN, lifecycle, _UNPLACED, processes)
+        )
+        transport.wake = self.wake
+        self.observe.started(self, reaper.arena)
+        reaper.begin()
+        self.reaper = reaper
+        self._bind()
+        transport.listen()
+
+    def _bind(self) -> None:
+        """Clients look for the path of the command socket."""
+        if not self.paths.cmd.is_socket():
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(os.fspath(self.paths.cmd))
+
+    def stop(self) -> None:
+        """Stop the process cleanly."""
+        if not self.alive:
+            return
+        assert self.reaper is not None
+        self.frozen = False
+        try:
+            self.seam.run(self.fuse, self._stop)
+        except Killed:
+            pass
+        self._gone()
+
+    def _stop(self) -> None:
+        assert self.reaper is not None
+        reaper = self.reaper
+        reaper.stop()
+        while reaper.iterate() is not None or not reaper.stopping:
+            pass
+        reaper.finish()
+        self.observe.committed(self, reaper.arena)
+        self._stack.close()
+
+    def kill(self) -> None:
+        """Kill the process at once, between two of its calls."""
+        self.fuse.dead = True
+        self._gone()
+
+    def _gone(self) -> None:
+        """The process has ended."""
+        self.fuse.dead = True
+        self.fuse.left = None
+        if self._snapshot is not None:
+            self._snapshot.kill()
+            self._snapshot = None
+        self._unwind(Killed, Killed())
+        if self.transport is not None:
+            self.transport.vanish()
+        self.paths.cmd.unlink(missing_ok=True)
+        self.reaper = None
+        self._asleep = self._committing = False
+        self.observe.ended(self)
+
+    def _unwind(self, kind: type[BaseException], error: BaseException) -> None:
+        """Close what the process had open, as the kernel does; its `finally` blocks have no
+        effect, because each call of a dead process raises Killed."""
+        self.fuse.dead = True
+
+        def unwind() -> None:
+            self._stack.__exit__(kind, error, None)
+
+        with suppress(Killed, type(error)):
+            self.seam.run(self.fuse, unwind)
+        self._stack = ExitStack()
+        for file in self.fuse.files:
+            _let_go(file)
+        if self.transport is not None and self.reaper is None:
+            self.transport.vanish()
+
+    # ---- freeze --------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """Stop the process as SIGSTOP does."""
+        if self.alive:
+            assert self.transport is not None
+            self.frozen = self.transport.frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self.alive and self.frozen:
+            assert self.transport is not None
+            self.frozen = self.transport.frozen = False
+            self._turn_soon()
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """A descriptor became readable."""
+        if self.alive and self._asleep and not self.frozen:
+            self._turn_soon()
+
+    def _turn_soon(self, delay_ns: int = WAKE_NS) -> None:
+        self._asleep = False
+        self._wake_number += 1
+        number = self._wake_number
+        self.schedule.after(delay_ns, lambda: self._turn(number))
+
+    def _turn(self, number: int) -> None:
+        if number != self._wake_number or not self.alive or self.frozen:
+            return
+        try:
+            until_ns = self.seam.run(self.fuse, self._iterate)
+        except Killed:
+            self._gone()
+            return
+        assert self.reaper is not None
+        self._commit_later()
+        if self.reaper.stopping:
+            self.stop()
+        elif until_ns is None:
+            self._turn_soon()
+        else:
+            self._sleep(until_ns)
+
+    def _iterate(self) -> int | None:
+        assert self.reaper is not None
+        assert self.transport is not None
+        if self._wake_number > 1 and self._slept:
+            ready = self.transport.ready() | self._news()
+            self.reaper.woke(ready)
+        self._slept = False
+        until_ns = self.reaper.iterate()
+        self._slept = until_ns is not None
+        return until_ns
+
+    _slept = False
+
+    def _news(self) -> frozenset[int]:
+        """The group commit's descriptor, if it has news."""
+        assert self.reaper is not None
+        fds = self.reaper.wal.fds
+        news, self._committed = self._committed, False
+        return frozenset(fds) if news else frozenset()
+
+    _committed = False
+
+    def _sleep(self, until_boot_ns: int) -> None:
+        assert self.transport is not None
+        self._asleep = True
+        if self.transport.pending(commands=True) or self._committed:
+            self._turn_soon()
+            return
+        wait_ns = until_boot_ns + self.machine.boot_begun_ns - self.schedule.now_ns
+        self._wake_number += 1
+        number = self._wake_number
+        self.schedule.after(max(0, wait_ns) + WAKE_NS, lambda: self._timed_out(number))
+
+    def _timed_out(self, number: int) -> None:
+        if number == self._wake_number and self._asleep and not self.frozen:
+            self._asleep = False
+            self._turn(number)
+
+    # ---- group commit and snapshots ------------------------------------------------------------
+
+    def _commit_later(self) -> None:
+        assert self.reaper is not None
+        if not self._committing and self.config.wal_dir and self._appended():
+            self._committing = True
+            fuse = self.fuse
+            self.schedule.after(self.commit_ns, lambda: self._commit(fuse))
+
+    def _appended(self) -> bool:
+        assert self.reaper is not None
+        wal_buffer = self.reaper.arena.wal_buffer
+        return int(wal_buffer.tail) != int(wal_buffer.committed) and not self.reaper.wal.errno
+
+    def _commit(self, fuse: Fuse) -> None:
+        if fuse is not self.fuse or fuse.dead:
+            return
+        self._committing = False
+        if self.frozen:
+            self.schedule.after(self.commit_ns, lambda: self._commit(fuse))
+            self._committing = True
+            return
+        assert self.reaper is not None
+        reaper = self.reaper
+        try:
+            self.seam.run(self.fuse, reaper.wal.commit_group)
+        except Killed:
+            pass
+        if self.fuse.dead:
+            self._restore_state()
+            self._gone()
+            return
+        self.observe.committed(self, reaper.arena)
+        self._committed = True
+        self.wake()
+        self._commit_later()
+
+    def _watch_table(self) -> None:
+        """A killed process does not write down why its WAL stopped."""
+        self._saved: tuple[int, ...] | None = None
+        self.machine.disk.table.killed = self._save_state
+
+    def _save_state(self) -> None:
+        if self._saved is None and self.reaper is not None:
+            b = self.reaper.arena.wal_buffer
+            self._saved = (int(b.state), int(b.error), int(b.error_lsn), int(b.call))
+
+    def _restore_state(self) -> None:
+        if self._saved is not None and self.reaper is not None:
+            b = self.reaper.arena.wal_buffer
+            b.state, b.error, b.error_lsn, b.call = self._saved
+
+    def _start_snapshot(
+        self, arena: str, directory: Path, keep: Keep, *, snapshot: bool
+    ) -> SnapshotProcess:
+        self._snapshot = SnapshotProcess(self, arena, directory, keep, snapshot=snapshot)
+        return self._snapshot
+
+    # ---- the machine ---------------------------------------------------------------------------
+
+    def lose_memory(self) -> None:
+        """The machine has lost its memory: the arena files are gone."""
+        for name in (self.paths.arena, self.paths.private):
+            for suffix in ("", ".new", ".next"):
+                shm.unlink(name + suffix)
+
+
+Observer = Callable[..., None]

@@ -1,0 +1,61 @@
+"""What subscribers receive: each notice once, in order, or the range that was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from world.oracle import Oracle, Sent, Violation
+
+
+@dataclass
+class Delivered:
+    """What one subscriber has received of one topic, in one stream."""
+
+    next: int
+    """The sequence that comes next; 0 = any."""
+
+
+@dataclass
+class Deliveries:
+    """Judges one subscriber."""
+
+    oracle: Oracle
+    stream: Callable[[], int]
+    """The stream of the last notice."""
+    topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
+    notices: int = 0
+    lost: int = 0
+
+    def received(self, topic: str, sequence: int, sent: Sent) -> None:
+        """A notice came."""
+        stream = self.stream()
+        known = self.oracle.sent.get((stream, topic, sequence))
+        if known is not None and known != sent:
+            raise Violation(f"{topic} {sequence}: received {sent}, sent was {known}")
+        at = self.topics.setdefault((stream, topic), Delivered(0))
+        if at.next not in (0, sequence):
+            raise Violation(f"{topic}: received {sequence} where {at.next} comes next")
+        at.next = sequence + 1
+        self.notices += 1
+
+    def lagged(self, topic: str, first: int, last: int) -> None:
+        """A range was lost, or (last 0) a stream ended."""
+        self.lost += 1
+        stream = self.stream()
+        if last == 0:
+            self.topics.pop((stream, topic), None)
+            return
+        at = self.topics.setdefault((stream, topic), Delivered(0))
+        if at.next not in (0, first):
+            raise Violation(f"{topic}: lost from {first}, but {at.next} comes next")
+        at.next = last + 1
+
+    def finish(self) -> None:
+        """Nothing more comes: all that was sent in the present stream has arrived or is lost."""
+        for (stream, topic), at in self.topics.items():
+            if stream != self.oracle.stream_id:
+                continue
+            newest = self.oracle.newest.get((stream, topic), 0)
+            if at.next != newest + 1:
+                raise Violation(f"{topic}: the last is {newest}, received up to {at.next - 1}")

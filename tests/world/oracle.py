@@ -1,0 +1,449 @@
+"""What may happen in a world. It knows the promises, and nothing of the product but constants.
+
+Times are world time. A key of a timer belongs to one client process after the other, with at most
+one call under way. So its state is known after each answer, unless an outcome is in doubt: then it
+is one of several. Each add has a payload of its own, and each operation a key of its own, so that
+every notice names what it is for.
+
+    state of a key     None, or the timer that is armed under it
+    due                a timer whose deadline is past: it may have fired
+    durable            what a power cut cannot undo: it was answered as durable, or appended before
+                       the last commit
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from purgatoryd.shm_layout.layout import Cause, Status
+
+ARMED = frozenset({Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED})
+CHANGES = (Status.ADDED, Status.REPLACED, Status.EXTENDED, Status.CANCELLED)
+"""Answers of calls that changed something, which are durable if the client asked for that."""
+IN_DOUBT = -1
+"""Status of a call without an answer."""
+LATE_NS = 1_000_000
+"""How much the wall clock may be behind the boot clock when a wall deadline is judged."""
+
+
+class Violation(AssertionError):
+    """A promise is broken."""
+
+
+@dataclass(eq=False)
+class Timer:
+    """A timer that a client armed, or may have armed."""
+
+    key: str
+    topic: str
+    payload: bytes
+    deadline_ns: int
+    """At least; the answer names it exactly."""
+    ticket: int = 0
+    """0: no answer has named it."""
+    wall_ns: int | None = None
+    slack_ns: int = 0
+    """How much earlier a reboot may have moved the deadline, because the wall clock was wrong."""
+    ended: str = ""
+    """Why no notice may come: "cancelled", "replaced"."""
+    ended_durably: bool = False
+    durable: bool = False
+    shaky: bool = False
+    """A power cut may have undone it, and its ticket may be another timer's."""
+    fired: set[int] = field(default_factory=set)
+    """Streams in which it has fired."""
+
+    def due(self, now_ns: int) -> bool:
+        """True if it may have fired by then."""
+        return self.deadline_ns - self.slack_ns <= now_ns
+
+
+State = Timer | None
+
+
+@dataclass(eq=False)
+class Call:
+    """A call on a key of a timer."""
+
+    kind: str
+    """"error", "replace", "keep" or "extend" of an add; "cancel" or "get"."""
+    key: str
+    issued_ns: int
+    durable: bool
+    timer: Timer | None = None
+    """What an add arms."""
+    ticket: int = 0
+    """Of the timer that a cancel is for; 0 = any."""
+    before: list[Timer] = field(default_factory=list)
+    """The timers that may have been armed when it was made."""
+
+
+@dataclass(eq=False)
+class Key:
+    """The possible states of a key: now, and those in which a power cut may leave it."""
+
+    states: list[State] = field(default_factory=lambda: [None])
+    undurable: list[State] = field(default_factory=list)
+    call: Call | None = None
+    """The call that is under way."""
+
+    @property
+    def armed(self) -> list[Timer]:
+        """The timers that may be armed."""
+        return [state for state in self.states if state is not None]
+
+    def become(self, states: Iterable[State]) -> None:
+        """Move on to other states."""
+        self.undurable += [state for state in self.states if state not in self.undurable]
+        self.states = list(dict.fromkeys(states))
+
+    def settle(self) -> None:
+        """All is durable."""
+        for timer in (*self.undurable, *self.states):
+            if timer is not None:
+                timer.ended_durably = bool(timer.ended)
+                timer.durable = True
+        self.undurable.clear()
+
+    def cut(self) -> None:
+        """A power cut: any state since the last commit."""
+        self.states += [state for state in self.undurable if state not in self.states]
+        self.undurable.clear()
+
+
+@dataclass(eq=False)
+class Watched:
+    """What is known of a watch key."""
+
+    sure: int = 0
+    """A watermark that was acknowledged."""
+    durable: int = 0
+    highest: int = 0
+    """The highest watermark that was sent."""
+    bumps: int = 0
+    """What all bumps add."""
+    may_fail: bool = False
+    history: list[tuple[int, int]] = field(default_factory=list)
+    """When each watermark was acknowledged."""
+
+    @property
+    def possible(self) -> int:
+        """The highest watermark that it may have."""
+        return self.highest + self.bumps
+
+    def sure_at(self, now_ns: int) -> int:
+        """The highest watermark that was acknowledged before a time."""
+        return max((mark for at_ns, mark in self.history if at_ns < now_ns), default=0)
+
+
+@dataclass(eq=False)
+class Operation:
+    """An operation that a client armed, or may have armed."""
+
+    key: str
+    kind: str
+    """"all", "any", "sum" or "quorum"."""
+    targets: Mapping[str, int]
+    need: int
+    """Threshold of a sum, number of keys of a quorum."""
+    deadline_ns: int
+    ticket: int = 0
+    cancelled: bool = False
+    cause: Cause | None = None
+    durable: bool = False
+    """Its outcome is."""
+    slack_ns: int = 0
+
+    def holds(self, watermark: Callable[[str], int]) -> bool:
+        """Whether its condition is true."""
+        reached = [watermark(key) >= target for key, target in self.targets.items()]
+        if self.kind == "all":
+            return all(reached)
+        if self.kind == "any":
+            return any(reached)
+        if self.kind == "quorum":
+            return sum(reached) >= self.need
+        return sum(watermark(key) for key in self.targets) >= self.need
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A notice that was handed to the socket."""
+
+    ticket: int
+    key: str
+    payload: bytes
+    deadline_boot_ns: int
+    fired_boot_ns: int
+    cause: int
+
+
+class Oracle:
+    """Judges answers, notices and outcomes."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, Key] = {}
+        self.timers: dict[bytes, Timer] = {}
+        """By payload."""
+        self.watched: dict[str, Watched] = {}
+        self.operations: dict[str, Operation] = {}
+        """By key."""
+        self.sent: dict[tuple[int, str, int], Sent] = {}
+        """By stream, topic and sequence."""
+        self.newest: dict[tuple[int, str], int] = {}
+        self.tickets: set[tuple[int, int]] = set()
+        """Stream and ticket of each notice."""
+        self.answers: Counter[str] = Counter()
+        self.stream_id = 0
+        """Of the arena that serves."""
+        self.cut_ns = 0
+        """When an arena was lost last."""
+
+    def _require(self, fact: object, subject: object, text: str) -> None:
+        if not fact:
+            raise Violation(f"{subject}: {text}")
+
+    # ---- timers --------------------------------------------------------------------------------
+
+    def key(self, name: str) -> Key:
+        """The state of a key."""
+        return self.keys.setdefault(name, Key())
+
+    def issue(self, call: Call) -> Call:
+        """A call is about to be made."""
+        key = self.key(call.key)
+        assert key.call is None
+        key.call, call.before = call, key.armed
+        if call.timer is not None:
+            self.timers[call.timer.payload] = call.timer
+        return call
+
+    def doubt(self, name: str, now_ns: int) -> None:
+        """The call that is under way on a key has lost its caller."""
+        call = self.key(name).call
+        if call is not None:
+            self.answer(call, IN_DOUBT, 0, 0, now_ns)
+
+    def answer(self, call: Call, status: int, ticket: int, deadline_ns: int, now_ns: int) -> None:
+        """A call has an outcome; IN_DOUBT: nobody knows which."""
+        key = self.key(call.key)
+        if key.call is not call:
+            return  # its caller was gone before
+        key.call = None
+        self.answers["IN_DOUBT" if status == IN_DOUBT else Status(status).name] += 1
+        if call.issued_ns < self.cut_ns and not call.durable:
+            status = IN_DOUBT  # the arena that answered is gone
+        if status == IN_DOUBT:
+            key.become([*key.states, *self._effects(call)])
+            return
+        if status in ARMED:
+            self._armed(call, key, status, ticket, deadline_ns, now_ns)
+        elif status in (Status.EXISTS, Status.FOUND):
+            self._same(call, key, ticket, 0)
+        elif status == Status.CANCELLED:
+            self._cancelled(call, key, ticket)
+        elif status in (Status.FIRED, Status.UNKNOWN):
+            self._gone(call, key, status, now_ns)
+        if call.durable and status in CHANGES:
+            key.settle()
+
+    def _effects(self, call: Call) -> list[State]:
+        """The state that a call leads to if it was applied."""
+        if call.kind == "cancel":
+            return [None]
+        return [] if call.timer is None else self._now(call.timer)
+
+    def _now(self, timer: Timer) -> list[State]:
+        """A timer that was armed, if it has not fired meanwhile."""
+        return [None if self.stream_id in timer.fired else timer]
+
+    def _armed(
+        self, call: Call, key: Key, status: int, ticket: int, deadline_ns: int, now_ns: int
+    ) -> None:
+        timer, armed = call.timer, key.armed
+        assert timer is not None
+        if status == Status.ADDED:
+            free = None in key.states or any(state.due(now_ns) for state in armed)
+            self._require(free, call, f"added, but a timer is armed: {armed}")
+        if status in (Status.KEPT, Status.EXTENDED):
+            self._same(call, key, ticket, deadline_ns if status == Status.EXTENDED else 0)
+            return
+        if status == Status.REPLACED:
+            self._require(armed, call, "replaced, but no timer is armed")
+            if len(key.states) == 1 and not armed[0].due(now_ns):
+                armed[0].ended = "replaced"
+        timer.ticket, timer.deadline_ns = ticket, deadline_ns
+        key.become(self._now(timer))
+
+    def _same(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> None:
+        """The answer names the timer that is armed."""
+        named = self._named(call, key, ticket)
+        for timer in named:
+            timer.deadline_ns = max(deadline_ns, timer.deadline_ns)
+        key.become(state for timer in named for state in self._now(timer))
+
+    def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
+        """The timers that a ticket may stand for; they may have fired since the answer."""
+        known = [*key.armed, *call.before]
+        named = [timer for timer in known if timer.ticket == ticket]
+        named = named or list(dict.fromkeys(timer for timer in known if timer.ticket == 0))
+        self._require(named, call, f"names ticket {ticket}, known are {key.states}")
+        if len(named) == 1:
+            named[0].ticket = ticket
+        return named
+
+    def _cancelled(self, call: Call, key: Key, ticket: int) -> None:
+        named = self._named(call, key, ticket)
+        fired = all(self.stream_id in timer.fired for timer in named)
+        self._require(not fired, call, f"cancelled, but it had fired: {named}")
+        if len(named) == 1:
+            named[0].ended = "cancelled"
+        key.become([None])
+
+    def _gone(self, call: Call, key: Key, status: int, now_ns: int) -> None:
+        """FIRED or UNKNOWN: no timer is armed, or not the one that was meant."""
+        left: list[State] = []
+        for state in key.states:
+            meant = state is None or call.ticket in (0, state.ticket)
+            if not meant:
+                left.append(state)
+            elif state is None or state.due(now_ns):
+                left.append(None)
+        self._require(left, call, f"{Status(status).name}, but armed is {key.armed}")
+        key.become(left)
+
+    # ---- notices -------------------------------------------------------------------------------
+
+    def published(
+        self, stream: int, topic: str, sequence: int, sent: Sent, boot_begun_ns: int, now_ns: int
+    ) -> None:
+        """A notice was handed to the socket; after a kill perhaps for the second time."""
+        place = (stream, topic, sequence)
+        before = self.sent.get(place)
+        if before is not None:
+            self._require(before == sent, place, f"another notice: {before} and {sent}")
+            return
+        newest = self.newest.get((stream, topic), sequence - 1)  # a WAL goes on with its numbers
+        self._require(sequence == newest + 1, place, f"follows {newest}")
+        twice = (stream, sent.ticket) in self.tickets
+        self._require(not twice, sent, "has two notices in one stream")
+        self.newest[stream, topic] = sequence
+        self.sent[place] = sent
+        self.tickets.add((stream, sent.ticket))
+        if sent.cause == Cause.EXPIRED:
+            self._require(sent.fired_boot_ns >= sent.deadline_boot_ns, sent, "fired early")
+            self._require(sent.deadline_boot_ns + boot_begun_ns <= now_ns, sent, "sent early")
+        if sent.key in self.operations:
+            self.ended(self.operations[sent.key], Cause(sent.cause), now_ns)
+            return
+        self._require(sent.payload in self.timers, sent, "nobody added it")
+        self._judge_notice(stream, self.timers[sent.payload], sent, now_ns)
+
+    def _judge_notice(self, stream: int, timer: Timer, sent: Sent, now_ns: int) -> None:
+        same = timer.key == sent.key and (timer.shaky or timer.ticket in (0, sent.ticket))
+        self._require(same, sent, f"differs from {timer}")
+        self._require(not timer.ended, sent, f"fired, but it was {timer.ended}")
+        self._require(timer.due(now_ns), sent, f"early: {timer}")
+        self._require(stream not in timer.fired, sent, f"fired twice: {timer}")
+        timer.fired.add(stream)
+        key = self.key(timer.key)
+        if timer in key.states:
+            key.become([None if state is timer else state for state in key.states])
+
+    def judge_wall(self, payload: bytes, wall_ns: int) -> None:
+        """A timer that follows the wall clock has fired at this wall time."""
+        timer = self.timers.get(payload)
+        if timer is not None and timer.wall_ns is not None:
+            early = wall_ns + LATE_NS < timer.wall_ns
+            self._require(not early, timer, f"fired at wall time {wall_ns}")
+
+    # ---- operations ----------------------------------------------------------------------------
+
+    def watch_key(self, name: str) -> Watched:
+        """What is known of a watch key."""
+        return self.watched.setdefault(name, Watched())
+
+    def advancing(self, name: str, watermark: int) -> None:
+        """A watermark is about to be sent."""
+        one = self.watch_key(name)
+        one.highest = max(one.highest, watermark)
+
+    def advanced(
+        self, name: str, watermark: int, issued_ns: int, now_ns: int, *, durable: bool
+    ) -> None:
+        """A watermark was acknowledged."""
+        one = self.watch_key(name)
+        if issued_ns < self.cut_ns and not durable:
+            return  # the arena that answered is gone
+        if watermark > one.sure:
+            one.sure = watermark
+            one.history.append((now_ns, watermark))
+        if durable:
+            one.durable = max(one.durable, watermark)
+
+    def watching(self, operation: Operation) -> None:
+        """An operation is about to be sent."""
+        self.operations[operation.key] = operation
+
+    def ended(self, operation: Operation, cause: Cause, now_ns: int) -> None:
+        """An operation has an outcome; its owner and its topic get the same."""
+        if operation.cause is not None:
+            same = operation.cause == cause
+            self._require(same, operation, f"has a second outcome: {cause!r}")
+            return
+        operation.cause = cause
+        deadline_ns = operation.deadline_ns - operation.slack_ns
+        if cause == Cause.SATISFIED:
+            possible = operation.holds(lambda key: self.watch_key(key).possible)
+            self._require(possible, operation, "satisfied, but no advance could have done that")
+        elif cause == Cause.EXPIRED:
+            self._require(now_ns >= deadline_ns, operation, f"expired early, at {now_ns}")
+            held = operation.holds(lambda key: self.watch_key(key).sure_at(deadline_ns))
+            self._require(not held, operation, "expired, but its condition held in time")
+        elif cause == Cause.FAILED:
+            may = any(self.watch_key(key).may_fail for key in operation.targets)
+            self._require(may, operation, "failed, but no key did")
+        elif cause == Cause.CANCELLED:
+            self._require(operation.cancelled, operation, "cancelled by nobody")
+
+    # ---- what is durable -----------------------------------------------------------------------
+
+    def committed(self) -> None:
+        """All that was appended is on disk."""
+        for key in self.keys.values():
+            key.settle()
+        for one in self.watched.values():
+            one.durable = one.sure
+        for operation in self.operations.values():
+            operation.durable = operation.cause is not None
+
+    def arena_lost(self, wal: bool, now_ns: int) -> None:
+        """The arena is gone. With a WAL what was not committed may be undone; without, all is."""
+        self.cut_ns = now_ns
+        for key in self.keys.values():
+            if wal:
+                key.cut()
+            else:
+                key.states, key.undurable = [None], []
+        for timer in self.timers.values():
+            timer.shaky |= not timer.durable
+            timer.ended = timer.ended if timer.ended_durably else ""
+        for one in self.watched.values():
+            one.sure = one.durable = one.durable if wal else 0
+            one.history = [(at_ns, mark) for at_ns, mark in one.history if mark <= one.sure]
+        for operation in self.operations.values():
+            operation.cause = operation.cause if operation.durable else None
+
+    def recovered(self, slack_ns: int) -> None:
+        """Deadlines were carried over by the wall clock, which may be so wrong."""
+        for one in (*self.timers.values(), *self.operations.values()):
+            one.slack_ns += slack_ns
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """All is over: every deadline is past, every daemon serves."""
+        for name, key in self.keys.items():
+            self._require(None in key.states, name, f"never fired: {key.armed}")

@@ -1,0 +1,109 @@
+"""A subscriber of the world: the real Inbox, over a simulated subscription."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from world.hosts import Machine, SimulatedHost
+from world.network import NOTICES, End, Network, SimulatedSubscription
+
+from purgatoryd.clients.model import Notice
+from purgatoryd.clients.subscriber import Inbox
+from purgatoryd.shm_layout.errors import Lagged, PurgatorydError
+
+TAKE_NS = 4_000
+"""From an event to the look that it causes."""
+RETRY_NS = 10_000_000
+
+
+class SimulatedSubscriber:
+    """One subscriber process, which takes each notice at once unless it is slow."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        network: Network,
+        name: str,
+        namespace: str,
+        topics: list[str] | None,
+        take: Callable[[Notice | Lagged], None],
+    ) -> None:
+        self.machine = machine
+        self.schedule = machine.schedule
+        self.alive, self.frozen = True, False
+        self.inbox: Inbox | None = None
+        self.ends: list[End] = []
+        self._host = SimulatedHost(machine, machine.next_pid())
+        self._network = network
+        self._arguments = (name, namespace, topics)
+        self._take = take
+        self._looks = 0
+        self._look_at_ns: int | None = None
+        self._open()
+
+    @property
+    def open(self) -> bool:
+        """True once it listens."""
+        return self.inbox is not None
+
+    def _open(self) -> None:
+        if not self.alive or self.inbox is not None:
+            return
+        name, namespace, topics = self._arguments
+        try:
+            self.inbox = Inbox(
+                name, namespace, topics, 1000, None, host=self._host, subscribe=self._subscribe
+            )
+        except PurgatorydError:
+            self.schedule.after(RETRY_NS, self._open)
+            return
+        self.wake()
+
+    def _subscribe(self, endpoint: str, subjects: Any, *_: object) -> Any:
+        end = End(self._host, 0, NOTICES)
+        end.wake = self.wake
+        self.ends.append(end)
+        return SimulatedSubscription(self._network, end, endpoint, subjects)
+
+    def wake(self) -> None:
+        """Look for notices soon."""
+        self._look_in(TAKE_NS)
+
+    def _look_in(self, delay_ns: int) -> None:
+        at_ns = self.schedule.now_ns + delay_ns
+        if self._look_at_ns is not None and self._look_at_ns <= at_ns:
+            return
+        self._look_at_ns = at_ns
+        self._looks += 1
+        number = self._looks
+        self.schedule.after(delay_ns, lambda: self._look(number))
+
+    def _look(self, number: int) -> None:
+        if number != self._looks or not self.alive:
+            return
+        self._look_at_ns = None
+        if self.frozen or self.inbox is None:
+            return
+        while (found := self.inbox.peek()) is not None:
+            source, item = found
+            source.taken = item
+            self._take(item)
+        self._look_in(max(TAKE_NS, round(self.inbox.patience_s * 1e9) + 1000))
+
+    def freeze(self) -> None:
+        """Stop the process as SIGSTOP does."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.frozen = False
+        self.wake()
+
+    def die(self) -> None:
+        """End the process."""
+        self.alive = False
+        for end in self.ends:
+            end.wake = lambda: None
+        if self.inbox is not None:
+            self.inbox.close()
