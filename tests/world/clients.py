@@ -7,22 +7,32 @@ that Jobs asks for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from world.hosts import Machine, SimulatedHost
-from world.network import COMMANDS, End, Network, SimulatedChannel
-
-from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
+from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
+from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AnyCondition
 from purgatoryd.clients.core import NEVER_S, Core
 from purgatoryd.clients.jobs import Job, Jobs
 from purgatoryd.clients.operations import Book, Operation
 from purgatoryd.clients.packing import Entry, Pending
-from purgatoryd.clients.purgatory import Owner, Watch, own_book, prepare_trigger, prepare_watch
+from purgatoryd.clients.purgatory import (
+    Owner,
+    Watch,
+    own_book,
+    prepare_extend,
+    prepare_trigger,
+    prepare_watch,
+)
 from purgatoryd.clients.resume import Resume
+from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import State
-from purgatoryd.shm_layout.errors import PurgatorydError
+from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
 from purgatoryd.shm_layout.layout import Op
+from world.hosts import Machine, SimulatedHost
+from world.network import COMMANDS, End, Network, SimulatedChannel
 
 if TYPE_CHECKING:
     from world.schedule import Schedule
@@ -31,6 +41,16 @@ TURN_NS = 3_000
 """From an event to the turn that it causes."""
 LIMIT_S = 5.0
 QUEUE_LIMIT = 4096
+
+
+class _Unasked:
+    """A question that was never sent."""
+
+    def outcome(self) -> Any:
+        raise CallTimeout("get", LIMIT_S, 0)
+
+
+_UNASKED = _Unasked()
 
 
 class Begun:
@@ -59,6 +79,7 @@ class SimulatedClient:
         durable: bool,
         uid: int = 0,
         boot_offset_ns: int = 0,
+        partition: Partition | None = None,
         resume: Resume | None = None,
     ) -> None:
         self.machine = machine
@@ -70,7 +91,7 @@ class SimulatedClient:
         self._network = network
         self._uid = uid
         self.core = Core(
-            name, namespace, durable=durable, resume=resume, host=self.host,
+            name, namespace, durable=durable, partition=partition, resume=resume, host=self.host,
             open_channel=self._open_channel,
         )  # fmt: skip
         self.book = Book(self.wake, self.host)
@@ -136,14 +157,20 @@ class SimulatedClient:
         self.jobs.begin(Begun(job, self))
         self.wake()
 
-    def add(self, key: str, report: Callable[[Pending], None], **arguments: Any) -> None:
+    def add(
+        self, key: str, report: Callable[[Pending], None], *, topic: str, payload: bytes,
+        mode: str, wait: bool, delay_ns: int | None = None, deadline: datetime | None = None,
+    ) -> None:  # fmt: skip
         """Add a timer; `report` gets the call once it has an outcome."""
         entry = self.core.put(
-            key, arguments.get("delay"), arguments.get("delay_ns"), None,
-            arguments.get("deadline_boot_ns"), arguments["topic"], arguments["payload"],
-            arguments["mode"], collect=False,
-        )  # fmt: skip
-        self._single(entry, report)
+            key, None, delay_ns, deadline, None, topic, payload, mode, collect=not wait
+        )
+        if wait:
+            self._single(entry, report)
+        else:
+            self.core.packer.add(entry)
+            self._expect(entry.pending, report)
+            self.wake()
 
     def cancel(self, key: str, ticket: int, report: Callable[[Pending], None]) -> None:
         """Cancel a timer."""
@@ -162,24 +189,52 @@ class SimulatedClient:
         self._single(armed.entry, report)
         return armed.operation
 
+    def _expect(self, call: Any, report: Callable[[Any], None]) -> None:
+        self.unsettled.append((call, lambda: report(call)))
+
     def _single(self, entry: Entry[Any], report: Callable[[Pending], None]) -> None:
-        self.unsettled.append((entry.pending, lambda: report(entry.pending)))
+        self._expect(entry.pending, report)
         self._begin(self.jobs.single(entry, LIMIT_S))
 
+    def extend(self, operation: Operation, timeout_s: float) -> None:
+        """Move the deadline of an operation."""
+        self._single(prepare_extend(self.core, operation, timeout_s), lambda _: None)
+
     def add_many(
-        self, rows: list[Any], topic: str, mode: str, report: Callable[[BulkResult], None]
-    ) -> None:
+        self, rows: list[Any], topic: str, mode: str, bulk_load: BulkLoad | None,
+        report: Callable[[BulkResult], None],
+    ) -> None:  # fmt: skip
         """Add many timers."""
-        self._bulk(pack_puts(self.core, rows, topic, mode, None), report)
+        self._bulk(pack_puts(self.core, rows, topic, mode, bulk_load), report)
 
     def cancel_many(self, keys: list[str], report: Callable[[BulkResult], None]) -> None:
         """Cancel many timers."""
         self._bulk(pack_cancels(self.core, keys, None), report)
 
+    def unpark_many(self, rows: list[Any], report: Callable[[BulkResult], None]) -> None:
+        """Arm parked timers."""
+        self._bulk(pack_unparks(self.core, rows, None), report)
+
     def _bulk(self, packed: Any, report: Callable[[BulkResult], None]) -> None:
         result, batches = packed
-        self.unsettled.append((result, lambda: report(result)))
+        self._expect(result, report)
         self._begin(self.jobs.submitted(QUEUE_LIMIT, result, batches, True, LIMIT_S, last=False))
+
+    def bulk_load(
+        self, bulk_load: bytes, action: int, token: int, answered: Callable[[], None]
+    ) -> None:
+        """Ask about a bulk load, or change it."""
+        ask = partial(self.core.bulk_load_question, bulk_load, action, token)
+
+        def work() -> Job[Any]:
+            yield from self.jobs.asked(ask, "bulk load", LIMIT_S)
+            answered()
+
+        self._begin(work())
+
+    def flush(self) -> None:
+        """Wait for all answers."""
+        self._begin(self.jobs.flushed(LIMIT_S))
 
     def get(self, key: str, report: Callable[[Any], None]) -> None:
         """Ask for a timer; `report` gets the answered question."""
@@ -190,9 +245,12 @@ class SimulatedClient:
             return asked[0]
 
         def work() -> Job[Any]:
-            question = yield from self.jobs.asked(ask, "get", LIMIT_S)
-            report(question)
-            return question
+            try:
+                yield from self.jobs.asked(ask, "get", LIMIT_S)
+            except PurgatorydError:
+                report(_UNASKED)
+                raise
+            report(asked[0])
 
         self._begin(work())
 
@@ -210,6 +268,11 @@ class SimulatedClient:
     def close(self) -> None:
         """End the session and the process cleanly."""
         self._begin(self.jobs.closing(LIMIT_S))
+
+    @property
+    def usable(self) -> bool:
+        """True once calls can be made: a client's constructor returns with its first session."""
+        return self.alive and self.core.session.welcome is not None
 
     @property
     def closed(self) -> bool:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-from world.hosts import Machine, SimulatedHost
-from world.network import Network, SimulatedProcesses, SimulatedTransport
-from world.seam import Fuse, Killed, Seam
 
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
@@ -33,6 +28,9 @@ from purgatoryd.shm_layout.errors import PurgatorydError
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import has_stopped
+from world.hosts import Machine, SimulatedHost
+from world.network import Network, SimulatedProcesses, SimulatedTransport
+from world.seam import Fuse, Killed, Seam
 
 if TYPE_CHECKING:
     from world.schedule import Schedule
@@ -47,6 +45,12 @@ _OPEN = Access(frozenset({0}), frozenset({0}), frozenset(), everybody=True)
 _UNPLACED: Any = SimpleNamespace(
     look=lambda arena: None, settle=lambda *_: None, plan=SimpleNamespace(spin_ns=0)
 )
+
+
+def bind(path: Path) -> None:
+    """Make the socket for whose path clients look; nobody listens to it."""
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.fspath(path))
 
 
 def _let_go(file: ArenaFile) -> None:
@@ -143,7 +147,7 @@ class SimulatedDaemon:
         config: Config,
         observe: Any,
     ) -> None:
-        """`observe`: is notified of what the oracle has to know."""
+        """`observe`: a Cell, which is notified of what the oracle has to know."""
         self.machine = machine
         self.schedule: Schedule = machine.schedule
         self.network = network
@@ -159,12 +163,16 @@ class SimulatedDaemon:
         self.pids: set[int] = set()
         """Running client processes of this machine."""
         self.frozen = False
-        self.starts = self.refused = 0
+        self.starts = self.kills = 0
+        self.force = False
+        """Whether the next start accepts what a damaged WAL has before its damage."""
+        self.next_config = config
+        """Of the next start."""
         self.commit_ns = COMMIT_NS
         self._stack = ExitStack()
         self._asleep = self._committing = False
         self._wake_number = 0
-        self._snapshot: SnapshotProcess | None = None
+        self.snapshot: SnapshotProcess | None = None
 
     @property
     def alive(self) -> bool:
@@ -173,10 +181,11 @@ class SimulatedDaemon:
 
     # ---- start and end -------------------------------------------------------------------------
 
-    def start(self, **changes: Any) -> bool:
-        """Start a process, with these settings changed. False if it refused, or was killed."""
+    def start(self) -> bool:
+        """Start a process. False if it refused, or was killed."""
         assert not self.alive
-        self.config = replace(self.config, **changes)
+        self.config = self.next_config
+        self.observe.starting()
         fuse, self.fuse = self.fuse, Fuse()
         self.fuse.left = fuse.left  # a kill that was planned meanwhile
         self.frozen = False
@@ -184,14 +193,15 @@ class SimulatedDaemon:
         try:
             self.seam.run(self.fuse, self._start)
         except Killed:
+            self.kills += 1
             self._gone()
             return False
         except (PurgatorydError, OSError) as error:
             if self.fuse.dead:  # an error that the kill caused
+                self.kills += 1
                 self._gone()
                 return False
-            self.refused += 1
-            self.observe.refused_start(self, error)
+            self.observe.refused(error)
             self._unwind(type(error), error)
             return False
         self._turn_soon()
@@ -203,13 +213,14 @@ class SimulatedDaemon:
         lifecycle = DaemonLifecycle(Supervisor(), host)
         lifecycle.enter(STARTING)
         opening = Opening(
-            self.config, self.paths, host=host, step=lifecycle.step,
+            self.config, self.paths, force=self.force, host=host, step=lifecycle.step,
             begin_wal=partial(Wal, start_snapshot=self._start_snapshot, threaded=False),
         )  # fmt: skip
         opening = self._stack.enter_context(owned(opening))
         self.transport = SimulatedTransport(
-            self.network, host, (self.paths.cmd_endpoint, self.paths.pub_endpoint)
-        )
+            self.network, host,
+            (self.paths.cmd_endpoint, self.paths.pub_endpoint, self.paths.admin_endpoint),
+        )  # fmt: skip
         self.processes = SimulatedProcesses(self.transport)
         self.processes.alive = self.pids
         transport: Any = self.transport
@@ -218,17 +229,13 @@ class SimulatedDaemon:
             loop_of(opening, transport, _OPEN, lifecycle, _UNPLACED, processes)
         )
         transport.wake = self.wake
-        self.observe.started(self, reaper.arena)
+        self.observe.started(reaper.arena)
+        self.force = False
         reaper.begin()
         self.reaper = reaper
-        self._bind()
-        transport.listen()
-
-    def _bind(self) -> None:
-        """Clients look for the path of the command socket."""
         if not self.paths.cmd.is_socket():
-            with socket.socket(socket.AF_UNIX) as bound:
-                bound.bind(os.fspath(self.paths.cmd))
+            bind(self.paths.cmd)
+        transport.listen()
 
     def stop(self) -> None:
         """Stop the process cleanly."""
@@ -236,10 +243,8 @@ class SimulatedDaemon:
             return
         assert self.reaper is not None
         self.frozen = False
-        try:
+        with suppress(Killed):
             self.seam.run(self.fuse, self._stop)
-        except Killed:
-            pass
         self._gone()
 
     def _stop(self) -> None:
@@ -249,11 +254,12 @@ class SimulatedDaemon:
         while reaper.iterate() is not None or not reaper.stopping:
             pass
         reaper.finish()
-        self.observe.committed(self, reaper.arena)
+        self.observe.committed(reaper.arena)
         self._stack.close()
 
     def kill(self) -> None:
         """Kill the process at once, between two of its calls."""
+        self.kills += 1
         self.fuse.dead = True
         self._gone()
 
@@ -261,16 +267,16 @@ class SimulatedDaemon:
         """The process has ended."""
         self.fuse.dead = True
         self.fuse.left = None
-        if self._snapshot is not None:
-            self._snapshot.kill()
-            self._snapshot = None
+        if self.snapshot is not None:
+            self.snapshot.kill()
+            self.snapshot = None
         self._unwind(Killed, Killed())
         if self.transport is not None:
             self.transport.vanish()
         self.paths.cmd.unlink(missing_ok=True)
         self.reaper = None
         self._asleep = self._committing = False
-        self.observe.ended(self)
+        self.observe.ended()
 
     def _unwind(self, kind: type[BaseException], error: BaseException) -> None:
         """Close what the process had open, as the kernel does; its `finally` blocks have no
@@ -322,6 +328,7 @@ class SimulatedDaemon:
         try:
             until_ns = self.seam.run(self.fuse, self._iterate)
         except Killed:
+            self.kills += 1
             self._gone()
             return
         assert self.reaper is not None
@@ -395,15 +402,15 @@ class SimulatedDaemon:
             return
         assert self.reaper is not None
         reaper = self.reaper
-        try:
+        self._watch_table()
+        with suppress(Killed):
             self.seam.run(self.fuse, reaper.wal.commit_group)
-        except Killed:
-            pass
         if self.fuse.dead:
             self._restore_state()
+            self.kills += 1
             self._gone()
             return
-        self.observe.committed(self, reaper.arena)
+        self.observe.committed(reaper.arena)
         self._committed = True
         self.wake()
         self._commit_later()
@@ -426,8 +433,12 @@ class SimulatedDaemon:
     def _start_snapshot(
         self, arena: str, directory: Path, keep: Keep, *, snapshot: bool
     ) -> SnapshotProcess:
-        self._snapshot = SnapshotProcess(self, arena, directory, keep, snapshot=snapshot)
-        return self._snapshot
+        self.snapshot = SnapshotProcess(self, arena, directory, keep, snapshot=snapshot)
+        return self.snapshot
+
+    def quicken(self) -> None:
+        """Let commits be quick again."""
+        self.commit_ns = COMMIT_NS
 
     # ---- the machine ---------------------------------------------------------------------------
 
@@ -436,6 +447,3 @@ class SimulatedDaemon:
         for name in (self.paths.arena, self.paths.private):
             for suffix in ("", ".new", ".next"):
                 shm.unlink(name + suffix)
-
-
-Observer = Callable[..., None]

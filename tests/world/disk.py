@@ -149,6 +149,28 @@ class SimulatedDisk(Disk):
             self.failed += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def heal(self) -> None:
+        """End all disturbances."""
+        self.troubles.clear()
+        self.full, self.short_writes = False, 0
+
+    def rot(self, folder: Path, number: int, place: float) -> bool:
+        """Change a byte of one of a folder's files. False if there is none."""
+        names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
+        files = [self.folder(folder).now[name] for name in names]
+        files = [file for file in files if file.medium and not file.dirty]
+        if not files:
+            return False
+        file = files[number % len(files)]
+        at = int(place * len(file.medium))
+        file.medium[at] ^= 1
+        file.now[at] ^= 1
+        return True
+
+    def empty(self, folder: Path) -> None:
+        """Remove all files of a folder for good."""
+        self._folders[folder] = Folder()
+
     def cut(self) -> None:
         """The power goes."""
         for path in sorted(self._folders):

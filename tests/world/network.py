@@ -6,7 +6,6 @@ swap the frames of a connection, or break it; what is under way then is gone.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
@@ -54,9 +53,9 @@ class End:
     disturbances: list[Disturbance] = field(default_factory=list)
     wake: Callable[[], None] = lambda: None
     """Called when a frame has come, or a connection was made."""
+    retry: Callable[[], None] = lambda: None
+    """Connects again."""
     subjects: tuple[bytes, ...] = ()
-    frozen: bool = False
-    """The process does not run: what it sends does not exist, what it gets waits."""
 
 
 class Connection:
@@ -75,10 +74,13 @@ class Connection:
 class Network:
     """All connections of a world."""
 
-    def __init__(self, schedule: Schedule, rng: random.Random, seam: Seam) -> None:
+    def __init__(
+        self, schedule: Schedule, seam: Seam, note: Callable[..., None] = lambda *_: None
+    ) -> None:
+        """`note`: is notified of each frame."""
         self.schedule = schedule
-        self.rng = rng
         self.seam = seam
+        self._note = note
         self.listening: dict[str, SimulatedTransport] = {}
         """By endpoint."""
         self._made = 0
@@ -98,7 +100,7 @@ class Network:
                 self._made += 1
                 end.connection = Connection(self._made, end, transport)
                 end.made += 1
-                end.retry = attempt  # type: ignore[attr-defined]
+                end.retry = attempt
                 transport.accept(end.connection)
                 end.wake()
 
@@ -113,11 +115,12 @@ class Network:
         end.connection = None
         end.received.clear()
         connection.transport.lost(connection)
-        self.schedule.after(RECONNECT_NS, end.retry)  # type: ignore[attr-defined]
+        self.schedule.after(RECONNECT_NS, end.retry)
         end.wake()
 
-    def carry(self, connection: Connection, deliver: Callable[[], None]) -> None:
+    def carry(self, connection: Connection, data: Any, deliver: Callable[[], None]) -> None:
         """Carry a frame over a connection, unless it breaks before."""
+        self._note(*data) if isinstance(data, list) else self._note(data)
 
         def arrive() -> None:
             if connection.open:
@@ -170,7 +173,8 @@ class SimulatedChannel:
         if connection is None:
             return False
         data = bytes(frame)
-        self._network.carry(connection, lambda: connection.transport.arrived(connection, data))
+        transport = connection.transport
+        self._network.carry(connection, data, lambda: transport.arrived(connection, data))
         return True
 
     def receive(self) -> bytes | None:
@@ -322,7 +326,7 @@ class SimulatedTransport:
             end.received.append(data)
             end.wake()
 
-        self.network.carry(connection, arrive)
+        self.network.carry(connection, data, arrive)
 
     # ---- Transport -----------------------------------------------------------------------------
 
@@ -378,7 +382,9 @@ class SimulatedProcesses:
 
     def end(self, pid: int) -> None:
         """A process has ended."""
-        self._ended += [handle for handle in sorted(self._watched) if self._watched[handle] == pid]
+        for handle in sorted(self._watched):
+            if self._watched[handle] == pid and handle not in self._ended:
+                self._ended.append(handle)
         self._transport.wake()
 
     def watch(self, connection: int, pid: int) -> int | None:

@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 
 from purgatoryd.shm_layout.layout import Cause, Status
 
-ARMED = frozenset({Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED})
-CHANGES = (Status.ADDED, Status.REPLACED, Status.EXTENDED, Status.CANCELLED)
+ARMED = frozenset({Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.PARKED})
+CHANGES = (
+    Status.ADDED, Status.REPLACED, Status.EXTENDED, Status.CANCELLED, Status.PARKED
+)  # fmt: skip
 """Answers of calls that changed something, which are durable if the client asked for that."""
 IN_DOUBT = -1
 """Status of a call without an answer."""
+FOREVER_NS = 2**63
 LATE_NS = 1_000_000
 """How much the wall clock may be behind the boot clock when a wall deadline is judged."""
 
@@ -43,6 +46,10 @@ class Timer:
     """At least; the answer names it exactly."""
     ticket: int = 0
     """0: no answer has named it."""
+    earliest_ns: int = FOREVER_NS
+    """Deadline before it was extended first."""
+    durable_ns: int = FOREVER_NS
+    """Deadline before an extension that is not durable."""
     wall_ns: int | None = None
     slack_ns: int = 0
     """How much earlier a reboot may have moved the deadline, because the wall clock was wrong."""
@@ -52,12 +59,21 @@ class Timer:
     durable: bool = False
     shaky: bool = False
     """A power cut may have undone it, and its ticket may be another timer's."""
+    parked: bool = False
+    """It fires once it was unparked."""
     fired: set[int] = field(default_factory=set)
     """Streams in which it has fired."""
 
+    def extend(self, deadline_ns: int) -> None:
+        """It was extended."""
+        if deadline_ns > self.deadline_ns:
+            self.earliest_ns = min(self.earliest_ns, self.deadline_ns)
+            self.durable_ns = min(self.durable_ns, self.deadline_ns)
+            self.deadline_ns = deadline_ns
+
     def due(self, now_ns: int) -> bool:
-        """True if it may have fired by then."""
-        return self.deadline_ns - self.slack_ns <= now_ns
+        """True if it may have fired by then. The wall clock decides when a wall deadline is."""
+        return self.wall_ns is not None or self.deadline_ns - self.slack_ns <= now_ns
 
 
 State = Timer | None
@@ -70,12 +86,13 @@ class Call:
     kind: str
     """"error", "replace", "keep" or "extend" of an add; "cancel" or "get"."""
     key: str
-    issued_ns: int
     durable: bool
     timer: Timer | None = None
     """What an add arms."""
     ticket: int = 0
     """Of the timer that a cancel is for; 0 = any."""
+    issued: int = 0
+    """Moment at which it was made."""
     before: list[Timer] = field(default_factory=list)
     """The timers that may have been armed when it was made."""
 
@@ -86,6 +103,7 @@ class Key:
 
     states: list[State] = field(default_factory=lambda: [None])
     undurable: list[State] = field(default_factory=list)
+    past: list[State] = field(default_factory=list)
     call: Call | None = None
     """The call that is under way."""
 
@@ -97,6 +115,7 @@ class Key:
     def become(self, states: Iterable[State]) -> None:
         """Move on to other states."""
         self.undurable += [state for state in self.states if state not in self.undurable]
+        self.past += [state for state in self.states if state not in self.past]
         self.states = list(dict.fromkeys(states))
 
     def settle(self) -> None:
@@ -105,6 +124,7 @@ class Key:
             if timer is not None:
                 timer.ended_durably = bool(timer.ended)
                 timer.durable = True
+                timer.durable_ns = FOREVER_NS
         self.undurable.clear()
 
     def cut(self) -> None:
@@ -125,6 +145,14 @@ class Watched:
     bumps: int = 0
     """What all bumps add."""
     may_fail: bool = False
+    forgets: int = 0
+    """Calls under way that forget it."""
+    forgotten: int = 0
+    """Moment at which such a call was answered last."""
+    cancels: int = 0
+    """Calls under way that cancel all operations on it."""
+    may_hold: bool = False
+    """Whether a client's own condition on it may be true."""
     history: list[tuple[int, int]] = field(default_factory=list)
     """When each watermark was acknowledged."""
 
@@ -144,7 +172,7 @@ class Operation:
 
     key: str
     kind: str
-    """"all", "any", "sum" or "quorum"."""
+    """"all", "any", "sum", "quorum" or "client"."""
     targets: Mapping[str, int]
     need: int
     """Threshold of a sum, number of keys of a quorum."""
@@ -166,6 +194,30 @@ class Operation:
         if self.kind == "quorum":
             return sum(reached) >= self.need
         return sum(watermark(key) for key in self.targets) >= self.need
+
+
+@dataclass(eq=False)
+class Row:
+    """A row of a bulk load that was sent."""
+
+    bulk_load: int
+    key: str
+    fired: set[int] = field(default_factory=set)
+    """Streams in which it has fired."""
+
+
+@dataclass(eq=False)
+class BulkLoad:
+    """A bulk load, of which each row is done once."""
+
+    done: dict[str, bytes] = field(default_factory=dict)
+    """Key of a row: the payload that was added for it."""
+    durable: set[str] = field(default_factory=set)
+    """Keys of rows of which that is durable."""
+    forgets: int = 0
+    """Calls under way that forget it."""
+    forgotten: int = 0
+    """Moment at which such a call was answered last."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +247,23 @@ class Oracle:
         self.newest: dict[tuple[int, str], int] = {}
         self.tickets: set[tuple[int, int]] = set()
         """Stream and ticket of each notice."""
+        self.publications: set[bytes] = set()
+        """Payloads that were published without a timer."""
+        self.rows: dict[bytes, Row] = {}
+        """Rows of bulk loads that were sent, by payload."""
+        self.bulk_loads: dict[int, BulkLoad] = {}
+        """By number."""
         self.answers: Counter[str] = Counter()
         self.stream_id = 0
         """Of the arena that serves."""
-        self.cut_ns = 0
-        """When an arena was lost last."""
+        self._moment = 0
+        self.cut = 0
+        """Moment at which an arena was lost last."""
+
+    def moment(self) -> int:
+        """A number that is higher than all before."""
+        self._moment += 1
+        return self._moment
 
     def _require(self, fact: object, subject: object, text: str) -> None:
         if not fact:
@@ -215,7 +279,7 @@ class Oracle:
         """A call is about to be made."""
         key = self.key(call.key)
         assert key.call is None
-        key.call, call.before = call, key.armed
+        key.call, call.before, call.issued = call, key.armed, self.moment()
         if call.timer is not None:
             self.timers[call.timer.payload] = call.timer
         return call
@@ -233,12 +297,15 @@ class Oracle:
             return  # its caller was gone before
         key.call = None
         self.answers["IN_DOUBT" if status == IN_DOUBT else Status(status).name] += 1
-        if call.issued_ns < self.cut_ns and not call.durable:
+        if call.issued < self.cut and not call.durable:
             status = IN_DOUBT  # the arena that answered is gone
         if status == IN_DOUBT:
             key.become([*key.states, *self._effects(call)])
             return
-        if status in ARMED:
+        if status == Status.PARKED and call.kind == "get":
+            for timer in self._same(call, key, ticket, 0):
+                timer.parked = True
+        elif status in ARMED:
             self._armed(call, key, status, ticket, deadline_ns, now_ns)
         elif status in (Status.EXISTS, Status.FOUND):
             self._same(call, key, ticket, 0)
@@ -264,7 +331,9 @@ class Oracle:
     ) -> None:
         timer, armed = call.timer, key.armed
         assert timer is not None
-        if status == Status.ADDED:
+        if status == Status.PARKED:
+            timer.parked = True
+        elif status == Status.ADDED:
             free = None in key.states or any(state.due(now_ns) for state in armed)
             self._require(free, call, f"added, but a timer is armed: {armed}")
         if status in (Status.KEPT, Status.EXTENDED):
@@ -277,12 +346,13 @@ class Oracle:
         timer.ticket, timer.deadline_ns = ticket, deadline_ns
         key.become(self._now(timer))
 
-    def _same(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> None:
+    def _same(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> list[Timer]:
         """The answer names the timer that is armed."""
         named = self._named(call, key, ticket)
         for timer in named:
-            timer.deadline_ns = max(deadline_ns, timer.deadline_ns)
+            timer.extend(deadline_ns)
         key.become(state for timer in named for state in self._now(timer))
+        return named
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
         """The timers that a ticket may stand for; they may have fired since the answer."""
@@ -335,6 +405,13 @@ class Oracle:
         if sent.cause == Cause.EXPIRED:
             self._require(sent.fired_boot_ns >= sent.deadline_boot_ns, sent, "fired early")
             self._require(sent.deadline_boot_ns + boot_begun_ns <= now_ns, sent, "sent early")
+        if sent.payload in self.publications:
+            return
+        if sent.payload in self.rows:
+            once = stream not in self.rows[sent.payload].fired
+            self._require(once, sent, "a row of a bulk load fired twice")
+            self.rows[sent.payload].fired.add(stream)
+            return
         if sent.key in self.operations:
             self.ended(self.operations[sent.key], Cause(sent.cause), now_ns)
             return
@@ -359,33 +436,105 @@ class Oracle:
             early = wall_ns + LATE_NS < timer.wall_ns
             self._require(not early, timer, f"fired at wall time {wall_ns}")
 
+    def publishing(self, payload: bytes) -> None:
+        """A notice without a timer is about to be published."""
+        self.publications.add(payload)
+
+    # ---- bulk loads ----------------------------------------------------------------------------
+
+    def adding_row(self, bulk_load: int, name: str, payload: bytes) -> None:
+        """A row of a bulk load is about to be sent."""
+        self.rows[payload] = Row(bulk_load, name)
+
+    def added_row(self, payload: bytes, issued: int, *, durable: bool) -> None:
+        """A row that was sent at the moment `issued` was answered as added: no other copy of it
+        was, unless an arena was lost or the bulk load forgotten."""
+        row = self.rows[payload]
+        bulk_load = self.bulk_loads.setdefault(row.bulk_load, BulkLoad())
+        if bulk_load.forgets or issued < max(bulk_load.forgotten, 0 if durable else self.cut):
+            return  # it may be forgotten again
+        before = bulk_load.done.setdefault(row.key, payload)
+        self._require(before == payload, row.key, f"was added as {before!r} and as {payload!r}")
+        if durable:
+            bulk_load.durable.add(row.key)
+
+    def managing_bulk_load(self, number: int, *, forgets: bool) -> Callable[[], None]:
+        """A bulk load is about to be changed. Returns what to call once that is answered: until
+        then it may be forgotten, if that is what was asked for."""
+        one = self.bulk_loads.setdefault(number, BulkLoad())
+        one.forgets += forgets
+        if forgets:
+            one.done.clear()
+            one.durable.clear()
+
+        def answered() -> None:
+            one.forgets -= forgets
+            one.forgotten = self.moment() if forgets else one.forgotten
+
+        return answered
+
     # ---- operations ----------------------------------------------------------------------------
 
     def watch_key(self, name: str) -> Watched:
         """What is known of a watch key."""
         return self.watched.setdefault(name, Watched())
 
-    def advancing(self, name: str, watermark: int) -> None:
-        """A watermark is about to be sent."""
+    def advancing(self, name: str, watermark: int) -> int:
+        """A watermark is about to be sent. Returns the moment."""
         one = self.watch_key(name)
         one.highest = max(one.highest, watermark)
+        return self.moment()
 
     def advanced(
-        self, name: str, watermark: int, issued_ns: int, now_ns: int, *, durable: bool
+        self, name: str, watermark: int, issued: int, now_ns: int, *, durable: bool
     ) -> None:
-        """A watermark was acknowledged."""
+        """A watermark that was sent at the moment `issued` was acknowledged."""
         one = self.watch_key(name)
-        if issued_ns < self.cut_ns and not durable:
+        if issued < self.cut and not durable:
             return  # the arena that answered is gone
+        if one.forgets or issued < one.forgotten:
+            return  # it may be forgotten again
         if watermark > one.sure:
             one.sure = watermark
             one.history.append((now_ns, watermark))
         if durable:
             one.durable = max(one.durable, watermark)
 
+    def forgetting(self, name: str) -> Callable[[], None]:
+        """A watermark is about to be forgotten. Returns what to call once that is answered;
+        without an answer it may happen at any time."""
+        one = self.watch_key(name)
+        one.sure = one.durable = 0
+        one.history.clear()
+        one.forgets += 1
+
+        def forgotten() -> None:
+            one.forgets -= 1
+            one.forgotten = self.moment()
+
+        return forgotten
+
+    def lets_hold(self, operation: Operation) -> bool:
+        """What the client's own condition of an operation says."""
+        return any(self.watch_key(key).may_hold for key in operation.targets)
+
     def watching(self, operation: Operation) -> None:
         """An operation is about to be sent."""
         self.operations[operation.key] = operation
+        operation.cancelled = any(self.watch_key(key).cancels for key in operation.targets)
+
+    def cancelling(self, name: str) -> Callable[[], None]:
+        """All operations on a watch key are about to be cancelled. Returns what to call once that
+        is answered; without an answer it may happen at any time."""
+        one = self.watch_key(name)
+        one.cancels += 1
+        for operation in self.operations.values():
+            operation.cancelled |= name in operation.targets
+
+        def end() -> None:
+            one.cancels -= 1
+
+        return end
 
     def ended(self, operation: Operation, cause: Cause, now_ns: int) -> None:
         """An operation has an outcome; its owner and its topic get the same."""
@@ -395,7 +544,10 @@ class Oracle:
             return
         operation.cause = cause
         deadline_ns = operation.deadline_ns - operation.slack_ns
-        if cause == Cause.SATISFIED:
+        if operation.kind == "client" and cause in (Cause.SATISFIED, Cause.EXPIRED):
+            possible = cause == Cause.EXPIRED or self.lets_hold(operation)
+            self._require(possible, operation, "satisfied, but its condition was never true")
+        elif cause == Cause.SATISFIED:
             possible = operation.holds(lambda key: self.watch_key(key).possible)
             self._require(possible, operation, "satisfied, but no advance could have done that")
         elif cause == Cause.EXPIRED:
@@ -418,10 +570,13 @@ class Oracle:
             one.durable = one.sure
         for operation in self.operations.values():
             operation.durable = operation.cause is not None
+        for bulk_load in self.bulk_loads.values():
+            bulk_load.durable.update(bulk_load.done)
 
-    def arena_lost(self, wal: bool, now_ns: int) -> None:
+    def arena_lost(self, wal: bool) -> None:
         """The arena is gone. With a WAL what was not committed may be undone; without, all is."""
-        self.cut_ns = now_ns
+        self.cut = self.moment()
+        self._keep_rows(lambda bulk_load: bulk_load.durable if wal else set())
         for key in self.keys.values():
             if wal:
                 key.cut()
@@ -429,12 +584,33 @@ class Oracle:
                 key.states, key.undurable = [None], []
         for timer in self.timers.values():
             timer.shaky |= not timer.durable
+            timer.deadline_ns = min(timer.deadline_ns, timer.durable_ns)
             timer.ended = timer.ended if timer.ended_durably else ""
         for one in self.watched.values():
             one.sure = one.durable = one.durable if wal else 0
             one.history = [(at_ns, mark) for at_ns, mark in one.history if mark <= one.sure]
         for operation in self.operations.values():
             operation.cause = operation.cause if operation.durable else None
+
+    def forced(self) -> None:
+        """A damaged WAL was accepted: what it lacks may be undone, however old it is."""
+        for key in self.keys.values():
+            key.states += [state for state in key.past if state not in key.states]
+            key.states += [state for state in (None,) if state not in key.states]
+        for timer in self.timers.values():
+            timer.ended, timer.shaky = "", True
+            timer.deadline_ns = min(timer.deadline_ns, timer.earliest_ns)
+        for one in self.watched.values():
+            one.sure = one.durable = 0
+            one.history.clear()
+        for operation in self.operations.values():
+            operation.cause = None
+        self._keep_rows(lambda _: set())
+
+    def _keep_rows(self, kept: Callable[[BulkLoad], set[str]]) -> None:
+        for bulk_load in self.bulk_loads.values():
+            bulk_load.durable = kept(bulk_load)
+            bulk_load.done = {key: bulk_load.done[key] for key in bulk_load.durable}
 
     def recovered(self, slack_ns: int) -> None:
         """Deadlines were carried over by the wall clock, which may be so wrong."""

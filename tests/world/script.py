@@ -1,45 +1,62 @@
 """The script of a world: what happens in it, step by step, all of it decided by the seed.
 
-A step says all that it needs, so that a script without some of its steps is a script, too. Steps
-that make no sense where they stand do nothing.
+A step says all that it needs, so that a script without some of its steps is a script, too. A step
+that makes no sense where it stands does nothing.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MS = 1_000_000
 S = 1_000 * MS
-CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS = 3, 2, 12, 6
+CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
 TOPICS = ("a", "b")
+ACTIONS = ("open", "close", "status", "forget")
+"""On a bulk load."""
+
+Arguments = dict[str, Any]
+Draw = Callable[[random.Random], Arguments]
 
 
 class Step(NamedTuple):
-    """`wait_ns`: time that passes before it. `arguments` by name."""
+    """`wait_ns`: time that passes before it. `cell`: where it happens."""
 
     wait_ns: int
     kind: str
-    arguments: dict[str, Any]
+    cell: int
+    arguments: Arguments
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"after {self.wait_ns / MS:.3f} ms: {self.kind}({arguments})"
+        where = f" at daemon {self.cell}" if self.cell else ""
+        return f"after {self.wait_ns / MS:.3f} ms{where}: {self.kind}({arguments})"
 
 
 @dataclass(frozen=True)
 class Setting:
     """What a world is like."""
 
+    seed: int
     wal: bool
+    virtual: bool
+    shards: int
     durable: tuple[bool, ...]
     """Of each client."""
-    shards: int
+    boot_offsets_ns: tuple[int, ...]
+    """Of each client's time namespace."""
     capacity: int
     sessions: int
     replay_capacity: int
-    seed: int
+    heavy: bool
+    """Large payloads and a slow disk fill the WAL buffer."""
+    parks: bool
+    """Timers that are far away are parked."""
+    uids: bool
+    """Each client has a uid of its own."""
 
 
 class Script(NamedTuple):
@@ -49,51 +66,7 @@ class Script(NamedTuple):
     steps: list[Step]
 
 
-WORK = {
-    "add": 30, "cancel": 12, "get": 6, "add_many": 6, "cancel_many": 3, "watch": 10, "advance": 14,
-    "bump": 3, "fail": 1, "clear": 1, "end_operation": 2,
-}  # fmt: skip
-FAULTS = {
-    "disturb": 40, "break": 6, "disturb_subscriber": 12, "freeze_client": 3, "kill_client": 3,
-    "freeze_subscriber": 3, "kill_daemon": 8, "freeze_daemon": 4, "stop_daemon": 2, "disk": 8,
-    "disk_full": 1, "short_write": 2, "slow_disk": 2, "power_cut": 2, "step_wall": 2, "drift": 1,
-    "suspend": 1, "lose_name": 1, "kill_snapshot": 1,
-}  # fmt: skip
-OF_THE_DISK = ("disk", "disk_full", "short_write", "power_cut", "kill_snapshot", "slow_disk")
-
-
-def script(seed: int, steps: int = 400) -> Script:
-    """The script of a seed."""
-    rng = random.Random(seed)
-    setting = Setting(
-        wal=rng.random() < 0.7,
-        durable=tuple(rng.random() < 0.5 for _ in range(CLIENTS)),
-        shards=0,
-        capacity=rng.choice([64, 128, 512]),
-        sessions=rng.choice([8, 16]),
-        replay_capacity=rng.choice([64, 256]),
-        seed=seed,
-    )
-    faults = {
-        kind: weight
-        for kind, weight in FAULTS.items()
-        if setting.wal or kind not in OF_THE_DISK or kind == "power_cut"
-    }
-    # Some kinds of faults are missing in each world, so that others meet undisturbed.
-    for kind in list(faults):
-        if rng.random() < 0.3:
-            del faults[kind]
-    share = rng.choice([0.1, 0.2, 0.3])
-    return Script(setting, [_step(rng, faults, share) for _ in range(steps)])
-
-
-def _step(rng: random.Random, faults: dict[str, int], share: float) -> Step:
-    wait_ns = int(rng.expovariate(1 / (2 * MS)))
-    if rng.random() < 0.02:
-        wait_ns = rng.randrange(3 * S)
-    kinds = faults if faults and rng.random() < share else WORK
-    kind = rng.choices(list(kinds), list(kinds.values()))[0]
-    return Step(wait_ns, kind, _ARGUMENTS[kind](rng))
+# ---- arguments ---------------------------------------------------------------------------------
 
 
 def _delay_ns(rng: random.Random) -> int:
@@ -102,32 +75,48 @@ def _delay_ns(rng: random.Random) -> int:
     )
 
 
-def _timer(rng: random.Random) -> dict[str, Any]:
+def _span_ns(rng: random.Random) -> int:
+    return rng.choice([rng.randrange(5 * MS), rng.randrange(100 * MS), rng.randrange(4 * S)])
+
+
+def _client(rng: random.Random) -> Arguments:
+    return {"client": rng.randrange(CLIENTS)}
+
+
+def _key(rng: random.Random) -> Arguments:
+    return {**_client(rng), "key": rng.randrange(KEYS)}
+
+
+def _timer(rng: random.Random) -> Arguments:
     return {
-        "client": rng.randrange(CLIENTS),
-        "key": rng.randrange(KEYS),
+        **_key(rng),
         "mode": rng.choice(["error", "error", "replace", "keep", "extend"]),
         "delay_ns": _delay_ns(rng),
         "topic": rng.choice(TOPICS),
         "size": rng.choice([0, 8, 48, 300]),
+        "wait": rng.random() < 0.8,
+        "wall": rng.random() < 0.1,
     }
 
 
-def _many(rng: random.Random) -> dict[str, Any]:
+def _keys(rng: random.Random) -> Arguments:
+    return {**_client(rng), "keys": sorted(rng.sample(range(KEYS), rng.randrange(2, 8)))}
+
+
+def _many(rng: random.Random) -> Arguments:
     return {
-        "client": rng.randrange(CLIENTS),
-        "keys": sorted(rng.sample(range(KEYS), rng.randrange(2, 8))),
+        **_keys(rng),
         "mode": rng.choice(["error", "replace"]),
         "delay_ns": _delay_ns(rng),
         "topic": rng.choice(TOPICS),
     }
 
 
-def _watch(rng: random.Random) -> dict[str, Any]:
+def _watch(rng: random.Random) -> Arguments:
     keys = sorted(rng.sample(range(WATCH_KEYS), rng.randrange(1, 4)))
-    kind = rng.choice(["all", "all", "any", "sum", "quorum"])
+    kind = rng.choice(["all", "all", "any", "sum", "quorum", "client"])
     return {
-        "client": rng.randrange(CLIENTS),
+        **_client(rng),
         "kind": kind,
         "targets": {key: rng.randrange(1, 8) for key in keys},
         "need": rng.randrange(1, len(keys) + 1) if kind == "quorum" else rng.randrange(1, 12),
@@ -136,7 +125,11 @@ def _watch(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _disturb(rng: random.Random) -> dict[str, Any]:
+def _watch_key(rng: random.Random) -> Arguments:
+    return {**_client(rng), "key": rng.randrange(WATCH_KEYS)}
+
+
+def _disturb(rng: random.Random) -> Arguments:
     return {
         "kind": rng.choice(["lose", "double", "delay", "swap"]),
         "frames": rng.choice([1, 1, 2, 5]),
@@ -144,46 +137,152 @@ def _disturb(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _of_client(rng: random.Random) -> dict[str, Any]:
-    return {"client": rng.randrange(CLIENTS)}
-
-
-def _span(rng: random.Random) -> int:
-    return rng.choice([rng.randrange(5 * MS), rng.randrange(100 * MS), rng.randrange(4 * S)])
-
-
-_ARGUMENTS: dict[str, Any] = {
-    "add": _timer,
-    "cancel": lambda rng: {**_of_client(rng), "key": rng.randrange(KEYS), "by_ticket": rng.random() < 0.3},
-    "get": lambda rng: {**_of_client(rng), "key": rng.randrange(KEYS)},
-    "add_many": _many,
-    "cancel_many": _many,
-    "watch": _watch,
-    "advance": lambda rng: {**_of_client(rng), "key": rng.randrange(WATCH_KEYS), "by": rng.choice([0, 1, 1, 2, 3])},
-    "bump": lambda rng: {**_of_client(rng), "key": rng.randrange(WATCH_KEYS), "by": rng.randrange(3)},
-    "fail": lambda rng: {**_of_client(rng), "key": rng.randrange(WATCH_KEYS)},
-    "clear": lambda rng: {**_of_client(rng), "key": rng.randrange(WATCH_KEYS)},
-    "end_operation": lambda rng: {**_of_client(rng), "number": rng.randrange(1000)},
-    "disturb": lambda rng: {**_of_client(rng), **_disturb(rng)},
-    "break": _of_client,
-    "disturb_subscriber": lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_disturb(rng)},
-    "freeze_client": lambda rng: {**_of_client(rng), "span_ns": _span(rng)},
-    "kill_client": lambda rng: {**_of_client(rng), "span_ns": _span(rng)},
-    "freeze_subscriber": lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), "span_ns": _span(rng)},
-    "kill_daemon": lambda rng: {"calls": rng.choice([0, rng.randrange(60), rng.randrange(2000)]), "span_ns": _span(rng)},
-    "freeze_daemon": lambda rng: {"span_ns": _span(rng)},
-    "stop_daemon": lambda rng: {"span_ns": _span(rng), "capacity": rng.choice([None, 64, 128, 512])},
-    "disk": lambda rng: {
+def _disk(rng: random.Random) -> Arguments:
+    return {
         "kind": rng.choice(["write", "sync", "rename", "sync_directory", "open", "read"]),
-        "errno": rng.choice([5, 28]), "times": rng.choice([1, 1, 1, 2, 1000]), "span_ns": _span(rng),
-    },
-    "disk_full": lambda rng: {"span_ns": _span(rng)},
-    "short_write": lambda rng: {"times": rng.randrange(1, 4)},
-    "slow_disk": lambda rng: {"commit_ns": rng.choice([1 * MS, 20 * MS, 300 * MS]), "span_ns": _span(rng)},
-    "power_cut": lambda rng: {"span_ns": _span(rng)},
-    "step_wall": lambda rng: {"by_ns": rng.choice([-1, 1]) * rng.randrange(10 * S)},
-    "drift": lambda rng: {"ppm": rng.randrange(-500, 500)},
-    "suspend": lambda rng: {"span_ns": rng.randrange(20 * S)},
-    "lose_name": lambda rng: {"private": rng.random() < 0.5},
-    "kill_snapshot": lambda rng: {},
+        "errno": rng.choice([5, 28]),
+        "times": rng.choice([1, 1, 1, 2, 1000]),
+        "span_ns": _span_ns(rng),
+    }
+
+
+def _bulk_load(rng: random.Random) -> Arguments:
+    return {
+        **_client(rng),
+        "number": rng.randrange(BULK_LOADS),
+        "first": rng.randrange(20),
+        "count": rng.randrange(1, 8),
+        "token": rng.choice([0, 0, 1, 2]),
+        "delay_ns": _delay_ns(rng),
+    }
+
+
+def _span(rng: random.Random) -> Arguments:
+    return {"span_ns": _span_ns(rng)}
+
+
+# ---- kinds of steps: weight and arguments -----------------------------------------------------
+
+WORK: dict[str, tuple[int, Draw]] = {
+    "add": (30, _timer),
+    "cancel": (12, lambda rng: {**_key(rng), "by_ticket": rng.random() < 0.3}),
+    "get": (6, _key),
+    "add_many": (6, _many),
+    "cancel_many": (3, _keys),
+    "watch": (10, _watch),
+    "advance": (12, lambda rng: {**_watch_key(rng), "by": rng.choice([0, 1, 1, 2, 3])}),
+    "bump": (3, lambda rng: {**_watch_key(rng), "by": rng.randrange(3)}),
+    "fail": (1, _watch_key),
+    "clear": (1, _watch_key),
+    "forget": (1, _watch_key),
+    "cancel_for_key": (1, _watch_key),
+    "end_operation": (2, lambda rng: {**_client(rng), "number": rng.randrange(1000)}),
+    "extend_operation": (
+        2, lambda rng: {**_client(rng), "number": rng.randrange(1000), "span_ns": _delay_ns(rng)}
+    ),
+    "let_hold": (2, _watch_key),
+    "bulk_load": (2, _bulk_load),
+    "manage_bulk_load": (1, lambda rng: {**_bulk_load(rng), "action": rng.choice(ACTIONS)}),
+    "publish": (1, lambda rng: {"topic": rng.choice(TOPICS)}),
+    "ping": (1, lambda rng: {}),
+    "list_sessions": (1, lambda rng: {}),
+    "flush": (1, _client),
+    "quota": (1, lambda rng: {"timers": rng.choice([0, 0, 5])}),
 }  # fmt: skip
+FAULTS: dict[str, tuple[int, Draw]] = {
+    "disturb": (40, lambda rng: {**_client(rng), **_disturb(rng)}),
+    "break": (6, _client),
+    "disturb_subscriber": (
+        12, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_disturb(rng)}
+    ),
+    "freeze_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
+    "kill_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
+    "drop_session": (1, _client),
+    "freeze_subscriber": (
+        3, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_span(rng)}
+    ),
+    "kill_daemon": (
+        8, lambda rng: {"calls": rng.choice([0, rng.randrange(60), rng.randrange(2000)])}
+    ),
+    "freeze_daemon": (4, _span),
+    "stop_daemon": (
+        2, lambda rng: {"capacity": rng.choice([None, 64, 128, 512]), "asked": rng.random() < 0.5}
+    ),
+    "drain": (1, _span),
+    "disk": (8, _disk),
+    "disk_full": (1, _span),
+    "short_write": (2, lambda rng: {"times": rng.randrange(1, 4)}),
+    "slow_disk": (2, lambda rng: {"commit_ns": rng.choice([MS, 20 * MS, 300 * MS]), **_span(rng)}),
+    "rot": (1, lambda rng: {"file": rng.randrange(100), "byte": rng.random()}),
+    "power_cut": (2, _span),
+    "kill_snapshot": (1, lambda rng: {}),
+    "step_wall": (2, lambda rng: {"by_ns": rng.choice([-1, 1]) * rng.randrange(10 * S)}),
+    "drift": (1, lambda rng: {"ppm": rng.randrange(-500, 500)}),
+    "suspend": (1, lambda rng: {"span_ns": rng.randrange(20 * S)}),
+    "lose_name": (1, lambda rng: {"private": rng.random() < 0.5}),
+    "reuse_pid": (1, _client),
+}  # fmt: skip
+OF_THE_DISK = frozenset({"disk", "disk_full", "short_write", "slow_disk", "rot", "kill_snapshot"})
+OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
+HEAVY: dict[str, tuple[int, Draw]] = {
+    "burst": (20, lambda rng: {**_client(rng), "count": rng.randrange(10, 60)}),
+    "slow_disk": (10, FAULTS["slow_disk"][1]),
+}
+
+
+def script(seed: int, steps: int = 400) -> Script:
+    """The script of a seed."""
+    rng = random.Random(seed)
+    setting = _setting(rng, seed)
+    work = dict(WORK)
+    if setting.heavy:
+        work |= HEAVY
+    if setting.virtual:
+        work["move_clock"] = (25, lambda rng: {"by_ns": _delay_ns(rng) // 10})
+    faults = {
+        kind: how
+        for kind, how in FAULTS.items()
+        if (setting.wal or kind not in OF_THE_DISK)
+        and not (setting.virtual and kind in OF_REAL_TIME)
+    }
+    # Some kinds of faults are missing in each world, so that others meet undisturbed.
+    for kind in list(faults):
+        if rng.random() < 0.3:
+            del faults[kind]
+    share = rng.choice([0.1, 0.2, 0.3])
+    return Script(setting, [_step(rng, setting, work, faults, share) for _ in range(steps)])
+
+
+def _setting(rng: random.Random, seed: int) -> Setting:
+    wal = rng.random() < 0.7
+    return Setting(
+        seed=seed,
+        wal=wal,
+        virtual=rng.random() < 0.1,
+        shards=2 if rng.random() < 0.1 else 1,
+        durable=tuple(rng.random() < 0.5 for _ in range(CLIENTS)),
+        boot_offsets_ns=tuple(
+            rng.choice([-3600, 3600]) * S if rng.random() < 0.05 else 0 for _ in range(CLIENTS)
+        ),
+        capacity=rng.choice([64, 128, 512]),
+        sessions=rng.choice([8, 16]),
+        replay_capacity=rng.choice([64, 256]),
+        heavy=wal and rng.random() < 0.1,
+        parks=wal and rng.random() < 0.15,
+        uids=rng.random() < 0.2,
+    )
+
+
+def _step(
+    rng: random.Random,
+    setting: Setting,
+    work: dict[str, tuple[int, Draw]],
+    faults: dict[str, tuple[int, Draw]],
+    share: float,
+) -> Step:
+    wait_ns = int(rng.expovariate(1 / (2 * MS)))
+    if rng.random() < 0.02:
+        wait_ns = rng.randrange(3 * S)
+    kinds = faults if faults and rng.random() < share else work
+    kind = rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
+    return Step(wait_ns, kind, rng.randrange(setting.shards), kinds[kind][1](rng))

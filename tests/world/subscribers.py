@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from world.hosts import Machine, SimulatedHost
-from world.network import NOTICES, End, Network, SimulatedSubscription
-
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.subscriber import Inbox
 from purgatoryd.shm_layout.errors import Lagged, PurgatorydError
+from world.hosts import Machine, SimulatedHost
+from world.network import NOTICES, End, Network, SimulatedSubscription
 
 TAKE_NS = 4_000
 """From an event to the look that it causes."""

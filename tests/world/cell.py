@@ -1,0 +1,528 @@
+"""One daemon of a world, with its clients, its subscribers, its operator, and its oracle.
+
+A world of shards has several cells on one machine; they share its clocks, its disk and its network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from purgatoryd.clients.model import Notice
+from purgatoryd.clients.route import Partition
+from purgatoryd.daemon.config import MIB, Config
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import ArenaTooSmall, Lagged, PurgatorydError
+from purgatoryd.shm_layout.layout import FLAG_RESUME, Cause, Message, Status
+from world.clients import SimulatedClient
+from world.daemons import SimulatedDaemon
+from world.deliveries import Deliveries
+from world.network import ADMIN, End, SimulatedChannel
+from world.oracle import IN_DOUBT, Call, Operation, Oracle, Sent, Violation
+from world.script import CLIENTS, MS, SUBSCRIBERS, S
+from world.subscribers import SimulatedSubscriber
+
+if TYPE_CHECKING:
+    from world.world import World
+
+NAMESPACE = "n"
+RESTART_NS = 200 * MS
+"""From the end of a daemon's process to the next start, as a supervisor does it."""
+FORCED_AFTER = 3
+"""Refused starts after which an operator forces the next one."""
+EMPTIED_AFTER = 6
+"""Refused starts after which an operator begins with an empty WAL."""
+
+
+class Operator:
+    """Who administers a daemon: a connection to its admin socket."""
+
+    def __init__(self, cell: Cell) -> None:
+        machine = cell.world.machine
+        self._end = End(cell.world.host(), 0, ADMIN)
+        self._end.wake = self._receive
+        self._sequence = 0
+        self._asked: dict[int, Callable[[wire.Reply], object]] = {}
+        self._channel = SimulatedChannel(
+            cell.world.network, self._end, cell.daemon.paths.admin_endpoint
+        )
+        self.machine = machine
+
+    @property
+    def ends(self) -> list[End]:
+        """Its connection."""
+        return [self._end]
+
+    def ask(
+        self, build: Callable[[int], bytes], report: Callable[[wire.Reply], object] = lambda _: None
+    ) -> None:
+        """Send a request; `report` gets the reply if one comes."""
+        self._sequence += 1
+        self._asked[self._sequence] = report
+        self._channel.send(build(self._sequence))
+
+    def _receive(self) -> None:
+        while (data := self._channel.receive()) is not None:
+            reply = wire.decode_reply(data)
+            report = self._asked.pop(reply.sequence, None)
+            if report is not None:
+                report(reply)
+
+
+class Cell:
+    """A daemon and those who work with it."""
+
+    def __init__(self, world: World, number: int, name: str, shards: int) -> None:
+        self.world = world
+        self.number = number
+        self.oracle = Oracle()
+        self.daemon = SimulatedDaemon(
+            world.machine, world.network, world.seam, world.directory,
+            self._config(name, shards), self,
+        )  # fmt: skip
+        self.operator = Operator(self)
+        self.clients: list[SimulatedClient] = []
+        self.subscribers: list[SimulatedSubscriber] = []
+        self.deliveries: list[Deliveries] = []
+        self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
+        self.restarts = True
+        """Whether a daemon that ended is started again."""
+        self.may_lose_arena = self.rotten = self.draining = False
+        self._arena_lost = self._restarting = False
+        self._refused = 0
+        self._failed_calls = 0
+        self._shards = shards
+
+    def _config(self, name: str, shards: int) -> Config:
+        setting = self.world.script.setting
+        more: dict[str, Any] = {}
+        if setting.wal:
+            more = {
+                "wal_dir": str(self.world.directory / "wal"), "wal_buffer_bytes": 4 * MIB,
+                "wal_segment_bytes": 256 * 1024, "snapshot_segments": 2,
+            }  # fmt: skip
+        if shards > 1:
+            more |= {"shard": self.number, "shards": shards}
+        if setting.virtual:
+            more |= {"clock": "virtual", "wall_origin_ns": 10**18}
+        return Config(
+            name, capacity=setting.capacity,
+            payload_bytes=(8 if setting.heavy else 1) * MIB,
+            replay_capacity=setting.replay_capacity,
+            topics=8, namespaces=4, sessions=setting.sessions, watches=256, watch_keys=64,
+            accounts=8, bulk_loads=4, bulk_load_rows=16_384, inbox=64, **more,
+        )  # fmt: skip
+
+    # ---- times ---------------------------------------------------------------------------------
+
+    @property
+    def virtual(self) -> bool:
+        """True if deadlines are on a virtual clock."""
+        return self.world.script.setting.virtual
+
+    @property
+    def begun_ns(self) -> int:
+        """What the daemon's clock is behind the time of deadlines."""
+        return 0 if self.virtual else self.world.machine.boot_begun_ns
+
+    def now_ns(self) -> int:
+        """Now, on the clock of deadlines: world time, or the daemon's virtual time."""
+        if not self.virtual:
+            return self.world.schedule.now_ns
+        if not self.daemon.fuse.dead:
+            self._virtual_ns = int(self._arena.header.now_ns)
+        return self._virtual_ns
+
+    _virtual_ns = 0
+    _arena: Any = None
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start everything."""
+        self.daemon.start()
+        self.clients = [self.client(n) for n in range(CLIENTS)]
+        for _ in range(SUBSCRIBERS):
+            self._subscribe()
+
+    def client(self, number: int) -> SimulatedClient:
+        """A new process of a client."""
+        world = self.world
+        partition = Partition(self.number, {}) if self._shards > 1 else None
+        client = SimulatedClient(
+            world.machine, world.network, "w", NAMESPACE, durable=self.durable(number),
+            partition=partition, uid=number if world.script.setting.uids else 0,
+            boot_offset_ns=world.script.setting.boot_offsets_ns[number],
+        )  # fmt: skip
+        self.daemon.pids.add(client.host.pid)
+        return client
+
+    def durable(self, client: int) -> bool:
+        """Whether a client asks for durable answers."""
+        setting = self.world.script.setting
+        return setting.wal and setting.durable[client]
+
+    def _subscribe(self) -> None:
+        number = len(self.subscribers)
+        deliveries = Deliveries(self.oracle, lambda: self._stream_of(number))
+        self.deliveries.append(deliveries)
+        self.subscribers.append(
+            SimulatedSubscriber(
+                self.world.machine, self.world.network, self.daemon.config.name, NAMESPACE, None,
+                partial(self._deliver, deliveries),
+            )
+        )  # fmt: skip
+
+    def _stream_of(self, number: int) -> int:
+        inbox = self.subscribers[number].inbox
+        return inbox._stream.stream_id if inbox is not None else 0
+
+    def _deliver(self, deliveries: Deliveries, item: Notice | Lagged) -> None:
+        if isinstance(item, Lagged):
+            self.world.note("lagged", item.topic, item.first_lost, item.last_lost)
+            deliveries.lagged(item.topic, item.first_lost, item.last_lost)
+            return
+        self.world.note("notice", item.topic, item.seq, item.ticket)
+        sent = Sent(
+            item.ticket, str(item.key), item.payload, item.deadline_boot_ns, item.fired_boot_ns,
+            int(item.cause),
+        )  # fmt: skip
+        deliveries.received(item.topic, item.seq, sent)
+
+    def end_client(self, number: int) -> None:
+        """A client's process ends without a word: its open calls are in doubt."""
+        one = self.clients[number]
+        one.die()
+        for call, report in one.unsettled:
+            if call.done:
+                report()
+        self.daemon.pids.discard(one.host.pid)
+        if self.daemon.processes is not None and self.daemon.alive:
+            self.daemon.processes.end(one.host.pid)
+        for name in self.keys_of(number):
+            self.oracle.doubt(name, self.now_ns())
+        self.operations[number] = []
+
+    def begin_client(self, number: int) -> None:
+        """The client's next process begins."""
+        if not self.clients[number].alive:
+            self.clients[number] = self.client(number)
+
+    def keys_of(self, client: int) -> list[str]:
+        """All keys of timers that belong to a client."""
+        return [name for name in self.oracle.keys if name.startswith(f"k{client}.")]
+
+    # ---- what the daemon does ------------------------------------------------------------------
+
+    def starting(self) -> None:
+        """A process of the daemon begins."""
+        self._failed_calls = self.world.disk.failed
+
+    def started(self, arena: Any) -> None:
+        """A process has its arena. Another stream than before has a reason."""
+        self._refused = 0
+        self._arena = arena
+        self._tap()
+        stream_id = int(arena.header.stream_id)
+        before, self.oracle.stream_id = self.oracle.stream_id, stream_id
+        if before not in (0, stream_id):
+            if not self.may_lose_arena:
+                raise Violation(f"stream {before} was followed by {stream_id} without a reason")
+            if not self._arena_lost:  # a name was removed, and then the daemon was killed
+                self.lose_arena(memory=False)
+            self.oracle.recovered(self.world.wrong_ns(self))
+        self._arena_lost = self.may_lose_arena = False
+        if self._shards > 1:
+            self._place(self.daemon.starts)
+
+    def _place(self, start: int) -> None:
+        """Give birth to the namespace in a shard, as the process that runs the deployment does."""
+
+        def again() -> None:
+            if not placed and self.restarts and self.daemon.starts == start:
+                self._set(lambda _: placed.append(1))
+                self.world.schedule.after(100 * MS, again)
+
+        placed: list[int] = []
+        self.world.schedule.after(MS, again)
+
+    def committed(self, arena: Any) -> None:
+        """A group was committed."""
+        buffer = arena.wal_buffer
+        if buffer is not None and int(buffer.committed_lsn) == int(buffer.next_lsn) - 1:
+            self.oracle.committed()
+
+    def ended(self) -> None:
+        """A process has ended: its supervisor starts the next one."""
+        if self.restarts and not self._restarting:
+            self._restarting = True
+            self.world.schedule.after(RESTART_NS, self._restart)
+
+    def _restart(self) -> None:
+        self._restarting = False
+        if self.restarts and not self.daemon.alive and not self.daemon.start():
+            self.ended()
+
+    def refused(self, error: BaseException) -> None:
+        """A start was refused. That has a reason, and an operator reads the message."""
+        text = f"{type(error).__name__}: {error}"
+        self.world.note("refused", type(error).__name__)
+        disk = self.world.disk
+        troubled = disk.full or disk.failed != self._failed_calls or bool(disk.troubles)
+        if "remove that one" in text:
+            self.lose_arena()
+        elif isinstance(error, ArenaTooSmall):
+            self.daemon.next_config = replace(
+                self.daemon.config, **{error.resource: 2 * error.needed}
+            )
+        elif self.rotten and not troubled:
+            self._refused += 1
+            if self._refused == EMPTIED_AFTER:
+                self._begin_anew()
+            elif self._refused >= FORCED_AFTER:
+                self._force()
+        elif not troubled:
+            raise Violation(f"a start was refused without a reason: {text}")
+
+    def _force(self) -> None:
+        """An operator accepts what the WAL has before its damage."""
+        self.daemon.force = True
+        self.may_lose_arena = True
+        self.oracle.forced()
+
+    def _begin_anew(self) -> None:
+        """Not even a forced start finds a sound snapshot: an operator moves the WAL away."""
+        self.world.disk.empty(Path(self.daemon.config.wal_dir) / self.daemon.config.name)
+        self.may_lose_arena = True
+        self.oracle.forced()
+
+    def lose_arena(self, *, memory: bool = True) -> None:
+        """The arena is gone, and what no WAL has."""
+        self._arena_lost = self.may_lose_arena = True
+        if memory:
+            self.daemon.lose_memory()
+        self.oracle.arena_lost(self.world.script.setting.wal)
+
+    # ---- what the daemon publishes ---------------------------------------------------------------
+
+    def _tap(self) -> None:
+        """Listen to all that the daemon hands to its notice socket."""
+        transport = self.daemon.transport
+        assert transport is not None
+        publish = transport.publish
+
+        def listen(messages: Any) -> int:
+            messages = list(messages)
+            sent = publish(messages)
+            for message in messages:
+                self._published(bytes(message.subject), bytes(message.body))
+            return sent
+
+        transport.publish = listen  # type: ignore[method-assign]
+
+    def _published(self, subject: bytes, body: bytes) -> None:
+        self.world.note(subject, body)
+        namespace, topic = wire.decode_topic_frame(subject)
+        if namespace != NAMESPACE:
+            return
+        head = wire.decode_notice_head(body)
+        wall_ns = self.world.machine.wall_ns(self.world.schedule.now_ns)
+        for index, raw in enumerate(wire.decode_notices(body, head.records)):
+            ticket, deadline_ns, fired_ns, cause, _, key, payload = raw
+            if str(key).startswith("o"):
+                _, payload = wire.decode_verdict(payload)
+            elif not self.virtual:
+                self.oracle.judge_wall(bytes(payload), wall_ns)
+            sent = Sent(ticket, str(key), bytes(payload), deadline_ns, fired_ns, cause)
+            self.oracle.published(
+                head.stream_id, topic, head.first + index, sent, self.begun_ns, self.now_ns()
+            )
+
+    # ---- answers -------------------------------------------------------------------------------
+
+    def answered(self, call: Call, pending: Any) -> None:
+        """A single call has an outcome."""
+        word = int(pending.word)
+        status = IN_DOUBT if pending.error is not None or word == 0 else word & 0xFF
+        self.judge(call, status, word >> 8, int(pending.deadline_ns))
+
+    def judge(self, call: Call, status: int, ticket: int, deadline_boot_ns: int) -> None:
+        """Hand an outcome to the oracle."""
+        self.world.note(call.kind, call.key, status, ticket)
+        deadline_ns = deadline_boot_ns + self.begun_ns
+        self.oracle.answer(call, status, ticket, deadline_ns, self.now_ns())
+
+    def ask(self, client: int, name: str) -> None:
+        """Ask for a key."""
+        call = self.oracle.issue(Call("get", name, self.durable(client)))
+
+        def report(question: Any) -> None:
+            try:
+                found = question.outcome()
+            except PurgatorydError:
+                self.judge(call, IN_DOUBT, 0, 0)
+                return
+            if found is None:
+                self.judge(call, Status.UNKNOWN, 0, 0)
+            else:
+                self.judge(call, found.status, found.ticket, found.deadline_boot_ns)
+
+        self.clients[client].get(name, report)
+
+    def operation_ended(self, operation: Operation, found: Any) -> None:
+        """The owner of an operation got its outcome, or will get none."""
+        try:
+            outcome = found.result(0)
+        except PurgatorydError:
+            operation.ticket = 0
+            return
+        self.world.note("outcome", operation.key, outcome.cause)
+        self.oracle.ended(operation, Cause[outcome.cause.upper()], self.now_ns())
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """End all disturbances."""
+        self.daemon.fuse.left = None
+        self.daemon.thaw()
+        for one in (*self.clients, *self.subscribers):
+            one.thaw()
+        for one in (*self.clients, *self.subscribers, self.operator):
+            for end in one.ends:
+                end.disturbances.clear()
+
+    def finish(self) -> None:
+        """Let everything come to its end. Raises Violation."""
+        until = self.world.until
+        until(lambda: self.daemon.alive, "the daemon serves")
+        if self.daemon.reaper is not None and self.daemon.reaper.wal.errno:
+            self.daemon.stop()
+            until(lambda: self.daemon.alive, "the daemon serves again")
+        for number in range(CLIENTS):
+            self.begin_client(number)
+        until(lambda: all(not c.unsettled for c in self.clients), "all calls have an outcome")
+        self.resume()
+        self._set(park_beyond_ns=0)
+        self._set(quota_timers=0)
+        self.world.pass_time(S)
+        self._ask_all()
+        self._unpark_all()
+        self.world.pass_time(20 * S)
+
+    def resume(self) -> None:
+        """Give up a drain."""
+        if self.draining:
+            self.draining = False
+            self.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n, flags=FLAG_RESUME))
+
+    def _set(self, report: Callable[[wire.Reply], object] = lambda _: None, **changes: int) -> None:
+        self.operator.ask(
+            lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes), report
+        )
+
+    def _ask_all(self) -> None:
+        """Ask for each key, so that no state is in doubt."""
+        until = self.world.until
+        for number in range(CLIENTS):
+            for name in self.keys_of(number):
+                if self.oracle.key(name).call is None:
+                    self.ask(number, name)
+        until(
+            lambda: all(key.call is None for key in self.oracle.keys.values()),
+            "all keys were asked for",
+        )
+
+    def _parked_rows(self) -> list[tuple[str, int, bytes]]:
+        """Rows of bulk loads that are parked: key, ticket and the payload that is kept for them."""
+        parked: list[tuple[str, int, bytes]] = []
+        waiting: set[bytes] = set(self.oracle.rows)
+
+        def report(payload: bytes, key: str, question: Any) -> None:
+            waiting.discard(payload)
+            found = question.outcome()
+            if found is not None and found.status == Status.PARKED:
+                parked.append((key, found.ticket, payload))
+
+        for payload, row in self.oracle.rows.items():
+            self.clients[0].get(row.key, partial(report, payload, row.key))
+        self.world.until(lambda: not waiting, "all rows were asked for")
+        return list({key: (key, ticket, payload) for key, ticket, payload in parked}.values())
+
+    def _unpark_all(self) -> None:
+        parked_rows = self._parked_rows()
+        for number, client in enumerate(self.clients):
+            rows = [
+                (name, timer.ticket, timer.payload)
+                for name in self.keys_of(number)
+                for timer in self.oracle.key(name).armed
+                if timer.parked and timer.ticket
+            ]
+            rows += parked_rows if number == 0 else []
+            if rows:
+                client.unpark_many(rows, lambda _: None)
+        self.world.until(
+            lambda: all(not c.unsettled for c in self.clients), "parked timers came back"
+        )
+
+    def advance_far(self, far_ns: int) -> None:
+        """Move the virtual clock past every deadline."""
+        arrived: list[int] = []
+
+        def again() -> None:
+            if not arrived:
+                self.operator.ask(
+                    lambda n: wire.encode_frame(Message.ADVANCE, 0, n, at_ns=far_ns),
+                    lambda reply: arrived.append(reply.error),
+                )
+                self.world.schedule.after(500 * MS, again)
+
+        again()
+        self.world.until(lambda: arrived, "the virtual clock moved")
+
+    def close(self) -> None:
+        """End all sessions. Raises Violation if something is left."""
+        until = self.world.until
+        until(self._all_ended, "all operations have an outcome")
+        self.oracle.finish()
+        for client in self.clients:
+            client.close()
+        until(lambda: all(client.closed for client in self.clients), "all sessions ended")
+        for number in range(CLIENTS):
+            self.end_client(number)
+        self.world.pass_time(70 * S)  # the grace of sessions whose process nobody watched
+        for one in self.deliveries:
+            one.finish()
+        self._check_leaks()
+
+    def _all_ended(self) -> bool:
+        return all(
+            real.done for mine in self.operations for operation, real in mine if operation.ticket
+        )
+
+    def _check_leaks(self) -> None:
+        assert self.daemon.reaper is not None
+        arena = self.daemon.reaper.arena
+        arena.check()
+        metrics = arena.metrics
+        left = {
+            "timers": int(metrics.live),
+            "parked": int(metrics.parked),
+            "operations": int(metrics.operations),
+            "outcomes": int(metrics.outcomes),
+            "sessions": len(arena.session_ids()),
+            "watch records": arena.watch_fill()["watch_records"],
+        }
+        if any(left.values()):
+            raise Violation(f"left over: {left}")
+
+    def die(self) -> None:
+        """Remove what the cell has outside of the world."""
+        self.restarts = False
+        for one in (*self.clients, *self.subscribers):
+            one.die()
+        if self.daemon.alive:
+            self.daemon.kill()
+        self.daemon.lose_memory()

@@ -1,0 +1,235 @@
+"""The steps of a script that break something. Each fault is counted by its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
+from purgatoryd.shm_layout.shm import MOUNT
+from world.cell import Cell
+from world.disk import Trouble
+from world.network import Disturbance
+from world.script import CLIENTS, MS
+from world.world import FAR_NS
+
+
+def _count(cell: Cell, kind: str) -> None:
+    cell.world.faults[kind] += 1
+
+
+# ---- messages ----------------------------------------------------------------------------------
+
+
+def disturb(cell: Cell, client: int, kind: str, frames: int, delay_ns: int) -> None:
+    """Lose, double, delay or swap the next frames of a client's connection."""
+    for end in cell.clients[client].ends:
+        end.disturbances.append(Disturbance(kind, frames, delay_ns))
+
+
+def disturb_subscriber(cell: Cell, subscriber: int, kind: str, frames: int, delay_ns: int) -> None:
+    """The same to a subscriber, whose socket drops messages and never doubles or swaps them."""
+    for end in cell.subscribers[subscriber].ends:
+        lossy = kind if kind in ("lose", "delay") else "lose"
+        end.disturbances.append(Disturbance(lossy, frames, delay_ns))
+
+
+def break_(cell: Cell, client: int) -> None:
+    """Break a client's connections."""
+    for end in cell.clients[client].ends:
+        cell.world.network.break_connection(end)
+    _count(cell, "message")
+
+
+# ---- processes ---------------------------------------------------------------------------------
+
+
+def freeze_client(cell: Cell, client: int, span_ns: int) -> None:
+    """Stop a client for a while."""
+    one = cell.clients[client]
+    one.freeze()
+    _count(cell, "client")
+    cell.world.schedule.after(span_ns, one.thaw)
+
+
+def freeze_subscriber(cell: Cell, subscriber: int, span_ns: int) -> None:
+    """Stop a subscriber for a while."""
+    one = cell.subscribers[subscriber]
+    one.freeze()
+    _count(cell, "client")
+    cell.world.schedule.after(span_ns, one.thaw)
+
+
+def kill_client(cell: Cell, client: int, span_ns: int) -> None:
+    """Kill a client; its successor begins later."""
+    if cell.clients[client].alive:
+        cell.end_client(client)
+        _count(cell, "client")
+        cell.world.schedule.after(span_ns, partial(cell.begin_client, client))
+
+
+def reuse_pid(cell: Cell, client: int) -> None:
+    """Kill a client, and give its pid to the next process at once."""
+    one = cell.clients[client]
+    if one.alive:
+        cell.end_client(client)
+        cell.world.machine.reuse_pid(one.host.pid)
+        _count(cell, "client")
+        cell.begin_client(client)
+
+
+def drop_session(cell: Cell, client: int) -> None:
+    """An operator ends a client's session."""
+    session = cell.clients[client].core.session.id
+    if cell.clients[client].alive and session:
+        _count(cell, "client")
+        cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
+
+
+def kill_daemon(cell: Cell, calls: int) -> None:
+    """Kill the daemon after so many of its calls into core, disk and sockets."""
+    cell.daemon.fuse.left = calls
+
+
+def freeze_daemon(cell: Cell, span_ns: int) -> None:
+    """Stop the daemon for a while."""
+    if cell.daemon.alive:
+        cell.daemon.freeze()
+        _count(cell, "freeze")
+        cell.world.schedule.after(span_ns, cell.daemon.thaw)
+
+
+def stop_daemon(cell: Cell, capacity: int | None, asked: bool) -> None:
+    """Stop the daemon cleanly, by a signal or by the STOP command; the next one may have another
+    size."""
+    if not cell.daemon.alive:
+        return
+    _count(cell, "stop")
+    if asked:
+        cell.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n))
+    else:
+        cell.daemon.stop()
+    if capacity is not None:
+        least = cell.world.script.setting.capacity
+        cell.daemon.next_config = replace(cell.daemon.config, capacity=max(capacity, least))
+
+
+def drain(cell: Cell, span_ns: int) -> None:
+    """Let the daemon refuse adds for a while."""
+    _count(cell, "stop")
+    cell.draining = True
+    cell.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n, flags=FLAG_DRAIN))
+    cell.world.schedule.after(span_ns, cell.resume)
+
+
+def kill_snapshot(cell: Cell) -> None:
+    """Kill the process that writes a snapshot."""
+    if cell.daemon.snapshot is not None:
+        _count(cell, "snapshot")
+        cell.daemon.snapshot.kill()
+
+
+# ---- the disk ----------------------------------------------------------------------------------
+
+
+def disk(cell: Cell, kind: str, errno: int, times: int, span_ns: int) -> None:
+    """Let calls of one kind fail, once or for a while."""
+    trouble = cell.world.disk.troubles[kind] = Trouble(errno, times)
+
+    def heal() -> None:
+        if cell.world.disk.troubles.get(kind) is trouble:
+            del cell.world.disk.troubles[kind]
+
+    cell.world.schedule.after(span_ns, heal)
+
+
+def disk_full(cell: Cell, span_ns: int) -> None:
+    """Let the disk be full for a while."""
+    cell.world.disk.full = True
+
+    def heal() -> None:
+        cell.world.disk.full = False
+
+    cell.world.schedule.after(span_ns, heal)
+
+
+def short_write(cell: Cell, times: int) -> None:
+    """Let the next writes of group commit write only a part."""
+    cell.world.disk.short_writes += times
+
+
+def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
+    """Let commits take longer for a while."""
+    cell.daemon.commit_ns = commit_ns
+    _count(cell, "slow disk")
+    cell.world.schedule.after(span_ns, cell.daemon.quicken)
+
+
+def rot(cell: Cell, file: int, byte: float) -> None:
+    """Change a byte of a WAL file on the medium."""
+    if cell.world.disk.rot(Path(cell.daemon.config.wal_dir) / cell.daemon.config.name, file, byte):
+        cell.rotten = True
+        _count(cell, "rot")
+
+
+# ---- the machine -------------------------------------------------------------------------------
+
+
+def power_cut(cell: Cell, span_ns: int) -> None:
+    """The machine loses power: all processes, all memory, and what the disk has not synced."""
+    world = cell.world
+    _count(cell, "power cut")
+    for one in world.cells:
+        for client in range(CLIENTS):
+            if one.clients[client].alive:
+                one.end_client(client)
+                world.schedule.after(span_ns + MS, partial(one.begin_client, client))
+        if one.daemon.alive:
+            one.daemon.kill()
+        one.daemon.fuse.left = None
+        one.lose_arena()
+    world.disk.cut()
+    world.machine.reboot()
+
+
+def lose_name(cell: Cell, private: bool) -> None:
+    """Somebody removes an arena file."""
+    if cell.daemon.alive:
+        _count(cell, "name")
+        cell.may_lose_arena = True
+        paths = cell.daemon.paths
+        (MOUNT / (paths.private if private else paths.arena)[1:]).unlink(missing_ok=True)
+
+
+def step_wall(cell: Cell, by_ns: int) -> None:
+    """Set the wall clock."""
+    _count(cell, "clock")
+    cell.world.wall_is_wrong(abs(by_ns))
+    cell.world.machine.step_wall(by_ns)
+
+
+def drift(cell: Cell, ppm: int) -> None:
+    """Let the wall clock drift."""
+    _count(cell, "clock")
+    cell.world.wall_is_wrong(FAR_NS // 1000)
+    cell.world.machine.drift(ppm)
+
+
+def suspend(cell: Cell, span_ns: int) -> None:
+    """Suspend the machine."""
+    _count(cell, "clock")
+    cell.world.machine.suspend(span_ns)
+
+
+STEPS: dict[str, Callable[..., None]] = {
+    function.__name__.rstrip("_"): function
+    for function in (
+        disturb, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
+        reuse_pid, drop_session, kill_daemon, freeze_daemon, stop_daemon, drain, kill_snapshot,
+        disk, disk_full, short_write, slow_disk, rot, power_cut, lose_name, step_wall, drift,
+        suspend,
+    )
+}  # fmt: skip

@@ -1,0 +1,335 @@
+"""The steps of a script that clients and operators do, each on one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from purgatoryd.clients.bulk_loads import BulkLoad
+from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.layout import BulkLoadAction, Message, Op, Status
+from world.cell import NAMESPACE, Cell
+from world.oracle import IN_DOUBT, Call, Operation, Timer
+from world.script import MS, S
+
+PARK_BEYOND_NS = 60 * S
+
+
+def free(cell: Cell, client: int, key: object) -> str | None:
+    """The name of a client's key on which no call is under way."""
+    name = f"k{client}.{key}"
+    usable = cell.clients[client].usable and cell.oracle.key(name).call is None
+    return name if usable else None
+
+
+def _payload(cell: Cell, size: int) -> bytes:
+    """A payload that no other add has."""
+    return f"{cell.number}:{cell.world.number()}:".encode() + bytes(size)
+
+
+def _call(
+    cell: Cell, client: int, kind: str, name: str, delay_ns: int, topic: str, size: int
+) -> Call:
+    """Issue an add."""
+    deadline_ns = cell.now_ns() + delay_ns
+    timer = Timer(name, topic, _payload(cell, size), 0 if cell.virtual else deadline_ns)
+    return cell.oracle.issue(Call(kind, name, cell.durable(client), timer))
+
+
+# ---- timers ------------------------------------------------------------------------------------
+
+
+def add(
+    cell: Cell, client: int, key: int, mode: str, delay_ns: int, topic: str, size: int, wait: bool,
+    wall: bool,
+) -> None:  # fmt: skip
+    """Add a timer, one in ten of them by the wall clock."""
+    name = free(cell, client, key)
+    if name is None:
+        return
+    call = _call(cell, client, mode, name, delay_ns, topic, size)
+    timer = call.timer
+    assert timer is not None
+    arguments: dict[str, Any] = {"delay_ns": delay_ns}
+    if wall and not cell.virtual and mode in ("error", "replace"):
+        wall_ns = cell.world.machine.wall_ns(cell.world.schedule.now_ns) + delay_ns
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=wall_ns // 1000)
+        arguments = {"deadline": moment}
+        timer.wall_ns = wall_ns // 1000 * 1000
+    cell.clients[client].add(
+        name, partial(cell.answered, call), topic=topic, payload=timer.payload, mode=mode,
+        wait=wait, **arguments,
+    )  # fmt: skip
+
+
+def cancel(cell: Cell, client: int, key: int, by_ticket: bool) -> None:
+    """Cancel the timer of a key."""
+    name = free(cell, client, key)
+    if name is None:
+        return
+    armed = cell.oracle.key(name).armed
+    ticket = armed[0].ticket if by_ticket and armed else 0
+    call = Call("cancel", name, cell.durable(client), ticket=ticket)
+    cell.oracle.issue(call)
+    cell.clients[client].cancel(name, ticket, partial(cell.answered, call))
+
+
+def get(cell: Cell, client: int, key: int) -> None:
+    """Ask for a key."""
+    if (name := free(cell, client, key)) is not None:
+        cell.ask(client, name)
+
+
+def add_many(
+    cell: Cell, client: int, keys: list[Any], mode: str, delay_ns: int, topic: str, size: int = 8
+) -> None:
+    """Add many timers in one call."""
+    names = [name for key in keys if (name := free(cell, client, key))]
+    if not names:
+        return
+    calls = [_call(cell, client, mode, name, delay_ns, topic, size) for name in names]
+    rows = [
+        (call.key, delay_ns / 1e9, topic, call.timer.payload)
+        for call in calls
+        if call.timer is not None
+    ]
+    cell.clients[client].add_many(rows, topic, mode, None, partial(_all_answered, cell, calls))
+
+
+def burst(cell: Cell, client: int, count: int) -> None:
+    """Add so many large timers that the WAL buffer fills while the disk is slow."""
+    keys = [f"burst{number}" for number in range(count)]
+    add_many(cell, client, keys, "replace", 50 * MS, "a", 50_000)
+
+
+def cancel_many(cell: Cell, client: int, keys: list[int]) -> None:
+    """Cancel many timers in one call."""
+    names = [name for key in keys if (name := free(cell, client, key))]
+    if not names:
+        return
+    durable = cell.durable(client)
+    calls = [cell.oracle.issue(Call("cancel", n, durable)) for n in names]
+    cell.clients[client].cancel_many(names, partial(_all_answered, cell, calls))
+
+
+def _all_answered(cell: Cell, calls: list[Call], result: Any) -> None:
+    rows = zip(calls, result.statuses, result.tickets, result.deadlines_boot_ns, strict=True)
+    for call, status, ticket, deadline_boot_ns in rows:
+        known = IN_DOUBT if status == Status.NONE else int(status)
+        cell.judge(call, known, ticket, deadline_boot_ns)
+
+
+def flush(cell: Cell, client: int) -> None:
+    """Wait for the answers to all calls."""
+    if cell.clients[client].usable:
+        cell.clients[client].flush()
+
+
+# ---- operations --------------------------------------------------------------------------------
+
+
+def watch(
+    cell: Cell, client: int, kind: str, targets: dict[int, int], need: int, timeout_ns: int,
+    topic: str | None,
+) -> None:  # fmt: skip
+    """Arm an operation."""
+    one = cell.clients[client]
+    if not one.usable:
+        return
+    named = {f"w{key}": target for key, target in targets.items()}
+    key = f"o{client}.{cell.world.number()}"
+    deadline_ns = 0 if cell.virtual else cell.now_ns() + timeout_ns
+    operation = Operation(key, kind, named, need, deadline_ns)
+    conditions: dict[str, Callable[[], Any]] = {
+        "all": lambda: AllOf(named),
+        "any": lambda: AnyOf(named),
+        "sum": lambda: SumOf(dict.fromkeys(named, 0), need),
+        "quorum": lambda: Quorum(named, need),
+        "client": lambda: When(lambda: cell.oracle.lets_hold(operation), list(named)),
+    }
+    cell.oracle.watching(operation)
+
+    def report(pending: Any) -> None:
+        word = int(pending.word)
+        cell.world.note("watch", key, word)
+        if pending.error is None and word & 0xFF == Status.ADDED:
+            operation.ticket = word >> 8
+            operation.deadline_ns = int(pending.deadline_ns) + cell.begun_ns
+
+    real = one.watch(key, conditions[kind](), timeout_ns / 1e9, topic, report)
+    real.add_done_callback(partial(cell.operation_ended, operation))
+    cell.operations[client].append((operation, real))
+
+
+def _trigger(
+    cell: Cell, client: int, op: Op, key: int, value: int,
+    done: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    def report(pending: Any) -> None:
+        word = int(pending.word)
+        cell.world.note(op, key, value, word)
+        if pending.error is None and word & 0xFF == Status.DONE:
+            done()
+
+    if cell.clients[client].usable:
+        cell.clients[client].trigger(op, f"w{key}", value, report)
+
+
+def advance(cell: Cell, client: int, key: int, by: int) -> None:
+    """Raise a watermark."""
+    name = f"w{key}"
+    watermark = cell.oracle.watch_key(name).possible + by
+    issued = cell.oracle.advancing(name, watermark)
+
+    def done() -> None:
+        durable = cell.durable(client)
+        cell.oracle.advanced(name, watermark, issued, cell.now_ns(), durable=durable)
+
+    _trigger(cell, client, Op.ADVANCE_KEY, key, watermark, done)
+
+
+def bump(cell: Cell, client: int, key: int, by: int) -> None:
+    """Add to a watermark."""
+    cell.oracle.watch_key(f"w{key}").bumps += by
+    _trigger(cell, client, Op.BUMP, key, by)
+
+
+def fail(cell: Cell, client: int, key: int) -> None:
+    """Fail a watch key."""
+    cell.oracle.watch_key(f"w{key}").may_fail = True
+    _trigger(cell, client, Op.FAIL, key, 7)
+
+
+def clear(cell: Cell, client: int, key: int) -> None:
+    """End a failure."""
+    _trigger(cell, client, Op.CLEAR, key, 0)
+
+
+def forget(cell: Cell, client: int, key: int) -> None:
+    """Forget a watermark."""
+    if cell.clients[client].usable:
+        forgotten = cell.oracle.forgetting(f"w{key}")
+        _trigger(cell, client, Op.FORGET, key, 0, forgotten)
+
+
+def cancel_for_key(cell: Cell, client: int, key: int) -> None:
+    """End all operations that watch a key."""
+    if cell.clients[client].usable:
+        end = cell.oracle.cancelling(f"w{key}")
+        _trigger(cell, client, Op.CANCEL_FOR_KEY, key, 0, end)
+
+
+def let_hold(cell: Cell, client: int, key: int) -> None:
+    """Let the client's own conditions on a key be true from now on, and say so."""
+    cell.oracle.watch_key(f"w{key}").may_hold = True
+    bump(cell, client, key, 1)
+
+
+def _own(cell: Cell, client: int, number: int) -> tuple[Operation, Any] | None:
+    mine = [found for found in cell.operations[client] if found[0].ticket]
+    return mine[number % len(mine)] if mine and cell.clients[client].usable else None
+
+
+def end_operation(cell: Cell, client: int, number: int) -> None:
+    """Cancel an operation."""
+    if (found := _own(cell, client, number)) is not None:
+        operation, _ = found
+        operation.cancelled = True
+        cell.clients[client].cancel(operation.key, operation.ticket, lambda _: None)
+
+
+def extend_operation(cell: Cell, client: int, number: int, span_ns: int) -> None:
+    """Move the deadline of an operation."""
+    if (found := _own(cell, client, number)) is not None:
+        _, real = found
+        if not real.done:
+            cell.clients[client].extend(real, span_ns / 1e9)
+
+
+# ---- bulk loads --------------------------------------------------------------------------------
+
+
+def _id(number: int) -> bytes:
+    return bytes([number + 1]) * 16
+
+
+def bulk_load(
+    cell: Cell, client: int, number: int, first: int, count: int, token: int, delay_ns: int
+) -> None:
+    """Add rows of a bulk load, of which each is done once."""
+    one = cell.clients[client]
+    if not one.usable:
+        return
+    numbers = range(first, first + count)
+    rows = [(f"r{number}.{row}", delay_ns / 1e9, "a", _payload(cell, 8)) for row in numbers]
+    issued = cell.oracle.moment()
+    for name, _, _, payload in rows:
+        cell.oracle.adding_row(number, name, payload)
+
+    def report(result: Any) -> None:
+        for (_, _, _, payload), status in zip(rows, result.statuses, strict=True):
+            cell.world.note("row", payload, int(status))
+            if status in (Status.ADDED, Status.PARKED):
+                cell.oracle.added_row(payload, issued, durable=cell.durable(client))
+
+    one.add_many(rows, "a", "error", BulkLoad(_id(number), first, token), report)
+
+
+def manage_bulk_load(
+    cell: Cell, client: int, number: int, token: int, action: str, **_: object
+) -> None:
+    """Open, close or forget a bulk load, or ask how far it is."""
+    if cell.clients[client].usable:
+        answered = cell.oracle.managing_bulk_load(number, forgets=action == "forget")
+        cell.clients[client].bulk_load(
+            _id(number), BulkLoadAction[action.upper()], token, answered
+        )
+
+
+# ---- the operator ------------------------------------------------------------------------------
+
+
+def publish(cell: Cell, topic: str) -> None:
+    """Publish a notice without a timer."""
+    payload = _payload(cell, 4)
+    cell.oracle.publishing(payload)
+    cell.operator.ask(
+        lambda n: wire.encode_publish(n, NAMESPACE.encode(), topic.encode(), "p", payload)
+    )
+
+
+def ping(cell: Cell) -> None:
+    """Ask whether the loop runs."""
+    cell.operator.ask(lambda n: wire.encode_frame(Message.PING, 0, n))
+
+
+def list_sessions(cell: Cell) -> None:
+    """Ask for the sessions."""
+    cell.operator.ask(lambda n: wire.encode_frame(Message.SESSIONS, 0, n))
+
+
+def quota(cell: Cell, timers: int) -> None:
+    """Set a quota of the namespace, and what is parked."""
+    changes = {"quota_timers": timers}
+    if cell.world.script.setting.parks:
+        changes["park_beyond_ns"] = PARK_BEYOND_NS
+    cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes))
+
+
+def move_clock(cell: Cell, by_ns: int) -> None:
+    """Move the virtual clock."""
+    to_ns = cell.now_ns() + by_ns
+    cell.operator.ask(lambda n: wire.encode_frame(Message.ADVANCE, 0, n, at_ns=to_ns))
+
+
+STEPS: dict[str, Callable[..., None]] = {
+    function.__name__: function
+    for function in (
+        add, cancel, get, add_many, burst, cancel_many, flush, watch, advance, bump, fail, clear,
+        forget, cancel_for_key, let_hold, end_operation, extend_operation, bulk_load,
+        manage_bulk_load, publish, ping, list_sessions, quota, move_clock,
+    )
+}  # fmt: skip
