@@ -23,7 +23,7 @@ from purgatoryd.clients.client import Client
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.core import OPEN_RETRY_S, Core, Mode
 from purgatoryd.clients.engine import Call, Engine
-from purgatoryd.clients.jobs import Job
+from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.partitions import Part, Partitions, Parts, settling, split_jobs
 from purgatoryd.clients.route import Route
@@ -148,7 +148,8 @@ class PartitionedClient(Closing):
                 _await(engine, call, whole)
             return outcome(whole)
         except BaseException as error:
-            self._clients[0]._leave_handle(error, whole, lambda: handed.taken)
+            if in_doubt(error):
+                engines[0].leave_handle(error, whole, lambda: engines[0].begun(handed))
             raise
 
 
