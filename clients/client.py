@@ -141,6 +141,7 @@ class Client:
         self._engine = self._start()
         weakref.finalize(self, self._engine.end).atexit = False
         try:
+            self._engine.start()
             self._engine.call(self._engine.greeted(self.timeout))
             if self._core.session.refusal is not None:
                 raise self._core.session.refusal

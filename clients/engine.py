@@ -218,13 +218,17 @@ class Engine(CallThread, Jobs):
         self._listens = listens
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Closed with the engine, not with the connection: a caller may write to it after close().
-        weakref.finalize(self, os.close, self._kicked).atexit = False
+        # One line, so that no interrupt comes between.
+        flags, finalize = os.EFD_NONBLOCK | os.EFD_CLOEXEC, weakref.finalize
+        self._kicked = fd = os.eventfd(0, flags); finalize(self, os.close, fd).atexit = False  # noqa: E702  # fmt: skip
         self._wake: Callable[[], object] = nothing
         self._wake_at = 0
         """Number of queued requests that wakes the engine; 0 = it is awake."""
         self._thread = threading.Thread(target=self._run, name="purgatoryd-client", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Its owner has arranged for end() first, as an interrupt may follow."""
         self._thread.start()
 
     # ---- for callers ---------------------------------------------------------------------------
@@ -256,7 +260,7 @@ class Engine(CallThread, Jobs):
         if not self.core.fork_guard.mine:
             return
         self.put(self._end, urgent=True)
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and self._alive():
             self._thread.join(JOIN_S)
 
     def _end(self) -> None:

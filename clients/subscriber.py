@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import zmq
 
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole, each
-from purgatoryd.clients.channel import RECONNECT_MS, closer, connection_events
+from purgatoryd.clients.channel import RECONNECT_MS, connection_events, opened
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger, Source
@@ -92,14 +92,14 @@ class Inbox:
         self.live = remote is None
         """False until a remote daemon has let us in; of a local one the arena tells all."""
         self._fork_guard = ForkGuard("subscriber")
-        self.socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.SUB)
+        self.socket, self.monitor, self._close_sockets = opened(
+            self, zmq.SUB, zmq.Event.HANDSHAKE_SUCCEEDED
+        )
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, high_water_mark)
         self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         for subject in subjects:
             self.socket.subscribe(subject)
-        self.monitor = self.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
-        self._close_sockets = closer(self, self.socket, self.monitor)
         if remote is not None:
             remote.equip(self.socket)
         self.socket.connect(self.endpoint)
@@ -174,8 +174,8 @@ class Inbox:
         return lost
 
     def close(self) -> None:
-        """Closes socket and arena."""
-        if self.open:
+        """Closes socket and arena. An interrupted call can be repeated."""
+        if self._fork_guard.mine:
             self._fork_guard.closed = True
             self._route.close()
             self._stream.close()
