@@ -398,11 +398,21 @@ class Client:
         self._close(self._limit_s(None))
 
     def _close(self, limit_s: float) -> None:
+        self._end_close(self._begin_close(limit_s), limit_s)
+
+    def _begin_close(self, limit_s: float) -> Call[None] | None:
         if self._core.closed:
-            return
+            return None
         self._core.check()
+        call = Call(self._engine.closing(limit_s))
+        self._engine.put(call, urgent=True)
+        return call
+
+    def _end_close(self, call: Call[None] | None, limit_s: float) -> None:
+        if call is None:
+            return
         try:
-            self._engine.call(self._engine.closing(limit_s))
+            self._engine.wait(call)
         except Closed:
             pass  # another thread closes it at the same time
         except PurgatorydError:

@@ -101,12 +101,12 @@ class CallThread(ABC):
     def run(self, call: Call[Result]) -> Result:
         """Hand a call to the thread and wait for its end."""
         self.put(call, urgent=True)
-        if self._refuses:  # the thread has ended, and may not have refused this call
-            raise Closed("client")
         return self.wait(call)
 
     def wait(self, call: Call[Result], limit_s: float = float("inf")) -> Result:
         """Wait for the end of a call that the thread has. Raises CallTimeout after `limit_s`."""
+        if self._refuses and not call.done:  # the thread has ended, and may not refuse this call
+            raise Closed("client")
         return call.wait(self._alive, limit_s)
 
     @abstractmethod
