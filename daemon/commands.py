@@ -86,6 +86,7 @@ class Commands:
         self._arena = arena
         self._access = access
         self._socket = sockets.commands
+        self._peers = sockets.admission
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Message] = deque()
@@ -98,6 +99,12 @@ class Commands:
         self._shared_until_ns = 0
         self._shared = False
         self._deferred: Message | None = None
+        self._unread: set[int] = set()
+        """Connections whose bytes of before note_wakeup() libzmq may not have read."""
+        self._turns: Counter[bytes] | None = None
+        """Messages taken from each peer since libzmq has them; None = all that waited were
+        taken."""
+        self._dropped = False
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
         self.clients = ClientWatch(arena, sockets.admission, grace_ns, boot_ns(), self._left)
 
@@ -114,7 +121,10 @@ class Commands:
                 return bool(self._unfinished)
             message = sockets.receive(self._socket)
             if message is None:
+                self._turns = None
                 return bool(self._unfinished)
+            if self._turns is not None:
+                self._take_turn(message.route)
             if message.route in self._behind:
                 self._wait_behind(message)
             elif not self._had_its_share(message.uid):
@@ -122,7 +132,30 @@ class Commands:
                 served += 1
             elif self._has_space(message):
                 self._wait(message)
+            else:
+                self._dropped = True
         return True
+
+    def note_wakeup(self) -> None:
+        """Note that messages may wait since an outage."""
+        self._unread, self._turns, self._dropped = self._peers.connected, None, False
+
+    def caught_up(self) -> bool:
+        """Look whether all messages that waited at note_wakeup() have been applied."""
+        if self._unread:
+            self._unread = self._peers.unread(self._unread)
+            if not self._unread:
+                self._turns = Counter()
+            return False
+        return self._turns is None and not (self._waiting_bytes or self._dropped)
+
+    def _take_turn(self, route: bytes) -> None:
+        """Note a message from a peer. The socket takes turns among its peers, and has at most
+        REQUEST_HWM messages of each."""
+        assert self._turns is not None
+        self._turns[route] += 1
+        if self._turns[route] > sockets.REQUEST_HWM:
+            self._turns = None
 
     def _serve_unfinished(self) -> None:
         """Those that need yet another iteration come behind all others."""
@@ -158,6 +191,8 @@ class Commands:
         if len(behind) < BEHIND_MAX and self._has_space(message):
             self._waiting_bytes += _size(message)
             behind.append(message)
+        else:
+            self._dropped = True
 
     def _has_space(self, message: Message) -> bool:
         return self._waiting_bytes + _size(message) <= WAITING_BYTES_MAX

@@ -88,7 +88,7 @@ class Reaper:
         self._target_ns: int | None = None
         self._slept_until_ns: int | None = None
         """When the loop was to wake up, if nothing else woke it before."""
-        self._grace = Grace(arena)
+        self._grace = Grace(arena, self._commands)
         self._advancing: deque[Message] = deque()
 
     def run(self) -> None:

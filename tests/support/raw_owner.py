@@ -96,12 +96,16 @@ class Raw:
             self.pushed.append(reply)
 
     def send_batch(self, *records: Record, session: int = 0) -> None:
+        self.send(self.encode_batch(*records, session=session))
+
+    def encode_batch(self, *records: Record, session: int = 0) -> bytes:
+        """The next batch."""
         self.sequence += 1
         head = wire.encode_frame(
             Message.BATCH, session or self.session, self.sequence, count=len(records), names=1,
             names_bytes=len(NAMES),
         )  # fmt: skip
-        self.send(head + NAMES + b"".join(r for r, _ in records) + b"".join(b for _, b in records))
+        return head + NAMES + b"".join(r for r, _ in records) + b"".join(b for _, b in records)
 
     def results(self) -> list[tuple[int, int]]:
         """(status, operations ended or deadline) per record of the next answer."""
