@@ -17,6 +17,9 @@ import raw_wire as raw
 from core_driver import Fault
 from other_user import run_as
 from purgatory_driver import ANY, Command, Key, Owner, Purgatory
+from raw_owner import Raw as Silent
+from raw_owner import trigger
+from raw_owner import watch as watch_of
 from raw_wire import Raw
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files
 from wal_driver import Redo, Snapshot, Wal
@@ -24,6 +27,7 @@ from wal_driver import Redo, Snapshot, Wal
 from purgatoryd.cli.arena import uid_record
 from purgatoryd.clients import (
     AnyOf,
+    BulkLoad,
     Client,
     Full,
     QuotaExceeded,
@@ -34,7 +38,7 @@ from purgatoryd.clients.packing import refusal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.layout import BulkLoadAction, Quota, Status, WireError
+from purgatoryd.shm_layout.layout import BulkLoadAction, Op, Quota, Status, WireError
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
 
 SECOND_NS = 10**9
@@ -632,6 +636,45 @@ def test_a_member_that_fills_the_tables_is_refused_alone(
             return [advance, add]
 
     assert as_member(real, MEMBER, again) == refused_with[1:4:2]
+    Reader.attach(real.paths).check()
+
+
+def leave_outcomes(real: Daemon) -> list[int]:
+    """Outcomes in the inbox of a session that outlives its client for an hour."""
+    with Silent(real, grace_ns=3600 * SECOND_NS) as owner:
+        owner.batch(trigger(Op.ADVANCE_KEY, b"k", 1))
+        return [owner.batch(watch_of(b"o%d" % n, b"k", 1))[0][0] for n in range(36)]
+
+
+def load_until_refused() -> tuple[Refusal, list[Status]]:
+    """Bulk loads, and rows of one of them, each in a block of its own."""
+    with Client("demo", namespace="mine") as client:
+        opened = until_refused(lambda n: client.open_bulk_load(bytes((n + 1,)) * 16))
+        rows = [
+            client.add_many([(f"{n}", HOUR_S)], bulk_load=BulkLoad(bytes((1,)) * 16, n * BLOCK))
+            for n in range(SHARE + 1)
+        ]
+        return opened, [result.statuses[0] for result in rows]
+
+
+def load() -> list[bool]:
+    with Client("demo", namespace="others") as client:
+        timers = client.add_many([(f"{n}", HOUR_S) for n in range(16)])
+        rows = client.add_many([("row", HOUR_S)], bulk_load=BulkLoad(b"of the other uid"))
+        return [timers.ok, rows.ok]
+
+
+def test_outcomes_and_bulk_loads_of_a_member_starve_no_other_uid(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--capacity", "64", "--bulk-loads", "8", "--bulk-load-rows", "32768",
+                  "--uid-share", "50")  # fmt: skip
+    ended = as_member(real, MEMBER, lambda: leave_outcomes(real))
+    assert ended == [Status.ADDED] * 32 + [Status.QUOTA] * 4
+    refused_with, rows = as_member(real, MEMBER, load_until_refused)
+    assert refused_with == ("bulk loads", MEMBER, SHARE, SHARE)
+    assert rows == [Status.ADDED] * SHARE + [Status.QUOTA]
+    held = {"operations": 32, "bulk_loads": SHARE, "bulk_load_blocks": SHARE}
+    assert uids(real)[MEMBER].items() >= held.items()
+    assert as_member(real, OTHER, load) == [True, True]
     Reader.attach(real.paths).check()
 
 

@@ -53,13 +53,13 @@ def watch(key: bytes, watched: bytes, target: int, mode: int = Condition.ALL) ->
 class Raw:
     """An owner of operations that says what it is asked to, and nothing by itself."""
 
-    def __init__(self, demo: Daemon) -> None:
+    def __init__(self, demo: Daemon, grace_ns: int = 0) -> None:
         self.endpoint = demo.paths.cmd_endpoint
         self.context = zmq.Context()
         self.pushed: list[wire.Reply] = []
         self.sequence = 0
         self.connect()
-        self.send(wire.encode_hello(os.urandom(16)))
+        self.send(wire.encode_hello(os.urandom(16), grace_ns=grace_ns))
         self.session = self.receive(Message.HELLO).session
 
     def connect(self) -> None:
