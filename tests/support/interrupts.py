@@ -26,10 +26,12 @@ class Interrupted(BaseException):
 
 
 class Interrupt:
-    """Raises at the nth line of project code that this thread begins."""
+    """Raises at the nth line of project code that this thread begins. `where`: beginnings of file
+    names."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, where: tuple[str, ...] = (OURS,)) -> None:
         self._left = number
+        self._where = where
         self.raised = False
 
     def __enter__(self) -> Interrupt:
@@ -42,7 +44,7 @@ class Interrupt:
         gc.enable()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
+        if not frame.f_code.co_filename.startswith(self._where):
             return None
         if event == "line" and not self.raised:
             self._left -= 1
