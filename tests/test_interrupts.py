@@ -10,6 +10,7 @@ import enum
 import inspect
 import itertools
 import os
+import random
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ from interrupts import (
     ADDS,
     EFFECTS,
     HOUR_S,
+    OURS,
     Effect,
     Interrupt,
     Interrupted,
@@ -661,6 +663,64 @@ subscriber.close()
 client.close()
 print(interrupts, sent, sorted(set(range(1, sent + 1)) - set(seen)))
 """
+
+
+def shaken(call: Callable[[int], Any], number: int) -> tuple[Any, Interrupted | None]:
+    """Make a call during which a signal comes, or soon after it. Returns what it returned, and the
+    exception of the signal handler if that came in a line of the package."""
+
+    def ring(*_: object) -> None:
+        if armed:
+            raise armed.pop()
+
+    found, error = None, None
+    armed = [Interrupted()]
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-6 + random.random() ** 3 * 0.003)
+        found = call(number)
+        armed.clear()
+    except Interrupted as raised:
+        error = raised
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return found, error
+
+
+def within(error: Interrupted) -> bool:
+    """Whether an exception was raised in a call of the package, not before or after it."""
+    trace, files = error.__traceback__, []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    return any(file.startswith(OURS) for file in files)
+
+
+@pytest.mark.parametrize("cls", [Purgatory, Admin])
+def test_a_storm_of_signals_over_every_call(daemon: StartDaemon, cls: type[Any]) -> None:
+    daemon("demo", "--clock", "virtual" if cls is Admin else "real", "--namespaces", "4000",
+           "--topics", "10000", "--bulk-loads", "30000", "--watch-keys", "60000")  # fmt: skip
+    handles = interrupts = 0
+    numbers = itertools.count()
+    with cls("demo", timeout=PATIENCE_S) as client, closing(Looks()) as looks:
+        if cls is Admin:
+            looks.client.add("stays", HOUR_S)  # or a drain ends the daemon
+        for name, effect in (admin_effects(looks) if cls is Admin else EFFECTS).items():
+            for number in itertools.islice(numbers, 80):
+                for step in effect.before:
+                    step(client, number)
+                found, error = shaken(partial(effect.call, client), number)
+                if error is not None and not within(error):
+                    continue
+                handle = getattr(error, "handle", None)
+                interrupts, handles = interrupts + (error is not None), handles + bool(handle)
+                if error is None or handle is not None:
+                    assert effect.returns(found if handle is None else outcome_of(client, handle))
+                if seen := [look(client, number) for look in effect.look]:
+                    assert effect.seen(seen[-1]) == (error is None or handle is not None), name
+        assert handles > 100
+        assert interrupts > handles
 
 
 def test_programs_end_after_ctrl_c(daemon: StartDaemon) -> None:
