@@ -69,7 +69,7 @@ class Admin(Closing):
     def __init__(self, name: str = "default", *, timeout: float = 5.0) -> None:
         self.name = check_name(name)
         self.timeout = check_limit_s(timeout)
-        self._guard = ForkGuard("admin")
+        self._fork_guard = ForkGuard("admin")
         self._worker: Worker | None = None
         self._channel: Channel | None = None
         self._sequence = 0
@@ -300,8 +300,8 @@ class Admin(Closing):
 
     def close(self) -> None:
         """Drops the connection. An interrupted call that is still under way raises Closed."""
-        self._guard.closed = True
-        if self._worker is not None and self._guard.mine:
+        self._fork_guard.closed = True
+        if self._worker is not None and self._fork_guard.mine:
             self._worker.end(self._disconnect, CLOSE_S)
 
     def _disconnect(self) -> None:
@@ -314,7 +314,7 @@ class Admin(Closing):
     def _do(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Have the thread do some work, and return its result. An exception that interrupts this
         call gets a handle."""
-        self._guard.check()
+        self._fork_guard.check()
         if self._worker is None:
             self._worker = Worker("purgatoryd-admin")
         call = Call(_job(work, *args, **named))
@@ -347,7 +347,7 @@ class Admin(Closing):
     def _shard(self, daemon: str) -> Admin:
         if daemon not in self._shards:
             self._shards[daemon] = Admin(daemon, timeout=self.timeout)
-            self._shards[daemon]._guard = self._guard
+            self._shards[daemon]._fork_guard = self._fork_guard
         return self._shards[daemon]
 
     def _holders(self, namespace: str, limit_s: float, key: Key | None = None) -> list[Admin]:
@@ -384,7 +384,7 @@ class Admin(Closing):
 
     def _open(self, deadline_s: float, limit_s: float) -> Channel:
         while self._channel is None:
-            self._guard.check()
+            self._fork_guard.check()
             try:
                 self._endpoint = client_paths(self.name).admin_endpoint
                 # The answer to STOP is the last that the daemon sends before it is gone.
@@ -403,7 +403,7 @@ class Admin(Closing):
         """A command that may be repeated is sent `again` on a new connection."""
         sent = False
         while (remaining_s := deadline_s - time.monotonic()) > 0:
-            self._guard.check()
+            self._fork_guard.check()
             sent = sent or channel.send(frame)
             data = channel.receive_soon() if sent else None
             if data is None:

@@ -101,9 +101,8 @@ class Commands:
         self._deferred: Message | None = None
         self._unread: set[int] = set()
         """Connections whose bytes of before note_wakeup() libzmq may not have read."""
-        self._turns: Counter[bytes] | None = None
-        """Messages taken from each peer since libzmq has them; None = all that waited were
-        taken."""
+        self._taken_of: Counter[bytes] | None = None
+        """Messages taken from each peer since libzmq has them; None = all were taken."""
         self._dropped = False
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
         self.clients = ClientWatch(arena, sockets.admission, grace_ns, boot_ns(), self._left)
@@ -121,10 +120,10 @@ class Commands:
                 return bool(self._unfinished)
             message = sockets.receive(self._socket)
             if message is None:
-                self._turns = None
+                self._taken_of = None
                 return bool(self._unfinished)
-            if self._turns is not None:
-                self._take_turn(message.route)
+            if self._taken_of is not None:
+                self._count_taken(message.route)
             if message.route in self._behind:
                 self._wait_behind(message)
             elif not self._had_its_share(message.uid):
@@ -138,24 +137,24 @@ class Commands:
 
     def note_wakeup(self) -> None:
         """Note that messages may wait since an outage."""
-        self._unread, self._turns, self._dropped = self._peers.connected, None, False
+        self._unread, self._taken_of, self._dropped = self._peers.connected, None, False
 
     def caught_up(self) -> bool:
         """Look whether all messages that waited at note_wakeup() have been applied."""
         if self._unread:
             self._unread = self._peers.unread(self._unread)
             if not self._unread:
-                self._turns = Counter()
+                self._taken_of = Counter()
             return False
-        return self._turns is None and not (self._waiting_bytes or self._dropped)
+        return self._taken_of is None and not (self._waiting_bytes or self._dropped)
 
-    def _take_turn(self, route: bytes) -> None:
+    def _count_taken(self, route: bytes) -> None:
         """Note a message from a peer. The socket takes turns among its peers, and has at most
         REQUEST_HWM messages of each."""
-        assert self._turns is not None
-        self._turns[route] += 1
-        if self._turns[route] > sockets.REQUEST_HWM:
-            self._turns = None
+        assert self._taken_of is not None
+        self._taken_of[route] += 1
+        if self._taken_of[route] > sockets.REQUEST_HWM:
+            self._taken_of = None
 
     def _serve_unfinished(self) -> None:
         """Those that need yet another iteration come behind all others."""

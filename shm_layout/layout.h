@@ -596,8 +596,8 @@ struct pg_account {
 
 enum pg_bulk_load_state { PG_BULK_LOAD_NONE, PG_BULK_LOAD_OPEN, PG_BULK_LOAD_CLOSED };
 
-/* Authoritative but for what is derived. A bulk load: which of its rows were done, whatever became
- * of their timers since. 64 bytes. */
+/* Authoritative, but for the fields that say otherwise. A bulk load: which of its rows were done,
+ * whatever became of their timers since. 64 bytes. */
 struct pg_bulk_load {
     uint8_t  id[16];              /* chosen by who loads; not 0 */
     uint64_t fencing_token;       /* the newest run that is known: older ones are refused */

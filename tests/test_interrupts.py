@@ -30,9 +30,9 @@ from interrupts import (
     Interrupt,
     Interrupted,
     Step,
+    id_of,
     interrupted,
     is_none,
-    load,
     never,
     run,
     state_is,
@@ -431,8 +431,8 @@ def admin_effects(looks: Looks) -> dict[str, Effect]:
             [lambda a, n: a.set_namespace(f"n{n}").quota_timers == 5], bool,
         ),
         "forget_bulk_load": Effect(
-            [lambda a, n: looks.client.open_bulk_load(load(n))],
-            lambda a, n: a.forget_bulk_load(load(n)), is_none, [status],
+            [lambda a, n: looks.client.open_bulk_load(id_of(n))],
+            lambda a, n: a.forget_bulk_load(id_of(n)), is_none, [status],
             state_is(BulkLoadState.NONE),
         ),
         "publish": Effect(

@@ -406,8 +406,8 @@ def test_a_socket_that_cannot_be_bound_again_keeps_no_other_from_it(
         bound.bind_again()
         assert all(path.is_socket() for path in ours)
     log.flush()
-    told = capfd.readouterr().err
-    assert told.count("cannot be bound again") == 2
+    messages = capfd.readouterr().err
+    assert messages.count("cannot be bound again") == 2
 
 
 def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:

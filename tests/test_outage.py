@@ -339,11 +339,11 @@ def test_messages_have_waited_until_libzmq_and_the_loop_have_taken_them() -> Non
     peers.waiting.clear()
     assert not commands.caught_up()
     for route in (b"a", b"b"):
-        commands._take_turn(route)
+        commands._count_taken(route)
     assert not commands.caught_up()
     for _ in range(REQUEST_HWM):
-        commands._take_turn(b"a")
-    assert commands._turns is None
+        commands._count_taken(b"a")
+    assert commands._taken_of is None
     commands._waiting_bytes = 5
     assert not commands.caught_up()
     commands._waiting_bytes = 0

@@ -1,5 +1,5 @@
-"""A uid's share of the topics, namespaces, sessions, watch keys, watch records, operations, bulk
-loads and their blocks: in the core, and with a real daemon that another uid fills."""
+"""A uid's share of the topics, namespaces, sessions, watch keys, watch records, operations,
+bulk loads and their blocks: in the core, and with a real daemon that another uid fills."""
 
 from __future__ import annotations
 
@@ -646,7 +646,7 @@ def leave_outcomes(real: Daemon) -> list[int]:
         return [owner.batch(watch_of(b"o%d" % n, b"k", 1))[0][0] for n in range(36)]
 
 
-def load_until_refused() -> tuple[Refusal, list[Status]]:
+def bulk_load_until_refused() -> tuple[Refusal, list[Status]]:
     """Bulk loads, and rows of one of them, each in a block of its own."""
     with Client("demo", namespace="mine") as client:
         opened = until_refused(lambda n: client.open_bulk_load(bytes((n + 1,)) * 16))
@@ -657,7 +657,7 @@ def load_until_refused() -> tuple[Refusal, list[Status]]:
         return opened, [result.statuses[0] for result in rows]
 
 
-def load() -> list[bool]:
+def add_as_bulk_load() -> list[bool]:
     with Client("demo", namespace="others") as client:
         timers = client.add_many([(f"{n}", HOUR_S) for n in range(16)])
         rows = client.add_many([("row", HOUR_S)], bulk_load=BulkLoad(b"of the other uid"))
@@ -669,12 +669,12 @@ def test_outcomes_and_bulk_loads_of_a_member_starve_no_other_uid(daemon: StartDa
                   "--uid-share", "50")  # fmt: skip
     ended = as_member(real, MEMBER, lambda: leave_outcomes(real))
     assert ended == [Status.ADDED] * 32 + [Status.QUOTA] * 4
-    refused_with, rows = as_member(real, MEMBER, load_until_refused)
+    refused_with, rows = as_member(real, MEMBER, bulk_load_until_refused)
     assert refused_with == ("bulk loads", MEMBER, SHARE, SHARE)
     assert rows == [Status.ADDED] * SHARE + [Status.QUOTA]
     held = {"operations": 32, "bulk_loads": SHARE, "bulk_load_blocks": SHARE}
     assert uids(real)[MEMBER].items() >= held.items()
-    assert as_member(real, OTHER, load) == [True, True]
+    assert as_member(real, OTHER, add_as_bulk_load) == [True, True]
     Reader.attach(real.paths).check()
 
 

@@ -112,7 +112,7 @@ class Effect(NamedTuple):
     """Whether the last look found the effect."""
 
 
-def load(n: int) -> bytes:
+def id_of(n: int) -> bytes:
     return b"bulk load" + n.to_bytes(7, "big")
 
 
@@ -134,7 +134,7 @@ def keep(c: Any, n: int) -> Any:
 
 
 def status(c: Any, n: int) -> Any:
-    return c.bulk_load_status(load(n))
+    return c.bulk_load_status(id_of(n))
 
 
 def advanced(c: Any, n: int) -> Any:
@@ -184,19 +184,20 @@ EFFECTS: dict[str, Effect] = {
         lambda found: found.key[0] == "k", [], never,
     ),
     "open_bulk_load": Effect(
-        [], lambda c, n: c.open_bulk_load(load(n), 5), state_is(BulkLoadState.OPEN),
+        [], lambda c, n: c.open_bulk_load(id_of(n), 5), state_is(BulkLoadState.OPEN),
         [status], state_is(BulkLoadState.OPEN),
     ),
     "close_bulk_load": Effect(
-        [lambda c, n: c.open_bulk_load(load(n), 5)], lambda c, n: c.close_bulk_load(load(n), 5),
+        [lambda c, n: c.open_bulk_load(id_of(n), 5)],
+        lambda c, n: c.close_bulk_load(id_of(n), 5),
         is_none, [status], state_is(BulkLoadState.CLOSED),
     ),
     "forget_bulk_load": Effect(
-        [lambda c, n: c.open_bulk_load(load(n), 5)], lambda c, n: c.forget_bulk_load(load(n)),
+        [lambda c, n: c.open_bulk_load(id_of(n), 5)], lambda c, n: c.forget_bulk_load(id_of(n)),
         is_none, [status], state_is(BulkLoadState.NONE),
     ),
     "bulk_load_status": Effect(
-        [lambda c, n: c.add_many([(f"k{n}", HOUR_S)], bulk_load=BulkLoad(load(n)))], status,
+        [lambda c, n: c.add_many([(f"k{n}", HOUR_S)], bulk_load=BulkLoad(id_of(n)))], status,
         lambda found: found.rows == 1, [], never,
     ),
     "advance": Effect([watched], advanced, is_one, [advanced], lambda ended: ended == 0),
