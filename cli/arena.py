@@ -259,6 +259,9 @@ def uid_record(account: Account) -> dict[str, int]:
         "sessions": account.sessions,
         "watch_keys": account.watch_keys,
         "watches": account.watches,
+        "operations": account.operations,
+        "bulk_loads": account.bulk_loads,
+        "bulk_load_blocks": account.bulk_load_blocks,
     }
 
 

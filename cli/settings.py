@@ -84,8 +84,8 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "Bytes of keys and payloads in the timers of one uid."),
     ("quota-ops", "quota_ops", click.INT, "Adds, watches and advances of one uid per second."),
     ("uid-share", "uid_share", click.INT,
-     "Per cent of the topics, namespaces, sessions, watch keys and watch records, each, that one "
-     "uid may hold; 100 = no limit."),
+     "Per cent of the topics, namespaces, sessions, watch keys, watch records, owned operations "
+     "and bulk loads, each, that one uid may hold; 100 = no limit."),
     ("accounts", "accounts", click.INT,
      "Uids that may have sessions, timers or watch keys at once."),
     ("bulk-loads", "bulk_loads", click.INT, "Bulk loads remembered at once."),

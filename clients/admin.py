@@ -1,15 +1,25 @@
 """The admin socket: a virtual clock, namespaces, notices without a timer, the daemon's end. One
-call at a time."""
+call at a time.
+
+A call checks its arguments. A thread of the Admin does the rest, which no signal handler interrupts
+(see engine.py).
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.client import Handle
 from purgatoryd.clients.closing import Closing
-from purgatoryd.clients.packing import is_refusal, refusal
+from purgatoryd.clients.engine import Call, Worker
+from purgatoryd.clients.fork_guard import ForkGuard
+from purgatoryd.clients.jobs import Job
+from purgatoryd.clients.packing import Pending, is_refusal, refusal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, Partitioned, WrongShard
 from purgatoryd.shm_layout.host import HOST
@@ -29,7 +39,11 @@ from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply, SessionInf
 
 RETRY_S = 0.01
 PARTITIONS_MAX = 2**32 - 1
-PATIENCE_S = 0.5
+PATIENCE_S = 0.1
+CLOSE_S = 1.0
+"""How long close() waits for the thread, which looks every PATIENCE_S whether it is to end."""
+P = ParamSpec("P")
+T = TypeVar("T")
 MOST = {
     "owner_uid": ANYBODY,
     "durability": 1,
@@ -47,18 +61,24 @@ class Admin(Closing):
 
     `timeout`: seconds that a call waits for its answer. Not thread-safe. Every method raises
     DaemonUnreachable if no answer comes, MessageRefused if the daemon refuses.
+
+    An interrupt of a call, such as Ctrl-C, leaves the Admin usable. If the call has begun, it goes
+    on, and the exception has the attribute `handle`: a Handle with the outcome of the call. The
+    next call waits for its end.
     """
 
     def __init__(self, name: str = "default", *, timeout: float = 5.0) -> None:
         self.name = check_name(name)
         self.timeout = check_limit_s(timeout)
+        self._fork_guard = ForkGuard("admin")
+        self._worker: Worker | None = None
         self._channel: Channel | None = None
         self._sequence = 0
         self._shards: dict[str, Admin] = {}
 
     def ping(self, *, timeout: float | None = None) -> None:
         """Returns when the daemon's loop has answered."""
-        self._call(Message.PING, None, timeout)
+        self._do(self._tell, Message.PING, self._limit_s(timeout))
 
     def advance(
         self, to_ns: int, *, timeout: float | None = None
@@ -69,16 +89,16 @@ class Admin(Closing):
         -> (incarnation, sequence of its newest notice), without what daemons publish themselves.
         """
         to_ns = check_whole("time", to_ns, 0, TIME_MAX_NS)
-        table = self._table()
-        if table is None:
-            return self._advance(to_ns, timeout)
+        return self._do(self._advance_all, to_ns, self._limit_s(timeout))
+
+    def _advance_all(self, to_ns: int, limit_s: float) -> dict[tuple[str, str], tuple[int, int]]:
         newest: dict[tuple[str, str], tuple[int, int]] = {}
-        for shard in self._all(table):
-            newest |= shard._advance(to_ns, timeout)
+        for shard in self._everyone():
+            newest |= shard._advance(to_ns, limit_s)
         return newest
 
-    def _advance(self, to_ns: int, timeout: float | None) -> dict[tuple[str, str], tuple[int, int]]:
-        reply = self._call(Message.ADVANCE, to_ns, timeout)
+    def _advance(self, to_ns: int, limit_s: float) -> dict[tuple[str, str], tuple[int, int]]:
+        reply = self._call(Message.ADVANCE, to_ns, limit_s)
         return wire.decode_newest_sequences(reply.body, reply.records)
 
     def create_namespace(
@@ -91,11 +111,14 @@ class Admin(Closing):
         """
         name = wire.encode_namespace(namespace)
         partitions = check_whole("partitions", partitions, 1, PARTITIONS_MAX)
+        self._do(self._create, name, partitions, self._limit_s(timeout))
+
+    def _create(self, name: bytes, partitions: int, limit_s: float) -> None:
         if self._table() is not None:
             self._sequence += 1
-            self._request(wire.encode_place(self._sequence, name, partitions), timeout)
+            self._request(wire.encode_place(self._sequence, name, partitions), limit_s)
         elif partitions == 1:
-            self.set_namespace(namespace, timeout=timeout)
+            self._set(name, {}, limit_s)
         else:
             raise InvalidSetting("partitions", partitions, "1 without shards", "argument")
 
@@ -129,11 +152,16 @@ class Admin(Closing):
         for field, value in changes.items():
             if type(value) is not int or not 0 <= value <= MOST[field]:
                 raise InvalidSetting(field, value, f"from 0 to {MOST[field]}", "argument")
-        name = wire.encode_namespace(namespace)
-        if park_beyond_ns:
+        wire.encode_namespace(namespace)
+        return self._do(self._set_all, namespace, changes, self._limit_s(timeout))
+
+    def _set_all(
+        self, namespace: str, changes: dict[str, int], limit_s: float
+    ) -> NamespaceSettings:
+        if changes.get("park_beyond_ns"):
             self._refuse_partitions(namespace)
-        holders = self._holders(namespace, timeout)
-        settings = [holder._set(name, changes, timeout) for holder in holders]
+        name, holders = wire.encode_namespace(namespace), self._holders(namespace, limit_s)
+        settings = [holder._set(name, changes, limit_s) for holder in holders]
         return settings[0]
 
     def _refuse_partitions(self, namespace: str) -> None:
@@ -143,23 +171,24 @@ class Admin(Closing):
             detail = "it cannot park timers: they come back by bulk loads, of which it has none"
             raise Partitioned(namespace, partitions, detail)
 
-    def _set(
-        self, name: bytes, changes: dict[str, int], timeout: float | None
-    ) -> NamespaceSettings:
+    def _set(self, name: bytes, changes: dict[str, int], limit_s: float) -> NamespaceSettings:
         self._sequence += 1
         request = wire.encode_namespace_set(self._sequence, name, changes)
-        return wire.decode_namespace_set(self._request(request, timeout).body)
+        return wire.decode_namespace_set(self._request(request, limit_s).body)
 
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
         """Which rows of a bulk load are done, whoever began it. Raises InvalidArgument too."""
-        if table := self._table():
-            found = [
-                shard.bulk_load_status(bulk_load, timeout=timeout) for shard in self._all(table)
-            ]
-            return max(found, key=lambda status: status.state)
+        check_bulk_load(bulk_load, 0, 0)
+        return self._do(self._find_bulk_load, bulk_load, self._limit_s(timeout))
+
+    def _find_bulk_load(self, bulk_load: bytes, limit_s: float) -> BulkLoadStatus:
+        found = [one._status(bulk_load, limit_s) for one in self._everyone()]
+        return max(found, key=lambda status: status.state)
+
+    def _status(self, bulk_load: bytes, limit_s: float) -> BulkLoadStatus:
         parts = StatusParts()
         while parts.start is not None:
-            parts.take(self._bulk_load(bulk_load, BulkLoadAction.STATUS, timeout, parts.start))
+            parts.take(self._bulk_load(bulk_load, BulkLoadAction.STATUS, limit_s, parts.start))
         return parts.status
 
     def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
@@ -167,17 +196,19 @@ class Admin(Closing):
 
         A row that is sent again afterwards is added again. Raises InvalidArgument too.
         """
-        table = self._table()
-        for holder in [self] if table is None else self._all(table):
-            holder._bulk_load(bulk_load, BulkLoadAction.FORGET, timeout)
+        check_bulk_load(bulk_load, 0, 0)
+        self._do(self._forget_bulk_load, bulk_load, self._limit_s(timeout))
+
+    def _forget_bulk_load(self, bulk_load: bytes, limit_s: float) -> None:
+        for one in self._everyone():
+            one._bulk_load(bulk_load, BulkLoadAction.FORGET, limit_s)
 
     def _bulk_load(
-        self, bulk_load: bytes, action: BulkLoadAction, timeout: float | None, start: int = 0
+        self, bulk_load: bytes, action: BulkLoadAction, limit_s: float, start: int = 0
     ) -> wire.BulkLoadInfo:
-        check_bulk_load(bulk_load, 0, 0)
         self._sequence += 1
         request = wire.encode_bulk_load(self._sequence, 0, bulk_load, action, start=start)
-        return wire.decode_bulk_load(self._request(request, timeout).body)
+        return wire.decode_bulk_load(self._request(request, limit_s).body)
 
     def publish(
         self,
@@ -198,7 +229,11 @@ class Admin(Closing):
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
         wire.encode_key(key)
         data = wire.encode_payload(payload)
-        limit_s = check_limit_s(self.timeout if timeout is None else timeout)
+        return self._do(self._publish_to, namespace, names, key, data, self._limit_s(timeout))
+
+    def _publish_to(
+        self, namespace: str, names: tuple[bytes, bytes], key: Key, data: bytes, limit_s: float
+    ) -> int:
         deadline_s = HOST.monotonic_s() + limit_s
         while True:
             holder = self._holders(namespace, limit_s, key)[0]
@@ -210,12 +245,10 @@ class Admin(Closing):
                     raise
             time.sleep(RETRY_S)
 
-    def _publish(
-        self, names: tuple[bytes, bytes], key: Key, data: bytes, timeout: float | None
-    ) -> int:
+    def _publish(self, names: tuple[bytes, bytes], key: Key, data: bytes, limit_s: float) -> int:
         self._sequence += 1
         request = wire.encode_publish(self._sequence, *names, key, data)
-        reply = self._request(request, timeout, again=False)
+        reply = self._request(request, limit_s, again=False)
         wire.check_results(reply.body, 1)
         ((word, deadline_ns),) = wire.decode_results(reply.body[: wire.RESULT.size])
         if is_refusal(word & 0xFF):
@@ -224,9 +257,13 @@ class Admin(Closing):
 
     def sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
         """Open sessions: all of them for administrators, those of their uid for others."""
-        if table := self._table():
-            return [s for shard in self._all(table) for s in shard.sessions(timeout=timeout)]
-        reply = self._call(Message.SESSIONS, None, timeout)
+        return self._do(self._all_sessions, self._limit_s(timeout))
+
+    def _all_sessions(self, limit_s: float) -> list[SessionInfo]:
+        return [session for one in self._everyone() for session in one._sessions(limit_s)]
+
+    def _sessions(self, limit_s: float) -> list[SessionInfo]:
+        reply = self._call(Message.SESSIONS, None, limit_s)
         return wire.decode_sessions(reply.body, reply.records)
 
     def drop_session(self, session: int, *, timeout: float | None = None) -> None:
@@ -236,36 +273,63 @@ class Admin(Closing):
         (SESSION_EXPIRED if there is none, DENIED, BUSY), InvalidArgument.
         """
         session = check_whole("session", session, 1, 2**64 - 1)
-        holder = self._holder_of(session, timeout)
-        holder._sequence += 1
-        holder._request(wire.encode_frame(Message.DROP, session, holder._sequence), timeout)
+        self._do(self._drop, session, self._limit_s(timeout))
 
-    def _holder_of(self, session: int, timeout: float | None) -> Admin:
-        table = self._table()
-        shards = [] if table is None else self._all(table)
-        for shard in shards:
-            if any(info.session == session for info in shard.sessions(timeout=timeout)):
-                return shard
-        return shards[0] if shards else self
+    def _drop(self, session: int, limit_s: float) -> None:
+        holder = self._holder_of(session, limit_s)
+        holder._sequence += 1
+        holder._request(wire.encode_frame(Message.DROP, session, holder._sequence), limit_s)
+
+    def _holder_of(self, session: int, limit_s: float) -> Admin:
+        everyone = self._everyone()
+        for one in everyone[1:]:
+            if any(info.session == session for info in one._sessions(limit_s)):
+                return one
+        return everyone[0]
 
     def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Asks the daemon to end cleanly; returns when it has agreed.
 
         `drain`: it refuses adds from now on, as Stopping, and ends once nothing is armed.
         """
-        self._call(Message.STOP, None, timeout, flags=FLAG_DRAIN if drain else 0)
+        flags = FLAG_DRAIN if drain else 0
+        self._do(self._tell, Message.STOP, self._limit_s(timeout), flags)
 
     def resume(self, timeout: float | None = None) -> None:
         """Gives up a drain: the daemon arms again and goes on; without one, nothing changes."""
-        self._call(Message.STOP, None, timeout, flags=FLAG_RESUME)
+        self._do(self._tell, Message.STOP, self._limit_s(timeout), FLAG_RESUME)
 
     def close(self) -> None:
-        """Drops the connection."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        for shard in self._shards.values():
-            shard.close()
+        """Drops the connection. An interrupted call that is still under way raises Closed."""
+        self._fork_guard.closed = True
+        if self._worker is not None and self._fork_guard.mine:
+            self._worker.end(self._disconnect, CLOSE_S)
+
+    def _disconnect(self) -> None:
+        for one in (self, *self._shards.values()):
+            if one._channel is not None:
+                one._channel.close()
+
+    # ---- the thread ------------------------------------------------------------------------------
+
+    def _do(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Have the thread do some work, and return its result. An exception that interrupts this
+        call gets a handle."""
+        self._fork_guard.check()
+        if self._worker is None:
+            self._worker = Worker("purgatoryd-admin")
+        call = Call(_job(work, *args, **named))
+        handle: Handle[T] = Handle(self, call)
+        return self._worker.report(call, handle)
+
+    def _limit_s(self, timeout: float | None) -> float:
+        return check_limit_s(self.timeout if timeout is None else timeout)
+
+    def _await(self, pending: Pending | Call[Any], limit_s: float) -> None:
+        """Wait for a call that was interrupted."""
+        assert self._worker is not None
+        assert isinstance(pending, Call)
+        self._worker.wait(pending, limit_s)
 
     # ---- shards ----------------------------------------------------------------------------------
 
@@ -276,23 +340,24 @@ class Admin(Closing):
         except DaemonUnreachable:
             return None
 
-    def _all(self, table: ShardTable) -> list[Admin]:
-        return [self._shard(daemon) for daemon in table.daemons]
+    def _everyone(self) -> list[Admin]:
+        """All shards; without shards, this daemon."""
+        table = self._table()
+        return [self] if table is None else [self._shard(daemon) for daemon in table.daemons]
 
     def _shard(self, daemon: str) -> Admin:
         if daemon not in self._shards:
             self._shards[daemon] = Admin(daemon, timeout=self.timeout)
+            self._shards[daemon]._fork_guard = self._fork_guard
         return self._shards[daemon]
 
-    def _holders(
-        self, namespace: str, timeout: float | None, key: Key | None = None
-    ) -> list[Admin]:
+    def _holders(self, namespace: str, limit_s: float, key: Key | None = None) -> list[Admin]:
         """Who has a namespace, which is born if need be; with `key`, who has that part of it."""
         table = self._table()
         if table is None:
             return [self]
         if not table.knows(namespace):
-            self.create_namespace(namespace, timeout=timeout)
+            self._create(wire.encode_namespace(namespace), 1, limit_s)
             table = self._table() or table
         shards = table.place(namespace).shards
         if key is not None:
@@ -301,15 +366,15 @@ class Admin(Closing):
 
     # ---- the exchange ----------------------------------------------------------------------------
 
-    def _call(
-        self, message: Message, at_ns: int | None, timeout: float | None, flags: int = 0
-    ) -> Reply:
+    def _tell(self, message: Message, limit_s: float, flags: int = 0) -> None:
+        self._call(message, None, limit_s, flags)
+
+    def _call(self, message: Message, at_ns: int | None, limit_s: float, flags: int = 0) -> Reply:
         self._sequence += 1  # tells a late answer to an earlier call from this one's
         frame = wire.encode_frame(message, 0, self._sequence, flags=flags, at_ns=at_ns)
-        return self._request(frame, timeout)
+        return self._request(frame, limit_s)
 
-    def _request(self, frame: bytes, timeout: float | None, *, again: bool = True) -> Reply:
-        limit_s = check_limit_s(self.timeout if timeout is None else timeout)
+    def _request(self, frame: bytes, limit_s: float, *, again: bool = True) -> Reply:
         deadline_s = HOST.monotonic_s() + limit_s
         reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s, again)
         if reply is None:
@@ -320,6 +385,7 @@ class Admin(Closing):
 
     def _open(self, deadline_s: float, limit_s: float) -> Channel:
         while self._channel is None:
+            self._fork_guard.check()
             try:
                 self._endpoint = client_paths(self.name).admin_endpoint
                 # The answer to STOP is the last that the daemon sends before it is gone.
@@ -338,6 +404,7 @@ class Admin(Closing):
         """A command that may be repeated is sent `again` on a new connection."""
         sent = False
         while (remaining_s := deadline_s - HOST.monotonic_s()) > 0:
+            self._fork_guard.check()
             sent = sent or channel.send(frame)
             data = channel.receive_soon() if sent else None
             if data is None:
@@ -346,3 +413,9 @@ class Admin(Closing):
             elif (reply := wire.decode_reply(data)).sequence == self._sequence:
                 return reply
         return None
+
+
+def _job(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Job[T]:
+    """Work that yields no deadline: it waits by itself."""
+    yield from ()
+    return work(*args, **named)

@@ -7,7 +7,7 @@ socket is drained until it has nothing more, or an event would be slept through.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -19,7 +19,7 @@ import zmq
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
-from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
+from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
 from purgatoryd.clients.core import (
     BYE_S,
     NEVER_S,
@@ -29,7 +29,7 @@ from purgatoryd.clients.core import (
     Core,
     Mode,
 )
-from purgatoryd.clients.jobs import Job, Jobs, in_doubt
+from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
@@ -50,27 +50,28 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import BulkLoadAction
-from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
+from purgatoryd.shm_layout.wire import Key
 
-Outcome = TypeVar("Outcome", TimerInfo, CancelResult, int)
+Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
 
 
-class AsyncCall(Generic[Result]):
+class AsyncCall(Started[Result]):
     """A job, and the future that its caller awaits."""
 
-    __slots__ = ("future", "job")
+    __slots__ = ("future",)
 
     def __init__(self, job: Job[Result], loop: asyncio.AbstractEventLoop) -> None:
-        self.job = job
+        super().__init__(job)
         self.future: asyncio.Future[Result] = loop.create_future()
 
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Wake the caller, unless its wait was cancelled."""
+    def finish(self, result: Result | None = None, error: BaseException | None = None) -> None:
+        """Note the outcome, and wake the caller unless its wait was cancelled."""
+        super().finish(result, error)
         if self.future.done():
             return
         if error is None:
-            self.future.set_result(result)
+            self.future.set_result(result)  # type: ignore[arg-type]
         else:
             self.future.set_exception(error)
 
@@ -80,7 +81,7 @@ class AsyncHandle(Generic[Outcome]):
 
     __slots__ = ("_client", "_pending")
 
-    def __init__(self, client: AsyncClient, pending: Pending) -> None:
+    def __init__(self, client: AsyncClient, pending: Pending | AsyncCall[Any]) -> None:
         self._client = client
         self._pending = pending
 
@@ -95,7 +96,7 @@ class AsyncHandle(Generic[Outcome]):
         Cancelling this coroutine cancels only the wait.
         """
         await self._client._await(self._pending, self._client._limit_s(timeout))
-        outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
+        outcome: Outcome = self._pending.outcome()
         return outcome
 
     def __await__(self) -> Generator[Any, None, Outcome]:
@@ -262,9 +263,7 @@ class AsyncClient:
         """The armed timer of `key`, or None, as Client.get does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         wire.encode_key(key)
-        return (
-            await self._run(self._jobs.asked(partial(core.question, key), "get", limit_s))
-        ).outcome()
+        return await self._ask(self._jobs.asked(partial(core.question, key), "get", limit_s))
 
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
@@ -305,44 +304,35 @@ class AsyncClient:
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> BulkLoadStatus:
         """Begins a bulk load, or a run of it, as Client.open_bulk_load does."""
-        await self._ask_bulk_load(bulk_load, BulkLoadAction.OPEN, timeout, fencing_token)
-        return await self.bulk_load_status(bulk_load, timeout=timeout)
+        opened = self._jobs.bulk_load_opened
+        return await self._bulk_load(opened, bulk_load, fencing_token, timeout)
 
     async def close_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> None:
         """Lets no more row of a bulk load be done, as Client.close_bulk_load does."""
-        await self._ask_bulk_load(bulk_load, BulkLoadAction.CLOSE, timeout, fencing_token)
+        close = partial(self._jobs.bulk_load, BulkLoadAction.CLOSE)
+        await self._bulk_load(close, bulk_load, fencing_token, timeout)
 
     async def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
         """Frees what the daemon remembers of a bulk load, as Client.forget_bulk_load does."""
-        await self._ask_bulk_load(bulk_load, BulkLoadAction.FORGET, timeout)
+        forget = partial(self._jobs.bulk_load, BulkLoadAction.FORGET)
+        await self._bulk_load(forget, bulk_load, 0, timeout)
 
     async def bulk_load_status(
         self, bulk_load: bytes, *, timeout: float | None = None
     ) -> BulkLoadStatus:
         """Which rows of a bulk load are done, as Client.bulk_load_status does."""
-        parts = StatusParts()
-        while parts.start is not None:
-            parts.take(
-                await self._ask_bulk_load(
-                    bulk_load, BulkLoadAction.STATUS, timeout, start=parts.start
-                )
-            )
-        return parts.status
+        return await self._bulk_load(self._jobs.bulk_load_status, bulk_load, 0, timeout)
 
-    async def _ask_bulk_load(
-        self,
-        bulk_load: bytes,
-        action: BulkLoadAction,
+    async def _bulk_load(
+        self, job: Callable[[bytes, int, float], Job[Result]], bulk_load: bytes, fencing_token: int,
         timeout: float | None,
-        fencing_token: int = 0,
-        start: int = 0,
-    ) -> BulkLoadInfo:
+    ) -> Result:  # fmt: skip
         check_bulk_load(bulk_load, 0, fencing_token)
-        core, limit_s = await self._ready(), self._limit_s(timeout)
-        ask = partial(core.bulk_load_question, bulk_load, action, fencing_token, start)
-        return (await self._run(self._jobs.asked(ask, "bulk load", limit_s))).outcome()
+        await self._ready()
+        limit_s = self._limit_s(timeout)
+        return await self._ask(job(bulk_load, fencing_token, limit_s))
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`."""
@@ -393,11 +383,12 @@ class AsyncClient:
         self._schedule()
         return AsyncHandle(self, entry.pending)
 
-    async def _await(self, pending: Pending, limit_s: float) -> None:
+    async def _await(self, pending: Pending | AsyncCall[Any], limit_s: float) -> None:
         if not pending.done:
             self._core.check()
             await self._run(self._jobs.awaited(pending, limit_s))
-        self._core.collected(pending)
+        if isinstance(pending, Pending):
+            self._core.collected(pending)
 
     async def _bulk(
         self, result: BulkResult, batches: list[Batch], wait: bool, limit_s: float,
@@ -420,6 +411,18 @@ class AsyncClient:
             return await call.future
         except BaseException as error:
             if handle is not None and in_doubt(error):
+                vars(error)["handle"] = handle
+            raise
+
+    async def _ask(self, job: Job[Result]) -> Result:
+        """Run a job that packs no record. The CancelledError of its caller has a handle of the
+        job."""
+        call = self._begin(job)
+        try:
+            return await call.future
+        except BaseException as error:
+            if not isinstance(error, PurgatorydError):
+                handle: AsyncHandle[Any] = AsyncHandle(self, call)
                 vars(error)["handle"] = handle
             raise
 

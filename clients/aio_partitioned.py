@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,7 +23,7 @@ from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.partitions import Part, Partitions, Parts, settling, split_jobs
 from purgatoryd.clients.route import Route
-from purgatoryd.shm_layout.errors import Busy, DaemonError
+from purgatoryd.shm_layout.errors import Busy, DaemonError, PurgatorydError
 from purgatoryd.shm_layout.wire import Key
 
 Result = TypeVar("Result")
@@ -148,8 +148,11 @@ class AsyncPartitionedClient:
 
     async def close(self) -> None:
         """Flush, and close all connections, with the errors and times of AsyncClient.close."""
+        await self._close(self._timeout_s)
+
+    async def _close(self, limit_s: float) -> None:
         try:
-            await _all(client.close() for client in self._clients)
+            await _all(client._close(limit_s) for client in self._clients)
         except asyncio.CancelledError:  # perhaps before the first step of any
             await _all(client._close(BYE_S) for client in self._clients)
             raise
@@ -166,7 +169,11 @@ class AsyncPartitionedClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        if kind is None:
+            await self.close()
+        elif not self._clients or self._clients[0]._core.fork_guard.mine:
+            with suppress(PurgatorydError):  # the caller's error is the one that counts
+                await self._close(BYE_S)
 
 
 async def _all(calls: Iterable[Awaitable[Result]]) -> list[Result]:

@@ -6,7 +6,7 @@ Callbacks and CLIENT conditions run in the loop's own thread, between its other 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +16,15 @@ from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
-from purgatoryd.clients.packing import Entry, PendingTrigger
+from purgatoryd.clients.packing import (
+    Entry,
+    Found,
+    PendingCount,
+    PendingEnded,
+    PendingFound,
+    PendingTrigger,
+)
 from purgatoryd.clients.purgatory import (
     Armed,
     Owner,
@@ -26,6 +32,7 @@ from purgatoryd.clients.purgatory import (
     check_error,
     each_watermark,
     own_book,
+    prepare_cancel,
     prepare_extend,
     prepare_trigger,
     prepare_watch,
@@ -34,7 +41,7 @@ from purgatoryd.clients.purgatory import (
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout.errors import CallTimeout, Closed
-from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.layout import Op
 from purgatoryd.shm_layout.wire import Key
 
 
@@ -172,7 +179,7 @@ class AsyncPurgatory(AsyncClient):
         await self._several([one.entry for one in armed], operations)
         return operations
 
-    async def _several(self, entries: list[Entry[PendingTrigger]], handles: object) -> None:
+    async def _several(self, entries: Sequence[Entry[Any]], handles: object) -> None:
         job = self._jobs.several(self.queue_limit, entries, self._limit_s(None))
         await self._run(job, handles)
 
@@ -184,66 +191,57 @@ class AsyncPurgatory(AsyncClient):
         entry = prepare_extend(await self._ready(), operation, timeout)
         if operation.done or operation.ticket == 0:
             return False
-        await self._once(entry)
-        return entry.pending.status != Status.UNKNOWN
+        return await self._once(entry)
 
     async def _cancel(self, operation: Operation) -> bool:
         if operation.done or operation.ticket == 0:
             return False
-        found = await self.cancel(operation.key, ticket=operation.ticket)
-        return found is CancelResult.CANCELLED
+        return await self._once(prepare_cancel(await self._ready(), operation))
 
     # ---- triggers --------------------------------------------------------------------------
 
     async def advance(self, key: Key, watermark: int) -> int:
         """Raises the key's watermark, as Purgatory.advance does."""
-        return await self._trigger(Op.ADVANCE_KEY, key, check_watermark(watermark))
+        return await self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
     async def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, as Purgatory.advance_many does."""
         core, rows = await self._ready(), each_watermark(watermarks)
-        entries = [prepare_trigger(core, Op.ADVANCE_KEY, key, n) for key, n in rows]
+        entries = [prepare_trigger(core, PendingCount, Op.ADVANCE_KEY, key, n) for key, n in rows]
         handles: list[AsyncHandle[int]] = [AsyncHandle(self, entry.pending) for entry in entries]
         await self._several(entries, handles)
         return [entry.pending.outcome() for entry in entries]
 
     async def bump(self, key: Key, n: int = 1) -> int:
         """Adds to the key's watermark, as Purgatory.bump does."""
-        return await self._trigger(Op.BUMP, key, check_watermark(n))
+        return await self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     async def fail(self, key: Key, code: int) -> int:
         """Fails the key's operations, as Purgatory.fail does."""
-        return await self._trigger(Op.FAIL, key, check_error(code))
+        return await self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     async def clear(self, key: Key) -> bool:
         """Ends the key's failure, as Purgatory.clear does."""
-        return (await self._call(Op.CLEAR, key)).status == Status.DONE
+        return await self._trigger(PendingFound, Op.CLEAR, key)
 
     async def forget(self, key: Key) -> bool:
         """Forgets the key's watermark, as Purgatory.forget does."""
-        return (await self._call(Op.FORGET, key)).status == Status.DONE
+        return await self._trigger(PendingFound, Op.FORGET, key)
 
     async def cancel_for_key(self, key: Key) -> list[Key]:
         """Ends all operations that watch `key`, as Purgatory.cancel_for_key does."""
-        ended: list[Key] = []
-        while True:
-            pending = await self._call(Op.CANCEL_FOR_KEY, key)
-            ended += pending.ended
-            if pending.status != Status.MORE:
-                return ended
+        return await self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
-    async def _trigger(self, op: Op, key: Key, value: int) -> int:
-        return (await self._call(op, key, value)).outcome()
+    async def _trigger(
+        self, kind: type[PendingTrigger[Found]], op: Op, key: Key, value: int = 0
+    ) -> Found:
+        return await self._once(prepare_trigger(await self._ready(), kind, op, key, value))
 
-    async def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
-        entry = prepare_trigger(await self._ready(), op, key, value)
-        await self._once(entry)
-        return entry.pending
-
-    async def _once(self, entry: Entry[PendingTrigger]) -> None:
+    async def _once(self, entry: Entry[PendingTrigger[Found]]) -> Found:
         limit_s = self._limit_s(None)
         await self._admit(limit_s)
         await self._now(entry, limit_s)
+        return entry.pending.outcome()
 
     @property
     def operations(self) -> int:

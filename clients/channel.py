@@ -8,6 +8,8 @@ import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import zmq
 
@@ -34,26 +36,41 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
             yield event == _CONNECTED
 
 
-def closer(owner: object, *sockets: zmq.Socket[bytes]) -> Callable[[], object]:
-    """What closes a socket, its monitor and their context, returning at once, and drops what was
-    not sent; also done when `owner` is garbage.
+class Connection(NamedTuple):
+    """A socket, the monitor of its connections, and a function that closes both."""
 
-    A context waits for its sockets without end, and Python collects garbage in any order: so what
-    is to close them is kept outside of it.
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    close: Callable[[], None]
+    """Drops what was not sent; returns at once. An interrupted call can be repeated."""
+
+
+def opened(owner: object, kind: int, events: int) -> Connection:
+    """Open a socket of a context of its own. `events`: what its monitor reports.
+
+    It is closed when `owner` is garbage, too. A context waits for its sockets without end, and
+    Python collects garbage in any order, so the function that closes them has references of its
+    own. An interrupt may come at any line: then the context is closed here.
     """
-    made = weakref.finalize(owner, _close, ForkGuard("connection"), *sockets)
-    made.atexit = False  # a thread may still use them
-    return made
+    context = zmq.Context()
+    try:
+        socket = context.socket(kind)
+        monitor = socket.get_monitor_socket(events)
+        close = partial(_close, ForkGuard("connection"), context, socket, monitor)
+        weakref.finalize(owner, close).atexit = False  # a thread may still use them
+        return Connection(socket, monitor, close)
+    except BaseException:
+        context.destroy(0)
+        raise
 
 
-def _close(fork_guard: ForkGuard, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    if not fork_guard.mine:
-        return
-    context = socket.context
-    socket.disable_monitor()
-    monitor.close(0)
-    socket.close(0)
-    context.term()
+def _close(
+    fork_guard: ForkGuard, context: zmq.Context[zmq.Socket[bytes]], *sockets: zmq.Socket[bytes]
+) -> None:
+    if fork_guard.mine:
+        for socket in sockets:
+            socket.close(0)
+        context.term()
 
 
 class Subscription:
@@ -66,15 +83,14 @@ class Subscription:
         high_water_mark: int,
         remote: Remote | None = None,
     ) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.SUB)
+        self._socket, self._monitor, self.close = opened(
+            self, zmq.SUB, zmq.Event.HANDSHAKE_SUCCEEDED
+        )
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RCVHWM, high_water_mark)
         self._socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         for subject in subjects:
             self._socket.subscribe(subject)
-        self._monitor = self._socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
-        self.close = closer(self, self._socket, self._monitor)
-        """Drops what was not taken; returns at once."""
         if remote is not None:
             remote.equip(self._socket)
         self._endpoint = endpoint
@@ -126,14 +142,14 @@ class Channel:
         self, endpoint: str, remote: Remote | None = None, *, immediate: bool = True
     ) -> None:
         self.connected = False
-        self.socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.DEALER)
+        self.socket, self.monitor, self._close = opened(
+            self, zmq.DEALER, _CONNECTED | zmq.Event.DISCONNECTED
+        )
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.IMMEDIATE, immediate)
         self.socket.set(zmq.SNDHWM, SEND_HWM)
         self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.set(zmq.RCVTIMEO, SOON_MS)
-        self.monitor = self.socket.get_monitor_socket(_CONNECTED | zmq.Event.DISCONNECTED)
-        self._close = closer(self, self.socket, self.monitor)
         if remote is not None:
             remote.equip(self.socket)
         self._endpoint = endpoint

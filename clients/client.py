@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.batch import Batch
@@ -30,7 +30,7 @@ from purgatoryd.clients.bulk import (
     pack_unparks,
     unchecked,
 )
-from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts, check_bulk_load
+from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
 from purgatoryd.clients.core import (
     BYE_S,
     QUEUE_LIMIT,
@@ -54,18 +54,26 @@ from purgatoryd.shm_layout.errors import (
     QueueFull,
 )
 from purgatoryd.shm_layout.layout import BulkLoadAction
-from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
+from purgatoryd.shm_layout.wire import Key
 
-Outcome = TypeVar("Outcome", TimerInfo, CancelResult, int)
+Outcome = TypeVar("Outcome")
 T = TypeVar("T")
 
 
+class Waiter(Protocol):
+    """A client that waits for its calls."""
+
+    def _limit_s(self, timeout: float | None) -> float: ...
+
+    def _await(self, pending: Pending | Call[Any], limit_s: float) -> None: ...
+
+
 class Handle(Generic[Outcome]):
-    """A call made with wait=False, or one that was interrupted."""
+    """A call made with wait=False, or one that was interrupted: result() waits for its outcome."""
 
     __slots__ = ("_client", "_pending")
 
-    def __init__(self, client: Client, pending: Pending) -> None:
+    def __init__(self, client: Waiter, pending: Pending | Call[Any]) -> None:
         self._client = client
         self._pending = pending
 
@@ -80,7 +88,7 @@ class Handle(Generic[Outcome]):
         `timeout`: seconds, default the client's. Raises Refused or DaemonError.
         """
         self._client._await(self._pending, self._client._limit_s(timeout))
-        outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
+        outcome: Outcome = self._pending.outcome()
         return outcome
 
 
@@ -102,7 +110,8 @@ class Client:
 
     An interrupt of a call, such as Ctrl-C, leaves the client usable. If the call may have been
     sent, the exception has the attribute `handle`: the Handle, BulkResult or Operation of the call,
-    which still gets its outcome. CallTimeout and DaemonUnreachable of a call have `handle` as well.
+    which still gets its outcome. CallTimeout and DaemonUnreachable of a call that packs records
+    have `handle` as well. An interrupted flush, settle, at or close has none: repeat it.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
@@ -132,6 +141,7 @@ class Client:
         self._engine = self._start()
         weakref.finalize(self, self._engine.end).atexit = False
         try:
+            self._engine.start()
             self._engine.call(self._engine.greeted(self.timeout))
             if self._core.session.refusal is not None:
                 raise self._core.session.refusal
@@ -233,8 +243,7 @@ class Client:
         core, limit_s = self._core, self._limit_s(timeout)
         core.admit()
         wire.encode_key(key)
-        ask = partial(core.question, key)
-        return self._engine.call(self._engine.asked(ask, "get", limit_s)).outcome()
+        return self._ask(self._engine.asked(partial(core.question, key), "get", limit_s))
 
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
@@ -321,8 +330,8 @@ class Client:
         it is, as bulk_load_status does. A bulk load belongs to the uid that began it. Raises
         InvalidArgument, MessageRefused (FENCED, DENIED, BULK_LOADS_FULL, BUSY), DaemonError.
         """
-        self._ask_bulk_load(bulk_load, BulkLoadAction.OPEN, timeout, fencing_token)
-        return self.bulk_load_status(bulk_load, timeout=timeout)
+        opened = self._engine.bulk_load_opened
+        return self._bulk_load(opened, bulk_load, fencing_token, timeout)
 
     def close_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
@@ -331,39 +340,32 @@ class Client:
 
         What was added stays. Raises as open_bulk_load does.
         """
-        self._ask_bulk_load(bulk_load, BulkLoadAction.CLOSE, timeout, fencing_token)
+        close = partial(self._engine.bulk_load, BulkLoadAction.CLOSE)
+        self._bulk_load(close, bulk_load, fencing_token, timeout)
 
     def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
         """Frees what the daemon remembers of a bulk load; its timers stay.
 
         A row that is sent again afterwards is added again. Raises as open_bulk_load does.
         """
-        self._ask_bulk_load(bulk_load, BulkLoadAction.FORGET, timeout)
+        forget = partial(self._engine.bulk_load, BulkLoadAction.FORGET)
+        self._bulk_load(forget, bulk_load, 0, timeout)
 
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
         """Which rows of a bulk load are done. Raises as open_bulk_load does.
 
         Sees the effect of every earlier call of this client, packed ones included.
         """
-        parts = StatusParts()
-        while parts.start is not None:
-            info = self._ask_bulk_load(bulk_load, BulkLoadAction.STATUS, timeout, start=parts.start)
-            parts.take(info)
-        return parts.status
+        return self._bulk_load(self._engine.bulk_load_status, bulk_load, 0, timeout)
 
-    def _ask_bulk_load(
-        self,
-        bulk_load: bytes,
-        action: BulkLoadAction,
+    def _bulk_load(
+        self, job: Callable[[bytes, int, float], Job[T]], bulk_load: bytes, fencing_token: int,
         timeout: float | None,
-        fencing_token: int = 0,
-        start: int = 0,
-    ) -> BulkLoadInfo:
+    ) -> T:  # fmt: skip
         check_bulk_load(bulk_load, 0, fencing_token)
-        core, limit_s = self._core, self._limit_s(timeout)
-        core.admit()
-        ask = partial(core.bulk_load_question, bulk_load, action, fencing_token, start)
-        return self._engine.call(self._engine.asked(ask, "bulk load", limit_s)).outcome()
+        limit_s = self._limit_s(timeout)
+        self._core.admit()
+        return self._ask(job(bulk_load, fencing_token, limit_s))
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`.
@@ -396,11 +398,21 @@ class Client:
         self._close(self._limit_s(None))
 
     def _close(self, limit_s: float) -> None:
+        self._end_close(self._begin_close(limit_s), limit_s)
+
+    def _begin_close(self, limit_s: float) -> Call[None] | None:
         if self._core.closed:
-            return
+            return None
         self._core.check()
+        call = Call(self._engine.closing(limit_s))
+        self._engine.put(call, urgent=True)
+        return call
+
+    def _end_close(self, call: Call[None] | None, limit_s: float) -> None:
+        if call is None:
+            return
         try:
-            self._engine.call(self._engine.closing(limit_s))
+            self._engine.wait(call)
         except Closed:
             pass  # another thread closes it at the same time
         except PurgatorydError:
@@ -448,7 +460,8 @@ class Client:
             self._engine.put(partial(self._core.packer.add, entry))
             return handle
         except BaseException as error:
-            self._leave_handle(error, handle, lambda: entry.pending.packed)
+            packed = partial(self._engine.knows, lambda: entry.pending.packed)
+            self._engine.leave_handle(error, handle, packed)
             raise
 
     def _run(self, job: Job[None], outcome: Callable[[], T], handle: object) -> T:
@@ -458,25 +471,16 @@ class Client:
             self._engine.run(call)
             return outcome()
         except BaseException as error:
-            self._leave_handle(error, handle, lambda: call.taken)
+            if in_doubt(error):
+                self._engine.leave_handle(error, handle, lambda: self._engine.begun(call))
             raise
 
-    def _leave_handle(
-        self, error: BaseException, handle: object, taken: Callable[[], bool]
-    ) -> None:
-        """Attach `handle` to the error of a call that was interrupted or timed out, if the call
-        may have been sent."""
-        if not in_doubt(error):
-            return
-        vars(error)["handle"] = handle
-        try:
-            if not self._engine.knows(taken):
-                del vars(error)["handle"]
-        except PurgatorydError:
-            return  # the client was closed meanwhile
-        except BaseException as second:
-            vars(second)["handle"] = handle
-            raise
+    def _ask(self, job: Job[T]) -> T:
+        """Wait for a job that packs no record, and return its outcome. An exception that interrupts
+        it gets a handle of the job."""
+        call = Call(job)
+        handle: Handle[T] = Handle(self, call)
+        return self._engine.report(call, handle)
 
     def _await_space(self, limit_s: float) -> None:
         try:
@@ -484,11 +488,12 @@ class Client:
         except DaemonError as error:
             raise QueueFull(self._engine.queued, self.queue_limit, limit_s) from error
 
-    def _await(self, pending: Pending, limit_s: float) -> None:
+    def _await(self, pending: Pending | Call[Any], limit_s: float) -> None:
         if not pending.done:
             self._core.check()
             self._engine.call(self._engine.awaited(pending, limit_s))
-        self._core.collected(pending)
+        if isinstance(pending, Pending):
+            self._core.collected(pending)
 
     def _bulk(
         self, result: BulkResult, batches: list[Batch], limit_s: float,

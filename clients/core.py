@@ -4,10 +4,11 @@ non-blocking exchange with the daemon. No lock, no wait: those are the clients' 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole
@@ -57,6 +58,7 @@ from purgatoryd.shm_layout.layout import (
 from purgatoryd.shm_layout.paths import check_name, shut
 from purgatoryd.shm_layout.wire import Key, Reply
 
+Answer = TypeVar("Answer", covariant=True)
 Mode = Literal["error", "replace", "keep", "extend"]
 """What an add does when its key is armed: refuse, re-arm, leave it, move it only later."""
 
@@ -462,7 +464,7 @@ class Core:
         return CallTimeout(subject, waited_s, in_doubt, self.session.retries.waiting)
 
 
-class _Asked:
+class Asked(ABC, Generic[Answer]):
     """A question on its way."""
 
     def __init__(self, build: Callable[[int, int], bytes]) -> None:
@@ -477,6 +479,10 @@ class _Asked:
         """True once the answer, or why there is none, is here."""
         return self._reply is not None
 
+    @abstractmethod
+    def outcome(self) -> Answer:
+        """Return the answer. Raises DaemonError."""
+
     def _answer(self) -> Reply:
         if isinstance(self._reply, DaemonError):
             raise self._reply
@@ -484,7 +490,7 @@ class _Asked:
         return self._reply
 
 
-class BulkLoadQuestion(_Asked):
+class BulkLoadQuestion(Asked[wire.BulkLoadInfo]):
     """A question about a bulk load."""
 
     def __init__(
@@ -508,7 +514,7 @@ class BulkLoadQuestion(_Asked):
         return wire.decode_bulk_load(self._answer().body)
 
 
-class Question(_Asked):
+class Question(Asked[TimerInfo | None]):
     """A get on its way."""
 
     def __init__(self, namespace: bytes, key: Key) -> None:

@@ -11,6 +11,7 @@ still receives its answer. A new public call stays safe by the same rule: prepar
 put one request, and then only wait and read the result.
 
 A request is a function, which the engine runs at once, or a Call, which has a job (see jobs.py).
+An Admin has a Worker in place of an engine: it makes one call at a time.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from purgatoryd.clients.core import OPEN_RETRY_S, Core
-from purgatoryd.clients.jobs import Job, Jobs, nothing
-from purgatoryd.shm_layout.errors import Closed, PurgatorydError
+from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
+from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
 FLUSH_S = 0.0003  # how long a packed call waits for others to fill its batch
@@ -40,37 +42,173 @@ _LOG = logging.getLogger("purgatoryd")
 Result = TypeVar("Result")
 
 
-class Call(Generic[Result]):
+class Call(Started[Result]):
     """A job on its way through the engine, for which its caller waits."""
 
-    __slots__ = ("_answered", "_error", "_result", "job", "taken")
+    __slots__ = ("_answered", "_claimed")
 
     def __init__(self, job: Job[Result]) -> None:
-        self.job = job
-        self.taken = False
-        """True once the engine has the call."""
-        self._result: Result | None = None
-        self._error: BaseException | None = None
+        super().__init__(job)
         self._answered = threading.Lock()
         self._answered.acquire()
+        self._claimed = threading.Lock()
 
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Wakes the caller."""
-        self._result, self._error = result, error
+    def claim(self) -> bool:
+        """True for the first caller alone: the thread that begins the job, or the caller that takes
+        it back."""
+        return self._claimed.acquire(blocking=False)
+
+    def finish(self, result: Result | None = None, error: BaseException | None = None) -> None:
+        """Note the outcome, and wake the caller."""
+        super().finish(result, error)
         self._answered.release()
 
-    def wait(self, alive: Callable[[], bool]) -> Result:
-        """Return or raise the outcome of the job. Raises Closed if the engine has ended."""
-        while not self._answered.acquire(timeout=ALIVE_S):
-            if not alive() and not self._answered.acquire(timeout=0):
+    def wait(self, alive: Callable[[], bool], limit_s: float = float("inf")) -> Result:
+        """Return or raise the outcome of the job. Raises Closed if the thread has ended, and
+        CallTimeout after `limit_s` seconds."""
+        deadline_s = time.monotonic() + limit_s
+        while not self.done and not self._answered.acquire(timeout=_nap_s(deadline_s)):
+            if not alive() and not self.done:
                 raise Closed("client")
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
+            if time.monotonic() >= deadline_s and not self.done:
+                raise CallTimeout("call", limit_s, 0)
+        return self.outcome()
 
 
-class Engine(Jobs):
-    """The only thread that uses `core`, until close() or end(). `after` runs in this thread."""
+def _nap_s(deadline_s: float) -> float:
+    return min(max(deadline_s - time.monotonic(), 0.0), ALIVE_S)
+
+
+Requests = SimpleQueue[Callable[[], object] | Call[Any] | None]
+
+
+class CallThread(ABC):
+    """A thread that does the work of a client, and what callers may do with it."""
+
+    _thread: threading.Thread
+    _refuses = False
+    """True once the thread has ended and may leave a call in the queue."""
+
+    @abstractmethod
+    def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
+        """Hand a request to the thread. Before it is in the queue, nothing has happened."""
+
+    def call(self, job: Job[Result]) -> Result:
+        """Hand a job to the thread and wait for its end."""
+        return self.run(Call(job))
+
+    def run(self, call: Call[Result]) -> Result:
+        """Hand a call to the thread and wait for its end."""
+        self.put(call, urgent=True)
+        return self.wait(call)
+
+    def wait(self, call: Call[Result], limit_s: float = float("inf")) -> Result:
+        """Wait for the end of a call that the thread has. Raises CallTimeout after `limit_s`."""
+        if self._refuses and not call.done:  # the thread has ended, and may not refuse this call
+            raise Closed("client")
+        return call.wait(self._alive, limit_s)
+
+    @abstractmethod
+    def begun(self, call: Call[Any]) -> bool:
+        """Return whether the thread has begun a call. If not, it never will."""
+
+    def report(self, call: Call[Result], handle: object) -> Result:
+        """Run a call. An exception that interrupts it gets `handle` if the call has begun."""
+        try:
+            return self.run(call)
+        except BaseException as error:
+            if not isinstance(error, PurgatorydError):
+                self.leave_handle(error, handle, lambda: self.begun(call))
+            raise
+
+    def leave_handle(self, error: BaseException, handle: object, sent: Callable[[], bool]) -> None:
+        """Attach `handle` to the error of a call that was interrupted or timed out, unless the
+        call was never `sent()`."""
+        vars(error)["handle"] = handle
+        try:
+            if not sent():
+                del vars(error)["handle"]
+        except PurgatorydError:
+            return  # the client was closed meanwhile
+        except BaseException as second:
+            vars(second)["handle"] = handle
+            raise
+
+    def _alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, limit_s: float) -> None:
+        """Waits for the end of the thread."""
+        self._thread.join(limit_s)
+
+
+class Worker(CallThread):
+    """A thread that does one request after the other, each to its end."""
+
+    def __init__(self, name: str) -> None:
+        self._requests: Requests = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_work_off, args=(self._requests,), name=name, daemon=True
+        )
+        weakref.finalize(self, _end, self._requests, self._thread, JOIN_S).atexit = False
+        self._thread.start()
+
+    def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
+        """Hand a request to the thread. Before it is in the queue, nothing has happened."""
+        self._requests.put(request)
+
+    def begun(self, call: Call[Any]) -> bool:
+        """Return whether the thread has begun a call. If not, it never will."""
+        return not call.claim()
+
+    def end(self, last: Callable[[], object], limit_s: float) -> None:
+        """Have the thread run `last` and end. Waits for that at most `limit_s` seconds."""
+        self._requests.put(last)
+        _end(self._requests, self._thread, limit_s)
+
+
+def _end(requests: Requests, thread: threading.Thread, limit_s: float) -> None:
+    """End the thread of a Worker after its last request. It may be the calling thread."""
+    requests.put(None)
+    if thread is not threading.current_thread() and thread.is_alive():
+        thread.join(limit_s)
+
+
+def _work_off(requests: Requests) -> None:
+    """The thread of a Worker. It keeps no reference to a request that it has done."""
+    while _done(requests.get()):
+        pass
+
+
+def _done(request: Callable[[], object] | Call[Any] | None) -> bool:
+    """Do a request. False if there are no others."""
+    if isinstance(request, Call):
+        _work(request)
+    elif request is not None:
+        request()
+    return request is not None
+
+
+def _work(call: Call[Any]) -> None:
+    """Run a job to its end, unless its caller took it back."""
+    if not call.claim():
+        call.finish(error=CallTimeout("a call that was never sent", 0.0, 0))
+        return
+    try:
+        while True:
+            next(call.job)
+    except StopIteration as stop:
+        call.finish(stop.value)
+    except BaseException as error:
+        call.finish(error=error)
+
+
+class Engine(CallThread, Jobs):
+    """The only thread that uses `core`, until close() or end().
+
+    `after` and `at_end` run in this thread: `after` with every exchange (see Jobs), `at_end` once,
+    after the last call has ended.
+    """
 
     def __init__(
         self,
@@ -80,19 +218,21 @@ class Engine(Jobs):
         at_end: Callable[[], object] = nothing,
         listens: bool = False,
     ) -> None:
-        """`at_end` runs once, after the last call has ended."""
         super().__init__(core, after, listens=listens)
         self._at_end = at_end
-        self._refuses = False
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Closed with the engine, not with the connection: a caller may write to it after close().
-        weakref.finalize(self, os.close, self._kicked).atexit = False
+        # One line, so that no interrupt comes between.
+        flags, finalize = os.EFD_NONBLOCK | os.EFD_CLOEXEC, weakref.finalize
+        self._kicked = fd = os.eventfd(0, flags); finalize(self, os.close, fd).atexit = False  # noqa: E702  # fmt: skip
         self._wake: Callable[[], object] = nothing
         self._wake_at = 0
         """Number of queued requests that wakes the engine; 0 = it is awake."""
         self._thread = threading.Thread(target=self._run, name="purgatoryd-client", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Its owner has arranged for end() first, as an interrupt may follow."""
         self._thread.start()
 
     # ---- for callers ---------------------------------------------------------------------------
@@ -111,42 +251,24 @@ class Engine(Jobs):
         if (enough := self._wake_at) and (urgent or self._requests.qsize() >= enough):
             self._wake()
 
-    def call(self, job: Job[Result]) -> Result:
-        """Hand a job to the engine and wait for its end."""
-        return self.run(Call(job))
-
-    def run(self, call: Call[Result]) -> Result:
-        """Hand a call to the engine and wait for its end."""
-        self.put(call, urgent=True)
-        if self._refuses:  # the engine has ended, and may not have refused this call
-            raise Closed("client")
-        return self.wait(call)
-
-    def wait(self, call: Call[Result]) -> Result:
-        """Wait for the end of a call that the engine has."""
-        return call.wait(self._alive)
-
     def knows(self, taken: Callable[[], bool]) -> bool:
         """Return `taken()`, evaluated after the engine has taken all earlier requests."""
         return self.call(_asked(taken))
 
-    def _alive(self) -> bool:
-        return self._thread.is_alive()
+    def begun(self, call: Call[Any]) -> bool:
+        """Return whether the engine has begun a call. If not, it never will."""
+        return self.knows(lambda: call.taken)
 
     def end(self) -> None:
         """End the thread and drop the connection without BYE."""
         if not self.core.fork_guard.mine:
             return
         self.put(self._end, urgent=True)
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and self._alive():
             self._thread.join(JOIN_S)
 
     def _end(self) -> None:
         self.ended = True
-
-    def join(self, limit_s: float) -> None:
-        """Waits for the end of the thread."""
-        self._thread.join(limit_s)
 
     # ---- the thread ----------------------------------------------------------------------------
 
@@ -230,7 +352,6 @@ class Engine(Jobs):
 
     def _take(self, request: Callable[[], object] | Call[Any]) -> None:
         if isinstance(request, Call):
-            request.taken = True
             self.begin(request)
         else:
             request()

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult
-from purgatoryd.clients.core import BYE_S, NEVER_S, OPEN_RETRY_S, BulkLoadQuestion, Core, Question
+from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts
+from purgatoryd.clients.core import BYE_S, NEVER_S, OPEN_RETRY_S, Asked, Core
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.session import State
 from purgatoryd.shm_layout.errors import (
@@ -24,21 +26,37 @@ from purgatoryd.shm_layout.errors import (
     DaemonUnreachable,
     PurgatorydError,
 )
+from purgatoryd.shm_layout.layout import BulkLoadAction
 
 Result = TypeVar("Result")
-AnyQuestion = TypeVar("AnyQuestion", Question, BulkLoadQuestion)
 Job = Generator[float, None, Result]
 """A generator that yields the host time (monotonic, in seconds) until which it waits."""
 _NO_ANSWER = (CallTimeout, DaemonUnreachable)
 
 
-class Started(Protocol):
-    """A started job and its waiting caller."""
+class Started(Generic[Result]):
+    """A started job, and its outcome once it has ended, also if its caller was interrupted."""
 
-    job: Job[Any]
+    __slots__ = ("_error", "_result", "done", "job", "taken")
 
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Wake the caller, if it still waits."""
+    def __init__(self, job: Job[Result]) -> None:
+        self.job = job
+        self.taken = False
+        """True once the job has begun."""
+        self.done = False
+        """True once the job has ended."""
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+
+    def finish(self, result: Result | None = None, error: BaseException | None = None) -> None:
+        """Note the outcome, and wake the caller if it still waits."""
+        self._result, self._error, self.done = result, error, True
+
+    def outcome(self) -> Result:
+        """Return what the ended job returned, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
 
 
 def nothing() -> float:
@@ -73,7 +91,7 @@ class Jobs:
         """The earliest deadline of the calls."""
         self._after = after
         self._after_s = self._open_s = NEVER_S
-        self._calls: list[Started] = []
+        self._calls: list[Started[Any]] = []
 
     @property
     def expects(self) -> bool:
@@ -90,8 +108,9 @@ class Jobs:
         core = self.core
         return min(self.due_s, self._after_s, self._open_s, core.resend_at_s, core.retry_at_s)
 
-    def begin(self, call: Started) -> None:
+    def begin(self, call: Started[Any]) -> None:
         """Does the first step of a job."""
+        call.taken = True
         if self._step(call, None):
             self._calls.append(call)
 
@@ -100,7 +119,7 @@ class Jobs:
         calls, self.due_s = self._calls, NEVER_S
         self._calls = [call for call in calls if self._step(call, broken)]
 
-    def _step(self, call: Started, broken: Exception | None) -> bool:
+    def _step(self, call: Started[Any], broken: Exception | None) -> bool:
         """Does one step of a job. False = it has ended."""
         try:
             due_s = next(call.job) if broken is None else call.job.throw(broken)
@@ -199,13 +218,15 @@ class Jobs:
         for pending in calls:
             yield from self.awaited(pending, limit_s, calls)
 
-    def awaited(self, pending: Pending, limit_s: float, calls: Iterable[Pending] = ()) -> Job[None]:
+    def awaited(
+        self, pending: Pending | Started[Any], limit_s: float, calls: Iterable[Pending] = ()
+    ) -> Job[None]:
         """Wait for `pending`.
 
         `calls` have no other waiter. At the timeout, those that were refused as BUSY are not sent
         again and keep that outcome; a call that was never sent is taken back.
         """
-        if not pending.packed:
+        if isinstance(pending, Pending) and not pending.packed:
             raise CallTimeout("a call that was never sent", 0.0, 0)
         try:
             yield from self.until(lambda: pending.done, "call", limit_s, single=True)
@@ -237,17 +258,39 @@ class Jobs:
                 batch.settle(error)
             raise
 
-    def asked(
-        self, ask: Callable[[], AnyQuestion], subject: str, limit_s: float
-    ) -> Job[AnyQuestion]:
-        """Ask once all earlier records are answered."""
+    def asked(self, ask: Callable[[], Asked[Result]], subject: str, limit_s: float) -> Job[Result]:
+        """Ask once all earlier records are answered, and return the answer."""
         yield from self.settled(subject, limit_s)
         question = ask()
         try:
             yield from self.until(lambda: question.done, subject, limit_s)
         finally:
             self.core.session.forget(question.query)
-        return question
+        return question.outcome()
+
+    def bulk_load(
+        self, action: BulkLoadAction, bulk_load: bytes, fencing_token: int, limit_s: float
+    ) -> Job[None]:
+        """Open, close or forget a bulk load."""
+        ask = partial(self.core.bulk_load_question, bulk_load, action, fencing_token)
+        yield from self.asked(ask, "bulk load", limit_s)
+
+    def bulk_load_status(self, bulk_load: bytes, _: int, limit_s: float) -> Job[BulkLoadStatus]:
+        """Ask which rows of a bulk load are done."""
+        parts = StatusParts()
+        while parts.start is not None:
+            ask = partial(
+                self.core.bulk_load_question, bulk_load, BulkLoadAction.STATUS, start=parts.start
+            )
+            parts.take((yield from self.asked(ask, "bulk load", limit_s)))
+        return parts.status
+
+    def bulk_load_opened(
+        self, bulk_load: bytes, fencing_token: int, limit_s: float
+    ) -> Job[BulkLoadStatus]:
+        """Open a bulk load, and ask which of its rows are done."""
+        yield from self.bulk_load(BulkLoadAction.OPEN, bulk_load, fencing_token, limit_s)
+        return (yield from self.bulk_load_status(bulk_load, 0, limit_s))
 
     def flushed(self, limit_s: float) -> Job[None]:
         """Wait for all answers and collect the refusals that no caller has seen."""

@@ -8,6 +8,22 @@ second one that wants to try leaves word, and the first tries again before it go
 trigger is lost, and try_complete, on_complete and on_expiration of one operation never
 overlap. What a callback completes is finished after it, in the same thread: however long a
 chain of operations that complete one another is, they do not stand on one stack.
+
+An exception of a signal handler, such as KeyboardInterrupt, may interrupt any call between two
+lines, or a callback. An operation still ends once, and on_complete is called once. The rules that
+make it so:
+
+* What is begun is noted in the operation, in the statement that begins it. After an exception
+  the same thread goes on from there before it passes the exception on (`_go_on`); it leaves no
+  operation half watched.
+* What is done twice has the effect of once: to leave the lists, to disarm, to finish.
+* A lock is held for one call (`_locked`).
+* A callback is called in the line that notes it as called, so an exception comes before both or
+  from within the callback.
+
+An exception within a callback cuts it off, even before its first line; it is not called again. A
+second exception while the first one is handled may leave operations without their callbacks: until
+the thread finishes another operation, or, if one was being tried, for good.
 """
 
 from __future__ import annotations
@@ -17,8 +33,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
+from contextlib import suppress
 from datetime import timedelta
-from typing import Literal
+from queue import Empty, SimpleQueue
+from threading import get_ident
+from typing import Any, Literal, TypeVar
 
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 from purgatoryd.shm_layout.host import HOST
@@ -30,15 +49,25 @@ NAP_MAX_S = 1.0
 """The reaper's longest sleep before a deadline: a wait stands still while the host is suspended."""
 
 Ending = Literal["complete", "expire", "return"]
+Result = TypeVar("Result")
 
 
 class _Finishing(threading.local):
-    """Operations that this thread has to finish; None = it is finishing none."""
+    """What this thread has to finish."""
 
-    queue: deque[DelayedOperation] | None = None
+    def __init__(self) -> None:
+        self.queue: deque[DelayedOperation] = deque()
+        self.lock = threading.Lock()
+        """Taken while the thread finishes operations: it finishes further ones after these."""
 
 
 _finishing = _Finishing()
+
+
+def _locked(lock: threading.Lock, step: Callable[..., Result], *arguments: Any) -> Result:
+    """Do a step under a lock. The `with` has one line: an exception between the last line of a
+    block and the release of its lock would leave the lock taken."""
+    with lock: return step(*arguments)  # noqa: E701  # fmt: skip
 
 
 class DelayedOperation(abc.ABC):
@@ -53,15 +82,26 @@ class DelayedOperation(abc.ABC):
         if not abs(seconds) < NEVER_NS / 1e9:
             raise InvalidArgument(f"timeout {timeout!r} must be below {NEVER_NS / 1e9:.0f} s")
         self.timeout_ns = round(seconds * 1e9)
-        self._mutex = threading.Lock()  # the four fields below; never held in a callback
-        self._working = False
-        self._word_left = False
+        self._mutex = threading.Lock()  # the five fields below; never held in a callback
+        self._worker = 0
+        """Thread that is at work on it, and finishes it if it ends meanwhile; 0 = none."""
+        self._words = 0
+        """Number of tries that were left to the thread at work."""
+        self._tried = 0
+        """How many of them a try has followed."""
         self._completed = False
         self._expired = False
+        self._called = 0
+        """1 = on_complete was called, 2 = on_expiration, too."""
+        self._begun = False
+        """Whether the last callback was called."""
         self._purgatory: DelayedOperationPurgatory | None = None
+        self._watch: object = None
+        """The call that watches it."""
         self._keys: tuple[Hashable, ...] = ()
-        self._slot: int | None = None
+        self._timer: _Timer | None = None
         self._due = False
+        """True while its time-out is under way."""
 
     # ---- for subclasses --------------------------------------------------------------------
 
@@ -91,79 +131,127 @@ class DelayedOperation(abc.ABC):
     # ---- one thread at a time --------------------------------------------------------------
 
     def _end(self, *, expired: bool) -> bool:
-        with self._mutex:
-            if self._completed:
-                return False
-            self._completed = True
-            self._expired = expired
-            mine = not self._working
-            self._working = True
-        if (purgatory := self._purgatory) is not None:  # cancel_for_key may take it away
-            purgatory._take_out(self)
-        if mine:
-            self._finish()
+        nested = self._worker == get_ident()  # in a callback of its own
+        try:
+            ended = _locked(self._mutex, self._mark_ended, expired)
+            if ended:
+                self._settle(nested=nested)
+            return ended
+        except BaseException:
+            self._go_on(nested=nested)
+            raise
+
+    def _mark_ended(self, expired: bool) -> bool:
+        if self._completed:
+            return False
+        self._expired = expired
+        self._worker, self._completed = self._worker or get_ident(), True
         return True
 
     def _try(self) -> bool:
         """Tries once, and once more for every thread that came meanwhile. True if it is
         this call that saw it end."""
-        with self._mutex:
-            if self._completed or self._working:
-                self._word_left = True
+        nested = self._worker == get_ident()
+        try:
+            begun = _locked(self._mutex, self._begin_work)
+            while begun and self._attempt():
+                pass
+            if not (begun and self._completed and self._worker == get_ident()):
                 return False
-            self._working = True
-        while True:
-            try:
-                self._guarded(self.try_complete)
-            except KeyboardInterrupt:
-                self._interrupted()
-                raise
-            with self._mutex:
-                if not self._completed and not self._word_left:
-                    self._working = False
-                    return False
-                self._word_left = False
-                if self._completed:
-                    break
-        self._finish()
+            self._settle(nested=nested)
+            return True
+        except BaseException:
+            self._go_on(nested=nested)
+            raise
+
+    def _begin_work(self) -> bool:
+        """Leaves word if another thread is at work."""
+        if self._completed or self._worker:
+            self._words += 1
+            return False
+        self._worker = get_ident()
         return True
 
-    def _interrupted(self) -> None:
-        """The next one may try again; what was ended meanwhile is left to this thread."""
-        with self._mutex:
-            self._working = ended = self._completed
-        if ended:
+    def _attempt(self) -> bool:
+        """True = another one is due: somebody has left word meanwhile."""
+        words = self._words
+        self._guarded(self.try_complete, 0)
+        return _locked(self._mutex, self._end_attempt, words)
+
+    def _end_attempt(self, words: int) -> bool:
+        self._tried = words
+        if self._completed or self._words != words:
+            return not self._completed
+        self._worker = 0
+        return False
+
+    def _settle(self, *, nested: bool) -> None:
+        """It has ended: takes it out of all lists, and finishes it if that is for this call."""
+        if (purgatory := self._purgatory) is not None:  # cancel_for_key may take it away
+            purgatory._take_out(self)
+        if self._worker == get_ident() and not nested:
             self._finish()
+
+    def _go_on(self, *, nested: bool) -> None:
+        """After an exception, do what this call had begun, and tries that were left to it."""
+        if nested or self._worker != get_ident():
+            return
+        try:
+            while self._words != self._tried and not self._completed:
+                self._attempt()
+        finally:
+            _locked(self._mutex, self._stop_work)
+            if self._completed:
+                self._settle(nested=False)
+
+    def _stop_work(self) -> None:
+        if not self._completed:
+            self._worker = 0
 
     def _finish(self) -> None:
         """Runs in the one thread that is at work; nobody works on it afterwards."""
-        if _finishing.queue is not None:
-            _finishing.queue.append(self)
-            return
-        _finishing.queue = queue = deque((self,))
-        try:
-            while queue:
-                queue.popleft()._call_back()
-        finally:
-            _finishing.queue = None
+        _finishing.queue.append(self)
+        if not _finishing.lock.locked():
+            _locked(_finishing.lock, _call_back, _finishing.queue)
 
     def _call_back(self) -> None:
-        self._guarded(self.on_complete)
-        if self._expired:
-            self._guarded(self.on_expiration)
+        if self._called < 1:
+            self._guarded(self.on_complete, 1)
+        if self._called < 2 and self._expired:
+            self._guarded(self.on_expiration, 2)
 
-    def _guarded(self, callback: Callable[[], object]) -> None:
+    def _guarded(self, callback: Callable[[], object], called: int) -> None:
+        self._begun = False
         try:
-            callback()
+            self._begun, self._called = True, called; callback()  # noqa: E702  # fmt: skip
         except KeyboardInterrupt:  # meant for the thread, which is the main one
             raise
         except BaseException as error:  # sys.exit() too: it must not stop the others
+            if not self._begun:
+                raise
             purgatory = self._purgatory
             (_log_error if purgatory is None else purgatory._report)(self, error)
 
 
+def _call_back(queue: deque[DelayedOperation]) -> None:
+    """Finish operations. After an exception the next call goes on with what is left."""
+    while queue:
+        queue[0]._call_back()
+        queue.popleft()
+
+
 def _log_error(operation: DelayedOperation, error: BaseException) -> None:
     _LOG.error("callback of %r failed", operation, exc_info=error)
+
+
+class _Timer:
+    """The timeout of an operation that is watched."""
+
+    __slots__ = ("operation", "slot")
+
+    def __init__(self, operation: DelayedOperation) -> None:
+        self.operation = operation
+        self.slot = -1
 
 
 class DelayedOperationPurgatory:
@@ -190,12 +278,13 @@ class DelayedOperationPurgatory:
         check_and_complete."""
         self._on_error = on_error
         self._clock_ns = clock_ns
-        self._changed = threading.Condition()  # everything below; never held in a callback
-        self._wheel: Wheel[DelayedOperation] = Wheel(clock_ns())
+        self._mutex = threading.Lock()  # everything below; never held in a callback
+        self._wheel: Wheel[_Timer] = Wheel(clock_ns())
         self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # by id()
-        self._watched = 0
+        self._due: dict[int, _Timer] = {}  # by id(); what timed out and has not expired yet
         self._closed = False
         self._wake_ns = NEVER_NS
+        self._bell: SimpleQueue[None] = SimpleQueue()  # wakes the reaper
         self._thread = None
         if reaper:
             self._thread = threading.Thread(target=self._reap, name=f"reaper-{name}", daemon=True)
@@ -210,169 +299,226 @@ class DelayedOperationPurgatory:
 
         It is tried again after it stands on every key's list, so an event in between is not
         lost. Returns True if it is complete already. Raises Closed after shutdown, and
-        InvalidArgument without keys or for an operation that is watched already.
+        InvalidArgument without keys or for an operation that is watched already. After an
+        interrupt the operation is complete, or is not watched.
         """
         unique = tuple(dict.fromkeys(keys))
         if not unique:
             raise InvalidArgument("an operation needs at least one key")
-        self._adopt(operation)
-        if operation._try() or operation.completed:
-            return True
-        self._link(operation, unique)
-        if operation._try() or operation.completed:
-            return True
-        self._arm(operation)
-        return operation.completed
+        watch = object()
+        try:
+            _locked(self._mutex, self._adopt, operation, watch)
+            if operation._try() or operation.completed:
+                return True
+            _locked(self._mutex, self._link, operation, unique)
+            if operation._try() or operation.completed:
+                return True
+            deadline_ns = self._clock_ns() + operation.timeout_ns
+            _locked(self._mutex, self._arm, operation, deadline_ns)
+            return operation.completed
+        except BaseException:
+            if operation._watch is watch:
+                _locked(self._mutex, self._let_go, (operation,), [])
+            raise
 
-    def _adopt(self, operation: DelayedOperation) -> None:
-        with self._changed:
-            self._check_open()
-            if operation._purgatory is not None:
-                raise InvalidArgument("this operation is watched already")
-            operation._purgatory = self
+    def _adopt(self, operation: DelayedOperation, watch: object) -> None:
+        self._check_open()
+        if operation._purgatory is not None:
+            raise InvalidArgument("this operation is watched already")
+        operation._purgatory, operation._watch = self, watch
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(subject=f"purgatory {self.name!r}")
 
     def _link(self, operation: DelayedOperation, keys: tuple[Hashable, ...]) -> None:
-        with self._changed:
-            if operation.completed:
-                return
-            if self._closed:
-                operation._purgatory = None
-            self._check_open()
-            operation._keys = keys
-            for key in keys:
-                self._watchers.setdefault(key, {})[id(operation)] = operation
-            self._watched += len(keys)
+        if operation.completed:
+            return
+        self._check_open()
+        operation._keys = keys
+        for key in keys:
+            self._watchers.setdefault(key, {})[id(operation)] = operation
 
-    def _arm(self, operation: DelayedOperation) -> None:
-        deadline_ns = self._clock_ns() + operation.timeout_ns
-        with self._changed:
-            # Completed by somebody since, or taken out, or even watched again: no timer then.
-            if operation.completed or not operation._keys or operation._slot is not None:
-                return
-            operation._slot = self._wheel.add(operation, deadline_ns)
-            if self._wheel.next_ns < self._wake_ns:
-                self._changed.notify()
+    def _arm(self, operation: DelayedOperation, deadline_ns: int) -> None:
+        # Completed by somebody since, or taken out, or even watched again: no timer then.
+        if operation.completed or not operation._keys or operation._timer is not None:
+            return
+        operation._timer = timer = _Timer(operation)
+        timer.slot = self._wheel.add(timer, deadline_ns)
+        if self._wheel.next_ns < self._wake_ns:
+            self._bell.put(None)
 
     def _take_out(self, operation: DelayedOperation) -> None:
-        with self._changed:
-            self._unlink(operation)
+        _locked(self._mutex, self._unlink, operation)
 
     def _unlink(self, operation: DelayedOperation) -> None:
         """Leaves all lists and the wheel, in O(its keys). The caller holds the lock."""
         for key in operation._keys:
-            watchers = self._watchers[key]
-            del watchers[id(operation)]
+            watchers = self._watchers.get(key, {})
+            watchers.pop(id(operation), None)
             if not watchers:
-                del self._watchers[key]
-        self._watched -= len(operation._keys)
+                self._watchers.pop(key, None)
         operation._keys = ()
-        if operation._slot is not None:
-            self._wheel.cancel(operation._slot)
-            operation._slot = None
+        if (timer := operation._timer) is not None:
+            self._wheel.cancel(timer.slot, timer)
+            operation._timer = None
 
     # ---- events ----------------------------------------------------------------------------
 
     def check_and_complete(self, key: Hashable) -> int:
         """Something happened on `key`: tries its operations. Returns how many this call
-        completed; one that another thread is at work on is completed by that thread."""
-        with self._changed:
-            operations = tuple(self._watchers.get(key, {}).values())
-        return sum(operation._try() for operation in operations)
+        completed; one that another thread is at work on is completed by that thread. Repeat an
+        interrupted call: it may not have tried all."""
+        return sum(map(DelayedOperation._try, _locked(self._mutex, self._watchers_of, key)))
+
+    def _watchers_of(self, key: Hashable) -> tuple[DelayedOperation, ...]:
+        return tuple(self._watchers.get(key, {}).values())
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation]:
         """Takes the key's operations out of all lists, disarms them, and returns them; they
-        are not completed. They may be watched again."""
-        with self._changed:
-            waiting = self._let_go(self._watchers.get(key, {}).values())
-            for operation in waiting:
-                operation._purgatory = None
-        return waiting
+        are not completed. They may be watched again. If the call is interrupted, the attribute
+        `handle` of the exception has those that it took out."""
+        taken: list[DelayedOperation] = []
+        try:
+            _locked(self._mutex, self._let_go_key, key, taken)
+            return taken
+        except BaseException as error:
+            vars(error)["handle"] = self._let_go_again(taken)
+            raise
 
-    def _let_go(self, operations: Iterable[DelayedOperation]) -> list[DelayedOperation]:
+    def _let_go_key(self, key: Hashable, taken: list[DelayedOperation]) -> None:
+        self._let_go(self._watchers_of(key), taken)
+
+    def _let_go(
+        self, operations: Iterable[DelayedOperation], taken: list[DelayedOperation]
+    ) -> None:
         """Takes out those that have not begun to end. The caller holds the lock."""
-        waiting = [o for o in operations if not (o._due or o.completed)]
-        for operation in waiting:
-            self._unlink(operation)
-        return waiting
+        for operation in tuple(operations):
+            if not (operation._due or operation.completed):
+                taken.append(operation)
+                self._unlink(operation)
+                operation._purgatory = None
+
+    def _let_go_again(self, taken: list[DelayedOperation]) -> list[DelayedOperation]:
+        """After an exception: of the last one only some may have been done."""
+        again: list[DelayedOperation] = []
+        _locked(self._mutex, self._let_go, taken, again)
+        return again
 
     # ---- sizes -----------------------------------------------------------------------------
 
     @property
     def watched(self) -> int:
         """Entries in all watch lists: an operation counts once for each of its keys."""
-        return self._watched
+        return _locked(self._mutex, lambda: sum(map(len, self._watchers.values())))
 
     @property
     def num_delayed(self) -> int:
         """Operations that wait for their timeout."""
-        with self._changed:
-            return len(self._wheel)
+        return _locked(self._mutex, len, self._wheel)
 
     # ---- time ------------------------------------------------------------------------------
 
     def advance(self) -> int:
-        """Ends what timed out; for reaper=False. Returns how many operations that were."""
-        with self._changed:
-            due = self._wheel.advance(self._clock_ns())
-            for operation in due:
-                operation._slot, operation._due = None, True
-        return sum(self._expire(operation) for operation in due)
+        """Ends what timed out; for reaper=False. Returns how many operations that were. The next
+        call goes on with what an interrupted one has left."""
+        _locked(self._mutex, self._take_due)
+        return sum(map(self._expire, tuple(self._due.values())))
 
-    def _expire(self, operation: DelayedOperation) -> bool:
+    def _take_due(self) -> None:
+        self._wheel.advance(self._clock_ns(), self._note_due)
+
+    def _note_due(self, timer: _Timer) -> None:
+        self._due[id(timer)] = timer
+
+    def _expire(self, timer: _Timer) -> bool:
         """Looks once more: an event may have come without a check_and_complete."""
-        if operation._try():
-            self.already_true += 1
-            return True
-        return operation._end(expired=True)
+        operation, ended = timer.operation, False
+        try:
+            due = _locked(self._mutex, self._begin_expiry, timer)
+            if due and operation._try():
+                self.already_true += 1
+                ended = True
+            elif due:
+                ended = operation._end(expired=True)
+            if operation.completed or operation._timer is not timer:
+                self._due.pop(id(timer), None)
+        except BaseException:
+            operation._due = False
+            raise
+        return ended
+
+    def _begin_expiry(self, timer: _Timer) -> bool:
+        """False: it was taken out since, or another call has begun."""
+        operation = timer.operation
+        if operation._timer is not timer or operation._due:
+            return False
+        operation._due = True
+        return True
 
     def _reap(self) -> None:
         while self._wait():
             self.advance()
 
+    def _next_ns(self) -> int:
+        """When the reaper has to wake up, unless somebody rings."""
+        self._wake_ns = self._wheel.next_ns
+        return self._wake_ns
+
     def _wait(self) -> bool:
         """The one place that sleeps. False = shut down."""
-        with self._changed:
-            while not self._closed:
-                self._wake_ns = self._wheel.next_ns
-                left_ns = self._wake_ns - self._clock_ns()
-                if left_ns <= 0:
-                    return True
-                nap_s = min(left_ns / 1e9, NAP_MAX_S)
-                self._changed.wait(None if self._wake_ns == NEVER_NS else nap_s)
-            return False
+        while not self._closed:
+            left_ns = _locked(self._mutex, self._next_ns) - self._clock_ns()
+            if left_ns <= 0:
+                return True
+            rests = self._wake_ns == NEVER_NS and not self._due
+            with suppress(Empty):
+                self._bell.get(timeout=None if rests else min(left_ns / 1e9, NAP_MAX_S))
+            if self._due:
+                return True
+        return False
 
     # ---- the end -----------------------------------------------------------------------------
 
     def shutdown(self, ending: Ending = "return") -> list[DelayedOperation]:
         """Refuses new operations and ends those that are left: "complete" runs on_complete,
         "expire" runs on_expiration too, "return" leaves them uncompleted, to be watched
-        elsewhere. Returns them."""
+        elsewhere. Returns them. Repeat an interrupted call: it may not have ended all. The
+        attribute `handle` of the exception has those that it ended or took out."""
         if ending not in ("complete", "expire", "return"):
             raise InvalidArgument(f"ending {ending!r} is none of complete, expire, return")
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            everybody = {i: o for ops in self._watchers.values() for i, o in ops.items()}
-            left = self._let_go(everybody.values())
+        self._closed = True
+        self._bell.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        for operation in left:
-            if ending == "return":
-                operation._purgatory = None
-            else:
-                operation._end(expired=ending == "expire")
-        return left
+        left: list[DelayedOperation] = []
+        try:
+            _locked(self._mutex, self._let_go_all, left)
+            self._end_all(left, ending)
+            return left
+        except BaseException as error:
+            vars(error)["handle"] = left
+            self._let_go_again(left)
+            self._end_all(left, ending)
+            raise
+
+    def _let_go_all(self, taken: list[DelayedOperation]) -> None:
+        everybody = {i: o for ops in self._watchers.values() for i, o in ops.items()}
+        self._let_go(everybody.values(), taken)
+
+    def _end_all(self, operations: list[DelayedOperation], ending: Ending) -> None:
+        for operation in operations if ending != "return" else ():
+            operation._purgatory = operation._purgatory or self  # it reports errors
+            operation._end(expired=ending == "expire")
 
     def _report(self, operation: DelayedOperation, error: BaseException) -> None:
-        with self._changed:
-            self.errors += 1
+        _locked(self._mutex, self._count_error)
         try:
             self._on_error(operation, error)
         except KeyboardInterrupt:
             raise
         except BaseException:
             _LOG.exception("the error handler of purgatory %r failed", self.name)
+
+    def _count_error(self) -> None:
+        self.errors += 1

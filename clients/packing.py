@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -104,6 +105,10 @@ def _over(key: Key, detail: int, figure: int) -> QuotaExceeded:
     return QuotaExceeded(key, Status.QUOTA, whose, resource, limit, used=figure)
 
 
+AnyPending = TypeVar("AnyPending", bound="Pending")
+Found = TypeVar("Found")
+
+
 class Pending:
     """One packed call. `done` turns True exactly once, when its batch settles."""
 
@@ -135,6 +140,10 @@ class Pending:
         if self.error is not None or not is_refusal(self.word & 0xFF):
             return self.error
         return refusal(self.key, self.word, self.deadline_ns)
+
+    @abstractmethod
+    def outcome(self) -> Any:
+        """Return what the call returns. Raises Refused or DaemonError."""
 
     def _check(self) -> None:
         if (error := self.why()) is not None:
@@ -179,8 +188,18 @@ class PendingCancel(Pending):
         return CancelResult(self.word & 0xFF)
 
 
-class PendingTrigger(Pending):
-    """An advance, bump, fail, ... on its way."""
+class PendingTrigger(Pending, Generic[Found]):
+    """A call of a purgatory on its way, which finds something."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def outcome(self) -> Found:
+        """What it found. Raises Refused or DaemonError."""
+
+
+class PendingCount(PendingTrigger[int]):
+    """A watch, advance, bump or fail on its way."""
 
     __slots__ = ()
 
@@ -190,7 +209,51 @@ class PendingTrigger(Pending):
         return self.deadline_ns
 
 
-AnyPending = TypeVar("AnyPending", bound=Pending)
+class PendingFound(PendingTrigger[bool]):
+    """A CLEAR, a FORGET or an extension on its way."""
+
+    __slots__ = ()
+
+    def outcome(self) -> bool:
+        """Whether the daemon knows the key. Raises Refused or DaemonError."""
+        self._check()
+        return self.status != Status.UNKNOWN
+
+
+class PendingCancelled(PendingTrigger[bool]):
+    """A cancel of an operation on its way."""
+
+    __slots__ = ()
+
+    def outcome(self) -> bool:
+        """Whether it ended the operation. Raises Refused or DaemonError."""
+        self._check()
+        return self.status == Status.CANCELLED
+
+
+class PendingEnded(PendingTrigger[list[Key]]):
+    """A CANCEL_FOR_KEY on its way. One record ends a limited number of operations: if there are
+    others, the record is packed again."""
+
+    __slots__ = ("_done", "repeat")
+
+    repeat: Callable[[], None]
+
+    @property
+    def done(self) -> bool:
+        """True once all operations have ended."""
+        return self._done
+
+    @done.setter
+    def done(self, answered: bool) -> None:
+        self._done = answered and (self.error is not None or self.status != Status.MORE)
+        if answered and not self._done:
+            self.repeat()
+
+    def outcome(self) -> list[Key]:
+        """The keys of all operations that it ended. Raises Refused or DaemonError."""
+        self._check()
+        return self.ended
 
 
 class Builder:
@@ -367,7 +430,7 @@ class _Settlement:
             outcome, error = outcome
         end = len(self.pending) * wire.RESULT.size
         for number, keys in wire.decode_ended(outcome[end:]).items():
-            self.pending[number].ended = keys
+            self.pending[number].ended += keys
         for pending, (word, deadline_ns) in zip(
             self.pending, wire.decode_results(outcome[:end]), strict=True
         ):

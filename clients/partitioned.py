@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from types import TracebackType
 from typing import Any, TypeVar
 
 from purgatoryd.clients.arguments import check_limit_s
@@ -21,9 +22,9 @@ from purgatoryd.clients.bulk import (
 )
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.closing import Closing
-from purgatoryd.clients.core import OPEN_RETRY_S, Core, Mode
+from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, Core, Mode
 from purgatoryd.clients.engine import Call, Engine
-from purgatoryd.clients.jobs import Job
+from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.partitions import Part, Partitions, Parts, settling, split_jobs
 from purgatoryd.clients.route import Route
@@ -32,6 +33,7 @@ from purgatoryd.shm_layout.errors import (
     CallTimeout,
     DaemonError,
     DaemonUnreachable,
+    PurgatorydError,
     QueueFull,
 )
 from purgatoryd.shm_layout.wire import Key
@@ -124,8 +126,24 @@ class PartitionedClient(Closing):
         _all(partial(patience.wait, client.flush) for client in self._clients)
 
     def close(self) -> None:
-        """Flushes, and closes all connections; raises as Client.close."""
-        _all(client.close for client in self._clients)
+        """Flushes, and closes all connections; raises as Client.close, and waits as long."""
+        self._close(self._limit_s(None))
+
+    def _close(self, limit_s: float) -> None:
+        calls = [(client, client._begin_close(limit_s)) for client in self._clients]
+        _all(partial(client._end_close, call, limit_s) for client, call in calls)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif self._clients[0]._core.fork_guard.mine:
+            with suppress(PurgatorydError):  # the caller's error is the one that counts
+                self._close(BYE_S)
 
     @property
     def _engines(self) -> list[Engine]:
@@ -148,7 +166,8 @@ class PartitionedClient(Closing):
                 _await(engine, call, whole)
             return outcome(whole)
         except BaseException as error:
-            self._clients[0]._leave_handle(error, whole, lambda: handed.taken)
+            if in_doubt(error):
+                engines[0].leave_handle(error, whole, lambda: engines[0].begun(handed))
             raise
 
 

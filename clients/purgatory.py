@@ -29,14 +29,22 @@ from purgatoryd.clients.core import NEVER_S, QUEUE_LIMIT, Core
 from purgatoryd.clients.engine import Engine
 from purgatoryd.clients.jobs import nothing
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.operations import Book, Operation, Outcome
-from purgatoryd.clients.packing import Builder, Entry, PendingTrigger
+from purgatoryd.clients.packing import (
+    Builder,
+    Entry,
+    Found,
+    PendingCancelled,
+    PendingCount,
+    PendingEnded,
+    PendingFound,
+    PendingTrigger,
+)
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidRows
-from purgatoryd.shm_layout.layout import Op, PutMode, Status
+from purgatoryd.shm_layout.layout import Op, PutMode
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
@@ -57,7 +65,7 @@ class Armed(NamedTuple):
     """An operation and the call that arms it."""
 
     operation: Operation
-    entry: Entry[PendingTrigger]
+    entry: Entry[PendingCount]
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -84,7 +92,7 @@ def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
     operation = Operation(row.key, encoded, row.condition)
     if isinstance(row.condition, When) and times.seconds_ns(row.timeout) <= 0:
         encoded = _encode_once(operation, row.condition)
-    pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
+    pending = PendingCount(row.key, lambda p: book.armed(operation, p))
     fields = (
         encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
         encoded.watched, row.topic is not None,
@@ -111,21 +119,32 @@ def _watch(row: Any, index: int) -> Watch:
     return Watch(*row)
 
 
-def prepare_trigger(core: Core, op: Op, key: Key, value: int = 0) -> Entry[PendingTrigger]:
+def prepare_trigger(
+    core: Core, kind: type[PendingTrigger[Found]], op: Op, key: Key, value: int = 0
+) -> Entry[PendingTrigger[Found]]:
     """Check a record from ADVANCE_KEY to COMPLETE; return its entry. Raises InvalidArgument."""
     key_type, key_bytes = wire.encode_key(key)
     fields = (op, key_type, key_bytes, value)
-    return Entry(PendingTrigger(key, None), core.key_name, Builder.trigger, fields)
+    entry = Entry(kind(key, None), core.key_name, Builder.trigger, fields)
+    if isinstance(entry.pending, PendingEnded):
+        entry.pending.repeat = partial(core.packer.add, entry)
+    return entry
 
 
 def prepare_extend(
     core: Core, operation: Operation, timeout: float | timedelta
-) -> Entry[PendingTrigger]:
+) -> Entry[PendingTrigger[bool]]:
     """Return a PUT that only extends `operation`. Raises InvalidArgument."""
     kind, time_ns = core.due(timeout)
     key_type, key_bytes = wire.encode_key(operation.key)
     fields = (PutMode.EXTEND, key_type, key_bytes, kind, time_ns, b"", operation.ticket)
-    return Entry(PendingTrigger(operation.key, None), core.key_name, Builder.put, fields)
+    return Entry(PendingFound(operation.key, None), core.key_name, Builder.put, fields)
+
+
+def prepare_cancel(core: Core, operation: Operation) -> Entry[PendingTrigger[bool]]:
+    """Return a CANCEL of `operation` alone."""
+    entry = core.cancel(operation.key, operation.ticket, collect=False)
+    return Entry(PendingCancelled(operation.key, None), entry.name, entry.method, entry.fields)
 
 
 def check_error(code: object) -> int:
@@ -156,7 +175,7 @@ def own_book(core: Core, book: Book, resume: Resume | None) -> None:
 def settle_book(core: Core, book: Book) -> None:
     """Packs and queues what the owner has to say about outcomes and CHECKs."""
     for operation, version in book.completions():
-        core.packer.add(prepare_trigger(core, Op.COMPLETE, operation.key, version))
+        core.packer.add(prepare_trigger(core, PendingCount, Op.COMPLETE, operation.key, version))
     if acks := book.acks():
         core.session.acknowledge(acks)
 
@@ -253,21 +272,20 @@ class Purgatory(Client):
         entry = prepare_extend(self._core, operation, timeout)
         if operation.done or operation.ticket == 0:
             return False
-        self._now(entry, self._limit_s(None))
-        return entry.pending.status != Status.UNKNOWN
+        return self._once(entry)
 
     def _cancel(self, operation: Operation) -> bool:
         if operation.done or operation.ticket == 0:
             return False
-        found = self.cancel(operation.key, ticket=operation.ticket)
-        return found is CancelResult.CANCELLED
+        self._core.admit()
+        return self._once(prepare_cancel(self._core, operation))
 
     # ---- triggers --------------------------------------------------------------------------
 
     def advance(self, key: Key, watermark: int) -> int:
         """Raises the key's watermark to at least `watermark`; returns how many operations that
         ended."""
-        return self._trigger(Op.ADVANCE_KEY, key, check_watermark(watermark))
+        return self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
     def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, in order; returns how many operations each ended.
@@ -277,7 +295,7 @@ class Purgatory(Client):
         """
         self._core.admit()
         entries = [
-            prepare_trigger(self._core, Op.ADVANCE_KEY, key, watermark)
+            prepare_trigger(self._core, PendingCount, Op.ADVANCE_KEY, key, watermark)
             for key, watermark in each_watermark(watermarks)
         ]
         handles: list[Handle[int]] = [Handle(self, entry.pending) for entry in entries]
@@ -286,37 +304,34 @@ class Purgatory(Client):
 
     def bump(self, key: Key, n: int = 1) -> int:
         """Adds `n` to the key's watermark, once; returns how many operations that ended."""
-        return self._trigger(Op.BUMP, key, check_watermark(n))
+        return self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     def fail(self, key: Key, code: int) -> int:
         """Fails the key's operations, and those to come until clear(); returns how many."""
-        return self._trigger(Op.FAIL, key, check_error(code))
+        return self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     def clear(self, key: Key) -> bool:
         """Ends the key's failure. False if nothing is known of the key."""
-        return self._call(Op.CLEAR, key).status == Status.DONE
+        return self._trigger(PendingFound, Op.CLEAR, key)
 
     def forget(self, key: Key) -> bool:
         """Forgets the key's watermark, once nobody watches it. False if nothing is known of it."""
-        return self._call(Op.FORGET, key).status == Status.DONE
+        return self._trigger(PendingFound, Op.FORGET, key)
 
     def cancel_for_key(self, key: Key) -> list[Key]:
         """Ends all operations that watch `key`, cause "cancelled"; returns their keys."""
-        ended: list[Key] = []
-        while True:
-            pending = self._call(Op.CANCEL_FOR_KEY, key)
-            ended += pending.ended
-            if pending.status != Status.MORE:
-                return ended
+        return self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
-    def _trigger(self, op: Op, key: Key, value: int) -> int:
-        return self._call(op, key, value).outcome()
-
-    def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
+    def _trigger(
+        self, kind: type[PendingTrigger[Found]], op: Op, key: Key, value: int = 0
+    ) -> Found:
         self._core.admit()
-        entry = prepare_trigger(self._core, op, key, value)
-        self._now(entry, self._limit_s(None))
-        return entry.pending
+        return self._once(prepare_trigger(self._core, kind, op, key, value))
+
+    def _once(self, entry: Entry[PendingTrigger[Found]]) -> Found:
+        handle: Handle[Found] = Handle(self, entry.pending)
+        job = self._engine.single(entry, self._limit_s(None))
+        return self._run(job, entry.pending.outcome, handle)
 
     @property
     def operations(self) -> int:

@@ -167,8 +167,8 @@ class Inbox:
         return lost
 
     def close(self) -> None:
-        """Closes socket and arena."""
-        if self.open:
+        """Closes socket and arena. An interrupted call can be repeated."""
+        if self._fork_guard.mine:
             self._fork_guard.closed = True
             self._route.close()
             self._stream.close()

@@ -23,7 +23,7 @@ import socket
 import struct
 import termios
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -274,6 +274,15 @@ class AdmissionControl:
         """Return the connection of a descriptor; None if it is unknown."""
         return self._peers.get(fd)
 
+    @property
+    def connected(self) -> set[int]:
+        """Descriptors of all connections."""
+        return set(self._peers)
+
+    def unread(self, fds: Set[int]) -> set[int]:
+        """Those of `fds` that have bytes which libzmq has not read."""
+        return {fd for fd in fds & self._peers.keys() if _pending(fd, termios.FIONREAD)}
+
     def offence(self, frame: zmq.Frame, detail: str) -> None:
         """Cuts off whoever sent `frame`, and refuses it for a while.
 
@@ -379,9 +388,7 @@ class AdmissionControl:
             _libc.malloc_trim(0)  # what those who are gone have held
 
     def _takes_nothing(self, fd: int, peer: Peer, shed: bool) -> bool:
-        untaken = 0
-        with suppress(OSError):
-            untaken = _NUMBER.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))[0]
+        untaken = _pending(fd, termios.TIOCOUTQ)
         same = untaken > 0 and (shed or untaken == peer.untaken)
         peer.stuck = peer.stuck + 1 if same else 0
         peer.untaken = untaken
@@ -420,6 +427,14 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
         yield connection
     finally:
         connection.detach()
+
+
+def _pending(fd: int, queue: int) -> int:
+    """Bytes that wait in a queue of the kernel: FIONREAD or TIOCOUTQ. 0 if it is no connection any
+    more."""
+    with suppress(OSError):
+        return int(_NUMBER.unpack(fcntl.ioctl(fd, queue, bytes(4)))[0])
+    return 0
 
 
 def _take_no_descriptors(fd: int) -> None:

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from purgatoryd.shm_layout.host import Host
 
-
 ROUNDING_NS = 1000
 """The wall's offset is rounded down to a multiple of this."""
 

@@ -17,7 +17,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.client_watch import ClientWatch
 from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.transport import Message, Transport
+from purgatoryd.daemon.transport import REQUEST_HWM, Message, Transport
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
@@ -94,6 +94,7 @@ class Commands:
         self._access = access
         self._host = host
         self._socket = transport.commands
+        self._peers = transport.peers
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Message] = deque()
@@ -106,6 +107,11 @@ class Commands:
         self._shared_until_ns = 0
         self._shared = False
         self._deferred: Message | None = None
+        self._unread: set[int] = set()
+        """Connections whose bytes of before note_wakeup() libzmq may not have read."""
+        self._taken_of: Counter[bytes] | None = None
+        """Messages taken from each peer since libzmq has them; None = all were taken."""
+        self._dropped = False
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
         self.clients = ClientWatch(
             arena, transport.peers, processes, grace_ns, host.boot_ns(), self._left
@@ -124,7 +130,10 @@ class Commands:
                 return bool(self._unfinished)
             message = self._socket.receive()
             if message is None:
+                self._taken_of = None
                 return bool(self._unfinished)
+            if self._taken_of is not None:
+                self._count_taken(message.route)
             if message.route in self._behind:
                 self._wait_behind(message)
             elif not self._had_its_share(message.uid):
@@ -132,7 +141,30 @@ class Commands:
                 served += 1
             elif self._has_space(message):
                 self._wait(message)
+            else:
+                self._dropped = True
         return True
+
+    def note_wakeup(self) -> None:
+        """Note that messages may wait since an outage."""
+        self._unread, self._taken_of, self._dropped = self._peers.connected, None, False
+
+    def caught_up(self) -> bool:
+        """Look whether all messages that waited at note_wakeup() have been applied."""
+        if self._unread:
+            self._unread = self._peers.unread(self._unread)
+            if not self._unread:
+                self._taken_of = Counter()
+            return False
+        return self._taken_of is None and not (self._waiting_bytes or self._dropped)
+
+    def _count_taken(self, route: bytes) -> None:
+        """Note a message from a peer. The socket takes turns among its peers, and has at most
+        REQUEST_HWM messages of each."""
+        assert self._taken_of is not None
+        self._taken_of[route] += 1
+        if self._taken_of[route] > REQUEST_HWM:
+            self._taken_of = None
 
     def _serve_unfinished(self) -> None:
         """Those that need yet another iteration come behind all others."""
@@ -168,6 +200,8 @@ class Commands:
         if len(behind) < BEHIND_MAX and self._has_space(message):
             self._waiting_bytes += _size(message)
             behind.append(message)
+        else:
+            self._dropped = True
 
     def _has_space(self, message: Message) -> bool:
         return self._waiting_bytes + _size(message) <= WAITING_BYTES_MAX

@@ -114,8 +114,9 @@ class Config:
     quota_ops: int = 0
     """Adds, watches and advances of one uid per second."""
     uid_share: int = 75
-    """Share, in per cent, of each of the tables of topics, namespaces, sessions, watch keys and
-    watch records that one uid may hold. 100 = no limit. Root and the daemon's uid have none."""
+    """Share, in per cent, of each of the tables of topics, namespaces, sessions, watch keys, watch
+    records, owned operations and bulk loads that one uid may hold. 100 = no limit. Root and the
+    daemon's uid have none."""
     admin_uids: tuple[int, ...] = ()
     """Who may administer, besides root and the daemon's own uid."""
     allow_uids: tuple[int, ...] = ()

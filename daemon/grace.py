@@ -8,14 +8,20 @@ unanswered triggers again. The daemon delays the expiry of operations until thes
   not bound that pause: the client may have waited before, for a disk or through an earlier outage.
   So a lost trigger is sent again within RESEND_MAX_NS; the rest of GRACE_NS is the time to connect
   and to send HELLO.
-* After an iteration that was late by LATE_NS to LONG_NS the delay is as long as the iteration was
-  late. That is shorter than a client's first pause, and earlier triggers are in the socket.
+* An iteration that was late by LATE_NS to LONG_NS breaks no connection and loses no trigger: all
+  that was sent waits in the sockets. The delay is as long as the iteration was late, so that
+  libzmq's thread reads what the kernel has, and goes on until the messages that waited have been
+  applied, at most GRACE_NS. If one of them was dropped for want of memory, the delay is GRACE_NS.
 
 Another long outage prolongs the delay, at most LONG_OUTAGES_MAX times; a loop that is always late
-does not. Timers have no delay. The time in a message has no influence.
+does not. So an operation expires at most GRACE_NS after the end of an outage, and of up to
+LONG_OUTAGES_MAX others that follow within that time. Timers have no delay. The time in a message
+has no influence.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
@@ -31,31 +37,53 @@ LONG_OUTAGES_MAX = 10
 """Number of long outages that may prolong a delay."""
 
 
+class Messages(Protocol):
+    """The messages of clients."""
+
+    def note_wakeup(self) -> None:
+        """Note that the loop woke up after an outage."""
+        ...
+
+    def caught_up(self) -> bool:
+        """Look whether the messages that waited then have been applied."""
+        ...
+
+
 class Grace:
     """Decides whether operations may expire. Times are CLOCK_BOOTTIME, as are the arena's. Under a
     virtual clock the loop begins no delay."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, messages: Messages) -> None:
         self._arena = arena
+        self._messages = messages
         self._served_ns: int | None = None
         """Begin of the last iteration; None = there was none since the start."""
         self._planned_ns = 0
         """Latest planned begin of the next iteration."""
         self._put_off = 0
         """Number of long outages that prolonged the current delay."""
+        self._latest_ns = 0
+        """Latest end of the current delay."""
         self.ends_ns = NONE_NS
-        """End of the delay; NONE_NS = operations may expire."""
+        """Time at which the delay may end; NONE_NS = operations may expire."""
 
     def begin_iteration(self, now_ns: int) -> None:
         """Begin or end a delay; called before an iteration expires operations."""
         late_ns = GRACE_NS if self._served_ns is None else now_ns - self._planned_ns
         again = late_ns >= LONG_NS and self._put_off < LONG_OUTAGES_MAX
         if now_ns >= self.ends_ns and not again:
-            self.ends_ns = NONE_NS
-            self._arena.release_operations()
+            self._end(now_ns)
         if late_ns >= LATE_NS:
             self._hold(now_ns, late_ns, again=again)
         self._served_ns = self._planned_ns = now_ns
+
+    def _end(self, now_ns: int) -> None:
+        """End the delay, or look again a little later."""
+        if now_ns >= self._latest_ns or self._messages.caught_up():
+            self.ends_ns = NONE_NS
+            self._arena.release_operations()
+        else:
+            self.ends_ns = min(now_ns + LATE_NS, self._latest_ns)
 
     def _hold(self, now_ns: int, late_ns: int, *, again: bool) -> None:
         after_ns = -1 if self._served_ns is None else self._served_ns
@@ -65,6 +93,8 @@ class Grace:
             ends_ns = 0 if self.ends_ns == NONE_NS else self.ends_ns
             wait_ns = late_ns if late_ns < LONG_NS else GRACE_NS
             self.ends_ns = max(ends_ns, now_ns + wait_ns)
+            self._latest_ns = now_ns + GRACE_NS
+            self._messages.note_wakeup()
 
     def sleep(self, until_ns: int) -> None:
         """Note that the loop has no work before `until_ns`."""

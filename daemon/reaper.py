@@ -92,7 +92,7 @@ class Reaper:
         """Until when the loop may sleep."""
         self._slept_until_ns: int | None = None
         """When the loop was to wake up, if nothing else woke it before."""
-        self._grace = Grace(arena)
+        self._grace = Grace(arena, self._commands)
         self._advancing: deque[Message] = deque()
 
     def begin(self) -> None:

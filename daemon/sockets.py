@@ -19,7 +19,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.admission_control import AdmissionControl
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.transport import Message
+from purgatoryd.daemon.transport import REQUEST_HWM, Message
 from purgatoryd.daemon.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.shm_layout import curve
 from purgatoryd.shm_layout.arena import Outgoing
@@ -37,8 +37,6 @@ REPLY_HWM = 64
 LARGE_BYTES = 16 * 2**10
 """Larger answers are dropped while memory is short: their peers ask again, and who does not read
 has 64 of them at most."""
-REQUEST_HWM = 16
-"""Requests of one peer that wait for us; more wait at the peer."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
 """Bytes: two names, three bytes around them, and what ZMTP puts before them."""
 ROUTE_MAX = 255
@@ -161,8 +159,8 @@ class Sockets:
         self._remotes = remotes
         self._watched = {self._zap.fd, *self.admission.fds}
         self._ask_ns = self._watched_ns = 0
-        self._unbound = False
-        """True after the log has reported that a removed path could not be bound again."""
+        self._unbound: set[Path] = set()
+        """Removed paths that could not be bound again."""
 
     def _bind(
         self,
@@ -198,25 +196,25 @@ class Sockets:
     def bind_again(self) -> None:
         """Bind sockets whose paths were removed again. Their connections stay.
 
-        Another file that has such a path stays.
+        The old listener stays, too, and with it its descriptor: libzmq ends the connections that
+        were made through an endpoint together with it. Another file that has such a path stays.
         """
-        by_path = zip(self._paths, (self.commands.zmq_socket, self.admin.zmq_socket, self.notices),
-                      strict=True)  # fmt: skip
-        gone = [(path, socket) for path, socket in by_path if not os.path.lexists(path)]
+        sockets = zip(self._paths, self._sockets, strict=True)
+        gone = [(path, socket) for path, socket in sockets if not os.path.lexists(path)]
         for path, socket in gone:
             try:
                 _listen_at(socket, path)
             except (zmq.ZMQError, OSError) as error:
                 self._tell_unbound(path, error)
-                return
-            log.warning(f"{path} was removed; the daemon has bound it again")
-        self._unbound = False
+            else:
+                self._unbound.discard(path)
+                log.warning(f"{path} was removed; the daemon has bound it again")
         if gone:
             self.admission.rebound()
 
     def _tell_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
-        if not self._unbound:
-            self._unbound = True
+        if path not in self._unbound:
+            self._unbound.add(path)
             log.error(
                 f"{path} was removed and cannot be bound again: {error.strerror}; new clients "
                 "cannot connect"

@@ -14,6 +14,9 @@ from purgatoryd.shm_layout.arena import Outgoing
 
 Identity = int | str
 """A uid; of a peer behind tcp its address."""
+REQUEST_HWM = 16
+"""Requests of one peer that a transport has taken; more wait at the peer. receive() takes turns
+among the peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,13 @@ class Peers(Protocol):
 
     on_closed: Callable[[Peer], object]
     """Called with each closed connection."""
+
+    @property
+    def connected(self) -> set[int]:
+        """Descriptors of all connections."""
+
+    def unread(self, fds: Set[int]) -> set[int]:
+        """Those of `fds` that have bytes which the transport has not read."""
 
     def peer(self, fd: int) -> Peer | None:
         """Return the connection of a descriptor; None if it is unknown."""

@@ -279,7 +279,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->free_bulk_load_block = a->bulk_load_block = a->bulk_load = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = a->topics_refused_at = UINT64_MAX;
-    a->watch_key_share = a->watch_share = UINT32_MAX;
+    a->watch_key_share = a->watch_share = a->operation_share = a->block_share = UINT32_MAX;
     time_set(a, 0, a->header->heartbeat_boot_ns);
 }
 

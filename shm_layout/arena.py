@@ -122,6 +122,9 @@ class Account:
     sessions: int
     watch_keys: int
     watches: int
+    operations: int
+    bulk_loads: int
+    bulk_load_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +316,29 @@ class Handle:
         region = self.header.regions[lib.PG_R_ACCOUNTS]
         rows = self.rows(lib.PG_R_ACCOUNTS, "pg_account")
         known = {rows[i].uid: rows[i] for i in range(region.count) if rows[i].in_use}
-        for uid in [*known, *sorted({*topics, *namespaces} - {*known, lib.PG_NIL})]:
+        bulk_loads, blocks = self._bulk_loaded()
+        created = {*topics, *namespaces, *bulk_loads}
+        for uid in [*known, *sorted(created - {*known, lib.PG_NIL})]:
             row = known.get(uid)
-            counts = (row.sessions, row.watch_keys, row.watches) if row else (0, 0, 0)
             live, held = (row.live, row.bytes) if row else (0, 0)
-            yield Account(uid, live, held, topics[uid], namespaces[uid], *counts)
+            shared = (0, 0, 0, 0)
+            if row:
+                shared = (row.sessions, row.watch_keys, row.watches, row.operations)
+            yield Account(
+                uid, live, held, topics[uid], namespaces[uid], *shared, bulk_loads[uid], blocks[uid]
+            )
+
+    def _bulk_loaded(self) -> tuple[Counter[int], Counter[int]]:
+        """Count the bulk loads, and the blocks of their rows, of each uid."""
+        bulk_loads: Counter[int] = Counter()
+        blocks: Counter[int] = Counter()
+        region = self.header.regions[lib.PG_R_BULK_LOADS]
+        rows = self.rows(lib.PG_R_BULK_LOADS, "pg_bulk_load")
+        for i in range(region.count):
+            if rows[i].state:
+                bulk_loads[rows[i].uid] += 1
+                blocks[rows[i].uid] += rows[i].blocks
+        return bulk_loads, blocks
 
     def _created(self, region: int, struct: str) -> Counter[int]:
         """Count the names of a table by the uid whose records created them."""

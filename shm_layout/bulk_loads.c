@@ -93,6 +93,8 @@ static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t numb
     STORE_RELEASE(&b->bulk_load, bulk_load + 1);
     index_insert(&a->bulk_load_index, block_hash(a, bulk_load, number), block);
     a->metrics->bulk_load_blocks++;
+    a->bulk_loads[bulk_load].blocks++;
+    a->blocks_held++;
     return block;
 }
 
@@ -161,11 +163,35 @@ uint32_t bulk_load_row_for_new(const struct pg_arena *a)
     return PG_NIL;
 }
 
+static uint32_t bulk_loads_of(const struct pg_arena *a, uint32_t uid)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < a->bulk_load_rows; i++)
+        count += a->bulk_loads[i].state != PG_BULK_LOAD_NONE && a->bulk_loads[i].uid == uid;
+    return count;
+}
+
+static uint32_t blocks_of(const struct pg_arena *a, uint32_t uid)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < a->bulk_load_rows; i++)
+        count += a->bulk_loads[i].state != PG_BULK_LOAD_NONE && a->bulk_loads[i].uid == uid
+                     ? a->bulk_loads[i].blocks : 0;
+    return count;
+}
+
+void bulk_load_over_share(const struct pg_arena *a, struct pg_result *r)
+{
+    share_refuse(a, PG_Q_UID_BULK_LOADS, a->bulk_load_rows, bulk_loads_of(a, a->uid), r);
+}
+
 static uint32_t bulk_load_born(struct pg_arena *a, const struct pg_bulk_load *fields,
                                unsigned *status)
 {
     const uint32_t bulk_load = bulk_load_row_for_new(a);
     *status = wal_buffer_refusal(a);
+    if (*status == PG_ST_NONE && bulk_loads_of(a, fields->uid) >= share_of(a, a->bulk_load_rows))
+        *status = PG_ST_QUOTA;
     if (*status == PG_ST_NONE && bulk_load == PG_NIL)
         *status = PG_ST_FULL_BULK_LOADS;
     if (*status != PG_ST_NONE)
@@ -181,7 +207,7 @@ void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bul
     struct pg_bulk_load *l = &a->bulk_loads[bulk_load], next = *fields;
     next.state = PG_BULK_LOAD_NONE;
     next.used_boot_ns = a->real_boot_ns;
-    next.rows = next.upto = 0;
+    next.rows = next.upto = next.blocks = 0;
     *l = next;
     STORE_RELEASE(&l->state, fields->state);
     a->metrics->bulk_loads++;
@@ -276,6 +302,7 @@ void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_r
                                   .state = PG_BULK_LOAD_OPEN,
                                   .namespace_row = namespace_row};
     memcpy(wanted.id, rows->bulk_load, sizeof wanted.id);
+    a->blocks_held = a->block_share != UINT32_MAX ? blocks_of(a, s->uid) : 0;
     a->bulk_load = namespace_row != PG_NIL ? bulk_load_claim(a, &wanted, &a->bulk_load_status)
                                            : bulk_load_seek(a, &wanted, &a->bulk_load_status);
     s->bulk_load_first = rows->first_row;
@@ -292,6 +319,8 @@ static unsigned row_status(struct pg_arena *a, const struct key *key, uint64_t r
         return PG_ST_BULK_LOADED;
     if (l->state == PG_BULK_LOAD_CLOSED)
         return PG_ST_CLOSED;
+    if (block == PG_NIL && a->blocks_held >= a->block_share)
+        return PG_ST_QUOTA;
     return block == PG_NIL && a->free_bulk_load_block == PG_NIL ? PG_ST_FULL_BULK_LOADS
                                                                 : PG_ST_NONE;
 }
@@ -302,6 +331,10 @@ static void row_refuse(struct pg_arena *a, const struct key *key, unsigned statu
     const uint32_t slot = status == PG_ST_BULK_LOADED ? timers_find(a, key) : PG_NIL;
     a->metrics->bulk_load_rows_repeated += status == PG_ST_BULK_LOADED;
     answer(r, 0, status, 0);
+    if (status == PG_ST_QUOTA && a->bulk_load_status == PG_ST_QUOTA)
+        bulk_load_over_share(a, r);
+    else if (status == PG_ST_QUOTA)
+        share_refuse(a, PG_Q_UID_BULK_LOAD_BLOCKS, a->bulk_load_block_rows, a->blocks_held, r);
     if (slot != PG_NIL)
         answer(r, ctl_ticket(a->slots.hot[slot].ctl), status, a->slots.hot[slot].deadline_ns);
 }
@@ -453,6 +486,7 @@ static void block_link(struct pg_arena *a, uint32_t block)
     struct pg_bulk_load *l = &a->bulk_loads[b->bulk_load - 1];
     index_insert(&a->bulk_load_index, block_hash(a, b->bulk_load - 1, b->number), block);
     a->metrics->bulk_load_blocks++;
+    l->blocks++;
     l->rows += block_rows(a, block);
     l->upto = block_upto(a, block) > l->upto ? block_upto(a, block) : l->upto;
 }
@@ -464,7 +498,7 @@ bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
     for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
         if (!bulk_load_sound(a, i, why))
             return false;
-        a->bulk_loads[i].rows = a->bulk_loads[i].upto = 0;
+        a->bulk_loads[i].rows = a->bulk_loads[i].upto = a->bulk_loads[i].blocks = 0;
         a->metrics->bulk_loads += a->bulk_loads[i].state != PG_BULK_LOAD_NONE;
     }
     a->free_bulk_load_block = PG_NIL;
@@ -519,7 +553,7 @@ static bool free_check(const struct pg_arena *a, uint64_t used, struct pg_fault 
 
 bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault)
 {
-    uint64_t bulk_loads = 0, used = 0, found = 0, expected = 0;
+    uint64_t bulk_loads = 0, blocks = 0, used = 0, found = 0, expected = 0;
     for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
         if (!bulk_load_sound(a, i, fault))
             return false;
@@ -529,6 +563,7 @@ bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault)
             return fault_set(fault, "bulk loads", "two bulk loads of one id", i, i,
                              bulk_load_find(a, a->bulk_loads[i].id));
         expected += id_mix(i + 1) * a->bulk_loads[i].rows;
+        blocks += a->bulk_loads[i].blocks;
         bulk_loads++;
     }
     if (bulk_loads != a->metrics->bulk_loads)
@@ -537,6 +572,8 @@ bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault)
     if (!blocks_check(a, &used, &found, fault) ||
         (a->secret != NULL && !free_check(a, used, fault)))
         return false;
+    if (blocks != used)
+        return fault_set(fault, "bulk loads", "blocks counted for bulk loads", 0, used, blocks);
     return found == expected ||
            fault_set(fault, "bulk loads", "rows counted for bulk loads", 0, found, expected);
 }

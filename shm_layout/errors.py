@@ -316,6 +316,9 @@ _SETTING_OF = {
     "watch records": "--watches",
     "accounts": "--accounts",
     "free slots for bulk loads and their rows": "--bulk-loads or --bulk-load-rows",
+    "bulk loads": "--bulk-loads",
+    "blocks of 4096 rows of bulk loads": "--bulk-load-rows",
+    "operations": "--capacity",
 }
 """The setting that bounds each resource of Full. Tickets have none."""
 
@@ -449,8 +452,9 @@ class InboxFull(Busy):
 
 
 def _share_exceeded(uid: int, used: int, limit: int, resource: str) -> str:
+    first = "acknowledge outcomes, raise" if resource == "operations" else "raise"
     return (
-        f"uid {uid} holds {used} {resource}, and one uid may hold {limit}; raise --uid-share "
+        f"uid {uid} holds {used} {resource}, and one uid may hold {limit}; {first} --uid-share "
         f"or {_SETTING_OF.get(resource, resource)}"
     )
 
@@ -461,8 +465,9 @@ class QuotaExceeded(Refused):
 
     `resource` is "timers" or "bytes", of which `used` of `limit` are in use, or "operations per
     second": then `used` is None, and `retry_boot_ns` says when the next one is allowed
-    (CLOCK_BOOTTIME). Or it is "topics", "namespaces", "watch keys" or "watch records": the uid
-    `uid` holds `used` of the `limit` that one uid may hold (`--uid-share`).
+    (CLOCK_BOOTTIME). Or it is "topics", "namespaces", "watch keys", "watch records", "operations",
+    armed or with an unacknowledged outcome, "bulk loads" or "blocks of 4096 rows of bulk loads":
+    the uid `uid` holds `used` of the `limit` that one uid may hold (`--uid-share`).
     """
 
     whose: str
@@ -663,7 +668,8 @@ class SessionTableFull(MessageRefused):
 
 @keeps_figures
 class UidShareExceeded(MessageRefused):
-    """The uid of a client holds its share (`--uid-share`) of the daemon's sessions or namespaces.
+    """The uid of a client holds its share (`--uid-share`) of the daemon's sessions, namespaces or
+    bulk loads.
 
     `uid` holds `used` rows of `resource`, and one uid may hold `limit`. Other uids are served.
     """

@@ -146,7 +146,7 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
         unlink_from(a, s, ack->slot);
         if (has_wal(a) && !wal_buffer_full(a))     /* nothing that is kept depends on it */
             wal_append_end(a, ack->slot, PG_END_ACKNOWLEDGED);
-        s->owned--;
+        account_operation_counted(a, s, -1);
         outcome_free(a, ack->slot);
     } else if (!outcome && ack->version == op->version) {
         operation_answered_no(a, ack->slot);

@@ -586,7 +586,8 @@ struct pg_account {
     uint32_t sessions;            /* derived: open */
     uint32_t watch_keys;          /* derived: that its records created */
     uint32_t watches;             /* derived: watch records of its armed operations */
-    uint32_t pad;
+    uint32_t operations;          /* derived: that its open sessions own, armed or not
+                                     acknowledged */
 };
 
 /* ---- bulk loads ---------------------------------------------------------------------- */
@@ -595,8 +596,8 @@ struct pg_account {
 
 enum pg_bulk_load_state { PG_BULK_LOAD_NONE, PG_BULK_LOAD_OPEN, PG_BULK_LOAD_CLOSED };
 
-/* Authoritative but for rows and upto. A bulk load: which of its rows were done, whatever became of
- * their timers since. 64 bytes. */
+/* Authoritative, but for the fields that say otherwise. A bulk load: which of its rows were done,
+ * whatever became of their timers since. 64 bytes. */
 struct pg_bulk_load {
     uint8_t  id[16];              /* chosen by who loads; not 0 */
     uint64_t fencing_token;       /* the newest run that is known: older ones are refused */
@@ -606,7 +607,7 @@ struct pg_bulk_load {
     uint32_t uid;                 /* who began it, and alone may go on */
     uint32_t namespace_row;
     uint32_t state;               /* enum pg_bulk_load_state; NONE = row not used; written last */
-    uint32_t pad;
+    uint32_t blocks;              /* derived: of its rows */
 };
 
 /* Authoritative. Rows number * PG_BULK_LOAD_BLOCK_ROWS and those that follow, of one bulk load; a
@@ -1335,7 +1336,8 @@ enum pg_status {
 /* Which quota was used up; from UID_TOPICS on, a uid's share of a table. */
 enum pg_quota { PG_Q_NAMESPACE_TIMERS = 1, PG_Q_NAMESPACE_BYTES, PG_Q_NAMESPACE_OPS,
                 PG_Q_UID_TIMERS, PG_Q_UID_BYTES, PG_Q_UID_OPS, PG_Q_UID_TOPICS,
-                PG_Q_UID_NAMESPACES, PG_Q_UID_SESSIONS, PG_Q_UID_WATCH_KEYS, PG_Q_UID_WATCHES };
+                PG_Q_UID_NAMESPACES, PG_Q_UID_SESSIONS, PG_Q_UID_WATCH_KEYS, PG_Q_UID_WATCHES,
+                PG_Q_UID_OPERATIONS, PG_Q_UID_BULK_LOADS, PG_Q_UID_BULK_LOAD_BLOCKS };
 
 /* Errors of a whole message: nothing of it was applied. Stable numbers. */
 enum pg_error {

@@ -181,6 +181,9 @@ class Quota(enum.IntEnum):
     UID_SESSIONS = lib.PG_Q_UID_SESSIONS
     UID_WATCH_KEYS = lib.PG_Q_UID_WATCH_KEYS
     UID_WATCHES = lib.PG_Q_UID_WATCHES
+    UID_OPERATIONS = lib.PG_Q_UID_OPERATIONS
+    UID_BULK_LOADS = lib.PG_Q_UID_BULK_LOADS
+    UID_BULK_LOAD_BLOCKS = lib.PG_Q_UID_BULK_LOAD_BLOCKS
 
 
 class NamespaceField(enum.IntFlag):

@@ -313,16 +313,18 @@ static bool bulk_load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_bu
     return true;
 }
 
-static bool bulk_load_refused(const struct pg_arena *a, const struct pg_bulk_load_ask *ask,
+static bool bulk_load_refused(struct pg_arena *a, const struct pg_bulk_load_ask *ask,
                               uint32_t bulk_load,
                               unsigned status, uint32_t uid, struct refusal *why)
 {
+    struct pg_result share;
     switch (status) {
     case PG_ST_NONE: return true;
     case PG_ST_DENIED: return refused(why, PG_ERR_DENIED, uid, 0);
     case PG_ST_FENCED:
         return refused(why, PG_ERR_FENCED, a->bulk_loads[bulk_load].fencing_token,
                        ask->fencing_token);
+    case PG_ST_QUOTA: bulk_load_over_share(a, &share); return share_refused(a, &share, why);
     case PG_ST_FULL_BULK_LOADS: return refused(why, PG_ERR_BULK_LOADS_FULL, a->bulk_load_rows, 0);
     default: return refused(why, PG_ERR_BUSY, status, 0);
     }

@@ -679,7 +679,7 @@ static unsigned watch_slots_status(const struct pg_arena *a, const struct watch 
     const struct pg_session *s = session_find(a, w->session);
     if (s == NULL || inbox_full(a, s))
         return PG_ST_BUSY;
-    if (!share_admits_watches(a, w->count, r))
+    if (!share_admits_watches(a, w->count, r) || !share_admits_operation(a, r))
         return ANSWERED;
     if (a->purgatory->free_watches < w->count)
         return PG_ST_FULL_WATCHES;
@@ -717,7 +717,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
     }
     slot_place(a, slot);
     slot_counted(a, slot, 1);
-    session_find(a, operation_at(a, slot)->session)->owned++;
+    account_operation_counted(a, session_find(a, operation_at(a, slot)->session), 1);
     a->metrics->watches++;
     a->metrics->operations++;
 }

@@ -122,6 +122,8 @@ struct pg_arena {
     uint8_t name_access[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: access_of() */
     uint16_t account;                       /* the sender's; 0 = none */
     uint32_t watch_key_share, watch_share;  /* what the sender may hold; UINT32_MAX = no limit */
+    uint32_t operation_share, block_share;
+    uint32_t blocks_held;                   /* of bulk loads, by the sender; if it has a limit */
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
@@ -451,7 +453,9 @@ static inline void account_watch_key_counted(struct pg_arena *a, uint16_t accoun
 uint32_t sessions_of(const struct pg_arena *a, uint32_t uid);           /* that are open */
 /* To be called when a session of a uid is open, and when it has ended. */
 void account_session_opened(struct pg_arena *a, uint32_t uid);
-void account_session_ended(struct pg_arena *a, uint32_t uid);
+void account_session_ended(struct pg_arena *a, const struct pg_session *s);
+/* Counts an operation that a session begins or ceases to own. */
+void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t sign);
 /* Rows of a table with so many that the running call's uid may hold; UINT32_MAX = no limit. */
 uint32_t share_of(const struct pg_arena *a, uint32_t rows);
 /* The answer to a uid that holds its share of a table. */
@@ -465,8 +469,9 @@ bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, 
 void account_begin(struct pg_arena *a);
 bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r);          /* false */
 bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r);            /* false */
-/* Whether the running batch's uid may have one more watch key, or so many more watch records. A
- * uid with a limit needs an account. */
+bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r);          /* false */
+/* Whether the running batch's uid may have one more watch key or operation, or so many more watch
+ * records. A uid with a limit needs an account. */
 static inline bool share_admits_watch_key(const struct pg_arena *a, struct pg_result *r)
 {
     if (a->watch_key_share == UINT32_MAX ||
@@ -484,6 +489,14 @@ static inline bool share_admits_watches(const struct pg_arena *a, uint32_t count
         return true;
     return share_refuse_watches(a, r);
 }
+static inline bool share_admits_operation(const struct pg_arena *a, struct pg_result *r)
+{
+    if (a->operation_share == UINT32_MAX ||
+        (LIKELY(a->account != 0) &&
+         LIKELY(a->accounts[a->account - 1].operations < a->operation_share)))
+        return true;
+    return share_refuse_operation(a, r);
+}
 /* Counts one operation. False: no account, or a quota of operations is used up: *r says which. */
 bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
                   struct pg_result *r);
@@ -494,6 +507,7 @@ bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, 
 /* Counts at 0: linking slots and watch keys counts. */
 void quotas_rebuild(struct pg_arena *a);
 void quotas_rebuild_sessions(struct pg_arena *a);    /* once all rows of sessions are sound */
+void quotas_rebuild_operations(struct pg_arena *a);  /* once sessions know what they own */
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- bulk loads: rows that are done once --------------------------------------------------- */
@@ -503,8 +517,11 @@ uint32_t bulk_load_row_for_new(const struct pg_arena *a);               /* PG_NI
 /* A new bulk load in that row, as its fields say. */
 void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bulk_load *fields);
 /* The bulk load of this id, begun if need be, for a run with this fencing token; a state above its
- * own takes its place. *status = NONE, or why not: DENIED, FENCED, FULL_BULK_LOADS, BUSY, WAL. */
+ * own takes its place. *status = NONE, or why not: DENIED, FENCED, QUOTA (the sender holds its share
+ * of the bulk loads), FULL_BULK_LOADS, BUSY, WAL. */
 uint32_t bulk_load_claim(struct pg_arena *a, const struct pg_bulk_load *wanted, unsigned *status);
+/* The answer to a sender that holds its share of the bulk loads. */
+void bulk_load_over_share(const struct pg_arena *a, struct pg_result *r);
 void bulk_load_forget(struct pg_arena *a, uint32_t bulk_load);
 void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load); /* the same, not appended */
 /* Sets a row's bit. False: there is no block for it. */

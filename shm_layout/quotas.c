@@ -4,9 +4,10 @@
  * A slot and a watch key name their account, so all counts are recounted from these. What gives
  * something back (cancels, ends, acknowledgements) asks no quota.
  *
- * A uid's share of a table bounds how many of its rows one uid may hold. Topics and namespaces
- * keep the uid whose record created them, sessions that of their peer, and these are counted when
- * another one is wanted. */
+ * A uid's share of a table bounds how many of its rows one uid may hold. Topics, namespaces and
+ * bulk loads keep the uid whose record created them, sessions that of their peer, and these are
+ * counted when another one is wanted. Of the slots a share bounds the operations that a uid's
+ * sessions own: those whose outcome nobody acknowledges stay. */
 
 #include "core.h"
 
@@ -67,6 +68,14 @@ uint32_t sessions_of(const struct pg_arena *a, uint32_t uid)
     return count;
 }
 
+static uint32_t operations_of(const struct pg_arena *a, uint32_t uid)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < a->session_rows; i++)
+        count += a->sessions[i].id != 0 && a->sessions[i].uid == uid ? a->sessions[i].owned : 0;
+    return count;
+}
+
 static bool is_idle(const struct pg_account *c)
 {
     return c->live == 0 && c->sessions == 0 && c->watch_keys == 0;
@@ -97,6 +106,7 @@ static uint32_t account_born(struct pg_arena *a, uint32_t uid, uint32_t home)
     memset(c, 0, sizeof *c);
     c->uid = uid;
     c->sessions = sessions_of(a, uid);
+    c->operations = operations_of(a, uid);
     STORE_RELEASE(&c->in_use, 1u);
     return row;
 }
@@ -149,11 +159,21 @@ void account_session_opened(struct pg_arena *a, uint32_t uid)
     account_of(a, uid);           /* which counts those that are open, if it is new */
 }
 
-void account_session_ended(struct pg_arena *a, uint32_t uid)
+void account_session_ended(struct pg_arena *a, const struct pg_session *s)
 {
-    const uint32_t row = account_find(a, uid);
+    const uint32_t row = account_find(a, s->uid);
+    if (row == PG_NIL)
+        return;
+    a->accounts[row].sessions--;
+    a->accounts[row].operations -= s->owned;
+}
+
+void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t sign)
+{
+    const uint32_t row = account_find(a, s->uid);
+    s->owned += (uint32_t)sign;
     if (row != PG_NIL)
-        a->accounts[row].sessions--;
+        a->accounts[row].operations += (uint32_t)sign;
 }
 
 /* ---- quotas ------------------------------------------------------------------------------ */
@@ -306,6 +326,8 @@ void account_begin(struct pg_arena *a)
     a->account = account_of(a, a->uid);
     a->watch_key_share = share_of(a, a->watermark_rows);
     a->watch_share = share_of(a, a->watch_rows);
+    a->operation_share = share_of(a, a->slots.capacity);
+    a->block_share = share_of(a, a->bulk_load_block_rows);
 }
 
 RARE bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r)
@@ -324,6 +346,16 @@ RARE bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r)
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
     else
         share_refuse(a, PG_Q_UID_WATCHES, a->watch_rows, a->accounts[a->account - 1].watches, r);
+    return false;
+}
+
+RARE bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r)
+{
+    if (a->account == 0)
+        answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
+    else
+        share_refuse(a, PG_Q_UID_OPERATIONS, a->slots.capacity,
+                     a->accounts[a->account - 1].operations, r);
     return false;
 }
 
@@ -347,6 +379,18 @@ void quotas_rebuild_sessions(struct pg_arena *a)
     for (uint32_t i = 0; i < a->account_rows; i++) {
         struct pg_account *c = &a->accounts[i];
         c->sessions = c->in_use != 0 ? sessions_of(a, c->uid) : 0;
+    }
+}
+
+void quotas_rebuild_operations(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->account_rows; i++)
+        a->accounts[i].operations = 0;
+    for (uint32_t i = 0; i < a->session_rows; i++) {
+        const struct pg_session *s = &a->sessions[i];
+        const uint32_t row = s->id != 0 && s->owned != 0 ? account_find(a, s->uid) : PG_NIL;
+        if (row != PG_NIL)
+            a->accounts[row].operations += s->owned;
     }
 }
 
@@ -433,6 +477,9 @@ static bool sessions_counted(const struct pg_arena *a, struct pg_fault *fault)
         if (c->in_use != 0 && c->sessions != sessions_of(a, c->uid))
             return fault_set(fault, "quotas", "sessions counted for an account", i,
                              sessions_of(a, c->uid), c->sessions);
+        if (c->in_use != 0 && c->operations != operations_of(a, c->uid))
+            return fault_set(fault, "quotas", "operations counted for an account", i,
+                             operations_of(a, c->uid), c->operations);
     }
     return true;
 }

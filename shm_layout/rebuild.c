@@ -292,6 +292,7 @@ int rebuild_end(struct pg_arena *a, struct pg_fault *why)
         return 0;
     sessions_recover(a);
     operations_settle(a, r->outcome, r->unsettled);
+    quotas_rebuild_operations(a);
     wal_buffer_settle(a);
     return 1;
 }

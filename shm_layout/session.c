@@ -191,7 +191,7 @@ void session_end(struct pg_arena *a, struct pg_session *s)
     if (has_wal(a) && !wal_buffer_full(a))
         wal_append_session(a, s);
     STORE_RELEASE(&s->id, 0ull);
-    account_session_ended(a, s->uid);
+    account_session_ended(a, s);
     inbox_drop(a, s);
     replies_forget(a, s);
     rows_count(a);

@@ -1,8 +1,14 @@
-"""The timing wheel in private memory: deadlines in, due objects out. Not thread-safe."""
+"""The timing wheel in private memory: deadlines in, due objects out. Not thread-safe.
+
+An exception of a signal handler may come between any two lines. It may leave a timer that nobody
+can cancel; it loses none.
+"""
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.errors import ArenaBroken
@@ -24,15 +30,19 @@ class Wheel(Generic[T]):
     def __init__(self, now_ns: int, tick_ns: int = 1_000_000, fanout: int = 256) -> None:
         self._shape = (tick_ns, fanout)
         self._items: dict[int, tuple[T, int]] = {}
+        self._taken: deque[T] = deque()
+        """Items that are due."""
         self._due = ffi.new("uint32_t[]", _DUE_MAX)
+        """Slots that became due, and _NIL behind them."""
+        ffi.memmove(self._due, b"\xff" * ffi.sizeof(self._due), ffi.sizeof(self._due))
         self._more = ffi.new("int *")
-        self._make(_FIRST_CAPACITY, now_ns)
+        self._capacity, self._now_ns = _FIRST_CAPACITY, now_ns
+        self._memory, self._wheel = self._made(_FIRST_CAPACITY)
 
-    def _make(self, capacity: int, now_ns: int) -> None:
-        self._capacity = capacity
-        self._now_ns = now_ns
-        self._memory = ffi.new("uint8_t[]", lib.pg_local_bytes(capacity, *self._shape))
-        self._wheel = lib.pg_local_create(self._memory, capacity, *self._shape, now_ns)
+    def _made(self, capacity: int) -> tuple[Any, Any]:
+        """Memory, and the wheel in it."""
+        memory = ffi.new("uint8_t[]", lib.pg_local_bytes(capacity, *self._shape))
+        return memory, lib.pg_local_create(memory, capacity, *self._shape, self._now_ns)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -40,6 +50,7 @@ class Wheel(Generic[T]):
     def add(self, item: T, deadline_ns: int) -> int:
         """Arms a timer; returns its slot, valid until it is cancelled or due. Deadlines are
         clamped to 0 and 2^63 - 1."""
+        self._collect()
         deadline_ns = min(max(deadline_ns, 0), NEVER_NS)
         slot = lib.pg_local_add(self._wheel, deadline_ns)
         if slot == _NIL:
@@ -50,26 +61,49 @@ class Wheel(Generic[T]):
 
     def _grow(self) -> None:
         """Slots are given out from 0 on, so every timer gets its own one again."""
-        before = sorted(self._items.items())
-        self._make(2 * self._capacity, self._now_ns)
-        for slot, (_, deadline_ns) in before:
-            assert lib.pg_local_add(self._wheel, deadline_ns) == slot
+        capacity = 2 * self._capacity
+        memory, wheel = self._made(capacity)
+        for slot in range(self._capacity):
+            _, deadline_ns = self._items.get(slot, (None, NEVER_NS))
+            assert lib.pg_local_add(wheel, deadline_ns) == slot
+        for slot in self._items.keys() ^ range(self._capacity):
+            lib.pg_local_cancel(wheel, slot)
+        self._capacity, self._memory, self._wheel = capacity, memory, wheel
 
-    def cancel(self, slot: int) -> T:
-        """Disarms the timer in `slot` and returns its item. Raises KeyError if it is gone."""
-        item, _ = self._items.pop(slot)
-        lib.pg_local_cancel(self._wheel, slot)
-        return item
+    def cancel(self, slot: int, item: T) -> None:
+        """Disarms the timer of `item` in `slot`, unless it is due or cancelled."""
+        self._collect()
+        if self._items.get(slot, (None, 0))[0] is item:
+            del self._items[slot]
+            lib.pg_local_cancel(self._wheel, slot)
 
-    def advance(self, now_ns: int) -> list[T]:
-        """Takes out all that is due at `now_ns`, in the order of deadlines by tick."""
+    def advance(self, now_ns: int, take: Callable[[T], object]) -> None:
+        """Takes out all that is due at `now_ns`, in the order of deadlines by tick.
+
+        `take` gets each item, after an exception perhaps twice.
+        """
         self._now_ns = max(self._now_ns, now_ns)
-        due: list[T] = []
         while True:
-            count = lib.pg_local_advance(self._wheel, now_ns, self._due, _DUE_MAX, self._more)
-            due.extend(self._items.pop(self._due[i])[0] for i in range(count))
-            if not self._more[0]:
-                return due
+            self._collect()
+            while self._taken:
+                take(self._taken[0])
+                self._taken.popleft()
+            lib.pg_local_advance(self._wheel, now_ns, self._due, _DUE_MAX, self._more)
+            if self._due[0] == _NIL and not self._more[0]:
+                return
+
+    def _collect(self) -> None:
+        """Take the items of due slots, which others may get afterwards."""
+        count = 0
+        while count < _DUE_MAX and self._due[count] != _NIL:
+            slot = self._due[count]
+            if slot in self._items:
+                self._taken.append(self._items[slot][0])
+                del self._items[slot]
+            count += 1
+        while count:  # the first one last: it shows that there are others
+            count -= 1
+            self._due[count] = _NIL
 
     @property
     def next_ns(self) -> int:

@@ -293,6 +293,9 @@ _SHARED = {
     layout.Quota.UID_SESSIONS: "sessions",
     layout.Quota.UID_WATCH_KEYS: "watch keys",
     layout.Quota.UID_WATCHES: "watch records",
+    layout.Quota.UID_OPERATIONS: "operations",
+    layout.Quota.UID_BULK_LOADS: "bulk loads",
+    layout.Quota.UID_BULK_LOAD_BLOCKS: "blocks of 4096 rows of bulk loads",
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon
 
 from purgatoryd.clients import (
@@ -126,15 +127,6 @@ ROWS: list[Any] = [
 ]  # fmt: skip
 OTHER_CALLS = {"stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
 """Methods without an argument that can be bad, or with a test of their own below."""
-
-
-def public(cls: type) -> set[str]:
-    """The public methods of a class."""
-    return {
-        name
-        for name, member in inspect.getmembers(cls)
-        if not name.startswith("_") and callable(member)
-    }
 
 
 def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

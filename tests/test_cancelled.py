@@ -7,24 +7,29 @@ the client works, and every result belongs to its call.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import random
 import signal
 import time
 import types
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-from interrupts import Interrupt, Interrupted, run
+from interrupts import EFFECTS, HOUR_S, Interrupt, Interrupted, run
+from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon
 
+from purgatoryd import clients
 from purgatoryd.clients import (
     Admin,
     AllOf,
+    BulkResult,
     CancelResult,
     Client,
     Notice,
@@ -32,11 +37,10 @@ from purgatoryd.clients import (
     Status,
     operations,
 )
-from purgatoryd.clients.aio import AsyncClient, AsyncSubscriber
+from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
 from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
-from purgatoryd.clients.aio_purgatory import AsyncPurgatory
+from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 
-HOUR_S = 3600.0
 T = TypeVar("T")
 Call = Callable[[int], Coroutine[Any, Any, Any]]
 
@@ -73,7 +77,7 @@ class Cancelling:
 
 
 async def cancelled(
-    call: Call,
+    call: Call, prepare: Iterable[Call] = ()
 ) -> AsyncIterator[tuple[int, Any, asyncio.CancelledError | None]]:
     """Makes the call once for each of its suspensions, early and late, and cancels it there; ends
     with a call that was not cancelled. Yields a number, what it returned, and the exception."""
@@ -81,6 +85,8 @@ async def cancelled(
     for late in (False, True):
         for suspension in itertools.count():
             number, found, error = next(numbers), None, None
+            for step in prepare:
+                await step(number)
             cancelling = Cancelling(call(number), suspension, late=late)
             try:
                 found = await cancelling.run()
@@ -142,44 +148,98 @@ def test_a_cancelled_add_is_complete_or_was_never_sent(daemon: StartDaemon, name
     asyncio.run(scenario())
 
 
+async def settle(client: Any, n: int) -> None:
+    await client.settle(await client.add_many([(f"s{n}", 0)], mode="replace"))
+
+
+async def result(client: Any, _: int) -> None:
+    await (await client.cancel("none", wait=False)).result()
+
+
+async def ended(client: Any, n: int) -> None:
+    await (await client.watch(f"e{n}", AllOf({"w": 0}), HOUR_S)).result()
+
+
 CALLS: dict[str, Callable[[Any, int], Any]] = {
-    "cancel": lambda c, n: c.cancel("none"),
     "cancel later": lambda c, n: c.cancel("none", wait=False),
-    "get": lambda c, n: c.get("none"),
-    "cancel_many": lambda c, n: c.cancel_many(["none", "none"]),
     "unpark_many": lambda c, n: c.unpark_many([("none", 1, b"")]),
-    "open_bulk_load": lambda c, n: c.open_bulk_load(b"sixteen bytes id"),
-    "close_bulk_load": lambda c, n: c.close_bulk_load(b"sixteen bytes id"),
-    "bulk_load_status": lambda c, n: c.bulk_load_status(b"sixteen bytes id"),
-    "forget_bulk_load": lambda c, n: c.forget_bulk_load(b"sixteen bytes id"),
     "flush": lambda c, n: c.flush(),
-    "advance": lambda c, n: c.advance("w", 1),
-    "advance_many": lambda c, n: c.advance_many({"w": 1, "v": 2}),
-    "bump": lambda c, n: c.bump("w", 0),
-    "fail": lambda c, n: c.fail("f", 1),
-    "clear": lambda c, n: c.clear("w"),
-    "forget": lambda c, n: c.forget("x"),
-    "cancel_for_key": lambda c, n: c.cancel_for_key("x"),
-    "extend": lambda c, n: c.watched.extend(HOUR_S),
-    "cancel of an operation": lambda c, n: c.watched.cancel(),
+    "settle": settle,
+    "AsyncHandle.result": result,
+    "AsyncOperation.result": ended,
 }
+WAITS = ("flush", "settle")
+"""The calls of a client with partitions that only wait."""
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_client_works_after_a_cancelled_call(daemon: StartDaemon, name: str) -> None:
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(AsyncPurgatory, name) for name in CALLS] + [(AsyncPartitionedClient, name) for name in WAITS],
+)
+def test_a_client_works_after_a_cancelled_call(
+    daemon: StartDaemon, cls: type[Any], name: str
+) -> None:
     daemon("demo")
 
     async def scenario() -> None:
-        async with AsyncPurgatory("demo", timeout=PATIENCE_S, queue_limit=1) as client:
+        async with cls("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
-                client.watched = await client.watch(f"op{n}", AllOf({f"v{n}": 1}), HOUR_S)  # type: ignore[attr-defined]
                 await client.add(f"before{n}", HOUR_S, wait=False)
                 return await CALLS[name](client, n)
 
             async for number, _, _ in cancelled(call):
                 await works(client, number)
             assert await client.cancel("none") is CancelResult.UNKNOWN
+
+    asyncio.run(scenario())
+
+
+PARTITIONED = ("add", "cancel", "get")
+"""The calls of a client with partitions that have one key."""
+
+
+async def outcome_of(client: Any, handle: Any) -> Any:
+    """What the call of a handle found."""
+    if isinstance(handle, list):
+        return [await one for one in handle]
+    if isinstance(handle, BulkResult):
+        await client.settle(handle)
+        return handle
+    return await handle
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(AsyncPurgatory, name) for name in EFFECTS]
+    + [(AsyncPartitionedClient, name) for name in PARTITIONED],
+)
+def test_a_cancelled_call_has_a_handle_or_no_effect(
+    daemon: StartDaemon, cls: type[Any], name: str
+) -> None:
+    daemon("demo", "--bulk-loads", "4096")
+    effect = EFFECTS[name]
+
+    async def scenario() -> None:
+        async with cls("demo", timeout=PATIENCE_S, queue_limit=1) as client:
+
+            async def call(n: int) -> Any:
+                await client.add(f"before{n}", HOUR_S, wait=False)  # the queue is full
+                return await effect.call(client, n)
+
+            doubts = 0
+            prepare = [partial(step, client) for step in effect.before]
+            async for number, found, error in cancelled(call, prepare):
+                handle: Any = getattr(error, "handle", None)
+                doubts += handle is not None
+                if error is None or handle is not None:
+                    assert effect.returns(
+                        found if handle is None else await outcome_of(client, handle)
+                    )
+                if seen := [await look(client, number) for look in effect.look]:
+                    assert effect.seen(seen[-1]) == (error is None or handle is not None)
+                await works(client, number)
+            assert doubts > 1
 
     asyncio.run(scenario())
 
@@ -198,27 +258,29 @@ def test_a_timeout_carries_the_handle_of_its_call(daemon: StartDaemon) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("many", [False, True])
+WATCHES: dict[str, Callable[[Any, int], Any]] = {
+    "watch": lambda c, n: c.watch(f"o{n}", AllOf({f"w{n}": 1}), HOUR_S),
+    "watch_many": lambda c, n: c.watch_many(
+        [(f"o{n}.{i}", AllOf({f"w{n}": 1}), HOUR_S) for i in (1, 2)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WATCHES)
 def test_a_cancelled_watch_is_armed_with_a_handle_or_not_at_all(
-    daemon: StartDaemon, many: bool
+    daemon: StartDaemon, name: str
 ) -> None:
     daemon("demo")
 
     async def scenario() -> None:
         async with AsyncPurgatory("demo", timeout=PATIENCE_S) as client:
-
-            async def call(n: int) -> Any:
-                condition = AllOf({f"w{n}": 1})
-                if not many:
-                    return [await client.watch(f"o{n}", condition, HOUR_S)]
-                return await client.watch_many([(f"o{n}.{i}", condition, HOUR_S) for i in (1, 2)])
-
             doubts = 0
-            async for number, operations, error in cancelled(call):
+            async for number, found, error in cancelled(partial(WATCHES[name], client)):
                 handle: Any = getattr(error, "handle", None)
                 doubts += handle is not None
                 await client.flush()
-                ended = operations or (handle if isinstance(handle, list) else [handle])
+                ended = found or handle
+                ended = ended if isinstance(ended, list) else [ended]
                 assert await client.advance(f"w{number}", 1) == len(ended)
                 for operation in ended:
                     assert (await operation.result(PATIENCE_S)).cause == "satisfied"
@@ -267,33 +329,34 @@ def test_a_repeated_watch_returns_an_ended_operation_for_a_limited_time(
     asyncio.run(scenario())
 
 
-def test_one_handle_reports_all_parts_of_a_bulk_call(daemon: StartDaemon) -> None:
+PARTS: dict[str, Callable[[Any, int], Any]] = {
+    "add_many": lambda c, n: c.add_many([(f"k{n}.{i}", HOUR_S) for i in range(6)]),
+    "cancel_many": lambda c, n: c.cancel_many([f"k{n}.{i}" for i in range(6)]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_one_handle_reports_all_parts_of_a_bulk_call(daemon: StartDaemon, name: str) -> None:
     daemon("demo", "--shards", "2", "--capacity", "10000")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.create_namespace("clicks", 4)
+    adds = name == "add_many"
+    expected = Status.ADDED if adds else Status.CANCELLED
 
     async def scenario() -> None:
         async with AsyncPartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as client:
-
-            async def call(n: int) -> Any:
-                return await client.add_many([(f"k{n}.{i}", HOUR_S) for i in range(6)])
-
-            async for number, result, error in cancelled(call):
-                handle: Any = result or getattr(error, "handle", None)
-                await client.settle(handle)
-                assert handle.statuses == [Status.ADDED] * 6
-                assert await client.cancel_many([f"k{number}.{i}" for i in range(6)])
-
-            async def cancel(_: int) -> Any:
-                assert (await client.add_many([("k", HOUR_S)])).ok
-                return await client.cancel_many(["k"])
-
-            async for _, result, error in cancelled(cancel):
-                await client.flush()
-                handle = getattr(error, "handle", None)
-                if result is None and handle is not None:
+            doubts = 0
+            prepare = [] if adds else [partial(PARTS["add_many"], client)]
+            async for number, _, error in cancelled(partial(PARTS[name], client), prepare):
+                handle: Any = getattr(error, "handle", None)
+                doubts += handle is not None
+                if handle is not None:
                     await client.settle(handle)
-                await client.cancel("k")
+                    assert handle.statuses == [expected] * 6
+                await client.flush()
+                there = [await client.get(f"k{number}.{i}") is not None for i in range(6)]
+                assert there == [(error is None or handle is not None) == adds] * 6
+            assert doubts > 1
 
     asyncio.run(scenario())
 
@@ -364,6 +427,22 @@ def test_a_cancelled_connect_leaves_nothing(daemon: StartDaemon, cls: type[Any])
             while descriptors() > before and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.01)
             assert descriptors() <= before
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_connect_of_a_subscriber_leaves_nothing(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def scenario() -> None:
+        await (await AsyncSubscriber("demo").connect()).close()
+        before = descriptors()
+        for suspension in range(5):
+            connect = AsyncSubscriber("absent", timeout=PATIENCE_S).connect()
+            cancelling = Cancelling(connect, suspension, late=bool(suspension % 2))
+            with pytest.raises(asyncio.CancelledError):
+                await cancelling.run()
+            assert descriptors() == before
 
     asyncio.run(scenario())
 
@@ -454,6 +533,30 @@ def test_calls_end_after_an_exception_in_a_callback_of_the_loop(daemon: StartDae
         if not interrupt.raised:
             assert number > 50
             return
+
+
+# ---- completeness ------------------------------------------------------------------------------
+
+TRIED: dict[type, set[str]] = {
+    AsyncClient: {*ADDS, *CALLS, *EFFECTS, "close", "connect"},
+    AsyncPurgatory: {*ADDS, *CALLS, *EFFECTS, *WATCHES, "close", "connect"},
+    AsyncPartitionedClient: {*PARTITIONED, *PARTS, *WAITS, "close", "connect"},
+    AsyncHandle: {name.removeprefix("AsyncHandle.") for name in CALLS},
+    AsyncOperation: {
+        *(name.removeprefix("AsyncOperation.") for name in CALLS),
+        *(name.removeprefix("Operation.") for name in EFFECTS),
+    },
+    AsyncSubscriber: {"get", "close", "connect"},
+}
+"""Calls that the tests above cancel."""
+
+
+def test_every_public_call_that_waits_is_cancelled() -> None:
+    exported = [name for name in clients.__all__ if name.startswith("Async")]
+    assert {getattr(clients, name) for name in exported} == TRIED.keys()
+    for cls, calls in TRIED.items():
+        waits = {name for name in public(cls) if inspect.iscoroutinefunction(getattr(cls, name))}
+        assert waits <= {name.split()[0] for name in calls}, cls
 
 
 # ---- real signals ------------------------------------------------------------------------------

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import logging
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupts import Interrupt, Interrupted, run
+from public_names import public
 from real_daemon import PATIENCE_S
 
 from purgatoryd.clients import DelayedOperation, DelayedOperationPurgatory, local
+from purgatoryd.shm_layout import wheel
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 
 SECOND_NS = 10**9
@@ -620,6 +628,276 @@ def test_the_reaper_sees_that_time_went_on_without_it(
     time.add(3600.1)
     assert over.wait(PATIENCE_S)
     p.shutdown()
+
+
+# ---- interrupts --------------------------------------------------------------------------------
+
+FILES = (str(Path(inspect.getfile(local))), str(Path(inspect.getfile(wheel))))
+
+
+class Scene:
+    """Six operations on the keys "a" and "b". After an interrupt, whatever it left is ended."""
+
+    def __init__(self, *, watched: bool = True) -> None:
+        self.time, self.flag = Time(), Flag()
+        self.purgatory = DelayedOperationPurgatory("scene", clock_ns=self.time, reaper=False)
+        self.ops = [Op(self.flag, timeout=1 + n % 2) for n in range(6)]
+        self.taken: list[DelayedOperation] = []
+        """What a call has returned or reported as taken out."""
+        for op in self.ops if watched else ():
+            self.watch(op)
+
+    def watch(self, op: DelayedOperation) -> bool:
+        return self.purgatory.try_complete_else_watch(op, ["a", "b"])
+
+    def end(self) -> None:
+        """Watch what is not watched, and let all time out."""
+        self.time.add(10)
+        self.purgatory.advance()
+        again = DelayedOperationPurgatory("again", clock_ns=self.time, reaper=False)
+        self.flag.up = False
+        for op in self.ops:
+            if not op.completed:
+                assert op in self.taken, "neither ended, nor watched, nor given back"
+                again.try_complete_else_watch(op, ["c"])
+        self.time.add(10)
+        again.advance()
+
+    def check(self) -> None:
+        """All have ended, once each, and nothing is left."""
+        assert {tuple(op.ends) for op in self.ops} <= {("complete",), ("complete", "expire")}
+        assert self.purgatory.watched == self.purgatory.num_delayed == 0
+        self.purgatory._wheel.check()
+
+
+def watch_one(scene: Scene) -> None:
+    op = scene.ops[0]
+    if not op.completed and op._purgatory is None:
+        scene.watch(op)
+
+
+def watch_true_one(scene: Scene) -> None:
+    scene.flag.up = True
+    watch_one(scene)
+
+
+def watch_one_that_becomes_true(scene: Scene) -> None:
+    scene.ops[0].ready = lambda: "try" in scene.ops[0].calls[:-1]
+    watch_one(scene)
+
+
+def complete_key(scene: Scene) -> None:
+    scene.flag.up = True
+    scene.purgatory.check_and_complete("a")
+
+
+def force(scene: Scene) -> None:
+    scene.ops[0].force_complete()
+
+
+def force_in_a_chain(scene: Scene) -> None:
+    for op, other in itertools.pairwise(scene.ops):
+        op.then["complete"] = lambda _, other=other: other.force_complete()  # type: ignore[misc]
+    scene.ops[0].force_complete()
+
+
+def force_while_it_is_tried(scene: Scene) -> None:
+    scene.ops[0].ready = lambda: scene.ops[1].force_complete() and False
+    scene.purgatory.check_and_complete("b")
+
+
+def take_out(scene: Scene) -> None:
+    scene.taken += scene.purgatory.cancel_for_key("a")
+
+
+def expire(scene: Scene) -> None:
+    scene.time.add(1.5)
+    scene.purgatory.advance()
+
+
+def expire_true_ones(scene: Scene) -> None:
+    scene.flag.up = True
+    expire(scene)
+
+
+def end_all(scene: Scene, ending: Any) -> None:
+    left = scene.purgatory.shutdown(ending)
+    scene.taken += left if ending == "return" else []
+
+
+def sizes(scene: Scene) -> None:
+    assert scene.purgatory.watched <= 12
+    assert scene.purgatory.num_delayed <= 6
+
+
+SCENES: dict[str, tuple[str, Callable[[Scene], object]]] = {
+    "watch": ("try_complete_else_watch", watch_one),
+    "watch what is true": ("try_complete_else_watch", watch_true_one),
+    "watch what becomes true": ("try_complete_else_watch", watch_one_that_becomes_true),
+    "complete a key": ("check_and_complete", complete_key),
+    "force": ("force_complete", force),
+    "force in a chain": ("force_complete", force_in_a_chain),
+    "force while another is tried": ("force_complete", force_while_it_is_tried),
+    "take out": ("cancel_for_key", take_out),
+    "expire": ("advance", expire),
+    "expire what is true": ("advance", expire_true_ones),
+    "shutdown, return": ("shutdown", partial(end_all, ending="return")),
+    "shutdown, complete": ("shutdown", partial(end_all, ending="complete")),
+    "shutdown, expire": ("shutdown", partial(end_all, ending="expire")),
+    "sizes": ("watched", sizes),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("repeated", [False, True])
+def test_an_interrupted_call_completes_each_operation_once(name: str, *, repeated: bool) -> None:
+    _, call = SCENES[name]
+    for number in itertools.count():
+        scene = Scene(watched=not name.startswith("watch"))
+        with Interrupt(number, FILES) as interrupt:
+            try:
+                call(scene)
+            except Interrupted as error:
+                scene.taken += getattr(error, "handle", [])
+        if not interrupt.raised:
+            assert number > 3
+            return
+        if repeated:
+            call(scene)
+        for op in scene.ops:
+            if op._purgatory is None and not op.completed and op not in scene.taken:
+                assert name.startswith("watch"), "it was taken out, and nobody knows"
+                scene.taken.append(op)
+        scene.end()
+        scene.check()
+
+
+def test_an_interrupted_constructor_of_a_purgatory_leaves_no_lock() -> None:
+    for number in itertools.count():
+        made = None
+        with Interrupt(number, FILES) as interrupt, suppress(Interrupted):
+            made = DelayedOperationPurgatory("real")
+        if made is not None:
+            made.shutdown()
+        if not interrupt.raised:
+            return
+
+
+def test_every_call_of_a_purgatory_is_interrupted() -> None:
+    calls = {call for call, _ in SCENES.values()}
+    assert public(DelayedOperationPurgatory) <= calls
+    assert public(DelayedOperation) - calls == {"try_complete", "on_complete", "on_expiration"}
+
+
+def test_an_interrupted_try_loses_no_trigger_of_another_thread() -> None:
+    """The other thread's event comes while the interrupted thread is at work."""
+    purgatory = DelayedOperationPurgatory("real", reaper=False)
+    flag = Flag()
+
+    def ready() -> bool:
+        if not flag.up:
+            flag.up = True
+            other = threading.Thread(target=purgatory.check_and_complete, args=("k",))
+            other.start()
+            other.join(PATIENCE_S)
+            raise KeyboardInterrupt
+        return True
+
+    op = Op()
+    purgatory.try_complete_else_watch(op, ["k"])
+    op.ready = ready
+    with pytest.raises(KeyboardInterrupt):
+        purgatory.check_and_complete("k")
+    assert op.ends == ["complete"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_of_a_callback_keeps_no_other_from_its_end(*, late: bool) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    time = Time()
+    purgatory = DelayedOperationPurgatory("real", clock_ns=time, reaper=False)
+    first, second = Op(), Op()
+    first.then["expire" if late else "complete"] = interrupt
+    for op in (first, second):
+        purgatory.try_complete_else_watch(op, ["k"])
+    time.add(2)
+    with pytest.raises(KeyboardInterrupt):
+        purgatory.advance()
+    purgatory.advance()
+    assert first.ends == second.ends == ["complete", "expire"]
+
+
+STORM = """
+import random, signal
+from purgatoryd.clients import DelayedOperation, DelayedOperationPurgatory
+
+class Alarm(KeyboardInterrupt): pass
+
+def ring(*_):
+    raise Alarm
+
+class Op(DelayedOperation):
+    def __init__(self, timeout):
+        super().__init__(timeout)
+        self.up, self.ends = False, 0
+    def try_complete(self):
+        return self.up and self.force_complete()
+    def on_complete(self):
+        self.ends += 1
+
+signal.signal(signal.SIGALRM, ring)
+random.seed(5)
+purgatory, interrupts, ops, cut_off = DelayedOperationPurgatory("storm"), 0, [], set()
+
+def shaken(call):
+    global interrupts
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.random() * 0.00006 + 1e-6)
+        call()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Alarm as error:
+        interrupts += 1
+        trace = error.__traceback__
+        while trace is not None:  # the signal may have come within a callback, even before its work
+            if trace.tb_frame.f_code.co_name == "on_complete":
+                cut_off.add(trace.tb_frame.f_locals["self"])
+            trace = trace.tb_next
+        for op in getattr(error, "handle", ()):
+            purgatory.try_complete_else_watch(op, ["again"])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+def cancel(key):
+    for op in purgatory.cancel_for_key(key):
+        op.force_complete()
+
+for n in range(20_000):
+    op = Op(random.choice((0, 0.001, 0.5)))
+    ops.append(op)
+    shaken(lambda: purgatory.try_complete_else_watch(op, [n % 7, n % 5]))
+    if n % 3 == 0:
+        for other in ops[-30:]:
+            other.up = True
+        shaken(lambda: purgatory.check_and_complete(n % 7))
+    elif n % 3 == 1:
+        shaken(op.force_complete)
+    elif n % 10 == 0:
+        shaken(lambda: cancel(n % 5))
+for op in ops:
+    if not op.completed and op._purgatory is None:
+        op.force_complete()
+purgatory.shutdown("complete")
+ends = {op.ends for op in ops if op not in cut_off}
+print(interrupts > 1000, ends, {op.ends for op in cut_off} <= {0, 1}, purgatory.watched)
+"""
+
+
+def test_a_storm_of_signals_loses_no_completion() -> None:
+    assert run(STORM) == "True {1} True 0\n"
+
+
+# ---- races -------------------------------------------------------------------------------------
 
 
 def run_all(work: Callable[[int], object], threads: int = 8) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from click.testing import CliRunner
 from machine import needs
 from real_daemon import (
@@ -31,8 +32,11 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ArenaLost, CancelResult, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
-from purgatoryd.daemon import store
+from purgatoryd.daemon import sockets, store
+from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.log import log
+from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again
 from purgatoryd.shm_layout import memory, shm, topology
 from purgatoryd.shm_layout.arena import Reader
@@ -395,6 +399,77 @@ def test_removed_sockets_are_bound_again_and_connections_stay(
             assert after.get("meanwhile") is not None
         before.add("after", delay=3600)
     real.stop()
+
+
+def test_a_socket_that_cannot_be_bound_again_keeps_no_other_from_it(
+    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths = paths_in(daemon_dir, "demo")
+    ours = (paths.cmd, paths.admin, paths.pub)
+    with contextlib.closing(Sockets(paths, Access.of(Config("demo")))) as bound:
+        for path in ours:
+            path.unlink()
+        with monkeypatch.context() as patch:
+            listen_at = sockets._listen_at
+
+            def fail(socket: zmq.Socket[bytes], path: Path) -> None:
+                if path in (paths.cmd, paths.pub):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                listen_at(socket, path)
+
+            patch.setattr(sockets, "_listen_at", fail)
+            for _ in range(3):
+                bound.bind_again()
+            assert [path.is_socket() for path in ours] == [False, True, False]
+        bound.bind_again()
+        assert all(path.is_socket() for path in ours)
+    log.flush()
+    messages = capfd.readouterr().err
+    assert messages.count("cannot be bound again") == 2
+
+
+def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:
+    """libzmq ends the connections that were made through an endpoint together with it."""
+    real = daemon()
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{real.pid}/fd"))
+
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add("k", delay=3600)
+        before = descriptors()
+        for _ in range(3):
+            real.paths.cmd.unlink()
+            eventually(real.paths.cmd.is_socket)
+        assert descriptors() == before + 3
+        assert client.get("k") is not None
+    real.restart()
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert client.get("k") is not None
+        assert descriptors() == before
+
+
+def test_libzmq_ends_connections_with_their_endpoint(tmp_path: Path) -> None:
+    """Once this fails, bind_again() can unbind the old listener."""
+    endpoint = f"ipc://{tmp_path / 'socket'}"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.bind(endpoint)
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.connect(endpoint)
+            dealer.send(b"request")
+            route, _ = router.recv_multipart()
+            router.send_multipart([route, b"reply"])
+            router.unbind(endpoint)
+
+            def unreachable() -> bool:
+                try:
+                    router.send_multipart([route, b"reply"])
+                except zmq.ZMQError as error:
+                    return error.errno == zmq.EHOSTUNREACH
+                return False
+
+            eventually(unreachable)
 
 
 def test_another_file_at_the_path_of_a_removed_socket_stays(daemon: StartDaemon) -> None:

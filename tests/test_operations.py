@@ -9,7 +9,7 @@ import pytest
 from purgatoryd.clients import Operation, When
 from purgatoryd.clients.conditions import encode
 from purgatoryd.clients.operations import Book
-from purgatoryd.clients.packing import PendingTrigger
+from purgatoryd.clients.packing import PendingCount
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import RawOutcome
 
@@ -26,8 +26,8 @@ def operation(condition: Callable[[], object]) -> Operation:
     return Operation("w", encode(when), when)
 
 
-def added() -> PendingTrigger:
-    pending = PendingTrigger("w", None)
+def added() -> PendingCount:
+    pending = PendingCount("w", None)
     pending.word, pending.done = TICKET << 8 | Status.ADDED, True
     return pending
 

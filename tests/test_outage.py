@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +17,26 @@ from typing import Any
 import purgatory_driver as pd
 import pytest
 from purgatory_driver import Owner
+from raw_owner import DELAY_NS, Raw, put
+from raw_owner import trigger as record
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, stats
 
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
+from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
 from purgatoryd.daemon.reaper import Reaper
+from purgatoryd.daemon.transport import REQUEST_HWM
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.host import HOST
-from purgatoryd.shm_layout.layout import Cause, Status
+from purgatoryd.shm_layout.layout import Cause, Op, Status
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
 
 OPERATIONS = 50
 TIMEOUT_S = 4.0
 MS = 1_000_000
+ROWS = range(1024)
+advance = partial(record, Op.ADVANCE_KEY, value=1)
 
 
 # ---- real daemons ----------------------------------------------------------------------------
@@ -154,6 +162,39 @@ def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: Star
         assert operation.result(PATIENCE_S).cause == "satisfied"
 
 
+def test_what_waited_when_the_loop_woke_up_is_applied_before_operations_expire(
+    daemon: StartDaemon,
+) -> None:
+    """The messages that waited take longer than the outage took. The trigger is behind three
+    batches of its session, and libzmq takes turns among the sessions."""
+    real = daemon("demo", "--capacity", "500000")
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Raw(real)) for _ in range(80)]
+        frames = [
+            (
+                peer,
+                peer.encode_batch(*(put(b"%d.%d.%d" % (n, i, k), DELAY_NS) for k in range(1024))),
+            )
+            for i in range(3)
+            for n, peer in enumerate(peers)
+        ]
+        frames += [(peer, peer.encode_batch(advance(b"k%d" % n))) for n, peer in enumerate(peers)]
+        owner = stack.enter_context(Purgatory("demo", namespace="broker"))
+        time.sleep(GRACE_NS / 1e9)  # the grace of the start is over
+        operations = owner.watch_many(
+            [(f"op{n}", AllOf({f"k{n}": 1}), 0.2) for n in range(len(peers))]
+        )
+        armed_s = time.monotonic()
+        time.sleep(0.1)
+        go_on = frozen(real)
+        for peer, frame in frames:
+            peer.send(frame)
+        time.sleep(max(0.0, armed_s + 0.235 - time.monotonic()))
+        go_on()
+        causes = [operation.result(PATIENCE_S).cause for operation in operations]
+        assert causes == ["satisfied"] * len(peers)
+
+
 def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaemon) -> None:
     """An operation waits for the end of the first grace, which passes in the second outage. All
     triggers are under way at once: what waits in the sender was not sent."""
@@ -189,10 +230,10 @@ def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
 
 
 class Asked:
-    """Stands in for an arena, and notes the calls."""
+    """Stands in for an arena and the messages of clients, and notes the calls."""
 
     def __init__(self) -> None:
-        self.accepts = True
+        self.accepts = self.caught = True
         self.calls: list[tuple[int, ...] | str] = []
 
     def hold_operations(self, after_ns: int, upto_ns: int, *, again: bool) -> bool:
@@ -203,6 +244,12 @@ class Asked:
     def release_operations(self) -> None:
         self.calls.append("release")
 
+    def note_wakeup(self) -> None:
+        """Messages may wait."""
+
+    def caught_up(self) -> bool:
+        return self.caught
+
 
 @pytest.fixture
 def asked() -> Asked:
@@ -212,7 +259,7 @@ def asked() -> Asked:
 @pytest.fixture
 def grace(asked: Asked) -> Grace:
     """The grace of a daemon that started at 1000 s; the first wait is over."""
-    made = Grace(as_arena(asked))
+    made = Grace(as_arena(asked), asked)
     made.begin_iteration(1000 * 1000 * MS)
     assert made.ends_ns == 1000 * 1000 * MS + GRACE_NS
     made.sleep(made.ends_ns)
@@ -252,6 +299,60 @@ def test_a_late_iteration_delays_for_its_lateness_and_an_outage_for_the_longest_
     grace.sleep(grace.ends_ns)
     grace.begin_iteration(grace.ends_ns)
     assert asked.calls == [(served_ns, now_ns), "release"]
+
+
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_a_delay_lasts_until_the_messages_that_waited_are_applied(
+    *, catches_up: bool, grace: Grace, asked: Asked
+) -> None:
+    began_ns = 2000 * 1000 * MS
+    asked.caught = False
+    grace.sleep(began_ns - 20 * MS)
+    grace.begin_iteration(began_ns)
+    now_ns = grace.ends_ns
+    assert now_ns == began_ns + 20 * MS
+    while grace.ends_ns != NONE_NS:
+        now_ns = grace.ends_ns
+        asked.caught = catches_up and now_ns >= began_ns + 200 * MS
+        grace.sleep(now_ns)
+        grace.begin_iteration(now_ns)
+    assert now_ns == began_ns + (200 * MS if catches_up else GRACE_NS)
+    assert asked.calls[1:] == ["release"]
+
+
+class Peers:
+    """Stands in for the connections of a socket, one of which has unread bytes."""
+
+    def __init__(self) -> None:
+        self.connected = {7, 8}
+        self.waiting = {8}
+
+    def unread(self, fds: set[int]) -> set[int]:
+        return fds & self.waiting
+
+
+def test_messages_have_waited_until_libzmq_and_the_loop_have_taken_them() -> None:
+    peers = Peers()
+    commands: Any = object.__new__(Commands)
+    commands._peers, commands._waiting_bytes = peers, 0
+    commands.note_wakeup()
+    assert not commands.caught_up()
+    peers.waiting.clear()
+    assert not commands.caught_up()
+    for route in (b"a", b"b"):
+        commands._count_taken(route)
+    assert not commands.caught_up()
+    for _ in range(REQUEST_HWM):
+        commands._count_taken(b"a")
+    assert commands._taken_of is None
+    commands._waiting_bytes = 5
+    assert not commands.caught_up()
+    commands._waiting_bytes = 0
+    assert commands.caught_up()
+    commands._dropped = True
+    assert not commands.caught_up()
+    commands.note_wakeup()
+    assert not commands.caught_up()
 
 
 def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(

@@ -173,7 +173,7 @@ BROKEN = [
 def test_broken_bytes_publish_nothing(body: bytes, admin: Admin) -> None:
     with admin:
         with pytest.raises(MessageRefused) as refused:
-            admin._request(wire.encode_frame(Message.PUBLISH) + body, PATIENCE_S)
+            admin._do(admin._request, wire.encode_frame(Message.PUBLISH) + body, PATIENCE_S)
         assert refused.value.error in (WireError.MALFORMED, WireError.TOO_LARGE)
         first = admin.publish("t", "k")
     with Client("demo", timeout=PATIENCE_S) as client:

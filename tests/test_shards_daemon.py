@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -255,6 +257,49 @@ def test_a_partitioned_namespace_with_asyncio(clicks: Daemon) -> None:
             ]  # fmt: skip
 
     asyncio.run(run())
+
+
+def leave_with_an_error(freeze: Callable[[], None]) -> None:
+    with PartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as timers:
+        freeze()
+        for n in range(100):
+            timers.add(f"k{n}", FAR, wait=False)
+        raise KeyError
+
+
+def leave_asyncio_with_an_error(freeze: Callable[[], None]) -> None:
+    async def run() -> None:
+        async with AsyncPartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as timers:
+            freeze()
+            for n in range(100):
+                await timers.add(f"k{n}", FAR, wait=False)
+            raise KeyError
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("leave", [leave_with_an_error, leave_asyncio_with_an_error])
+def test_after_an_error_a_client_of_many_partitions_waits_for_no_shard(
+    demo: Daemon, leave: Callable[[Callable[[], None]], None]
+) -> None:
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.create_namespace("clicks", 32)
+    pids = pid_of(demo, 0), pid_of(demo, 1)
+    frozen_s: list[float] = []
+
+    def freeze() -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        frozen_s.append(time.monotonic())
+
+    try:
+        with pytest.raises(KeyError):
+            leave(freeze)
+        assert time.monotonic() - frozen_s[0] < PATIENCE_S / 6
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it may have been given enough time
+                os.kill(pid, signal.SIGCONT)
 
 
 # ---- when one ends ------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""A uid's share of the topics, namespaces, sessions, watch keys and watch records: in the core, and
-with a real daemon that another uid fills."""
+"""A uid's share of the topics, namespaces, sessions, watch keys, watch records, operations,
+bulk loads and their blocks: in the core, and with a real daemon that another uid fills."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ import raw_wire as raw
 from core_driver import Fault
 from other_user import run_as
 from purgatory_driver import ANY, Command, Key, Owner, Purgatory
+from raw_owner import Raw as Silent
+from raw_owner import trigger
+from raw_owner import watch as watch_of
 from raw_wire import Raw
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files
 from wal_driver import Redo, Snapshot, Wal
@@ -24,6 +27,7 @@ from wal_driver import Redo, Snapshot, Wal
 from purgatoryd.cli.arena import uid_record
 from purgatoryd.clients import (
     AnyOf,
+    BulkLoad,
     Client,
     Full,
     QuotaExceeded,
@@ -34,7 +38,7 @@ from purgatoryd.clients.packing import refusal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.layout import Quota, Status, WireError
+from purgatoryd.shm_layout.layout import BulkLoadAction, Op, Quota, Status, WireError
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
 
 SECOND_NS = 10**9
@@ -43,6 +47,7 @@ ROOT, ALICE, BOB, DAEMON = 0, 1001, 1002, 1003
 SIZES: dict[str, Any] = {
     "topics": 8, "namespaces": 8, "sessions": 8, "watches": 8, "watermarks": 8, "accounts": 8,
     "capacity": 64, "now_ns": SECOND_NS, "watermark_ttl_ns": FAR_NS,
+    "bulk_loads": 8, "bulk_load_blocks": 64,
 }  # fmt: skip
 SHARE = 4
 """Rows of each table that are half of it."""
@@ -93,12 +98,23 @@ def watch_two(owner: Owner, n: int) -> pd.Answer:
     return owner.send(pd.watch(b"p%d-%d" % (owner.uid, n), ANY, keys))[0]
 
 
+def identity(owner: Owner, n: int) -> bytes:
+    return b"%d-%d" % (owner.uid, n) + bytes(10)
+
+
+def bulk_load(owner: Owner, n: int) -> pd.Answer:
+    put = pd.put(b"row of %d-%d" % (owner.uid, n), FAR_NS)
+    with mock.patch.object(pd, "NAMES", [(b"home", b"root")]):
+        return owner.bulk_load((identity(owner, n), 0, 0), put)[0]
+
+
 Fill = Callable[[Owner, int], pd.Answer]
 TABLES: list[tuple[str, Fill, str, str]] = [
     ("topics", topic, "topics", "--topics"),
     ("namespaces", namespace, "namespaces", "--namespaces"),
     ("watch_keys", watch_key, "watch keys", "--watch-keys"),
     ("watches", watch, "watch records", "--watches"),
+    ("bulk_loads", bulk_load, "bulk loads", "--bulk-loads"),
 ]
 EVERY_TABLE = pytest.mark.parametrize(
     ("table", "fill", "resource", "setting"), TABLES, ids=[row[0] for row in TABLES]
@@ -118,6 +134,7 @@ def held_by(core: Purgatory, uid: int) -> dict[str, int]:
         table = core.rows(region, row)
         created = (table[i] for i in range(core.config[name]) if table[i].name_len)
         names[name] = sum(one.created_uid == uid for one in created)
+    names["bulk_loads"] = sum(one.uid == uid for one in core.bulk_loads().values())
     return names | dict(zip(("sessions", "watch_keys", "watches"), counts[0], strict=True))
 
 
@@ -262,6 +279,135 @@ def test_an_administrator_other_than_root_has_a_limit(core: Purgatory) -> None:
     assert core.set_namespace_raw(body, ROOT)[0] == 0
 
 
+# ---- operations and blocks -------------------------------------------------------------------
+
+SLOTS = 16
+
+
+def outcome(owner: Owner, n: int) -> pd.Answer:
+    """An operation that ends at once: its outcome waits for its owner."""
+    return owner.send(pd.watch(b"e%d-%d" % (owner.uid, n), ANY, [Key(b"all", 0)]))[0]
+
+
+def with_outcomes(**more: Any) -> tuple[Purgatory, Owner, Owner]:
+    """Alice has as many outcomes as she may."""
+    core = Purgatory(**(SIZES | {"capacity": SLOTS} | more))
+    core.set_uid_share(50, DAEMON)
+    alice, bob = prepared(core)
+    for n in range(SLOTS // 2):
+        assert outcome(alice, n).status == Status.ADDED
+    return core, alice, bob
+
+
+def operations_of(core: Purgatory, uid: int) -> int:
+    rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
+    used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
+    return sum(int(row.operations) for row in used if row.uid == uid)
+
+
+def test_outcomes_that_nobody_acknowledges_leave_slots_to_other_uids() -> None:
+    core, alice, bob = with_outcomes()
+    for owner in (alice, Owner(core, 5, ALICE)):
+        error = refused(outcome(owner, 90))
+        figures = (error.resource, error.uid, error.used, error.limit)
+        assert figures == ("operations", ALICE, SLOTS // 2, SLOTS // 2)
+        assert "acknowledge outcomes, raise --uid-share or --capacity" in str(error)
+    assert outcome(bob, 0).status == Status.ADDED
+    assert bob.send(pd.put(b"timer", FAR_NS))[0].status == Status.ADDED
+    alice.ack(alice.mail()[0].ack())
+    assert outcome(alice, 91).status == Status.ADDED
+    assert refused(outcome(alice, 92))
+    alice.bye()
+    assert operations_of(core, ALICE) == 0
+    again = Owner(core, 6, ALICE)
+    assert outcome(again, 0).status == Status.ADDED
+    core.check()
+
+
+@pytest.mark.parametrize("uid", [ROOT, DAEMON])
+def test_root_and_the_daemon_own_operations_without_limit(uid: int) -> None:
+    core = Purgatory(**(SIZES | {"capacity": SLOTS}))
+    core.set_uid_share(50, DAEMON)
+    prepared(core)
+    owner = Owner(core, 3, uid)
+    assert [outcome(owner, n).status for n in range(SLOTS - 3)] == [Status.ADDED] * (SLOTS - 3)
+    assert outcome(owner, SLOTS).status == Status.FULL
+
+
+@pytest.mark.parametrize("by", ["a rebuild", "a migration"])
+def test_owned_operations_are_counted_again(by: str) -> None:
+    core, alice, bob = with_outcomes()
+    if by == "a rebuild":
+        rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
+        for i in range(SIZES["accounts"]):
+            rows[i].operations = 77
+        core.attach()
+        core.rebuild(core.now_ns)
+    else:
+        core = core.migrated(capacity=2 * SLOTS)
+        core.set_uid_share(25, DAEMON)
+    alice.core = bob.core = core
+    error = refused(outcome(alice, 90))
+    assert (error.resource, error.used) == ("operations", SLOTS // 2)
+    assert operations_of(core, ALICE) == SLOTS // 2
+    assert outcome(bob, 0).status == Status.ADDED
+    core.check()
+
+
+def test_check_finds_a_wrong_count_of_operations() -> None:
+    core, _, _ = with_outcomes()
+    rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
+    row = next(rows[i] for i in range(SIZES["accounts"]) if rows[i].uid == ALICE)
+    row.operations -= 1
+    with pytest.raises(Fault, match="quotas"):
+        core.check()
+
+
+BLOCKS = 8
+BLOCK: int = lib.PG_BULK_LOAD_BLOCK_ROWS
+
+
+def row_of(owner: Owner, n: int) -> pd.Answer:
+    """A row in a block of its own, of one bulk load."""
+    put = pd.put(b"%d row %d" % (owner.uid, n), FAR_NS)
+    with mock.patch.object(pd, "NAMES", [(b"home", b"root")]):
+        return owner.bulk_load((identity(owner, 0), n * BLOCK, 0), put)[0]
+
+
+def test_a_uid_beyond_its_share_of_blocks_is_refused_alone() -> None:
+    core = Purgatory(**(SIZES | {"bulk_load_blocks": BLOCKS}))
+    core.set_uid_share(50, DAEMON)
+    alice, bob = prepared(core)
+    answers = [row_of(alice, n) for n in range(BLOCKS // 2 + 1)]
+    assert [a.status for a in answers[:-1]] == [Status.ADDED] * (BLOCKS // 2)
+    error = refused(answers[-1])
+    assert (error.used, error.limit, error.uid) == (BLOCKS // 2, BLOCKS // 2, ALICE)
+    assert "blocks of 4096 rows of bulk loads" in str(error)
+    assert "raise --uid-share or --bulk-load-rows" in str(error)
+    assert row_of(alice, 0).status == Status.BULK_LOADED
+    assert row_of(bob, 0).status == Status.ADDED
+    core.attach()
+    core.rebuild(core.now_ns)
+    assert refused(row_of(alice, 90)).used == BLOCKS // 2
+    core.check()
+    alice.ask_bulk_load(identity(alice, 0), BulkLoadAction.FORGET)
+    assert row_of(alice, 91).status == Status.ADDED
+    core.check()
+
+
+def test_opening_a_bulk_load_beyond_the_share_is_refused(core: Purgatory) -> None:
+    alice, bob = prepared(core)
+    for n in range(SHARE):
+        alice.ask_bulk_load(identity(alice, n), BulkLoadAction.OPEN, namespace=b"home")
+    with pytest.raises(UidShareExceeded) as caught:
+        alice.ask_bulk_load(identity(alice, 9), BulkLoadAction.OPEN, namespace=b"home")
+    error = caught.value
+    figures = (error.resource, error.uid, error.used, error.limit)
+    assert figures == ("bulk loads", ALICE, SHARE, SHARE)
+    bob.ask_bulk_load(identity(bob, 0), BulkLoadAction.OPEN, namespace=b"home")
+    alice.ask_bulk_load(identity(alice, 0), BulkLoadAction.CLOSE, namespace=b"home")
+
+
 # ---- the table of accounts -------------------------------------------------------------------
 
 
@@ -294,7 +440,7 @@ def filled(core: Purgatory) -> tuple[Owner, Owner]:
     """Alice holds her share of each table but the sessions."""
     alice, bob = prepared(core)
     for n in range(SHARE):
-        for fill in (topic, namespace, watch_key, watch):
+        for fill in (topic, namespace, watch_key, watch, bulk_load):
             assert fill(alice, n).status < Status.FULL
     return alice, bob
 
@@ -310,9 +456,8 @@ def refuses_alice_alone(core: Purgatory, alice: Owner, bob: Owner) -> None:
 def test_a_rebuild_counts_the_same(core: Purgatory) -> None:
     alice, bob = filled(core)
     before = held_by(core, ALICE)
-    assert before == dict.fromkeys(("topics", "namespaces", "watch_keys", "watches"), SHARE) | {
-        "sessions": 1
-    }
+    tables = ("topics", "namespaces", "watch_keys", "watches", "bulk_loads")
+    assert before == dict.fromkeys(tables, SHARE) | {"sessions": 1}
     rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     for i in range(SIZES["accounts"]):
         rows[i].sessions = rows[i].watch_keys = rows[i].watches = 77
@@ -491,6 +636,45 @@ def test_a_member_that_fills_the_tables_is_refused_alone(
             return [advance, add]
 
     assert as_member(real, MEMBER, again) == refused_with[1:4:2]
+    Reader.attach(real.paths).check()
+
+
+def leave_outcomes(real: Daemon) -> list[int]:
+    """Outcomes in the inbox of a session that outlives its client for an hour."""
+    with Silent(real, grace_ns=3600 * SECOND_NS) as owner:
+        owner.batch(trigger(Op.ADVANCE_KEY, b"k", 1))
+        return [owner.batch(watch_of(b"o%d" % n, b"k", 1))[0][0] for n in range(36)]
+
+
+def bulk_load_until_refused() -> tuple[Refusal, list[Status]]:
+    """Bulk loads, and rows of one of them, each in a block of its own."""
+    with Client("demo", namespace="mine") as client:
+        opened = until_refused(lambda n: client.open_bulk_load(bytes((n + 1,)) * 16))
+        rows = [
+            client.add_many([(f"{n}", HOUR_S)], bulk_load=BulkLoad(bytes((1,)) * 16, n * BLOCK))
+            for n in range(SHARE + 1)
+        ]
+        return opened, [result.statuses[0] for result in rows]
+
+
+def add_as_bulk_load() -> list[bool]:
+    with Client("demo", namespace="others") as client:
+        timers = client.add_many([(f"{n}", HOUR_S) for n in range(16)])
+        rows = client.add_many([("row", HOUR_S)], bulk_load=BulkLoad(b"of the other uid"))
+        return [timers.ok, rows.ok]
+
+
+def test_outcomes_and_bulk_loads_of_a_member_starve_no_other_uid(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--capacity", "64", "--bulk-loads", "8", "--bulk-load-rows", "32768",
+                  "--uid-share", "50")  # fmt: skip
+    ended = as_member(real, MEMBER, lambda: leave_outcomes(real))
+    assert ended == [Status.ADDED] * 32 + [Status.QUOTA] * 4
+    refused_with, rows = as_member(real, MEMBER, bulk_load_until_refused)
+    assert refused_with == ("bulk loads", MEMBER, SHARE, SHARE)
+    assert rows == [Status.ADDED] * SHARE + [Status.QUOTA]
+    held = {"operations": 32, "bulk_loads": SHARE, "bulk_load_blocks": SHARE}
+    assert uids(real)[MEMBER].items() >= held.items()
+    assert as_member(real, OTHER, add_as_bulk_load) == [True, True]
     Reader.attach(real.paths).check()
 
 

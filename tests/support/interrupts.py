@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import itertools
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from real_daemon import PATIENCE_S
+from real_daemon import PATIENCE_S, boot_ns
 
-from purgatoryd import clients as package
+from purgatoryd import clients
+from purgatoryd.clients import AllOf, BulkLoad, BulkLoadState, BulkResult, CancelResult
 
-OURS = str(Path(package.__file__).parent)
+HOUR_S = 3600.0
+OURS = str(Path(clients.__file__).parent)
 
 
 class Interrupted(BaseException):
@@ -21,10 +26,12 @@ class Interrupted(BaseException):
 
 
 class Interrupt:
-    """Raises at the nth line of project code that this thread begins."""
+    """Raises at the nth line of project code that this thread begins. `where`: beginnings of file
+    names."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, where: tuple[str, ...] = (OURS,)) -> None:
         self._left = number
+        self._where = where
         self.raised = False
 
     def __enter__(self) -> Interrupt:
@@ -37,7 +44,7 @@ class Interrupt:
         gc.enable()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
+        if not frame.f_code.co_filename.startswith(self._where):
             return None
         if event == "line" and not self.raised:
             self._left -= 1
@@ -45,6 +52,30 @@ class Interrupt:
                 self.raised = True
                 raise Interrupted
         return self._trace
+
+
+def interrupted(
+    call: Callable[[int], Any], prepare: Iterable[Callable[[int], Any]] = ()
+) -> Iterator[tuple[int, Any, Interrupted | None]]:
+    """Makes the call once for each line that it begins, and raises there; ends with a call that no
+    exception interrupted. Yields the number, what it returned, and the exception."""
+    for number in itertools.count():
+        found, error = None, None
+        for step in prepare:
+            step(number)
+        with Interrupt(number) as interrupt:
+            try:
+                found = call(number)
+            except Interrupted as raised:
+                error = raised
+        yield number, found, error
+        if not interrupt.raised:
+            assert number > 3, "the call has hardly a line"
+            return
+
+
+Step = Callable[[Any, int], Any]
+"""A call of a client, with a number for its keys."""
 
 
 def run(program: str, *arguments: str) -> str:
@@ -55,3 +86,146 @@ def run(program: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+# ---- calls and their effects ----------------------------------------------------------------
+
+ADDS: dict[str, Step] = {
+    "add": lambda c, n: c.add(f"k{n}", HOUR_S),
+    "add later": lambda c, n: c.add(f"k{n}", HOUR_S, wait=False),
+    "add_many": lambda c, n: c.add_many([(f"k{n}", HOUR_S), (f"l{n}", HOUR_S)]),
+    "add_many later": lambda c, n: c.add_many([(f"k{n}", HOUR_S)], wait=False),
+}
+
+
+class Effect(NamedTuple):
+    """A call, and how a test sees that it was done."""
+
+    before: list[Step]
+    """Calls that prepare it."""
+    call: Step
+    returns: Callable[[Any], bool]
+    """Whether a completed call may return this value."""
+    look: list[Step]
+    """Calls that look for its effect; the last one shows it. None for a call that only reads."""
+    seen: Callable[[Any], bool]
+    """Whether the last look found the effect."""
+
+
+def id_of(n: int) -> bytes:
+    return b"bulk load" + n.to_bytes(7, "big")
+
+
+def watched(c: Any, n: int) -> Any:
+    return c.watch(f"o{n}", AllOf({f"w{n}": 1}), HOUR_S)
+
+
+def keep(c: Any, n: int) -> Any:
+    """Keep a watched operation as attribute `watched`."""
+    found = watched(c, n)
+    if not inspect.isawaitable(found):
+        c.watched = found
+        return None
+
+    async def kept() -> None:
+        c.watched = await found
+
+    return kept()
+
+
+def status(c: Any, n: int) -> Any:
+    return c.bulk_load_status(id_of(n))
+
+
+def advanced(c: Any, n: int) -> Any:
+    return c.advance(f"w{n}", 1)
+
+
+def state_is(state: BulkLoadState) -> Callable[[Any], bool]:
+    return lambda found: bool(found.state == state)
+
+
+def is_none(found: Any) -> bool:
+    return found is None
+
+
+def is_one(found: Any) -> bool:
+    return bool(found == 1)
+
+
+def never(_: Any) -> bool:
+    return False
+
+
+def cancelled(found: Any) -> bool:
+    """Whether cancel_many(), or the BulkResult of one that was interrupted, found armed timers."""
+    found = found.cancels() if isinstance(found, BulkResult) else found
+    return bool(found == [CancelResult.CANCELLED])
+
+
+EFFECTS: dict[str, Effect] = {
+    "add": Effect(
+        [], ADDS["add"], lambda timer: timer.key[0] == "k", [lambda c, n: c.get(f"k{n}")], bool
+    ),
+    "cancel": Effect(
+        [ADDS["add"]], lambda c, n: c.cancel(f"k{n}"),
+        lambda found: found is CancelResult.CANCELLED, [lambda c, n: c.get(f"k{n}")], is_none,
+    ),
+    "cancel_many": Effect(
+        [ADDS["add"]], lambda c, n: c.cancel_many([f"k{n}"]), cancelled,
+        [lambda c, n: c.get(f"k{n}")], is_none,
+    ),
+    "advance_many": Effect(
+        [watched], lambda c, n: c.advance_many({f"w{n}": 1}), lambda ended: ended == [1],
+        [advanced], lambda ended: ended == 0,
+    ),
+    "get": Effect(
+        [lambda c, n: c.add(f"k{n}", HOUR_S)], lambda c, n: c.get(f"k{n}"),
+        lambda found: found.key[0] == "k", [], never,
+    ),
+    "open_bulk_load": Effect(
+        [], lambda c, n: c.open_bulk_load(id_of(n), 5), state_is(BulkLoadState.OPEN),
+        [status], state_is(BulkLoadState.OPEN),
+    ),
+    "close_bulk_load": Effect(
+        [lambda c, n: c.open_bulk_load(id_of(n), 5)],
+        lambda c, n: c.close_bulk_load(id_of(n), 5),
+        is_none, [status], state_is(BulkLoadState.CLOSED),
+    ),
+    "forget_bulk_load": Effect(
+        [lambda c, n: c.open_bulk_load(id_of(n), 5)], lambda c, n: c.forget_bulk_load(id_of(n)),
+        is_none, [status], state_is(BulkLoadState.NONE),
+    ),
+    "bulk_load_status": Effect(
+        [lambda c, n: c.add_many([(f"k{n}", HOUR_S)], bulk_load=BulkLoad(id_of(n)))], status,
+        lambda found: found.rows == 1, [], never,
+    ),
+    "advance": Effect([watched], advanced, is_one, [advanced], lambda ended: ended == 0),
+    "bump": Effect(
+        [watched], lambda c, n: c.bump(f"w{n}"), is_one, [advanced], lambda ended: ended == 0
+    ),
+    "fail": Effect(
+        [watched], lambda c, n: c.fail(f"w{n}", 7), is_one, [advanced], lambda ended: ended == 0
+    ),
+    "clear": Effect(
+        [lambda c, n: c.fail(f"w{n}", 7)], lambda c, n: c.clear(f"w{n}"),
+        lambda found: found is True, [watched, advanced], is_one,
+    ),
+    "forget": Effect(
+        [advanced], lambda c, n: c.forget(f"w{n}"), lambda found: found is True,
+        [lambda c, n: c.forget(f"w{n}")], lambda known: known is False,
+    ),
+    "Operation.extend": Effect(
+        [keep], lambda c, n: c.watched.extend(2 * HOUR_S), lambda found: found is True,
+        [lambda c, n: c.get(f"o{n}")],
+        lambda timer: timer.deadline_boot_ns - boot_ns() > 1.5e9 * HOUR_S,
+    ),
+    "Operation.cancel": Effect(
+        [keep], lambda c, n: c.watched.cancel(), lambda found: found is True, [advanced],
+        lambda ended: ended == 0,
+    ),
+    "cancel_for_key": Effect(
+        [watched], lambda c, n: c.cancel_for_key(f"w{n}"), lambda keys: keys[0][0] == "o",
+        [advanced], lambda ended: ended == 0,
+    ),
+}  # fmt: skip

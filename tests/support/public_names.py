@@ -28,6 +28,15 @@ NAMES = Path(__file__).with_suffix(".txt")
 PACKAGES = ("shm_layout", "daemon", "clients", "pipeline", "cli")
 
 
+def public(cls: type) -> set[str]:
+    """The public methods of a class."""
+    return {
+        name
+        for name, member in inspect.getmembers(cls)
+        if not name.startswith("_") and callable(member)
+    }
+
+
 def commands(command: click.Command, title: str = "") -> Iterator[tuple[str, click.Command]]:
     """Each command without subcommands, with its words."""
     if not isinstance(command, click.Group):

@@ -53,13 +53,13 @@ def watch(key: bytes, watched: bytes, target: int, mode: int = Condition.ALL) ->
 class Raw:
     """An owner of operations that says what it is asked to, and nothing by itself."""
 
-    def __init__(self, demo: Daemon) -> None:
+    def __init__(self, demo: Daemon, grace_ns: int = 0) -> None:
         self.endpoint = demo.paths.cmd_endpoint
         self.context = zmq.Context()
         self.pushed: list[wire.Reply] = []
         self.sequence = 0
         self.connect()
-        self.send(wire.encode_hello(os.urandom(16)))
+        self.send(wire.encode_hello(os.urandom(16), grace_ns=grace_ns))
         self.session = self.receive(Message.HELLO).session
 
     def connect(self) -> None:
@@ -96,12 +96,16 @@ class Raw:
             self.pushed.append(reply)
 
     def send_batch(self, *records: Record, session: int = 0) -> None:
+        self.send(self.encode_batch(*records, session=session))
+
+    def encode_batch(self, *records: Record, session: int = 0) -> bytes:
+        """The next batch."""
         self.sequence += 1
         head = wire.encode_frame(
             Message.BATCH, session or self.session, self.sequence, count=len(records), names=1,
             names_bytes=len(NAMES),
         )  # fmt: skip
-        self.send(head + NAMES + b"".join(r for r, _ in records) + b"".join(b for _, b in records))
+        return head + NAMES + b"".join(r for r, _ in records) + b"".join(b for _, b in records)
 
     def results(self) -> list[tuple[int, int]]:
         """(status, operations ended or deadline) per record of the next answer."""

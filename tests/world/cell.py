@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -275,9 +276,8 @@ class Cell:
         if "remove that one" in text:
             self.lose_arena()
         elif isinstance(error, ArenaTooSmall):
-            self.daemon.next_config = replace(
-                self.daemon.config, **{error.resource: 2 * error.needed}
-            )
+            larger: dict[str, Any] = {error.resource: 2 * error.needed}
+            self.daemon.next_config = replace(self.daemon.config, **larger)
         elif self.rotten and not troubled:
             self._refused += 1
             if self._refused == EMPTIED_AFTER:
@@ -388,11 +388,13 @@ class Cell:
         """End all disturbances."""
         self.daemon.fuse.left = None
         self.daemon.thaw()
-        for one in (*self.clients, *self.subscribers):
-            one.thaw()
-        for one in (*self.clients, *self.subscribers, self.operator):
-            for end in one.ends:
-                end.disturbances.clear()
+        for client in self.clients:
+            client.thaw()
+        for subscriber in self.subscribers:
+            subscriber.thaw()
+        ends = [side.ends for side in self.clients] + [side.ends for side in self.subscribers]
+        for end in chain(self.operator.ends, *ends):
+            end.disturbances.clear()
 
     def finish(self) -> None:
         """Let everything come to its end. Raises Violation."""
@@ -521,8 +523,10 @@ class Cell:
     def die(self) -> None:
         """Remove what the cell has outside of the world."""
         self.restarts = False
-        for one in (*self.clients, *self.subscribers):
-            one.die()
+        for client in self.clients:
+            client.die()
+        for subscriber in self.subscribers:
+            subscriber.die()
         if self.daemon.alive:
             self.daemon.kill()
         self.daemon.lose_memory()

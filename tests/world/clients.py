@@ -15,9 +15,16 @@ from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_un
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AnyCondition
 from purgatoryd.clients.core import NEVER_S, Core
-from purgatoryd.clients.jobs import Job, Jobs
+from purgatoryd.clients.jobs import Job, Jobs, Started
 from purgatoryd.clients.operations import Book, Operation
-from purgatoryd.clients.packing import Entry, Pending
+from purgatoryd.clients.packing import (
+    Entry,
+    Pending,
+    PendingCount,
+    PendingEnded,
+    PendingFound,
+    PendingTrigger,
+)
 from purgatoryd.clients.purgatory import (
     Owner,
     Watch,
@@ -41,6 +48,11 @@ TURN_NS = 3_000
 """From an event to the turn that it causes."""
 LIMIT_S = 5.0
 QUEUE_LIMIT = 4096
+KIND_OF: dict[Op, type[PendingTrigger[Any]]] = {
+    Op.CLEAR: PendingFound,
+    Op.FORGET: PendingFound,
+    Op.CANCEL_FOR_KEY: PendingEnded,
+}
 
 
 class _Unasked:
@@ -53,14 +65,15 @@ class _Unasked:
 _UNASKED = _Unasked()
 
 
-class Begun:
+class Begun(Started[Any]):
     """A job of a client; its end is only counted, because the pending calls report it."""
 
     def __init__(self, job: Job[Any], client: SimulatedClient) -> None:
-        self.job = job
+        super().__init__(job)
         self._client = client
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        super().finish(result, error)
         if error is not None and not isinstance(error, PurgatorydError):
             raise error
         self._client.errors += error is not None
@@ -178,7 +191,9 @@ class SimulatedClient:
 
     def trigger(self, op: Op, key: str, value: int, report: Callable[[Pending], None]) -> None:
         """Advance, bump, fail, clear or forget a watch key."""
-        self._single(prepare_trigger(self.core, op, key, value), report)
+        self._single(
+            prepare_trigger(self.core, KIND_OF.get(op, PendingCount), op, key, value), report
+        )
 
     def watch(
         self, key: str, condition: AnyCondition, timeout_s: float, topic: str | None,

@@ -401,10 +401,11 @@ class SimulatedDaemon:
             self._committing = True
             return
         assert self.reaper is not None
-        reaper = self.reaper
+        reaper, wal = self.reaper, self.reaper.wal
+        assert isinstance(wal, Wal)
         self._watch_table()
         with suppress(Killed):
-            self.seam.run(self.fuse, reaper.wal.commit_group)
+            self.seam.run(self.fuse, wal.commit_group)
         if self.fuse.dead:
             self._restore_state()
             self.kills += 1

@@ -334,6 +334,13 @@ class SimulatedTransport:
         connection = self.connections.get(fd)
         return None if connection is None else connection.peer
 
+    @property
+    def connected(self) -> set[int]:
+        return set(self.connections)
+
+    def unread(self, fds: Set[int]) -> set[int]:
+        return set()  # what has arrived waits in a request socket
+
     def ready(self) -> frozenset[int]:
         """Descriptors that have news."""
         found = {r.fd for r in (self.commands, self.admin) if r.waiting}

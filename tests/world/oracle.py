@@ -301,7 +301,16 @@ class Oracle:
             status = IN_DOUBT  # the arena that answered is gone
         if status == IN_DOUBT:
             key.become([*key.states, *self._effects(call)])
-            return
+        else:
+            self._judge_answer(call, key, status, ticket, deadline_ns, now_ns)
+        if call.durable and status in CHANGES:
+            key.settle()
+        if any(self._has_fired(state) for state in key.states):  # before the answer came
+            key.become(None if self._has_fired(state) else state for state in key.states)
+
+    def _judge_answer(
+        self, call: Call, key: Key, status: int, ticket: int, deadline_ns: int, now_ns: int
+    ) -> None:
         if status == Status.PARKED and call.kind == "get":
             for timer in self._same(call, key, ticket, 0):
                 timer.parked = True
@@ -313,18 +322,15 @@ class Oracle:
             self._cancelled(call, key, ticket)
         elif status in (Status.FIRED, Status.UNKNOWN):
             self._gone(call, key, status, now_ns)
-        if call.durable and status in CHANGES:
-            key.settle()
 
     def _effects(self, call: Call) -> list[State]:
         """The state that a call leads to if it was applied."""
         if call.kind == "cancel":
             return [None]
-        return [] if call.timer is None else self._now(call.timer)
+        return [] if call.timer is None else [call.timer]
 
-    def _now(self, timer: Timer) -> list[State]:
-        """A timer that was armed, if it has not fired meanwhile."""
-        return [None if self.stream_id in timer.fired else timer]
+    def _has_fired(self, state: State) -> bool:
+        return state is not None and self.stream_id in state.fired
 
     def _armed(
         self, call: Call, key: Key, status: int, ticket: int, deadline_ns: int, now_ns: int
@@ -344,14 +350,14 @@ class Oracle:
             if len(key.states) == 1 and not armed[0].due(now_ns):
                 armed[0].ended = "replaced"
         timer.ticket, timer.deadline_ns = ticket, deadline_ns
-        key.become(self._now(timer))
+        key.become([timer])
 
     def _same(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> list[Timer]:
         """The answer names the timer that is armed."""
         named = self._named(call, key, ticket)
         for timer in named:
             timer.extend(deadline_ns)
-        key.become(state for timer in named for state in self._now(timer))
+        key.become(named)
         return named
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
@@ -366,7 +372,7 @@ class Oracle:
 
     def _cancelled(self, call: Call, key: Key, ticket: int) -> None:
         named = self._named(call, key, ticket)
-        fired = all(self.stream_id in timer.fired for timer in named)
+        fired = all(self._has_fired(timer) for timer in named)
         self._require(not fired, call, f"cancelled, but it had fired: {named}")
         if len(named) == 1:
             named[0].ended = "cancelled"
@@ -614,8 +620,10 @@ class Oracle:
 
     def recovered(self, slack_ns: int) -> None:
         """Deadlines were carried over by the wall clock, which may be so wrong."""
-        for one in (*self.timers.values(), *self.operations.values()):
-            one.slack_ns += slack_ns
+        for timer in self.timers.values():
+            timer.slack_ns += slack_ns
+        for operation in self.operations.values():
+            operation.slack_ns += slack_ns
 
     # ---- the end -------------------------------------------------------------------------------
 

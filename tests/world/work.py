@@ -284,9 +284,7 @@ def manage_bulk_load(
     """Open, close or forget a bulk load, or ask how far it is."""
     if cell.clients[client].usable:
         answered = cell.oracle.managing_bulk_load(number, forgets=action == "forget")
-        cell.clients[client].bulk_load(
-            _id(number), BulkLoadAction[action.upper()], token, answered
-        )
+        cell.clients[client].bulk_load(_id(number), BulkLoadAction[action.upper()], token, answered)
 
 
 # ---- the operator ------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def crossed(seam: Seam) -> Iterator[None]:
         if seam.running is not None:
             seam.running.files.append(file)
 
-    ArenaFile.__init__ = opened  # type: ignore[method-assign]
+    ArenaFile.__init__ = opened  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
