@@ -22,7 +22,7 @@
 #include "wal.h"
 #include "ledger.h"
 #include "step.h"
-#include "world.h"
+#include "fixture.h"
 
 #define VIOLATIONS_SHOWN 20
 #define STATES_MAX (1u << 23)
@@ -70,7 +70,7 @@ static bool seen_add(struct seen *s, uint64_t hash)
 /* ---- a trial ------------------------------------------------------------------------------ */
 
 #define DOUBLES_MAX 8
-#define WORDS_MAX 64              /* control words and commits of such a world */
+#define WORDS_MAX 64              /* control words and commits of such a fixture */
 
 /* What a reader found behind a word. */
 struct trusted {
@@ -81,7 +81,7 @@ struct trial {
     const char *operation;
     uint32_t shape;
     uint64_t seed;
-    struct world w, twin, redo;   /* where the call is stepped, recoveries run, frames are redone */
+    struct fixture fx, twin, redo;   /* where the call is stepped, recoveries run, frames are redone */
     struct frames snapshot, appended;
     struct call call;
     uint64_t fresh;               /* the first ticket that the call may give */
@@ -149,31 +149,31 @@ static bool authoritative_same(const struct authoritative *t, const uint8_t *sav
 }
 
 /* Of authoritative state only: what layout.h calls derived within its records is left out. */
-static uint64_t authoritative_hash(const struct world *w, const struct authoritative *t)
+static uint64_t authoritative_hash(const struct fixture *fx, const struct authoritative *t)
 {
-    const struct pg_header *h = w->a->header;
+    const struct pg_header *h = fx->a->header;
     uint64_t hash = ledger_mix(h->next_ticket, h->next_incarnation);
     hash = ledger_mix(ledger_mix(hash, h->replay_head), h->replay_tail);
     hash = ledger_mix(ledger_mix(hash, h->published), (uint64_t)h->wall_offset_ns);
-    for (uint32_t i = 0; i < w->a->slots.capacity; i++) {
-        const struct pg_hot *s = &w->a->slots.hot[i];
+    for (uint32_t i = 0; i < fx->a->slots.capacity; i++) {
+        const struct pg_hot *s = &fx->a->slots.hot[i];
         hash = ledger_mix(ledger_mix(hash, s->ctl), (uint64_t)s->deadline_ns);
         hash = ledger_mix(ledger_mix(hash, s->flags), (uint64_t)s->hash << 32 | s->topic);
     }
-    for (uint32_t i = 0; i < w->a->watch_rows; i++) {
-        const struct pg_watch *x = &w->a->watches[i];
+    for (uint32_t i = 0; i < fx->a->watch_rows; i++) {
+        const struct pg_watch *x = &fx->a->watches[i];
         hash = ledger_mix(ledger_mix(hash, x->target), (uint64_t)x->key_row << 32 | x->slot);
         hash = ledger_mix(hash, x->slot == PG_NIL ? 0 : x->sibling);
     }
-    for (uint32_t i = 0; i < w->a->watermark_rows; i++) {
-        const struct pg_watched *l = &w->a->watermarks[i];
+    for (uint32_t i = 0; i < fx->a->watermark_rows; i++) {
+        const struct pg_watched *l = &fx->a->watermarks[i];
         hash = ledger_bytes(ledger_mix(hash, l->watermark), l->key, sizeof l->key);
         hash = ledger_mix(hash, (uint64_t)l->error << 32 | l->touched_s);
         hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);
     }
     for (uint32_t i = 2; i < t->count; i++)       /* all but the header and the hot slots */
-        if (t->pieces[i].at != (uint8_t *)w->a->watches &&
-            t->pieces[i].at != (uint8_t *)w->a->watermarks)
+        if (t->pieces[i].at != (uint8_t *)fx->a->watches &&
+            t->pieces[i].at != (uint8_t *)fx->a->watermarks)
             hash = ledger_bytes(hash, t->pieces[i].at, t->pieces[i].bytes);
     return hash;
 }
@@ -193,9 +193,9 @@ static bool whole(struct trial *t, const char *when)
 static bool committed_stay(const struct trial *t)
 {
     const struct pg_header *h = t->twin.a->header;
-    const uint64_t published = ((const struct pg_header *)t->w.arena)->published;
+    const uint64_t published = ((const struct pg_header *)t->fx.arena)->published;
     for (uint64_t p = h->replay_head; p < h->replay_head + h->replay_capacity; p++) {
-        const struct pg_entry *was = replay_at(t->w.a, p), *is = replay_at(t->twin.a, p);
+        const struct pg_entry *was = replay_at(t->fx.a, p), *is = replay_at(t->twin.a, p);
         if (was->commit == p + 1 &&
             (p >= h->replay_tail || is->commit != was->commit || is->ticket != was->ticket ||
              is->sequence != was->sequence || is->topic != was->topic))
@@ -257,15 +257,15 @@ static bool same_reply(const struct trial *t, const struct reply *found)
 }
 
 /* Lets everything fire that ever will. Returns the sum of all notices. */
-static uint64_t drain(struct world *w, uint64_t fresh)
+static uint64_t drain(struct fixture *fx, uint64_t fresh)
 {
     uint64_t fired = 0;
     int more = 1;
     for (uint32_t tries = 0; tries < 100 && more; tries++) {
-        const uint64_t tail = w->a->header->replay_tail;
-        pg_advance(w->a, INT64_MAX / 4, w->offset_ns, w->real_ns, 4, &more);
-        fired += ledger_fired(w->a, tail, fresh);
-        pg_published(w->a, w->a->header->replay_tail, 0, 0);
+        const uint64_t tail = fx->a->header->replay_tail;
+        pg_advance(fx->a, INT64_MAX / 4, fx->offset_ns, fx->real_ns, 4, &more);
+        fired += ledger_fired(fx->a, tail, fresh);
+        pg_published(fx->a, fx->a->header->replay_tail, 0, 0);
     }
     CHECK(!more);
     return fired;
@@ -318,7 +318,7 @@ static void recovery_check(struct trial *t)
     struct reply reply;
 
     t->counts->recoveries++;
-    if (!world_recover(&t->twin, t->recover_ns, &why)) {
+    if (!fixture_recover(&t->twin, t->recover_ns, &why)) {
         violated(t, "refused", &why);
         return;
     }
@@ -369,7 +369,7 @@ static bool newest_found(const struct pg_arena *a, uint32_t topic)
 /* Of the arena as it stands, in the middle of the call. */
 static void readers_check(struct trial *t)
 {
-    const struct pg_arena *a = t->w.a;
+    const struct pg_arena *a = t->fx.a;
     for (uint32_t i = 0; i < a->slots.capacity; i++)
         if (ctl_live(a->slots.hot[i].ctl) && !payload_sound(a, i))
             violated(t, "a reader would take other bytes for a payload", NULL);
@@ -414,20 +414,20 @@ static void kill_here(void *context)
         return;
     authoritative_save(&t->authoritative, t->shadow);
     readers_check(t);
-    const uint64_t hash = authoritative_hash(&t->w, &t->authoritative);
+    const uint64_t hash = authoritative_hash(&t->fx, &t->authoritative);
     t->counts->states += seen_add(&all_states, hash);
     if (!seen_add(&own_states, hash))
         return;
     t->changes++;
     for (uint32_t i = 0; i < twin_authoritative.count; i++) {
-        const bool in_arena = twin_authoritative.pieces[i].at >= t->w.arena &&
-                              twin_authoritative.pieces[i].at < t->w.arena + t->w.arena_bytes;
-        twin_authoritative.pieces[i].at += in_arena ? t->twin.arena - t->w.arena
-                                                    : t->twin.secret - t->w.secret;
+        const bool in_arena = twin_authoritative.pieces[i].at >= t->fx.arena &&
+                              twin_authoritative.pieces[i].at < t->fx.arena + t->fx.arena_bytes;
+        twin_authoritative.pieces[i].at += in_arena ? t->twin.arena - t->fx.arena
+                                                    : t->twin.secret - t->fx.secret;
     }
     authoritative_restore(&twin_authoritative, t->shadow);
     double_keep(t);
-    t->twin.offset_ns = t->w.offset_ns;
+    t->twin.offset_ns = t->fx.offset_ns;
     t->twin.places_first = t->changes % 2 == 0;
     recovery_check(t);
 }
@@ -436,41 +436,41 @@ static void run_call(void *context)
 {
     struct trial *t = context;
     struct reply reply;
-    call_run(&t->w, &t->call, &reply);
+    call_run(&t->fx, &t->call, &reply);
 }
 
 static void run_recovery(void *context)
 {
     struct trial *t = context;
     struct pg_fault why;
-    world_recover(&t->w, t->recover_ns, &why);
+    fixture_recover(&t->fx, t->recover_ns, &why);
 }
 
 /* ---- one trial ----------------------------------------------------------------------------- */
 
 struct image {
     uint8_t *arena, *secret, *handle;
-    struct world w;
+    struct fixture fx;
 };
 
-static void image_take(struct image *i, const struct world *w)
+static void image_take(struct image *i, const struct fixture *fx)
 {
-    i->arena = malloc(w->arena_bytes);
-    i->secret = malloc(w->secret_bytes);
+    i->arena = malloc(fx->arena_bytes);
+    i->secret = malloc(fx->secret_bytes);
     i->handle = malloc(pg_handle_bytes());
     CHECK(i->arena != NULL && i->secret != NULL && i->handle != NULL);
-    memcpy(i->arena, w->arena, w->arena_bytes);
-    memcpy(i->secret, w->secret, w->secret_bytes);
-    memcpy(i->handle, w->a, pg_handle_bytes());
-    i->w = *w;
+    memcpy(i->arena, fx->arena, fx->arena_bytes);
+    memcpy(i->secret, fx->secret, fx->secret_bytes);
+    memcpy(i->handle, fx->a, pg_handle_bytes());
+    i->fx = *fx;
 }
 
-static void image_put(const struct image *i, struct world *w)
+static void image_put(const struct image *i, struct fixture *fx)
 {
-    *w = i->w;
-    memcpy(w->arena, i->arena, w->arena_bytes);
-    memcpy(w->secret, i->secret, w->secret_bytes);
-    memcpy(w->a, i->handle, pg_handle_bytes());
+    *fx = i->fx;
+    memcpy(fx->arena, i->arena, fx->arena_bytes);
+    memcpy(fx->secret, i->secret, fx->secret_bytes);
+    memcpy(fx->a, i->handle, pg_handle_bytes());
 }
 
 static void image_drop(struct image *i)
@@ -486,20 +486,20 @@ static void reference(struct trial *t, const struct image *start)
     static struct call prefix;
     struct reply reply;
     const bool batch = t->call.kind == BY_MESSAGE && t->call.records > 1;
-    ledger_take(&t->stages[0], t->w.a, t->fresh);
+    ledger_take(&t->stages[0], t->fx.a, t->fresh);
     t->stage_count = 1;
     for (uint32_t n = 1; batch && n < t->call.records; n++) {
         call_prefix(&t->call, n, &prefix);
-        call_run(&t->w, &prefix, &reply);
-        ledger_take(&t->stages[t->stage_count++], t->w.a, t->fresh);
-        image_put(start, &t->w);
+        call_run(&t->fx, &prefix, &reply);
+        ledger_take(&t->stages[t->stage_count++], t->fx.a, t->fresh);
+        image_put(start, &t->fx);
     }
-    t->whole_only = call_run(&t->w, &t->call, &t->reply);
-    ledger_take(&t->after, t->w.a, t->fresh);
+    t->whole_only = call_run(&t->fx, &t->call, &t->reply);
+    ledger_take(&t->after, t->fx.a, t->fresh);
     t->stages[t->stage_count++] = t->after;
-    t->fired = drain(&t->w, t->fresh);
-    ledger_take(&t->drained, t->w.a, t->fresh);
-    image_put(start, &t->w);
+    t->fired = drain(&t->fx, t->fresh);
+    ledger_take(&t->drained, t->fx.a, t->fresh);
+    image_put(start, &t->fx);
 }
 
 static void statuses_note(struct trial *t)
@@ -523,7 +523,7 @@ static void stepped(struct trial *t, void (*run)(void *))
 static void trial_run(struct trial *t, struct counts *recoveries)
 {
     struct image start;
-    image_take(&start, &t->w);
+    image_take(&start, &t->fx);
     reference(t, &start);
     statuses_note(t);
     seen_clear(&own_states);
@@ -532,14 +532,14 @@ static void trial_run(struct trial *t, struct counts *recoveries)
     t->counts = recoveries;
     t->double_every = 0;
     for (uint32_t i = 0; i < t->double_count; i++) {
-        image_put(&start, &t->w);
+        image_put(&start, &t->fx);
         authoritative_restore(&t->authoritative, t->doubles[i]);
         seen_clear(&own_states);
-        t->w.places_first = (t->seed + i) % 2 == 0;
+        t->fx.places_first = (t->seed + i) % 2 == 0;
         recoveries->trials++;
         stepped(t, run_recovery);
     }
-    image_put(&start, &t->w);
+    image_put(&start, &t->fx);
     image_drop(&start);
 }
 
@@ -548,8 +548,8 @@ static int64_t recovered_at(const struct trial *t)
 {
     if (t->call.kind == BY_ADVANCE)
         return t->call.now_ns;
-    const bool later = t->seed % 2 == 0 && !call_minds_when(&t->w, &t->call);
-    return t->w.a->header->now_ns + (later ? 1000000 : 0);
+    const bool later = t->seed % 2 == 0 && !call_minds_when(&t->fx, &t->call);
+    return t->fx.a->header->now_ns + (later ? 1000000 : 0);
 }
 
 /* `every`: of so many states one has its recovery stepped, too; 0 = none. */
@@ -560,17 +560,17 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     uint64_t statuses;
     t = (struct trial){.operation = call_name(operation), .shape = shape, .seed = seed,
                        .counts = counts, .double_every = every};
-    world_open(&t.w, shape, seed * 64 + operation);
-    call_make(&t.w, operation, &t.call);
-    t.fresh = t.w.a->header->next_ticket;
+    fixture_open(&t.fx, shape, seed * 64 + operation);
+    call_make(&t.fx, operation, &t.call);
+    t.fresh = t.fx.a->header->next_ticket;
     t.recover_ns = recovered_at(&t);
-    world_commit(&t.w);
-    world_twin(&t.twin, &t.w);
-    world_for_redo(&t.redo, &t.w);
-    world_authoritative(&t.w, &t.authoritative);
+    fixture_commit(&t.fx);
+    fixture_twin(&t.twin, &t.fx);
+    fixture_for_redo(&t.redo, &t.fx);
+    fixture_authoritative(&t.fx, &t.authoritative);
     frames_open(&t.snapshot);
     frames_open(&t.appended);
-    frames_snapshot(&t.snapshot, &t.w);
+    frames_snapshot(&t.snapshot, &t.fx);
     t.shadow = malloc(t.authoritative.bytes);
     CHECK(t.shadow != NULL);
     for (uint32_t i = 0; i < DOUBLES_MAX; i++)
@@ -580,9 +580,9 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     for (uint32_t i = 0; i < DOUBLES_MAX; i++)
         free(t.doubles[i]);
     free(t.shadow);
-    world_close(&t.w);
-    world_close(&t.twin);
-    world_close(&t.redo);
+    fixture_close(&t.fx);
+    fixture_close(&t.twin);
+    fixture_close(&t.redo);
     frames_close(&t.snapshot);
     frames_close(&t.appended);
     return statuses;

@@ -220,12 +220,12 @@ static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fr
 static void watermarks_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
-        const struct pg_watched *w = &a->watermarks[row];
-        if (w->key_len == 0 || (w->watermark == 0 && w->error == 0))
+        const struct pg_watched *fx = &a->watermarks[row];
+        if (fx->key_len == 0 || (fx->watermark == 0 && fx->error == 0))
             continue;
         note(l, OF_WATERMARK, watermark_hash(a, row),
-             ledger_mix(ledger_mix(w->watermark, w->error), account_uid(a, w->account)));
-        if (w->touched_s == PG_NIL)
+             ledger_mix(ledger_mix(fx->watermark, fx->error), account_uid(a, fx->account)));
+        if (fx->touched_s == PG_NIL)
             l->forgotten += ledger_mix(1, watermark_hash(a, row));
     }
 }

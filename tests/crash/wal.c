@@ -15,28 +15,28 @@ static void *space(const struct frames *f)
     return (uint8_t *)f->words + f->bytes;
 }
 
-void frames_snapshot(struct frames *f, const struct world *w)
+void frames_snapshot(struct frames *f, const struct fixture *fx)
 {
     struct pg_snapshot s = {.quiet = 1};
     for (f->bytes = 0; !s.done;)
-        f->bytes += pg_snapshot(w->a, &s, space(f), PG_WAL_FRAME_MAX);
+        f->bytes += pg_snapshot(fx->a, &s, space(f), PG_WAL_FRAME_MAX);
 }
 
-void frames_appended(struct frames *f, const struct world *w)
+void frames_appended(struct frames *f, const struct fixture *fx)
 {
-    uint64_t at = pg_wal_buffer_of(w->a)->committed, lsn, bytes;
+    uint64_t at = pg_wal_buffer_of(fx->a)->committed, lsn, bytes;
     f->bytes = 0;
     do {
-        bytes = pg_wal_buffer_copy(w->a, at, space(f), PG_WAL_FRAME_MAX, &at, &lsn);
+        bytes = pg_wal_buffer_copy(fx->a, at, space(f), PG_WAL_FRAME_MAX, &at, &lsn);
         f->bytes += bytes;
     } while (bytes != 0);
 }
 
 bool frames_redo(const struct frames *snapshot, const struct frames *appended,
-                 const struct world *from, struct world *to, struct pg_fault *why)
+                 const struct fixture *from, struct fixture *to, struct pg_fault *why)
 {
     struct pg_redo redo = {0};
-    world_blank(to);
+    fixture_blank(to);
     return pg_redo(to->a, &redo, snapshot->words, snapshot->bytes, why) &&
            pg_redo(to->a, &redo, appended->words, appended->bytes, why) &&
            pg_redo_end(to->a, &redo, from->real_ns, 0, from->a->header->wall_offset_ns, why) &&
@@ -44,14 +44,14 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
 }
 
 /* Of what it has armed or parked, while that lives. */
-static bool timestamps_recorded(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
+static bool timestamps_recorded(const struct pg_frame_head *f, const struct fixture *fx, uint32_t slot,
                                 uint64_t ticket)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
-    const uint64_t ctl = w->a->slots.hot[slot].ctl;
+    const uint64_t ctl = fx->a->slots.hot[slot].ctl;
     return ctl_ticket(ctl) != ticket || !ctl_live(ctl) ||
            (timestamps != NULL && timestamps->add_lsn == f->lsn &&
-            memcmp(timestamps, &w->a->timestamps[slot], sizeof *timestamps) == 0);
+            memcmp(timestamps, &fx->a->timestamps[slot], sizeof *timestamps) == 0);
 }
 
 /* All that lives here was armed with a WAL: the record is a known one. */
@@ -82,7 +82,7 @@ static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
     }
 }
 
-bool frames_tell(const struct frames *appended, const struct world *w, uint32_t uid,
+bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32_t uid,
                  struct pg_fault *why)
 {
     const uint8_t *at = (const uint8_t *)appended->words, *end = at + appended->bytes;
@@ -90,8 +90,8 @@ bool frames_tell(const struct frames *appended, const struct world *w, uint32_t 
         const struct pg_frame_head *f = (const struct pg_frame_head *)at;
         const struct pg_wal_arm *arm = (const struct pg_wal_arm *)(f + 1);
         const struct pg_wal_watch *watch = (const struct pg_wal_watch *)(f + 1);
-        if ((f->type == PG_WAL_ARM && !timestamps_recorded(f, w, arm->slot, arm->ticket)) ||
-            (f->type == PG_WAL_WATCH && !timestamps_recorded(f, w, watch->slot, watch->ticket)))
+        if ((f->type == PG_WAL_ARM && !timestamps_recorded(f, fx, arm->slot, arm->ticket)) ||
+            (f->type == PG_WAL_WATCH && !timestamps_recorded(f, fx, watch->slot, watch->ticket)))
             return fault_set(why, "timestamps", "others than its record has", f->lsn, 0, f->type);
         if (!timestamps_known(f))
             return fault_set(why, "timestamps", "of what no record began", f->lsn, 0, f->type);

@@ -1,13 +1,13 @@
-/* world.h - tiny arenas with a past, and the calls that a kill may cut. */
-#ifndef PURGATORYD_WORLD_H
-#define PURGATORYD_WORLD_H
+/* fixture.h - tiny arenas with a past, and the calls that a kill may cut. */
+#ifndef PURGATORYD_FIXTURE_H
+#define PURGATORYD_FIXTURE_H
 
 #include "check.h"
 #include "core.h"
 
 #define CLIENTS 2
 #define SESSIONS 3
-#define ANSWERS_MAX 1024          /* results of the answer pool that these worlds reach, at most */
+#define ANSWERS_MAX 1024          /* results of the answer pool that these fixtures reach, at most */
 
 enum shape { EMPTY, FULL, SHARED_BUCKET, SHARED_KEY, SHAPES };
 
@@ -16,7 +16,7 @@ struct client {
     uint32_t uid;
 };
 
-struct world {
+struct fixture {
     struct rng rng;
     enum shape shape;
     uint32_t lengths;             /* where those of keys and payloads begin */
@@ -62,27 +62,27 @@ struct reply {
     uint8_t body[4096];
 };
 
-void world_open(struct world *w, enum shape shape, uint64_t seed);
-void world_close(struct world *w);
+void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed);
+void fixture_close(struct fixture *fx);
 /* A second one of the same sizes, for recoveries. */
-void world_twin(struct world *twin, const struct world *w);
+void fixture_twin(struct fixture *twin, const struct fixture *fx);
 /* One for what the WAL says: of the same sizes, without a WAL buffer. */
-void world_for_redo(struct world *redo, const struct world *w);
-void world_blank(struct world *w);
+void fixture_for_redo(struct fixture *redo, const struct fixture *fx);
+void fixture_blank(struct fixture *fx);
 /* As the group-commit thread does once all that was appended is on disk. */
-void world_commit(struct world *w);
-void world_authoritative(const struct world *w, struct authoritative *authoritative);
+void fixture_commit(struct fixture *fx);
+void fixture_authoritative(const struct fixture *fx, struct authoritative *authoritative);
 /* What a daemon does at its start, its two threads one behind the other. */
-bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why);
+bool fixture_recover(struct fixture *fx, int64_t now_ns, struct pg_fault *why);
 
 /* The operations under test, by number; NULL behind the last. */
 const char *call_name(uint32_t operation);
-void call_make(struct world *w, uint32_t operation, struct call *call);
+void call_make(struct fixture *fx, uint32_t operation, struct call *call);
 /* The same batch, with its first records only. */
 void call_prefix(const struct call *whole, uint32_t records, struct call *prefix);
 /* What the call does depends on the time: it has delays, or adds that may be parked. */
-bool call_minds_when(const struct world *w, const struct call *call);
+bool call_minds_when(const struct fixture *fx, const struct call *call);
 /* Runs it to its end. True: notices were handed over in between, to make space. */
-bool call_run(struct world *w, const struct call *call, struct reply *reply);
+bool call_run(struct fixture *fx, const struct call *call, struct reply *reply);
 
 #endif
