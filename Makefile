@@ -101,7 +101,7 @@ build/tests-of-others:
 soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its WAL, too
 	PYTHONPATH=tests/support $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
 
-# ROUNDS of the harness: worlds that each operation is killed in, times four shapes; ten times as
+# ROUNDS of the harness: fixtures that each operation is killed in, times four shapes; ten times as
 # many where only stores are looked at. CUTS of power on a simulated disk: seeds with five each.
 crash-test: CUTS ?= 5000
 crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test_group_commit ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
@@ -112,6 +112,10 @@ crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test
 	WAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
 		tests/test_wal_files.py tests/test_wal_daemon.py tests/test_power_cut.py
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
+
+world: SEEDS ?= $(or $(SEED),1-1000)
+world: build ## simulated worlds under the oracle: SEEDS=1-1000 counts faults; SEED=7 replays one, with STEPS=3,17 of it alone
+	PYTHONPATH=tests $(BIN)/python -m world $(SEEDS) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
 
 lint: build $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
 	$(BIN)/ruff check .

@@ -163,7 +163,10 @@ class SimulatedDaemon:
         self.pids: set[int] = set()
         """Running client processes of this machine."""
         self.frozen = False
-        self.starts = self.kills = 0
+        self.starts = 0
+        self.recoveries = 0
+        """Starts after a kill."""
+        self._recovers = False
         self.force = False
         """Whether the next start accepts what a damaged WAL has before its damage."""
         self.next_config = config
@@ -193,17 +196,17 @@ class SimulatedDaemon:
         try:
             self.seam.run(self.fuse, self._start)
         except Killed:
-            self.kills += 1
-            self._gone()
+            self._killed()
             return False
         except (PurgatorydError, OSError) as error:
             if self.fuse.dead:  # an error that the kill caused
-                self.kills += 1
-                self._gone()
+                self._killed()
                 return False
             self.observe.refused(error)
             self._unwind(type(error), error)
             return False
+        self.recoveries += self._recovers
+        self._recovers = False
         self._turn_soon()
         return True
 
@@ -259,8 +262,10 @@ class SimulatedDaemon:
 
     def kill(self) -> None:
         """Kill the process at once, between two of its calls."""
-        self.kills += 1
-        self.fuse.dead = True
+        self._killed()
+
+    def _killed(self) -> None:
+        self._recovers = True
         self._gone()
 
     def _gone(self) -> None:
@@ -328,8 +333,7 @@ class SimulatedDaemon:
         try:
             until_ns = self.seam.run(self.fuse, self._iterate)
         except Killed:
-            self.kills += 1
-            self._gone()
+            self._killed()
             return
         assert self.reaper is not None
         self._commit_later()
@@ -408,8 +412,7 @@ class SimulatedDaemon:
             self.seam.run(self.fuse, wal.commit_group)
         if self.fuse.dead:
             self._restore_state()
-            self.kills += 1
-            self._gone()
+            self._killed()
             return
         self.observe.committed(reaper.arena)
         self._committed = True

@@ -164,7 +164,7 @@ def short_write(cell: Cell, times: int) -> None:
 def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
     """Let commits take longer for a while."""
     cell.daemon.commit_ns = commit_ns
-    _count(cell, "slow disk")
+    _count(cell, "disk")
     cell.world.schedule.after(span_ns, cell.daemon.quicken)
 
 
@@ -172,7 +172,7 @@ def rot(cell: Cell, file: int, byte: float) -> None:
     """Change a byte of a WAL file on the medium."""
     if cell.world.disk.rot(Path(cell.daemon.config.wal_dir) / cell.daemon.config.name, file, byte):
         cell.rotten = True
-        _count(cell, "rot")
+        _count(cell, "disk")
 
 
 # ---- the machine -------------------------------------------------------------------------------

@@ -33,15 +33,19 @@ class Machine:
         """How much faster the wall clock runs than the boot clock, in millionths."""
         self._drifts_from_ns = schedule.now_ns
         self._pid = 1000
+        self._reused: int | None = None
 
     def next_pid(self) -> int:
-        """A pid that no process of this machine has had."""
-        self._pid += 1
-        return self._pid
+        """A pid that no process of this machine has had, or the one that was given back."""
+        pid, self._reused = self._reused, None
+        if pid is None:
+            self._pid += 1
+            return self._pid
+        return pid
 
     def reuse_pid(self, pid: int) -> None:
         """Give this pid to the next process."""
-        self._pid = pid - 1
+        self._reused = pid
 
     def reboot(self) -> None:
         """Begin another boot: its clock starts again."""

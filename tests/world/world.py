@@ -185,11 +185,11 @@ class World:
         self.messages.append(f"{level}: {message}")
 
     def counts(self) -> Counter[str]:
-        """Faults by kind: message, client, kill with recovery, disk, clock and others."""
+        """Faults by kind."""
         counts = Counter(self.faults)
         counts["message"] += sum(self.network.disturbed.values())
         counts["disk"] += self.disk.failed
-        counts["kill"] += sum(cell.daemon.kills for cell in self.cells)
+        counts["kill with recovery"] += sum(cell.daemon.recoveries for cell in self.cells)
         return counts
 
 

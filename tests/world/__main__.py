@@ -1,0 +1,106 @@
+"""Run simulated worlds: see `make world`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import count
+from typing import Any
+
+import click
+
+from world.runs import Run, Tally, part, run, run_seeds, smallest
+from world.script import Script, script
+
+REPORT_RUNS = 500
+
+
+class Seeds(click.ParamType[tuple[int, int | None]]):
+    """`7`, `1-1000`, or `1-` without an end."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: object, ctx: object) -> tuple[int, int | None]:
+        first, dash, last = str(value).partition("-")
+        try:
+            return int(first), int(last) if last else None if dash else int(first)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor a range such as 1-1000")
+
+
+class Steps(click.ParamType[list[int]]):
+    """`3,17,20`."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: object, ctx: object) -> list[int]:
+        try:
+            return [int(number) for number in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} are not numbers with commas")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _show(the_script: Script, kept: list[int], found: Run) -> None:
+    """Print a short script and what it leads to."""
+    seed = the_script.setting.seed
+    _say(f"{the_script.setting}")
+    for number in kept:
+        _say(f"  {number:3} {the_script.steps[number]}")
+    _say(f"{found.failure}")
+    _say(f"Again: make world SEED={seed} STEPS={','.join(map(str, kept))}")
+
+
+def minimise(failed: Run) -> None:
+    """Print the shortest script found that fails in the same way."""
+    whole = script(failed.seed)
+    _say(f"seed {failed.seed} failed; looking for the steps that matter")
+    kept = smallest(whole, lambda fewer: run(fewer).kind == failed.kind)
+    _show(whole, kept, run(part(whole, kept)))
+
+
+def _run_part(seed: int, kept: list[int]) -> int:
+    whole = script(seed)
+    found = run(part(whole, kept))
+    _show(whole, kept, found)
+    return int(found.failure is not None)
+
+
+@click.command()
+@click.argument("seeds", type=Seeds())
+@click.option("--steps", type=Steps(), help="Only these steps of the only seed.")
+@click.option("--jobs", default=os.cpu_count(), show_default=True, help="Seeds at a time.")
+@click.option("--faults", type=int, help="Stop after so many faults.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was counted as JSON.")
+def main(
+    seeds: tuple[int, int | None],
+    steps: list[int] | None,
+    jobs: int,
+    faults: int | None,
+    as_json: bool,
+) -> None:
+    """Run the worlds of SEEDS, and count their faults. Exit with 1 if one of them failed."""
+    first, last = seeds
+    if steps is not None:
+        sys.exit(_run_part(first, steps))
+    tally = Tally()
+    numbers = count(first) if last is None else range(first, last + 1)
+    for one in run_seeds(numbers, jobs if last != first else 1):
+        tally.add(one)
+        if one.failure is not None:
+            _say(f"seed {one.seed}: {one.failure}")
+        if tally.runs % REPORT_RUNS == 0:
+            _say(f"{tally.runs} seeds, {tally.faults.total()} faults, {len(tally.failed)} failures")
+        if faults is not None and tally.faults.total() >= faults:
+            break
+    click.echo(json.dumps(tally.document(), indent=None if as_json else 1))
+    if tally.failed:
+        minimise(min(tally.failed))
+        sys.exit(1)
+
+
+main()

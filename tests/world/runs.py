@@ -1,0 +1,138 @@
+"""Runs of seeds: what they found, what they add up to, and the smallest script that still fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from world.script import Script, Step, script
+from world.seam import Killed
+from world.world import world_of
+
+
+class Run(NamedTuple):
+    """How a script ended."""
+
+    seed: int
+    failure: str | None
+    """What was violated; None: nothing."""
+    digest: str
+    faults: Counter[str]
+    """By kind."""
+    answers: int
+    notices: int
+    cpu_s: float
+
+    @property
+    def kind(self) -> str:
+        """What kind of failure it was."""
+        return (self.failure or "").partition(":")[0]
+
+
+def run(the_script: Script) -> Run:
+    """Run a script to its end."""
+    begun_s = time.process_time()
+    failure = None
+    with world_of(the_script) as world:
+        try:
+            world.run()
+        except (Exception, Killed) as error:
+            failure = f"{type(error).__name__}: {error}"
+    oracles = [cell.oracle for cell in world.cells]
+    return Run(
+        the_script.setting.seed,
+        failure,
+        world.digest,
+        world.counts(),
+        sum(oracle.answers.total() for oracle in oracles),
+        sum(len(oracle.sent) for oracle in oracles),
+        time.process_time() - begun_s,
+    )
+
+
+def run_seed(seed: int) -> Run:
+    """Run the world of a seed."""
+    return run(script(seed))
+
+
+def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Run]:
+    """Run many seeds, `jobs` at a time; yield each run as it ends."""
+    if jobs == 1:
+        yield from map(run_seed, seeds)
+        return
+    left = iter(seeds)
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        while some := list(islice(left, 100 * jobs)):
+            yield from pool.imap_unordered(run_seed, some)
+
+
+class Tally:
+    """What many runs add up to."""
+
+    def __init__(self) -> None:
+        self.runs: int = 0
+        self.answers = self.notices = 0
+        self.cpu_s = 0.0
+        self.faults: Counter[str] = Counter()
+        self.failed: list[Run] = []
+
+    def add(self, one: Run) -> None:
+        """Add a run."""
+        self.runs += 1
+        self.answers += one.answers
+        self.notices += one.notices
+        self.cpu_s += one.cpu_s
+        self.faults += one.faults
+        if one.failure is not None:
+            self.failed.append(one)
+
+    def document(self) -> dict[str, object]:
+        """The same as JSON."""
+        hours = self.cpu_s / 3600
+        faults = {**dict(sorted(self.faults.items())), "all": self.faults.total()}
+        return {
+            "seeds": self.runs,
+            "answers_judged": self.answers,
+            "notices_judged": self.notices,
+            "cpu_s": round(self.cpu_s, 1),
+            "faults": faults,
+            "faults_per_cpu_hour": {kind: round(n / hours) for kind, n in faults.items()},
+            "failures": {one.seed: one.failure for one in self.failed},
+        }
+
+
+# ---- the smallest script -----------------------------------------------------------------------
+
+
+def part(the_script: Script, kept: list[int]) -> Script:
+    """The script with some of its steps alone. The time before the others passes all the same."""
+    steps: list[Step] = []
+    wait_ns, chosen = 0, set(kept)
+    for number, step in enumerate(the_script.steps):
+        wait_ns += step.wait_ns
+        if number in chosen:
+            steps.append(step._replace(wait_ns=wait_ns))
+            wait_ns = 0
+    return the_script._replace(steps=steps)
+
+
+def smallest(the_script: Script, failed: Callable[[Script], bool]) -> list[int]:
+    """Return the numbers of steps that still fail together, and do not without one of them.
+
+    This is the minimizing delta debugging of Zeller and Hildebrandt ("Simplifying and isolating
+    failure-inducing input", 2002), without its tests of subsets alone.
+    """
+    kept = list(range(len(the_script.steps)))
+    size = len(kept)
+    while size:
+        before = len(kept)
+        for begin in range(len(kept) - size, -size, -size):
+            fewer = kept[: max(begin, 0)] + kept[begin + size :]
+            if failed(part(the_script, fewer)):
+                kept = fewer
+        size = min(size, len(kept)) if size == 1 and len(kept) < before else size // 2
+    return kept
