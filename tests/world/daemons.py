@@ -422,7 +422,7 @@ class SimulatedDaemon:
     def _watch_table(self) -> None:
         """A killed process does not write down why its WAL stopped."""
         self._saved: tuple[int, ...] | None = None
-        self.machine.disk.table.killed = self._save_state
+        self.machine.disk.table.killed = partial(self.seam.run, None, self._save_state)
 
     def _save_state(self) -> None:
         if self._saved is None and self.reaper is not None:

@@ -48,8 +48,8 @@ class Seam:
         if self.running is not None:
             self.running.burn()
 
-    def run(self, fuse: Fuse, work: Callable[[], Any]) -> Any:
-        """Run `work` as the process of `fuse`."""
+    def run(self, fuse: Fuse | None, work: Callable[[], Any]) -> Any:
+        """Run `work` as the process of `fuse`; None: outside of all processes."""
         before, self.running = self.running, fuse
         try:
             return work()

@@ -1,0 +1,61 @@
+"""Simulated worlds of daemons, clients, disks and clocks under the oracle (tests/world)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from world.runs import part, run, smallest
+from world.script import FAULTS, WORK, Script, script
+
+TESTS = Path(__file__).resolve().parent
+SEEDS = range(1, 13)
+OF_FOUND_BUGS: dict[int, str] = {}
+"""Seeds that found a bug, and the bug."""
+
+
+def _digest(seed: int, folder: Path, hash_seed: int) -> str:
+    code = f"from world.runs import run_seed; print(run_seed({seed}).digest)"
+    folder.mkdir()
+    environment = {
+        **os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": str(hash_seed),
+        "TMPDIR": str(folder),
+    }  # fmt: skip
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, *OF_FOUND_BUGS])
+def test_nothing_is_lost_doubled_or_early_in_a_world(seed: int) -> None:
+    assert run(script(seed)).failure is None
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) -> None:
+    digests = {_digest(seed, tmp_path / f"folder{number}", number) for number in (1, 2)}
+    assert len(digests) == 1
+    assert digests != {_digest(seed + 1, tmp_path / "other", 1)}
+
+
+def test_every_fault_and_every_call_occurs() -> None:
+    steps = {step.kind for seed in range(1, 60) for step in script(seed).steps}
+    assert {*FAULTS, *WORK, "move_clock", "burst"} == steps
+
+
+def test_the_smallest_script_that_fails_is_found() -> None:
+    whole = script(1)
+    culprits = [whole.steps[number].arguments for number in (17, 203)]
+    times_ns = [sum(step.wait_ns for step in whole.steps[: n + 1]) for n in (17, 203)]
+
+    def failed(some: Script) -> bool:
+        return all(any(step.arguments is one for step in some.steps) for one in culprits)
+
+    kept = smallest(whole, failed)
+    assert kept == [17, 203]
+    waits = [step.wait_ns for step in part(whole, kept).steps]
+    assert waits == [times_ns[0], times_ns[1] - times_ns[0]]
