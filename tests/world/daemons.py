@@ -312,6 +312,7 @@ class SimulatedDaemon:
         if self.alive and self.frozen:
             assert self.transport is not None
             self.frozen = self.transport.frozen = False
+            self.transport.network.changed()
             self._turn_soon()
 
     # ---- the loop ------------------------------------------------------------------------------

@@ -83,6 +83,8 @@ class Network:
         self._note = note
         self.listening: dict[str, SimulatedTransport] = {}
         """By endpoint."""
+        self._waiting: dict[End, tuple[int, Callable[[], None]]] = {}
+        """Ends that nobody let in: since when they try, and how."""
         self._made = 0
         self.disturbed: dict[str, int] = {}
         """Frames disturbed, by kind."""
@@ -93,9 +95,12 @@ class Network:
         def attempt() -> None:
             if end.connection is not None and end.connection.open:
                 return
-            transport = self.listening.get(endpoint())
+            place = endpoint()
+            transport = self.listening.get(place)
+            if not place:
+                return  # it was closed
             if transport is None or transport.frozen:
-                self.schedule.after(RECONNECT_NS, attempt)
+                self._waiting.setdefault(end, (self.schedule.now_ns, attempt))
             else:
                 self._made += 1
                 end.connection = Connection(self._made, end, transport)
@@ -105,6 +110,13 @@ class Network:
                 end.wake()
 
         self.schedule.after(LATENCY_NS, attempt)
+
+    def changed(self) -> None:
+        """Others may be let in than before. An end tries every RECONNECT_NS."""
+        waiting, self._waiting = self._waiting, {}
+        for since_ns, attempt in waiting.values():
+            left_ns = (since_ns - self.schedule.now_ns) % RECONNECT_NS
+            self.schedule.after(left_ns, attempt)
 
     def break_connection(self, end: End) -> None:
         """Break the connection of an end; it connects again."""
@@ -167,6 +179,7 @@ class SimulatedChannel:
         if endpoint != self._endpoint:
             self._endpoint = endpoint
             self._network.break_connection(self.end)
+            self._network.changed()
 
     def send(self, frame: bytes) -> bool:
         connection = self.end.connection
@@ -210,6 +223,7 @@ class SimulatedSubscription:
     def redirect(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._network.break_connection(self.end)
+        self._network.changed()
 
     def receive(self) -> list[bytes] | None:
         return self.end.received.popleft() if self.end.received else None
@@ -278,6 +292,7 @@ class SimulatedTransport:
         """Let peers connect."""
         for endpoint in self._endpoints:
             self.network.listening[endpoint] = self
+        self.network.changed()
 
     def vanish(self) -> None:
         """The process has ended: its connections break."""
