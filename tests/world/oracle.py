@@ -312,8 +312,7 @@ class Oracle:
         self, call: Call, key: Key, status: int, ticket: int, deadline_ns: int, now_ns: int
     ) -> None:
         if status == Status.PARKED and call.kind == "get":
-            for timer in self._same(call, key, ticket, 0):
-                timer.parked = True
+            self._parked(call, key, ticket, deadline_ns)
         elif status in ARMED:
             self._armed(call, key, status, ticket, deadline_ns, now_ns)
         elif status in (Status.EXISTS, Status.FOUND):
@@ -359,6 +358,16 @@ class Oracle:
             timer.extend(deadline_ns)
         key.become(named)
         return named
+
+    def _parked(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> None:
+        """A timer is parked. If several may be, the deadline tells which."""
+        named = self._same(call, key, ticket, 0)
+        near = [one for one in named if abs(one.deadline_ns - deadline_ns) <= one.slack_ns + LATE_NS]
+        if len(near) == 1:
+            near[0].ticket = ticket
+            key.become(near)
+        for timer in near or named:
+            timer.parked = True
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
         """The timers that a ticket may stand for; they may have fired since the answer."""
