@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from purgatoryd.clients.model import Notice
+from purgatoryd.clients.operations import Outcome
+from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
 from purgatoryd.daemon.config import MIB, Config
 from purgatoryd.shm_layout import wire
@@ -23,7 +25,7 @@ from world.daemons import SimulatedDaemon
 from world.deliveries import Deliveries
 from world.network import ADMIN, End, SimulatedChannel
 from world.oracle import IN_DOUBT, Call, Operation, Oracle, Sent, Violation
-from world.script import CLIENTS, MS, SUBSCRIBERS, S
+from world.script import CLIENTS, MS, RESUMER, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ RESTART_NS = 200 * MS
 """From the end of a daemon's process to the next start, as a supervisor does it."""
 FORCED_AFTER = 3
 """Refused starts after which an operator forces the next one."""
+RESUME_S = 20_000.0
+"""Longer than every world."""
 EMPTIED_AFTER = 6
 """Refused starts after which an operator begins with an empty WAL."""
 
@@ -89,6 +93,10 @@ class Cell:
         self.subscribers: list[SimulatedSubscriber] = []
         self.deliveries: list[Deliveries] = []
         self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
+        self.inherited: set[str] = set()
+        """Operations of ended processes that a later process is to hear of."""
+        self.dropped = False
+        """Whether an operator dropped a session of RESUMER."""
         self.restarts = True
         """Whether a daemon that ended is started again."""
         self.may_lose_arena = self.rotten = self.draining = False
@@ -157,9 +165,22 @@ class Cell:
             world.machine, world.network, "w", NAMESPACE, durable=self.durable(number),
             partition=partition, uid=number if world.script.setting.uids else 0,
             boot_offset_ns=world.script.setting.boot_offsets_ns[number],
+            resume=self._resume_of(number),
         )  # fmt: skip
         self.daemon.pids.add(client.host.pid)
         return client
+
+    def _resume_of(self, number: int) -> Resume | None:
+        if not self.world.script.setting.resumes or number != RESUMER:
+            return None
+        return Resume(f"w{number}", RESUME_S, self._resumed)
+
+    def _resumed(self, key: wire.Key, outcome: Outcome) -> None:
+        """An operation of an earlier process has ended."""
+        self.world.note("resumed", key, outcome.cause)
+        self.inherited.discard(str(key))
+        operation = self.oracle.operations[str(key)]
+        self.oracle.ended(operation, Cause[outcome.cause.upper()], self.now_ns())
 
     def durable(self, client: int) -> bool:
         """Whether a client asks for durable answers."""
@@ -205,6 +226,9 @@ class Cell:
             self.daemon.processes.end(one.host.pid)
         for name in self.keys_of(number):
             self.oracle.doubt(name, self.now_ns())
+        if one.resumable and not self.dropped:
+            mine = self.operations[number]
+            self.inherited |= {o.key for o, real in mine if o.ticket and not real.done}
         self.operations[number] = []
 
     def begin_client(self, number: int) -> None:
@@ -305,6 +329,7 @@ class Cell:
         if memory:
             self.daemon.lose_memory()
         self.oracle.arena_lost(self.world.script.setting.wal)
+        self.inherited.clear()
 
     # ---- what the daemon publishes ---------------------------------------------------------------
 
@@ -500,7 +525,7 @@ class Cell:
         self._check_leaks()
 
     def _all_ended(self) -> bool:
-        return all(
+        return not self.inherited and all(
             real.done for mine in self.operations for operation, real in mine if operation.ticket
         )
 

@@ -103,6 +103,7 @@ class SimulatedClient:
         self.errors = 0
         self._network = network
         self._uid = uid
+        self._resumes = resume is not None
         self.core = Core(
             name, namespace, durable=durable, partition=partition, resume=resume, host=self.host,
             open_channel=self._open_channel,
@@ -288,6 +289,12 @@ class SimulatedClient:
     def usable(self) -> bool:
         """True once calls can be made: a client's constructor returns with its first session."""
         return self.alive and self.core.session.welcome is not None
+
+    @property
+    def resumable(self) -> bool:
+        """True while a later process can take its operations over."""
+        session = self.core.session
+        return self._resumes and session.welcome is not None and session.began_ns > 0
 
     @property
     def closed(self) -> bool:

@@ -13,7 +13,7 @@ from purgatoryd.shm_layout.shm import MOUNT
 from world.cell import Cell
 from world.disk import Trouble
 from world.network import Disturbance
-from world.script import CLIENTS, MS
+from world.script import CLIENTS, MS, RESUMER
 from world.world import FAR_NS
 
 
@@ -86,6 +86,9 @@ def drop_session(cell: Cell, client: int) -> None:
     session = cell.clients[client].core.session.id
     if cell.clients[client].alive and session:
         _count(cell, "client")
+        if client == RESUMER:
+            cell.dropped = True
+            cell.inherited.clear()
         cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
 
 

@@ -362,7 +362,9 @@ class Oracle:
     def _parked(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> None:
         """A timer is parked. If several may be, the deadline tells which."""
         named = self._same(call, key, ticket, 0)
-        near = [one for one in named if abs(one.deadline_ns - deadline_ns) <= one.slack_ns + LATE_NS]
+        near = [
+            one for one in named if abs(one.deadline_ns - deadline_ns) <= one.slack_ns + LATE_NS
+        ]
         if len(near) == 1:
             near[0].ticket = ticket
             key.become(near)

@@ -15,6 +15,7 @@ MS = 1_000_000
 S = 1_000 * MS
 CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
 TOPICS = ("a", "b")
+RESUMER = 0
 ACTIONS = ("open", "close", "status", "forget")
 """On a bulk load."""
 
@@ -57,6 +58,8 @@ class Setting:
     """Timers that are far away are parked."""
     uids: bool
     """Each client has a uid of its own."""
+    resumes: bool
+    """A later process of client RESUMER takes over the operations of an earlier one."""
 
 
 class Script(NamedTuple):
@@ -270,6 +273,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         heavy=wal and rng.random() < 0.1,
         parks=wal and rng.random() < 0.15,
         uids=rng.random() < 0.2,
+        resumes=rng.random() < 0.3,
     )
 
 
