@@ -179,8 +179,7 @@ class Cell:
         """An operation of an earlier process has ended."""
         self.world.note("resumed", key, outcome.cause)
         self.inherited.discard(str(key))
-        operation = self.oracle.operations[str(key)]
-        self.oracle.ended(operation, Cause[outcome.cause.upper()], self.now_ns())
+        self._ended(self.oracle.operations[str(key)], outcome)
 
     def durable(self, client: int) -> bool:
         """Whether a client asks for durable answers."""
@@ -405,7 +404,12 @@ class Cell:
             operation.ticket = 0
             return
         self.world.note("outcome", operation.key, outcome.cause)
-        self.oracle.ended(operation, Cause[outcome.cause.upper()], self.now_ns())
+        self._ended(operation, outcome)
+
+    def _ended(self, operation: Operation, outcome: Outcome) -> None:
+        """An owner has the outcome. Judged a moment later: a client catches what callbacks raise."""
+        cause, now_ns = Cause[outcome.cause.upper()], self.now_ns()
+        self.world.schedule.after(0, lambda: self.oracle.ended(operation, cause, now_ns))
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -248,6 +248,9 @@ def script(seed: int, steps: int = 400) -> Script:
         if (setting.wal or kind not in OF_THE_DISK)
         and not (setting.virtual and kind in OF_REAL_TIME)
     }
+    if setting.resumes:
+        work["watch"] = (40, lambda rng: {**_watch(rng), "client": RESUMER})
+        faults["kill_client"] = (12, lambda rng: {"client": RESUMER, **_span(rng)})
     # Some kinds of faults are missing in each world, so that others meet undisturbed.
     for kind in list(faults):
         if rng.random() < 0.3:
