@@ -86,7 +86,7 @@ class Cell:
         self.oracle = Oracle()
         self.daemon = SimulatedDaemon(
             world.machine, world.network, world.seam, world.directory,
-            self._config(name, shards), self,
+            self._config(name, shards), self, world.script.setting.commit_ns,
         )  # fmt: skip
         self.operator = Operator(self)
         self.clients: list[SimulatedClient] = []
@@ -95,6 +95,8 @@ class Cell:
         self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
         self.inherited: set[str] = set()
         """Operations of ended processes that a later process is to hear of."""
+        self.at_durable_answer: Callable[[], None] | None = None
+        """Planned for the moment at which a client gets one."""
         self.dropped = False
         """Whether an operator dropped a session of RESUMER."""
         self.restarts = True
@@ -378,6 +380,9 @@ class Cell:
         self.world.note(call.kind, call.key, status, ticket)
         deadline_ns = deadline_boot_ns + self.begun_ns
         self.oracle.answer(call, status, ticket, deadline_ns, self.now_ns())
+        if call.durable and status != IN_DOUBT and self.at_durable_answer is not None:
+            self.world.schedule.after(0, self.at_durable_answer)
+            self.at_durable_answer = None
 
     def ask(self, client: int, name: str) -> None:
         """Ask for a key."""
@@ -407,7 +412,7 @@ class Cell:
         self._ended(operation, outcome)
 
     def _ended(self, operation: Operation, outcome: Outcome) -> None:
-        """An owner has the outcome. Judged a moment later: a client catches what callbacks raise."""
+        """An owner has an outcome. It is judged later: a client catches what callbacks raise."""
         cause, now_ns = Cause[outcome.cause.upper()], self.now_ns()
         self.world.schedule.after(0, lambda: self.oracle.ended(operation, cause, now_ns))
 
@@ -415,7 +420,7 @@ class Cell:
 
     def heal(self) -> None:
         """End all disturbances."""
-        self.daemon.fuse.left = None
+        self.daemon.fuse.left = self.at_durable_answer = None
         self.daemon.thaw()
         for client in self.clients:
             client.thaw()

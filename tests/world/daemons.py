@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 WAKE_NS = 5_000
 """From an event to the first instruction of the loop."""
-COMMIT_NS = 100_000
 """Time that a commit takes."""
 SNAPSHOT_NS = 2_000_000
 """Time between two steps of the process that writes snapshots."""
@@ -146,8 +145,10 @@ class SimulatedDaemon:
         directory: Path,
         config: Config,
         observe: Any,
+        commit_ns: int,
     ) -> None:
-        """`observe`: a Cell, which is notified of what the oracle has to know."""
+        """`observe`: a Cell, which is notified of what the oracle has to know. `commit_ns`: how
+        long a group commit takes."""
         self.machine = machine
         self.schedule: Schedule = machine.schedule
         self.network = network
@@ -171,7 +172,7 @@ class SimulatedDaemon:
         """Whether the next start accepts what a damaged WAL has before its damage."""
         self.next_config = config
         """Of the next start."""
-        self.commit_ns = COMMIT_NS
+        self.commit_ns = self._usual_commit_ns = commit_ns
         self._stack = ExitStack()
         self._asleep = self._committing = False
         self._wake_number = 0
@@ -443,7 +444,7 @@ class SimulatedDaemon:
 
     def quicken(self) -> None:
         """Let commits be quick again."""
-        self.commit_ns = COMMIT_NS
+        self.commit_ns = self._usual_commit_ns
 
     # ---- the machine ---------------------------------------------------------------------------
 

@@ -181,8 +181,12 @@ def rot(cell: Cell, file: int, byte: float) -> None:
 # ---- the machine -------------------------------------------------------------------------------
 
 
-def power_cut(cell: Cell, span_ns: int) -> None:
-    """The machine loses power: all processes, all memory, and what the disk has not synced."""
+def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
+    """The machine loses power: all processes, all memory, and what the disk has not synced.
+    `answered`: at the next answer to a durable call."""
+    if answered:
+        cell.at_durable_answer = partial(power_cut, cell, span_ns, False)
+        return
     world = cell.world
     _count(cell, "power cut")
     for one in world.cells:

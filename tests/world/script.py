@@ -58,6 +58,8 @@ class Setting:
     """Timers that are far away are parked."""
     uids: bool
     """Each client has a uid of its own."""
+    commit_ns: int
+    """How long a group commit takes."""
     resumes: bool
     """A later process of client RESUMER takes over the operations of an earlier one."""
 
@@ -217,7 +219,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "short_write": (2, lambda rng: {"times": rng.randrange(1, 4)}),
     "slow_disk": (2, lambda rng: {"commit_ns": rng.choice([MS, 20 * MS, 300 * MS]), **_span(rng)}),
     "rot": (1, lambda rng: {"file": rng.randrange(100), "byte": rng.random()}),
-    "power_cut": (2, _span),
+    "power_cut": (2, lambda rng: {**_span(rng), "answered": rng.random() < 0.5}),
     "kill_snapshot": (1, lambda rng: {}),
     "step_wall": (2, lambda rng: {"by_ns": rng.choice([-1, 1]) * rng.randrange(10 * S)}),
     "drift": (1, lambda rng: {"ppm": rng.randrange(-500, 500)}),
@@ -276,6 +278,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         heavy=wal and rng.random() < 0.1,
         parks=wal and rng.random() < 0.15,
         uids=rng.random() < 0.2,
+        commit_ns=rng.choice([MS // 10, MS, 5 * MS]),
         resumes=rng.random() < 0.3,
     )
 
