@@ -21,7 +21,7 @@ from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
 from purgatoryd.shm_layout.host import HOST, Host
-from purgatoryd.shm_layout.layout import Cause
+from purgatoryd.shm_layout.layout import TICKET_SHARD, Cause
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
 _LOG = logging.getLogger("purgatoryd")
@@ -213,6 +213,10 @@ class Book:
         self._session: Session | None = None  # the session of an earlier process
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
         self._found: set[int] = set()  # tickets of ended operations of that process
+        # Tickets rise, in the order in which watches were packed. So those of earlier processes are
+        # below one of this process, unless that of one of its unanswered watches is, too.
+        self._a_ticket = 0  # the first that this process learned; 0 = none
+        self._early: set[Operation] = set()  # unanswered watches that were packed before that
 
     def resume(self, session: Session, callback: Callable[[Key, Outcome], object]) -> None:
         """Run `callback` for operations that an earlier process of `session` watched."""
@@ -227,10 +231,12 @@ class Book:
         """Operations that have not ended."""
         return len(self._armed)
 
-    def expect(self) -> None:
-        """A watch was packed: armed() will follow."""
+    def expect(self, operation: Operation) -> None:
+        """The watch of `operation` was packed: armed() will follow."""
         with self._mutex:
             self._expected += 1
+            if not self._a_ticket:
+                self._early.add(operation)
 
     def doubt(self, identity: object, armed: Any, pending: Pending) -> None:
         """Remember a watch that raised although it was sent, unless the daemon refused it. Above a
@@ -255,6 +261,10 @@ class Book:
         with self._mutex:
             raw = None if error is not None else self._bind(operation, pending.word >> 8)
             self._expected -= 1
+            self._early.discard(operation)
+            for orphan in list(self._orphans.values()):
+                if self._earlier(orphan.ticket):
+                    self._take_earlier(self._orphans.pop(orphan.ticket))
             if self._expected == 0:
                 self._orphans.clear()  # repeats of what was received
         if error is not None:
@@ -265,6 +275,7 @@ class Book:
     def _bind(self, operation: Operation, ticket: int) -> RawOutcome | None:
         """What came of it already, an outcome or a CHECK."""
         operation.ticket = ticket
+        self._a_ticket = self._a_ticket or ticket
         raw = self._orphans.pop(ticket, None)
         if raw is None or raw.cause == 0:
             self._armed[ticket] = operation
@@ -273,13 +284,27 @@ class Book:
     def take(self, outcomes: list[RawOutcome]) -> None:
         """Outcomes and CHECKs that came; a repeated one is only acknowledged again."""
         for raw in outcomes:
+            with self._mutex:
+                earlier = self._earlier(raw.ticket)
+            if earlier is None and raw.cause != 0:
+                continue  # it is sent again
             if raw.cause != 0:
                 self._acks.append((raw.ticket, 0, raw.slot))
-            if self._session is not None and raw.armed_ns < self._session.began_ns:
+            if earlier:
                 self._take_earlier(raw)
             else:
                 self._match(raw)
         self._kick()
+
+    def _earlier(self, ticket: int) -> bool | None:
+        """Return whether an earlier process watched an operation. None: answers that are under way
+        will tell."""
+        if self._session is None or not self._session.original or ticket in self._armed:
+            return False
+        same_shard = ticket // TICKET_SHARD == self._a_ticket // TICKET_SHARD
+        if self._a_ticket and ticket >= self._a_ticket and same_shard:
+            return False
+        return None if self._early else True
 
     def _take_earlier(self, raw: RawOutcome) -> None:
         """Take the outcome of an operation that an earlier process watched. Its CHECKs get no

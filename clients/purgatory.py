@@ -97,12 +97,14 @@ def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
         encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
         encoded.watched, row.topic is not None,
     )  # fmt: skip
-    return Armed(operation, Entry(pending, name, partial(_pack_watch, book), fields))
+    return Armed(operation, Entry(pending, name, partial(_pack_watch, book, operation), fields))
 
 
-def _pack_watch(book: Book, builder: Builder, name: bytes, *fields: Any) -> None:
+def _pack_watch(
+    book: Book, operation: Operation, builder: Builder, name: bytes, *fields: Any
+) -> None:
     builder.watch(name, *fields)
-    book.expect()
+    book.expect(operation)
 
 
 def watch_rows(core: Core, book: Book, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:

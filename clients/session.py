@@ -28,7 +28,7 @@ from purgatoryd.clients.retries import WAITING_MAX, Retries, all_busy, is_busy
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
 from purgatoryd.shm_layout.host import HOST
-from purgatoryd.shm_layout.layout import ClockKind, Message, WireError
+from purgatoryd.shm_layout.layout import Message, WireError
 from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
 
 _PASSING = frozenset((
@@ -78,8 +78,8 @@ class Session:
     ) -> None:
         self._nonce = nonce
         self._grace_ns = grace_ns
-        self.began_ns = 0
-        """Arena time of the first session's welcome; 0 before it, and after that session ended."""
+        self.original = False
+        """True from the first welcome until another session replaces that one."""
         self._worker = worker  # what the WAL calls us
         self._wants_durable = durable
         self._ledger = ledger
@@ -278,9 +278,7 @@ class Session:
             self._on_refused_hello(reply.refusal())
             return
         self.welcome = wire.decode_welcome(reply.body)
-        if self._hellos == 1 and self.began_ns == 0:
-            virtual = self.welcome.clock_kind == ClockKind.VIRTUAL
-            self.began_ns = self.welcome.now_ns if virtual else self.welcome.real_boot_ns
+        self.original = self._hellos == 1
         self.refusal = None
         self.id = self.welcome.session
         self.window = min(layout.WINDOW, self.welcome.window)
@@ -455,7 +453,8 @@ class Session:
         # Numbered, so that a late answer to an earlier nonce is not taken for this one's.
         self._hellos += 1
         self._hello = wire.encode_hello(self._nonce(16), self._hellos, self._worker, self._grace_ns)
-        self._grace_ns = self.began_ns = 0  # no process can resume a session that replaces this one
+        self._grace_ns = 0  # no process can resume a session that replaces this one
+        self.original = False
         self.state = State.GREETING
         self._outgoing.clear()
         self._outgoing.append(Letter(self._hello))

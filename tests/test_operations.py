@@ -10,6 +10,7 @@ from purgatoryd.clients import Operation, When
 from purgatoryd.clients.conditions import encode
 from purgatoryd.clients.operations import Book
 from purgatoryd.clients.packing import PendingCount
+from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import RawOutcome
 
@@ -26,23 +27,23 @@ def operation(condition: Callable[[], object]) -> Operation:
     return Operation("w", encode(when), when)
 
 
-def added() -> PendingCount:
+def added(ticket: int = TICKET) -> PendingCount:
     pending = PendingCount("w", None)
-    pending.word, pending.done = TICKET << 8 | Status.ADDED, True
+    pending.word, pending.done = ticket << 8 | Status.ADDED, True
     return pending
 
 
-def outcome_of(cause: int) -> RawOutcome:
+def outcome_of(cause: int, ticket: int = TICKET) -> RawOutcome:
     watermarks = () if cause == 0 else (0,)
     version = VERSION if cause == 0 else 0
-    return RawOutcome(TICKET, cause, 9, 4, 5, version, 0, SLOT, "w", b"", watermarks, (), ())
+    return RawOutcome(ticket, cause, 9, 4, 5, version, 0, SLOT, "w", b"", watermarks, (), ())
 
 
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_check_before_the_watchs_answer_is_answered_after_it(book: Book, holds: bool) -> None:
     """With a WAL the answer waits for the disk, and the CHECK does not."""
     op = operation(lambda: holds)
-    book.expect()
+    book.expect(op)
     book.take([outcome_of(0)])
     book.work()
     assert (book.acks(), book.completions()) == ([], [])
@@ -59,7 +60,7 @@ def test_a_check_before_the_watchs_answer_is_answered_after_it(book: Book, holds
 def test_an_outcome_before_the_watchs_answer_takes_the_place_of_a_check(book: Book) -> None:
     asked: list[None] = []
     op = operation(lambda: asked.append(None))
-    book.expect()
+    book.expect(op)
     book.take([outcome_of(0), outcome_of(Cause.EXPIRED)])
     book.armed(op, added())
     book.work()
@@ -71,3 +72,58 @@ def test_a_check_of_what_nobody_waits_for_is_passed_over(book: Book) -> None:
     book.take([outcome_of(0)])
     book.work()
     assert (book.acks(), book.completions(), book.open) == ([], [], 0)
+
+
+# ---- an owner that resumes the session of an earlier process: all times are the same, as under a
+# ---- virtual clock that stands still, and after a reboot of a remote daemon no time says anything
+
+
+@pytest.fixture
+def resumed(book: Book) -> list[int]:
+    """The error codes of outcomes of the earlier process that were handed to the callback."""
+    found: list[int] = []
+    session = Session(lambda count: bytes(count))
+    session.original = True
+    book.resume(session, lambda key, outcome: found.append(outcome.error))
+    return found
+
+
+def test_tickets_tell_the_operations_of_an_earlier_process(book: Book, resumed: list[int]) -> None:
+    op = operation(lambda: False)
+    book.take([outcome_of(Cause.EXPIRED, TICKET - 2)])
+    book.expect(op)
+    book.armed(op, added())
+    book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])
+    book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])  # repeated
+    book.work()
+    assert (len(resumed), op.result(0).cause) == (2, "expired")
+    assert [ticket for ticket, _, _ in book.acks()] == [5, 6, 7, 6, 7]
+
+
+def test_what_may_be_of_either_process_waits_for_the_answers(
+    book: Book, resumed: list[int]
+) -> None:
+    first, second = operation(lambda: False), operation(lambda: False)
+    book.expect(first)
+    book.expect(second)
+    book.armed(second, added(TICKET + 1))  # the answer to the first one was lost, and comes again
+    outcomes = [outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)]
+    book.take(outcomes)
+    book.work()
+    assert (resumed, book.acks(), first.done) == ([], [], False)
+    book.armed(first, added())
+    book.take(outcomes)
+    book.work()
+    assert (len(resumed), first.done, second.done) == (1, True, False)
+
+
+def test_a_check_that_comes_before_the_answer_is_answered_or_released(
+    book: Book, resumed: list[int]
+) -> None:
+    op = operation(lambda: True)
+    book.expect(op)
+    book.take([outcome_of(0, TICKET - 1), outcome_of(0)])
+    book.armed(op, added())
+    book.work()
+    assert book.completions() == [(op, VERSION)]
+    assert book.acks() == [(TICKET - 1, VERSION, SLOT)]

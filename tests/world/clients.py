@@ -294,7 +294,7 @@ class SimulatedClient:
     def resumable(self) -> bool:
         """True while a later process can take its operations over."""
         session = self.core.session
-        return self._resumes and session.welcome is not None and session.began_ns > 0
+        return self._resumes and session.original
 
     @property
     def closed(self) -> bool:
