@@ -432,7 +432,7 @@ class AsyncClient:
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
         self._schedule()
-        self._watch()  # ends the call in time even if an exception interrupts turn()
+        self._watch()  # ends the call in time even if an exception interrupts iterate()
         return call
 
     # ---- the exchange ------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class AsyncClient:
             return
         try:
             self._open()
-            self._jobs.turn()
+            self._jobs.iterate()
         except (PurgatorydError, OSError) as error:
             self._jobs.advance(error)  # an error of the connection fails every call
         except BaseException:
@@ -469,7 +469,7 @@ class AsyncClient:
                 self._loop.add_reader(fd, self._exchange)
 
     def _watch(self) -> None:
-        """Set the timer of the next turn, unless an earlier one is set."""
+        """Set the timer of the next iteration, unless an earlier one is set."""
         wake_s = self._jobs.wake_s
         if wake_s >= self._timer_s:
             return
@@ -481,7 +481,7 @@ class AsyncClient:
         self._timer = self._loop.call_later(wait_s, self._due)
 
     def _due(self) -> None:
-        """Make the turn of the timer, and set the timer of the next one."""
+        """Make the iteration of the timer, and set the timer of the next one."""
         self._timer_s = NEVER_S
         self._exchange()
 

@@ -298,7 +298,7 @@ class Engine(CallThread, Jobs):
         """Run one iteration. An error of the connection fails every waiting call."""
         try:
             self._wait()
-            self.turn()
+            self.iterate()
         except (PurgatorydError, OSError) as error:
             self._drain()
             self.advance(error)

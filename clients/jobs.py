@@ -72,7 +72,7 @@ def in_doubt(error: BaseException) -> bool:
 class Jobs:
     """The jobs of one client, and its exchange with the daemon.
 
-    A shell waits, and calls turn() when a message has come or a call was begun, or at `wake_s`.
+    A shell waits, and calls iterate() when a message has come or a call was begun, or at `wake_s`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Jobs:
 
     @property
     def wake_s(self) -> float:
-        """When turn() is due, on the host's monotonic clock, if no message comes before."""
+        """When iterate() is due, on the host's monotonic clock, if no message comes before."""
         core = self.core
         return min(self.due_s, self._after_s, self._open_s, core.resend_at_s, core.retry_at_s)
 
@@ -131,7 +131,7 @@ class Jobs:
             call.finish(error=error)
         return False
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         """Receive what has come, ask again for what is overdue, and send what may be sent. Never
         waits."""
         core = self.core

@@ -99,7 +99,7 @@ class Transport(Protocol):
 
     @property
     def admin(self) -> Requests:
-        """Administration, which the load of commands cannot block."""
+        """Administration, which commands cannot block."""
 
     @property
     def notices_fd(self) -> int:

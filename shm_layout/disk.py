@@ -89,7 +89,7 @@ class Disk:
         """
         if not direct:
             return path.open("rb", buffering=0)
-        from purgatoryd.shm_layout.page_cache import from_disk  # it loads the C core
+        from purgatoryd.shm_layout.page_cache import from_disk  # it imports the C core
 
         return from_disk(path)
 

@@ -382,6 +382,7 @@ def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     real = daemon("demo", "--quota-timers", "5")
     cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
     held = {"topics": 2, "namespaces": 2, "sessions": 0, "watch_keys": 0, "watches": 0}
+    held |= {"operations": 0, "bulk_loads": 0, "bulk_load_blocks": 0}
     of_uid = {"uid": os.getuid(), "live": 1, "blob_bytes": 32}  # and the daemon's events
     assert answer(real, "stats")["uids"] == [of_uid | held]
     assert "uids" in cli(real, "stats").stdout

@@ -55,7 +55,7 @@ def test_the_smallest_script_that_fails_is_found() -> None:
     def failed(some: Script) -> bool:
         return all(any(step.arguments is one for step in some.steps) for one in culprits)
 
-    kept = smallest(whole, failed)
-    assert kept == [17, 203]
-    waits = [step.wait_ns for step in part(whole, kept).steps]
+    numbers = smallest(whole, failed)
+    assert numbers == [17, 203]
+    waits = [step.wait_ns for step in part(whole, numbers).steps]
     assert waits == [times_ns[0], times_ns[1] - times_ns[0]]

@@ -26,6 +26,7 @@ from purgatory_driver import Purgatory
 
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.host import Host
 
 GOLDEN = Path(__file__).with_suffix(".json")
 
@@ -129,7 +130,7 @@ def golden() -> dict[str, Any]:
     """All of it, from one scripted run whose clocks and secrets are fixed."""
     traffic = Traffic()
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("secrets.randbits", return_value=0x5A17))
+        stack.enter_context(mock.patch.object(Host, "random_bits", return_value=0x5A17))
         traffic.listen(stack)
         core, owner = make.build()
         make.contents(core, owner)

@@ -45,28 +45,28 @@ def _say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _show(the_script: Script, kept: list[int], found: Run) -> None:
+def _show(the_script: Script, numbers: list[int], found: Run) -> None:
     """Print a short script and what it leads to."""
     seed = the_script.setting.seed
     _say(f"{the_script.setting}")
-    for number in kept:
+    for number in numbers:
         _say(f"  {number:3} {the_script.steps[number]}")
     _say(f"{found.failure}")
-    _say(f"Again: make world SEED={seed} STEPS={','.join(map(str, kept))}")
+    _say(f"Again: make world SEED={seed} STEPS={','.join(map(str, numbers))}")
 
 
 def minimise(failed: Run) -> None:
     """Print the shortest script found that fails in the same way."""
     whole = script(failed.seed)
     _say(f"seed {failed.seed} failed; looking for the steps that matter")
-    kept = smallest(whole, lambda fewer: run(fewer).kind == failed.kind)
-    _show(whole, kept, run(part(whole, kept)))
+    numbers = smallest(whole, lambda fewer: run(fewer).kind == failed.kind)
+    _show(whole, numbers, run(part(whole, numbers)))
 
 
-def _run_part(seed: int, kept: list[int]) -> int:
+def _run_part(seed: int, numbers: list[int]) -> int:
     whole = script(seed)
-    found = run(part(whole, kept))
-    _show(whole, kept, found)
+    found = run(part(whole, numbers))
+    _show(whole, numbers, found)
     return int(found.failure is not None)
 
 

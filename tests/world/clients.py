@@ -1,6 +1,6 @@
 """A client process of the world: the real Core, Jobs, Session and Book, without a thread or a loop.
 
-It plays the shell: it makes a turn when a message has come, when a call was begun, and at the time
+It plays the shell: it iterates when a message has come, when a call was begun, and at the time
 that Jobs asks for.
 """
 
@@ -44,8 +44,8 @@ from world.network import COMMANDS, End, Network, SimulatedChannel
 if TYPE_CHECKING:
     from world.schedule import Schedule
 
-TURN_NS = 3_000
-"""From an event to the turn that it causes."""
+ITERATION_NS = 3_000
+"""From an event to the iteration that it causes."""
 LIMIT_S = 5.0
 QUEUE_LIMIT = 4096
 KIND_OF: dict[Op, type[PendingTrigger[Any]]] = {
@@ -113,8 +113,8 @@ class SimulatedClient:
         self.jobs = Jobs(self.core, Owner(self.core, self.book).speak, listens=True)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
         """Calls without an outcome, and what reports it."""
-        self._turns = 0
-        self._turn_at_ns: int | None = None
+        self._iterations = 0
+        self._iterates_at_ns: int | None = None
         self.wake()
 
     def _open_channel(self, endpoint: str, *_: object, immediate: bool = True) -> Any:
@@ -126,28 +126,28 @@ class SimulatedClient:
     # ---- the shell -----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Make a turn soon."""
-        self._turn_in(TURN_NS)
+        """Iterate soon."""
+        self._iterate_in(ITERATION_NS)
 
-    def _turn_in(self, delay_ns: int) -> None:
+    def _iterate_in(self, delay_ns: int) -> None:
         at_ns = self.schedule.now_ns + delay_ns
-        if self._turn_at_ns is not None and self._turn_at_ns <= at_ns:
+        if self._iterates_at_ns is not None and self._iterates_at_ns <= at_ns:
             return
-        self._turn_at_ns = at_ns
-        self._turns += 1
-        number = self._turns
-        self.schedule.after(delay_ns, lambda: self._turn(number))
+        self._iterates_at_ns = at_ns
+        self._iterations += 1
+        number = self._iterations
+        self.schedule.after(delay_ns, lambda: self._iteration(number))
 
-    def _turn(self, number: int) -> None:
-        if number != self._turns or not self.alive:
+    def _iteration(self, number: int) -> None:
+        if number != self._iterations or not self.alive:
             return
-        self._turn_at_ns = None
+        self._iterates_at_ns = None
         if self.frozen:
             return
         try:
             self.core.try_open()
             self.book.work()
-            self.jobs.turn()
+            self.jobs.iterate()
         except (PurgatorydError, OSError) as error:
             self.jobs.advance(error)
         self.book.work()
@@ -155,7 +155,7 @@ class SimulatedClient:
         wake_s = self.jobs.wake_s
         if wake_s != NEVER_S:
             wait_s = wake_s - self.host.monotonic_s()
-            self._turn_in(max(TURN_NS, round(wait_s * 1e9) + 1000))
+            self._iterate_in(max(ITERATION_NS, round(wait_s * 1e9) + 1000))
 
     def _report(self) -> None:
         unsettled, self.unsettled = self.unsettled, []

@@ -208,7 +208,7 @@ class SimulatedDaemon:
             return False
         self.recoveries += self._recovers
         self._recovers = False
-        self._turn_soon()
+        self._iterate_soon()
         return True
 
     def _start(self) -> None:
@@ -314,22 +314,22 @@ class SimulatedDaemon:
             assert self.transport is not None
             self.frozen = self.transport.frozen = False
             self.transport.network.changed()
-            self._turn_soon()
+            self._iterate_soon()
 
     # ---- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """A descriptor became readable."""
         if self.alive and self._asleep and not self.frozen:
-            self._turn_soon()
+            self._iterate_soon()
 
-    def _turn_soon(self, delay_ns: int = WAKE_NS) -> None:
+    def _iterate_soon(self, delay_ns: int = WAKE_NS) -> None:
         self._asleep = False
         self._wake_number += 1
         number = self._wake_number
-        self.schedule.after(delay_ns, lambda: self._turn(number))
+        self.schedule.after(delay_ns, lambda: self._iteration(number))
 
-    def _turn(self, number: int) -> None:
+    def _iteration(self, number: int) -> None:
         if number != self._wake_number or not self.alive or self.frozen:
             return
         try:
@@ -342,7 +342,7 @@ class SimulatedDaemon:
         if self.reaper.stopping:
             self.stop()
         elif until_ns is None:
-            self._turn_soon()
+            self._iterate_soon()
         else:
             self._sleep(until_ns)
 
@@ -372,7 +372,7 @@ class SimulatedDaemon:
         assert self.transport is not None
         self._asleep = True
         if self.transport.pending(commands=True) or self._committed:
-            self._turn_soon()
+            self._iterate_soon()
             return
         wait_ns = until_boot_ns + self.machine.boot_begun_ns - self.schedule.now_ns
         self._wake_number += 1
@@ -382,7 +382,7 @@ class SimulatedDaemon:
     def _timed_out(self, number: int) -> None:
         if number == self._wake_number and self._asleep and not self.frozen:
             self._asleep = False
-            self._turn(number)
+            self._iteration(number)
 
     # ---- group commit and snapshots ------------------------------------------------------------
 

@@ -108,10 +108,10 @@ class Tally:
 # ---- the smallest script -----------------------------------------------------------------------
 
 
-def part(the_script: Script, kept: list[int]) -> Script:
+def part(the_script: Script, numbers: list[int]) -> Script:
     """The script with some of its steps alone. The time before the others passes all the same."""
     steps: list[Step] = []
-    wait_ns, chosen = 0, set(kept)
+    wait_ns, chosen = 0, set(numbers)
     for number, step in enumerate(the_script.steps):
         wait_ns += step.wait_ns
         if number in chosen:
@@ -126,13 +126,13 @@ def smallest(the_script: Script, failed: Callable[[Script], bool]) -> list[int]:
     This is the minimizing delta debugging of Zeller and Hildebrandt ("Simplifying and isolating
     failure-inducing input", 2002), without its tests of subsets alone.
     """
-    kept = list(range(len(the_script.steps)))
-    size = len(kept)
+    numbers = list(range(len(the_script.steps)))
+    size = len(numbers)
     while size:
-        before = len(kept)
-        for begin in range(len(kept) - size, -size, -size):
-            fewer = kept[: max(begin, 0)] + kept[begin + size :]
+        before = len(numbers)
+        for begin in range(len(numbers) - size, -size, -size):
+            fewer = numbers[: max(begin, 0)] + numbers[begin + size :]
             if failed(part(the_script, fewer)):
-                kept = fewer
-        size = min(size, len(kept)) if size == 1 and len(kept) < before else size // 2
-    return kept
+                numbers = fewer
+        size = min(size, len(numbers)) if size == 1 and len(numbers) < before else size // 2
+    return numbers

@@ -180,9 +180,9 @@ class World:
             for memory in cell.daemon.reaper.arena.mappings:
                 self.note(hashlib.sha256(memory).digest())
 
-    def log(self, level: str, message: str, fields: object) -> None:
+    def log(self, kind: str, message: str, fields: object) -> None:
         """A daemon logs a message."""
-        self.messages.append(f"{level}: {message}")
+        self.messages.append(f"{kind}: {message}")
 
     def counts(self) -> Counter[str]:
         """Faults by kind."""
