@@ -206,7 +206,7 @@ def world_of(script: Script) -> Iterator[World]:
     before = os.environ.get("PURGATORYD_DIR")
     os.environ["PURGATORYD_DIR"] = str(directory)
     world = World(script, directory)
-    put, log._put = log._put, world.log  # type: ignore[method-assign]
+    put, log._put = log._put, world.log  # type: ignore[method-assign, assignment]
     try:
         with crossed(world.seam):
             try:
