@@ -464,10 +464,10 @@ class Cell:
         until = self.world.until
         for number in range(CLIENTS):
             for name in self.keys_of(number):
-                if self.oracle.key(name).call is None:
+                if not self.oracle.key(name).calls:
                     self.ask(number, name)
         until(
-            lambda: all(key.call is None for key in self.oracle.keys.values()),
+            lambda: not any(key.calls for key in self.oracle.keys.values()),
             "all keys were asked for",
         )
 

@@ -13,13 +13,14 @@ every notice names what it is for.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from purgatoryd.shm_layout.layout import Cause, Status
 
 ARMED = frozenset({Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.PARKED})
+NEW = frozenset({Status.ADDED, Status.REPLACED, Status.PARKED})
 CHANGES = (
     Status.ADDED, Status.REPLACED, Status.EXTENDED, Status.CANCELLED, Status.PARKED
 )  # fmt: skip
@@ -44,6 +45,8 @@ class Timer:
     payload: bytes
     deadline_ns: int
     """At least; the answer names it exactly."""
+    delay_ns: int = 0
+    """What was asked for."""
     ticket: int = 0
     """0: no answer has named it."""
     earliest_ns: int = FOREVER_NS
@@ -93,6 +96,8 @@ class Call:
     """Of the timer that a cancel is for; 0 = any."""
     issued: int = 0
     """Moment at which it was made."""
+    answer: tuple[int, int, int, int] | None = None
+    """Status, ticket, deadline and time of its outcome, until it is its turn to be judged."""
     before: list[Timer] = field(default_factory=list)
     """The timers that may have been armed when it was made."""
 
@@ -104,8 +109,8 @@ class Key:
     states: list[State] = field(default_factory=lambda: [None])
     undurable: list[State] = field(default_factory=list)
     past: list[State] = field(default_factory=list)
-    call: Call | None = None
-    """The call that is under way."""
+    calls: deque[Call] = field(default_factory=deque)
+    """Those under way, in the order in which they have to be applied."""
 
     @property
     def armed(self) -> list[Timer]:
@@ -183,6 +188,12 @@ class Operation:
     durable: bool = False
     """Its outcome is."""
     slack_ns: int = 0
+
+    @property
+    def fatal(self) -> int:
+        """How many of its keys have to fail until its condition cannot become true."""
+        count = len(self.targets)
+        return {"any": count, "quorum": count - self.need + 1}.get(self.kind, 1)
 
     def holds(self, watermark: Callable[[str], int]) -> bool:
         """Whether its condition is true."""
@@ -278,24 +289,30 @@ class Oracle:
     def issue(self, call: Call) -> Call:
         """A call is about to be made."""
         key = self.key(call.key)
-        assert key.call is None
-        key.call, call.before, call.issued = call, key.armed, self.moment()
+        added = [one.timer for one in key.calls if one.timer is not None]
+        call.before, call.issued = [*key.armed, *added], self.moment()
+        key.calls.append(call)
         if call.timer is not None:
             self.timers[call.timer.payload] = call.timer
         return call
 
     def doubt(self, name: str, now_ns: int) -> None:
-        """The call that is under way on a key has lost its caller."""
-        call = self.key(name).call
-        if call is not None:
+        """The calls that are under way on a key have lost their caller."""
+        for call in list(self.key(name).calls):
             self.answer(call, IN_DOUBT, 0, 0, now_ns)
 
     def answer(self, call: Call, status: int, ticket: int, deadline_ns: int, now_ns: int) -> None:
         """A call has an outcome; IN_DOUBT: nobody knows which."""
         key = self.key(call.key)
-        if key.call is not call:
+        if call not in key.calls or call.answer is not None:
             return  # its caller was gone before
-        key.call = None
+        call.answer = (status, ticket, deadline_ns, now_ns)
+        while key.calls and (answer := key.calls[0].answer) is not None:
+            self._judge(key.calls.popleft(), key, *answer)
+
+    def _judge(
+        self, call: Call, key: Key, status: int, ticket: int, deadline_ns: int, now_ns: int
+    ) -> None:
         self.answers["IN_DOUBT" if status == IN_DOUBT else Status(status).name] += 1
         if call.issued < self.cut and not call.durable:
             status = IN_DOUBT  # the arena that answered is gone
@@ -336,6 +353,9 @@ class Oracle:
     ) -> None:
         timer, armed = call.timer, key.armed
         assert timer is not None
+        if timer.deadline_ns and timer.wall_ns is None and status in NEW:
+            asked = timer.deadline_ns - LATE_NS <= deadline_ns <= now_ns + timer.delay_ns + LATE_NS
+            self._require(asked, call, f"has the deadline {deadline_ns}")
         if status == Status.PARKED:
             timer.parked = True
         elif status == Status.ADDED:
@@ -572,8 +592,9 @@ class Oracle:
             held = operation.holds(lambda key: self.watch_key(key).sure_at(deadline_ns))
             self._require(not held, operation, "expired, but its condition held in time")
         elif cause == Cause.FAILED:
-            may = any(self.watch_key(key).may_fail for key in operation.targets)
-            self._require(may, operation, "failed, but no key did")
+            failed = sum(self.watch_key(key).may_fail for key in operation.targets)
+            enough = failed >= operation.fatal
+            self._require(enough, operation, f"failed, but success was possible: {failed} did")
         elif cause == Cause.CANCELLED:
             self._require(operation.cancelled, operation, "cancelled by nobody")
 

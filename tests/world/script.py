@@ -104,6 +104,15 @@ def _timer(rng: random.Random) -> Arguments:
     }
 
 
+def _rush(rng: random.Random) -> Arguments:
+    return {
+        **_key(rng),
+        "calls": rng.randrange(2, 5),
+        "delay_ns": _delay_ns(rng),
+        "size": rng.choice([8, 300, 40_000]),
+    }
+
+
 def _keys(rng: random.Random) -> Arguments:
     return {**_client(rng), "keys": sorted(rng.sample(range(KEYS), rng.randrange(2, 8)))}
 
@@ -172,12 +181,13 @@ WORK: dict[str, tuple[int, Draw]] = {
     "add": (30, _timer),
     "cancel": (12, lambda rng: {**_key(rng), "by_ticket": rng.random() < 0.3}),
     "get": (6, _key),
+    "rush": (4, _rush),
     "add_many": (6, _many),
     "cancel_many": (3, _keys),
     "watch": (10, _watch),
     "advance": (12, lambda rng: {**_watch_key(rng), "by": rng.choice([0, 1, 1, 2, 3])}),
     "bump": (3, lambda rng: {**_watch_key(rng), "by": rng.randrange(3)}),
-    "fail": (1, _watch_key),
+    "fail": (3, _watch_key),
     "clear": (1, _watch_key),
     "forget": (1, _watch_key),
     "cancel_for_key": (1, _watch_key),
@@ -270,12 +280,12 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         shards=2 if rng.random() < 0.1 else 1,
         durable=tuple(rng.random() < 0.5 for _ in range(CLIENTS)),
         boot_offsets_ns=tuple(
-            rng.choice([-3600, 3600]) * S if rng.random() < 0.05 else 0 for _ in range(CLIENTS)
+            rng.choice([-3600, 3600]) * S if rng.random() < 0.15 else 0 for _ in range(CLIENTS)
         ),
         capacity=rng.choice([64, 128, 512]),
         sessions=rng.choice([8, 16]),
         replay_capacity=rng.choice([64, 256]),
-        heavy=wal and rng.random() < 0.1,
+        heavy=wal and rng.random() < 0.2,
         parks=wal and rng.random() < 0.15,
         uids=rng.random() < 0.2,
         commit_ns=rng.choice([MS // 10, MS, 5 * MS]),

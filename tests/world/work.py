@@ -21,7 +21,7 @@ PARK_BEYOND_NS = 60 * S
 def free(cell: Cell, client: int, key: object) -> str | None:
     """The name of a client's key on which no call is under way."""
     name = f"k{client}.{key}"
-    usable = cell.clients[client].usable and cell.oracle.key(name).call is None
+    usable = cell.clients[client].usable and not cell.oracle.key(name).calls
     return name if usable else None
 
 
@@ -34,8 +34,8 @@ def _call(
     cell: Cell, client: int, kind: str, name: str, delay_ns: int, topic: str, size: int
 ) -> Call:
     """Issue an add."""
-    deadline_ns = cell.now_ns() + delay_ns
-    timer = Timer(name, topic, _payload(cell, size), 0 if cell.virtual else deadline_ns)
+    deadline_ns = 0 if cell.virtual else cell.now_ns() + delay_ns
+    timer = Timer(name, topic, _payload(cell, size), deadline_ns, delay_ns)
     return cell.oracle.issue(Call(kind, name, cell.durable(client), timer))
 
 
@@ -63,6 +63,24 @@ def add(
         name, partial(cell.answered, call), topic=topic, payload=timer.payload, mode=mode,
         wait=wait, **arguments,
     )  # fmt: skip
+
+
+def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
+    """Replace a timer several times, and perhaps cancel it, without waiting for an answer: the
+    last call decides."""
+    name = free(cell, client, key)
+    if name is None:
+        return
+    for number in range(calls):
+        call = _call(cell, client, "replace", name, delay_ns // (number + 1), "a", size)
+        assert call.timer is not None
+        cell.clients[client].add(
+            name, partial(cell.answered, call), topic="a", payload=call.timer.payload,
+            mode="replace", wait=True, delay_ns=call.timer.delay_ns,
+        )  # fmt: skip
+    if calls % 2:
+        call = cell.oracle.issue(Call("cancel", name, cell.durable(client)))
+        cell.clients[client].cancel(name, 0, partial(cell.answered, call))
 
 
 def cancel(cell: Cell, client: int, key: int, by_ticket: bool) -> None:
@@ -326,8 +344,8 @@ def move_clock(cell: Cell, by_ns: int) -> None:
 STEPS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
-        add, cancel, get, add_many, burst, cancel_many, flush, watch, advance, bump, fail, clear,
-        forget, cancel_for_key, let_hold, end_operation, extend_operation, bulk_load,
+        add, rush, cancel, get, add_many, burst, cancel_many, flush, watch, advance, bump, fail,
+        clear, forget, cancel_for_key, let_hold, end_operation, extend_operation, bulk_load,
         manage_bulk_load, publish, ping, list_sessions, quota, move_clock,
     )
 }  # fmt: skip
