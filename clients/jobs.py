@@ -92,6 +92,8 @@ class Jobs:
         self._after = after
         self._after_s = self._open_s = NEVER_S
         self._calls: list[Started[Any]] = []
+        self._planned: set[Pending] = set()
+        """Calls that a job packs once the queue has space."""
 
     @property
     def expects(self) -> bool:
@@ -209,12 +211,15 @@ class Jobs:
 
     def several(self, queue_limit: int, entries: Sequence[Entry[Any]], limit_s: float) -> Job[None]:
         """Pack calls as the queue has space, and wait for all answers."""
-        packer = self.core.packer
-        for entry in entries:
-            if packer.queued >= queue_limit:
-                yield from self.space(queue_limit, limit_s)
-            packer.add(entry)
-        calls = [entry.pending for entry in entries]
+        packer, calls = self.core.packer, [entry.pending for entry in entries]
+        self._planned.update(calls)
+        try:
+            for entry in entries:
+                if packer.queued >= queue_limit:
+                    yield from self.space(queue_limit, limit_s)
+                packer.add(entry)
+        finally:
+            self._planned.difference_update(calls)
         for pending in calls:
             yield from self.awaited(pending, limit_s, calls)
 
@@ -226,15 +231,20 @@ class Jobs:
         `calls` have no other waiter. At the timeout, those that were refused as BUSY are not sent
         again and keep that outcome; a call that was never sent is taken back.
         """
-        if isinstance(pending, Pending) and not pending.packed:
-            raise CallTimeout("a call that was never sent", 0.0, 0)
         try:
-            yield from self.until(lambda: pending.done, "call", limit_s, single=True)
+            yield from self.until(
+                lambda: pending.done or self._never_sent(pending), "call", limit_s, single=True
+            )
         except DaemonError as error:
             if not (self.core.abandon(calls) and pending.done):
                 for call in calls:
                     self.core.withdraw(call, error)
                 raise
+        if self._never_sent(pending):
+            raise CallTimeout("a call that was never sent", 0.0, 0)
+
+    def _never_sent(self, pending: Pending | Started[Any]) -> bool:
+        return isinstance(pending, Pending) and not (pending.packed or pending in self._planned)
 
     def submitted(
         self, queue_limit: int, result: BulkResult, batches: Iterable[Batch], wait: bool,

@@ -519,7 +519,8 @@ def test_calls_end_after_an_exception_in_a_callback_of_the_loop(daemon: StartDae
     for number in itertools.count(step=2):
         with asyncio.Runner() as runner:
             loop = runner.get_loop()
-            client = runner.run(AsyncClient("demo", timeout=0.2).connect())
+            client = runner.run(AsyncClient("demo", timeout=PATIENCE_S).connect())
+            client.timeout = 0.2
             call = loop.create_task(client.add(f"k{number}", HOUR_S))
             with InCallback(number) as interrupt, suppress(Interrupted, PurgatorydError):
                 loop.run_until_complete(call)
