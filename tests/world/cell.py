@@ -261,8 +261,25 @@ class Cell:
                 self.lose_arena(memory=False)
             self.oracle.recovered(self.world.wrong_ns(self))
         self._arena_lost = self.may_lose_arena = False
+        self.check()
         if self._shards > 1:
             self._place(self.daemon.starts)
+
+    def check(self) -> None:
+        """Check all invariants of the arena."""
+        self.world.seam.run(None, self._arena.check)
+
+    def steadiness(self) -> tuple[object, ...]:
+        """What changes whenever the daemon pauses, or cannot write."""
+        disk, reaper = self.world.disk, self.daemon.reaper
+        troubled = disk.full or bool(disk.troubles) or (reaper is None or bool(reaper.wal.errno))
+        paused = (self.daemon.starts, self.daemon.freezes, self.world.machine.suspended_ns)
+        return (*paused, disk.failed, troubled or self.daemon.frozen)
+
+    def named_again(self, steadiness: tuple[object, ...]) -> None:
+        """The daemon had time to name its arena files again, unless it paused."""
+        if steadiness == self.steadiness() and not steadiness[-1]:
+            self.may_lose_arena = False
 
     def _place(self, start: int) -> None:
         """Give birth to the namespace in a shard, as the process that runs the deployment does."""
@@ -384,14 +401,19 @@ class Cell:
             self.world.schedule.after(0, self.at_durable_answer)
             self.at_durable_answer = None
 
-    def ask(self, client: int, name: str) -> None:
-        """Ask for a key."""
-        call = self.oracle.issue(Call("get", name, self.durable(client)))
+    def ask(self, client: int, name: str, *, healed: bool = False) -> None:
+        """Ask for a key. `healed`: nothing can prevent the answer."""
+        starts, call = (
+            self.daemon.starts,
+            self.oracle.issue(Call("get", name, self.durable(client))),
+        )
 
         def report(question: Any) -> None:
             try:
                 found = question.outcome()
-            except PurgatorydError:
+            except PurgatorydError as error:
+                if healed and starts == self.daemon.starts:
+                    raise Violation(f"{name}: no answer though all is well: {error}") from error
                 self.judge(call, IN_DOUBT, 0, 0)
                 return
             if found is None:
@@ -440,6 +462,7 @@ class Cell:
         for number in range(CLIENTS):
             self.begin_client(number)
         until(lambda: all(not c.unsettled for c in self.clients), "all calls have an outcome")
+        until(lambda: all(c.served for c in self.clients), "all clients have a session")
         self.resume()
         self._set(park_beyond_ns=0)
         self._set(quota_timers=0)
@@ -465,7 +488,7 @@ class Cell:
         for number in range(CLIENTS):
             for name in self.keys_of(number):
                 if not self.oracle.key(name).calls:
-                    self.ask(number, name)
+                    self.ask(number, name, healed=True)
         until(
             lambda: not any(key.calls for key in self.oracle.keys.values()),
             "all keys were asked for",
@@ -523,6 +546,7 @@ class Cell:
         until = self.world.until
         until(self._all_ended, "all operations have an outcome")
         self.oracle.finish()
+        self.check()
         for client in self.clients:
             client.close()
         until(lambda: all(client.closed for client in self.clients), "all sessions ended")

@@ -291,6 +291,11 @@ class SimulatedClient:
         return self.alive and self.core.session.welcome is not None
 
     @property
+    def served(self) -> bool:
+        """True while it has a session."""
+        return self.core.session.state is State.OPEN
+
+    @property
     def resumable(self) -> bool:
         """True while a later process can take its operations over."""
         session = self.core.session

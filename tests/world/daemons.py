@@ -164,7 +164,7 @@ class SimulatedDaemon:
         self.pids: set[int] = set()
         """Running client processes of this machine."""
         self.frozen = False
-        self.starts = 0
+        self.starts = self.freezes = 0
         self.recoveries = 0
         """Starts after a kill."""
         self._recovers = False
@@ -307,6 +307,7 @@ class SimulatedDaemon:
         if self.alive:
             assert self.transport is not None
             self.frozen = self.transport.frozen = True
+            self.freezes += 1
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -154,18 +154,18 @@ class SimulatedDisk(Disk):
         self.troubles.clear()
         self.full, self.short_writes = False, 0
 
-    def rot(self, folder: Path, number: int, place: float) -> bool:
-        """Change a byte of one of a folder's files. False if there is none."""
+    def rot(self, folder: Path, number: int, place: float) -> str | None:
+        """Change a byte of one of a folder's files. Returns its name; None if there is none."""
         names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
         files = [self.folder(folder).now[name] for name in names]
         files = [file for file in files if file.medium and not file.dirty]
         if not files:
-            return False
+            return None
         file = files[number % len(files)]
         at = int(place * len(file.medium))
         file.medium[at] ^= 1
         file.now[at] ^= 1
-        return True
+        return next(name for name in names if self.folder(folder).now[name] is file)
 
     def empty(self, folder: Path) -> None:
         """Remove all files of a folder for good."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,15 @@ from pathlib import Path
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
+from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
 from world.cell import Cell
 from world.disk import Trouble
 from world.network import Disturbance
-from world.script import CLIENTS, MS, RESUMER
+from world.script import CLIENTS, MS, RESUMER, S
 from world.world import FAR_NS
+
+NAMED_AGAIN_NS = 5 * S
+"""After so long without a pause a daemon has given its arena files their names again."""
 
 
 def _count(cell: Cell, kind: str) -> None:
@@ -172,10 +176,25 @@ def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
 
 
 def rot(cell: Cell, file: int, byte: float) -> None:
-    """Change a byte of a WAL file on the medium."""
-    if cell.world.disk.rot(Path(cell.daemon.config.wal_dir) / cell.daemon.config.name, file, byte):
-        cell.rotten = True
+    """Change a byte of a WAL file on the medium. Before the newest snapshot it costs nothing."""
+    directory = Path(cell.daemon.config.wal_dir) / cell.daemon.config.name
+    disk = cell.world.disk
+    needed = _needed(disk.folder(directory).now)
+    rotten = disk.rot(directory, file, byte)
+    if rotten is not None:
+        cell.rotten |= rotten in needed
         _count(cell, "disk")
+
+
+def _needed(names: Iterable[str]) -> set[str]:
+    """The newest snapshot, and the segments that have records since."""
+    by_kind: dict[str, list[str]] = {SEGMENT: [], SNAPSHOT: []}
+    for name in sorted(names):
+        by_kind.get(Path(name).suffix, []).append(name)
+    newest = by_kind[SNAPSHOT][-1:]
+    begin = newest[0].removesuffix(SNAPSHOT) if newest else ""
+    older = sum(name.removesuffix(SEGMENT) <= begin for name in by_kind[SEGMENT][1:])
+    return {*newest, *by_kind[SEGMENT][older:]}
 
 
 # ---- the machine -------------------------------------------------------------------------------
@@ -207,6 +226,8 @@ def lose_name(cell: Cell, private: bool) -> None:
     if cell.daemon.alive:
         _count(cell, "name")
         cell.may_lose_arena = True
+        steady = cell.steadiness()
+        cell.world.schedule.after(NAMED_AGAIN_NS, partial(cell.named_again, steady))
         paths = cell.daemon.paths
         (MOUNT / (paths.private if private else paths.arena)[1:]).unlink(missing_ok=True)
 

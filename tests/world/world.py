@@ -29,6 +29,8 @@ from world.script import MS, S, Script, Step
 from world.seam import CrossedLibrary, Seam
 
 BEGIN_NS = 10**13
+CHECK_STEPS = 50
+"""Steps from one check of the arenas to the next."""
 FAR_NS = 4000 * S
 """Later than every deadline."""
 PATCHED: tuple[Any, ...] = (arena, wal, recovery)
@@ -104,10 +106,17 @@ class World:
         """Run the script, then let everything come to its end. Raises Violation."""
         for cell in self.cells:
             cell.begin()
-        for step in self.script.steps:
+        for number, step in enumerate(self.script.steps):
             self.pass_time(step.wait_ns)
             self.do(step)
+            if number % CHECK_STEPS == 0:
+                self._check()
         self.finish()
+
+    def _check(self) -> None:
+        for cell in self.cells:
+            if cell.daemon.reaper is not None:
+                cell.check()
 
     def do(self, step: Step) -> None:
         """Do one step."""
