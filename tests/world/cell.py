@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from world.world import World
 
 NAMESPACE = "n"
+SESSION_GRACE_NS = 60 * S
 RESTART_NS = 200 * MS
 """From the end of a daemon's process to the next start, as a supervisor does it."""
 FORCED_AFTER = 3
@@ -97,8 +98,9 @@ class Cell:
         """Operations of ended processes that a later process is to hear of."""
         self.at_durable_answer: Callable[[], None] | None = None
         """Planned for the moment at which a client gets one."""
-        self.dropped = False
-        """Whether an operator dropped a session of RESUMER."""
+        self.dropped: set[int] = set()
+        """Clients of which an operator dropped a session."""
+        self._finishing = False
         self.restarts = True
         """Whether a daemon that ended is started again."""
         self.may_lose_arena = self.rotten = self.draining = False
@@ -169,8 +171,15 @@ class Cell:
             boot_offset_ns=world.script.setting.boot_offsets_ns[number],
             resume=self._resume_of(number),
         )  # fmt: skip
+        client.on_expired(partial(self._session_lost, number, self.oracle.moment()))
         self.daemon.pids.add(client.host.pid)
         return client
+
+    def _session_lost(self, number: int, began: int) -> None:
+        """A session of a client's process is gone. That has a reason."""
+        reason = self.oracle.cut > began or number in self.dropped or self._finishing
+        if not reason and self.world.machine.suspended_ns < SESSION_GRACE_NS - 10 * S:
+            raise Violation(f"client {number} has lost its session without a reason")
 
     def _resume_of(self, number: int) -> Resume | None:
         if not self.world.script.setting.resumes or number != RESUMER:
@@ -227,7 +236,7 @@ class Cell:
             self.daemon.processes.end(one.host.pid)
         for name in self.keys_of(number):
             self.oracle.doubt(name, self.now_ns())
-        if one.resumable and not self.dropped:
+        if one.resumable and number not in self.dropped:
             mine = self.operations[number]
             self.inherited |= {o.key for o, real in mine if o.ticket and not real.done}
         self.operations[number] = []
@@ -454,7 +463,7 @@ class Cell:
 
     def finish(self) -> None:
         """Let everything come to its end. Raises Violation."""
-        until = self.world.until
+        until, self._finishing = self.world.until, True
         until(lambda: self.daemon.alive, "the daemon serves")
         if self.daemon.reaper is not None and self.daemon.reaper.wal.errno:
             self.daemon.stop()

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AnyCondition
@@ -269,6 +270,17 @@ class SimulatedClient:
             report(asked[0])
 
         self._begin(work())
+
+    def on_expired(self, report: Callable[[], None]) -> None:
+        """Call `report` whenever the daemon says that a session is gone."""
+        session = self.core.session
+        expire = session._expire
+
+        def expired(batch: Batch) -> None:
+            report()
+            expire(batch)
+
+        session._expire = expired  # type: ignore[method-assign, assignment]
 
     # ---- its process ---------------------------------------------------------------------------
 

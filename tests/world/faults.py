@@ -17,6 +17,7 @@ from world.network import Disturbance
 from world.script import CLIENTS, MS, RESUMER, S
 from world.world import FAR_NS
 
+AGAIN_NS = 5 * MS
 NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
 
@@ -85,15 +86,27 @@ def reuse_pid(cell: Cell, client: int) -> None:
         cell.begin_client(client)
 
 
-def drop_session(cell: Cell, client: int) -> None:
-    """An operator ends a client's session."""
+def drop_session(cell: Cell, client: int, late_ns: int) -> None:
+    """An operator ends a client's session. `late_ns`: the next messages are late, and its next
+    session is ended, too."""
     session = cell.clients[client].core.session.id
     if cell.clients[client].alive and session:
         _count(cell, "client")
+        cell.dropped.add(client)
         if client == RESUMER:
-            cell.dropped = True
             cell.inherited.clear()
+        if late_ns:
+            disturb(cell, client, "delay", 3, late_ns)
+            cell.world.schedule.after(AGAIN_NS, partial(drop_session, cell, client, 0))
         cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
+
+
+def lose_answer(cell: Cell, client: int) -> None:
+    """Lose the next message, break the connection, and end the session: what is sent again finds
+    no session, and may have been applied."""
+    disturb(cell, client, "lose", 1, 0)
+    cell.world.schedule.after(AGAIN_NS, partial(break_, cell, client))
+    cell.world.schedule.after(AGAIN_NS, partial(drop_session, cell, client, 0))
 
 
 def kill_daemon(cell: Cell, calls: int) -> None:
@@ -256,7 +269,7 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__.rstrip("_"): function
     for function in (
         disturb, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
-        reuse_pid, drop_session, kill_daemon, freeze_daemon, stop_daemon, drain, kill_snapshot,
+        reuse_pid, drop_session, lose_answer, kill_daemon, freeze_daemon, stop_daemon, drain, kill_snapshot,
         disk, disk_full, short_write, slow_disk, rot, power_cut, lose_name, step_wall, drift,
         suspend,
     )

@@ -28,6 +28,8 @@ CHANGES = (
 IN_DOUBT = -1
 """Status of a call without an answer."""
 FOREVER_NS = 2**63
+ROUNDING_NS = 2_000
+"""How much a deadline may be rounded when it is carried over a reboot."""
 LATE_NS = 1_000_000
 """How much the wall clock may be behind the boot clock when a wall deadline is judged."""
 
@@ -62,6 +64,8 @@ class Timer:
     durable: bool = False
     shaky: bool = False
     """A power cut may have undone it, and its ticket may be another timer's."""
+    exact: bool = False
+    """An answer named its deadline."""
     parked: bool = False
     """It fires once it was unparked."""
     fired: set[int] = field(default_factory=set)
@@ -73,6 +77,12 @@ class Timer:
             self.earliest_ns = min(self.earliest_ns, self.deadline_ns)
             self.durable_ns = min(self.durable_ns, self.deadline_ns)
             self.deadline_ns = deadline_ns
+
+    @property
+    def deadlines_ns(self) -> tuple[int, int]:
+        """The earliest and the latest one that it may have."""
+        earliest_ns = min(self.deadline_ns, self.earliest_ns, self.durable_ns)
+        return earliest_ns - self.slack_ns, self.deadline_ns + self.slack_ns
 
     def due(self, now_ns: int) -> bool:
         """True if it may have fired by then. The wall clock decides when a wall deadline is."""
@@ -333,7 +343,7 @@ class Oracle:
         elif status in ARMED:
             self._armed(call, key, status, ticket, deadline_ns, now_ns)
         elif status in (Status.EXISTS, Status.FOUND):
-            self._same(call, key, ticket, 0)
+            self._same(call, key, ticket, deadline_ns)
         elif status == Status.CANCELLED:
             self._cancelled(call, key, ticket)
         elif status in (Status.FIRED, Status.UNKNOWN):
@@ -362,26 +372,33 @@ class Oracle:
             free = None in key.states or any(state.due(now_ns) for state in armed)
             self._require(free, call, f"added, but a timer is armed: {armed}")
         if status in (Status.KEPT, Status.EXTENDED):
-            self._same(call, key, ticket, deadline_ns if status == Status.EXTENDED else 0)
+            extended = status == Status.EXTENDED
+            for one in self._same(call, key, ticket, deadline_ns, extended=extended):
+                one.extend(deadline_ns if extended else 0)
             return
         if status == Status.REPLACED:
             self._require(armed, call, "replaced, but no timer is armed")
             if len(key.states) == 1 and not armed[0].due(now_ns):
                 armed[0].ended = "replaced"
-        timer.ticket, timer.deadline_ns = ticket, deadline_ns
+        timer.ticket, timer.deadline_ns, timer.exact = ticket, deadline_ns, True
         key.become([timer])
 
-    def _same(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> list[Timer]:
-        """The answer names the timer that is armed."""
+    def _same(
+        self, call: Call, key: Key, ticket: int, deadline_ns: int, *, extended: bool = False
+    ) -> list[Timer]:
+        """The answer names the timer that is armed, and its deadline."""
         named = self._named(call, key, ticket)
-        for timer in named:
-            timer.extend(deadline_ns)
+        if len(named) == 1 and named[0].exact and named[0].wall_ns is None and not extended:
+            low_ns, high_ns = named[0].deadlines_ns
+            same = low_ns - ROUNDING_NS <= deadline_ns <= high_ns + ROUNDING_NS
+            self._require(same, call, f"has the deadline {deadline_ns}: {named[0]}")
         key.become(named)
         return named
 
     def _parked(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> None:
         """A timer is parked. If several may be, the deadline tells which."""
-        named = self._same(call, key, ticket, 0)
+        named = self._named(call, key, ticket)
+        key.become(named)
         near = [
             one for one in named if abs(one.deadline_ns - deadline_ns) <= one.slack_ns + LATE_NS
         ]

@@ -212,7 +212,10 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     ),
     "freeze_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
     "kill_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
-    "drop_session": (1, _client),
+    "lose_answer": (1, _client),
+    "drop_session": (
+        2, lambda rng: {**_client(rng), "late_ns": rng.choice([0, rng.randrange(S)])}
+    ),
     "freeze_subscriber": (
         3, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_span(rng)}
     ),
