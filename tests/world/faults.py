@@ -269,8 +269,8 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__.rstrip("_"): function
     for function in (
         disturb, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
-        reuse_pid, drop_session, lose_answer, kill_daemon, freeze_daemon, stop_daemon, drain, kill_snapshot,
-        disk, disk_full, short_write, slow_disk, rot, power_cut, lose_name, step_wall, drift,
-        suspend,
+        reuse_pid, drop_session, lose_answer, kill_daemon, freeze_daemon, stop_daemon, drain,
+        kill_snapshot, disk, disk_full, short_write, slow_disk, rot, power_cut, lose_name,
+        step_wall, drift, suspend,
     )
 }  # fmt: skip
