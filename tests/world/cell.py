@@ -171,7 +171,8 @@ class Cell:
             boot_offset_ns=world.script.setting.boot_offsets_ns[number],
             resume=self._resume_of(number),
         )  # fmt: skip
-        client.on_expired(partial(self._session_lost, number, self.oracle.moment()))
+        client.begun = self.oracle.moment()
+        client.on_expired(partial(self._session_lost, number, client.begun))
         self.daemon.pids.add(client.host.pid)
         return client
 
@@ -236,7 +237,8 @@ class Cell:
             self.daemon.processes.end(one.host.pid)
         for name in self.keys_of(number):
             self.oracle.doubt(name, self.now_ns())
-        if one.resumable and number not in self.dropped:
+        lasts = one.begun > self.oracle.cut and number not in self.dropped
+        if one.resumable and lasts:
             mine = self.operations[number]
             self.inherited |= {o.key for o, real in mine if o.ticket and not real.done}
         self.operations[number] = []
@@ -269,6 +271,8 @@ class Cell:
             if not self._arena_lost:  # a name was removed, and then the daemon was killed
                 self.lose_arena(memory=False)
             self.oracle.recovered(self.world.wrong_ns(self))
+            if self.rotten:  # damage at the end looks like a torn write
+                self.oracle.forced()
         self._arena_lost = self.may_lose_arena = False
         self.check()
         if self._shards > 1:

@@ -101,6 +101,8 @@ class SimulatedClient:
         self.host = SimulatedHost(machine, machine.next_pid(), boot_offset_ns)
         self.ends: list[End] = []
         self.alive, self.frozen = True, False
+        self.begun = 0
+        """Moment at which the process began."""
         self.errors = 0
         self._network = network
         self._uid = uid
