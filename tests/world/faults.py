@@ -248,6 +248,8 @@ def lose_name(cell: Cell, private: bool) -> None:
 def step_wall(cell: Cell, by_ns: int) -> None:
     """Set the wall clock."""
     _count(cell, "clock")
+    for one in cell.world.cells:
+        one.oracle.wall_steps(cell.world.machine.wall_ns(cell.world.schedule.now_ns))
     cell.world.wall_is_wrong(abs(by_ns))
     cell.world.machine.step_wall(by_ns)
 

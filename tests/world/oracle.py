@@ -56,6 +56,8 @@ class Timer:
     durable_ns: int = FOREVER_NS
     """Deadline before an extension that is not durable."""
     wall_ns: int | None = None
+    reached: bool = False
+    """The wall clock has reached its deadline, whatever it says later."""
     slack_ns: int = 0
     """How much earlier a reboot may have moved the deadline, because the wall clock was wrong."""
     ended: str = ""
@@ -486,9 +488,14 @@ class Oracle:
     def judge_wall(self, payload: bytes, wall_ns: int) -> None:
         """A timer that follows the wall clock has fired at this wall time."""
         timer = self.timers.get(payload)
-        if timer is not None and timer.wall_ns is not None:
+        if timer is not None and timer.wall_ns is not None and not timer.reached:
             early = wall_ns + LATE_NS < timer.wall_ns
             self._require(not early, timer, f"fired at wall time {wall_ns}")
+
+    def wall_steps(self, wall_ns: int) -> None:
+        """The wall clock has been as late as this, and may be moved back."""
+        for timer in self.timers.values():
+            timer.reached |= timer.wall_ns is not None and timer.wall_ns <= wall_ns + LATE_NS
 
     def publishing(self, payload: bytes) -> None:
         """A notice without a timer is about to be published."""
