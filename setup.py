@@ -1,13 +1,47 @@
 """What pyproject.toml cannot say: the C core, and one wheel for Python 3.11 and later."""
 
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 if sys.platform != "linux":
     raise SystemExit(f"purgatoryd runs on Linux only; this is {sys.platform}.")
 
+
+class BuildChanged(build_ext):
+    """Compiles on all CPUs, and only the files that changed since their object was made."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile each file by itself, then link."""
+        shared = [
+            Path("setup.py"),
+            *(path for path in map(Path, ext.depends) if path.suffix == ".h"),
+        ]
+        shared_s = max(path.stat().st_mtime for path in shared)
+
+        def compiled(source: str) -> str:
+            (name,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
+            changed_s, made = max(shared_s, Path(source).stat().st_mtime), Path(name)
+            if self.force or not made.exists() or made.stat().st_mtime <= changed_s:
+                self.compiler.compile(
+                    [source], output_dir=self.build_temp, macros=ext.define_macros,
+                    include_dirs=ext.include_dirs, extra_postargs=ext.extra_compile_args,
+                    debug=self.debug,
+                )  # fmt: skip
+            return str(name)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ext.extra_objects = [*pool.map(compiled, ext.sources)]
+        ext.sources = []
+        super().build_extension(ext)
+
+
 setup(
     cffi_modules=["shm_layout/build_core.py:ffibuilder"],
+    cmdclass={"build_ext": BuildChanged},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )
