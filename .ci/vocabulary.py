@@ -5,9 +5,11 @@ vocabulary.toml lists them. Prints each line that holds one, with the word to us
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -16,6 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
+STAMP = ROOT / "build" / "vocabulary.stamp"
+"""Its time is when the last run without a finding began."""
 SKIPPED = (
     ".ci/vocabulary.toml", "LICENSE", "docs/names.md", "docs/img/*", "src/purgatoryd/*",
     "tests/fuzz/corpus/*", "tests/stored/*.xz", "benchmarks/results/*",
@@ -57,20 +61,22 @@ def entries() -> list[Entry]:
     return [Entry(fields) for fields in tomllib.loads(LIST.read_text())["word"]]
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Path and text of each tracked file that people read."""
+def texts(since_s: float = 0) -> Iterator[tuple[str, str]]:
+    """Path and text of each tracked file that people read, if it changed since then."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
     for path in listed.splitlines():
-        if not any(fnmatch(path, pattern) for pattern in SKIPPED) and (ROOT / path).is_file():
+        if any(fnmatch(path, pattern) for pattern in SKIPPED) or not (ROOT / path).is_file():
+            continue
+        if (ROOT / path).stat().st_mtime >= since_s:
             yield path, (ROOT / path).read_text()
 
 
-def violations() -> Iterator[str]:
-    """A line for each place that holds a replaced word."""
+def violations(since_s: float = 0) -> Iterator[str]:
+    """A line for each place that holds a replaced word, in files that changed since then."""
     words = entries()
-    for path, text in texts():
+    for path, text in texts(since_s):
         mine = [word for word in words if word.concerns(path)]
         for word in mine:
             if word.is_in(path):
@@ -82,9 +88,15 @@ def violations() -> Iterator[str]:
 
 
 def main() -> int:
-    """Print what is found; 1 if there is any."""
-    found = list(violations())
+    """Print what is found in files that changed since a run found nothing; 1 if there is any."""
+    began_s, clean_s = time.time(), STAMP.stat().st_mtime if STAMP.exists() else 0
+    rules_s = max(path.stat().st_mtime for path in (LIST, Path(__file__)))
+    found = list(violations(clean_s if rules_s < clean_s else 0))
     print(*found, sep="\n", end="\n" if found else "")
+    if not found:
+        STAMP.parent.mkdir(exist_ok=True)
+        STAMP.touch()
+        os.utime(STAMP, (began_s, began_s))
     return bool(found)
 
 
