@@ -8,6 +8,7 @@ ROUNDS ?= 40
 VENV   := .venv
 BIN    := $(VENV)/bin
 CPUS   := $(shell nproc)
+WORKERS ?= $(shell expr $(CPUS) + 1)
 
 CORE_C  := $(sort $(wildcard shm_layout/*.c))
 CORE_H  := $(sort $(wildcard shm_layout/*.h))
@@ -32,10 +33,11 @@ SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
 LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
+HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
+.PHONY: help build run report check test test-all crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,26 +47,55 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: build/core.stamp ## make .venv, install the package in it, compile the C core
+build: build/core.stamp ## make .venv, install the package in it, compile the C core and all C tests
+	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(HARNESSES)
 
-run: build ## the main job: the flights of 2013 through the daemon (4 minutes at most)
+run: build/core.stamp ## the main job: the flights of 2013 through the daemon (4 minutes at most)
 	$(BIN)/python -m examples.flights --keep build/run
 
 # Without what `make run` left, a run without the load makes it.
-report: build ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
+report: build/core.stamp ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
 	@test -d build/run/ledgers -a -d build/run/wal/year || $(BIN)/python -m examples.flights --day --year --keep build/run
 	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --wal-dir build/run/wal --lake build/run/lake || exit 1; done
 	$(BIN)/purgatoryd pipeline report --wal-dir build/run/wal --ledger build/run/ledgers --lake build/run/lake --out build/report.html
 
-test: test-c test-python ## C tests under ASan and UBSan, then all Python tests
+# ---- tests ----------------------------------------------------------------------------
+# docs/development.md describes the tiers. C tests, tests of Spark and all others run at the same
+# time; the output of the first two comes at their end. ABOVE=test leaves out what `make test`
+# contains. ARGS="tests/test_wire.py -k round" runs pytest with these arguments instead.
 
-test-c: ## C tests alone, with the corpus of every fuzz target; as many at once as there are CPUs
-	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target \
-		$(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run)
+check: lint ## seconds: lint, C tests, models and parsing
+test: ## minutes: everything that guards a promise, once; contains make check's tests
+test-all: ## a quarter of an hour: contains make test; faults, containers, clusters, packaging, wide parameters
+check: export HYPOTHESIS_PROFILE ?= quick
+check test test-all: build
+ifdef ARGS
+	$(BIN)/python -m pytest $(ARGS)
+else
+	@mkdir -p build/tests && rm -f build/tests/*
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going TIER=$(@:test-%=%) \
+		$(if $(ABOVE),,tests-of-c) tests-of-spark tests-of-others; code=$$?; \
+		$(BIN)/python tests/support/costs.py build/tests/*.costs; exit $$code
+endif
 
+.PHONY: tests-of-c tests-of-spark tests-of-others
+PYTEST = $(BIN)/python -m pytest --quiet --tier=$(TIER) $(ABOVE:%=--above=%) $(CPU_LIMIT:%=--cpu-limit=%) --costs=build/tests/$@.costs
+
+AT_END = >build/tests/$@.log 2>&1; code=$$?; cat build/tests/$@.log; exit $$code
+
+tests-of-c:
+	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run) $(AT_END)
+tests-of-spark:
+	@$(PYTEST) tests/spark $(AT_END)
+tests-of-others:
+	@$(PYTEST) tests --ignore=tests/spark --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder
+
+# C tests under ASan and UBSan, and each fuzz target with its corpus.
 .PHONY: $(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run)
+# A tenth of the simulated power cuts is enough between two edits.
+build/sanitize/tests/test_group_commit.run: SHORTER = $(if $(filter check,$(TIER)),30)
 $(SAN_TESTS:%=%.run): build/sanitize/tests/%.run: build/sanitize/tests/%
-	@echo $< && $<
+	@echo $< && $< $(SHORTER)
 $(SAN_FUZZ:%=%.run): build/sanitize/fuzz/%.run: build/sanitize/fuzz/%
 	@echo $< && $< tests/fuzz/corpus/$*/*
 
@@ -83,28 +114,13 @@ build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
 	@mkdir -p build/fuzz/corpus/decoders
 	$(BIN)/python tests/fuzz/guided.py $(call fuzzing,decoders)
 
-# Those of Spark in parallel with all others: either kind waits for long while the other one could work. What
-# Spark's said is shown at their end.
-test-python: build build/crash/crash build/crash/stores ## Python tests alone; with ARGS="...", which goes to pytest, in one process
-ifdef ARGS
-	$(BIN)/python -m pytest $(ARGS)
-else
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going build/tests-of-spark build/tests-of-others
-endif
-
-.PHONY: build/tests-of-spark build/tests-of-others
-build/tests-of-spark:
-	@$(BIN)/python -m pytest -m spark >$@.log 2>&1; code=$$?; cat $@.log; exit $$code
-build/tests-of-others:
-	@$(BIN)/python -m pytest -m "not spark"
-
 soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its WAL, too
 	PYTHONPATH=tests/support $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
 
 # ROUNDS of the harness: fixtures that each operation is killed in, times four shapes; ten times as
 # many where only stores are looked at. CUTS of power on a simulated disk: seeds with five each.
 crash-test: CUTS ?= 5000
-crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test_group_commit ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
+crash-test: build ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
 	$(BIN)/python tests/crash/record.py crash.json build/crash/crash $(ROUNDS) 1 30
 	$(BIN)/python tests/crash/record.py crash_stores.json build/crash/stores $(ROUNDS)0 1001 30
 	$(BIN)/python tests/crash/mutate.py --write
@@ -117,7 +133,7 @@ world: SEEDS ?= $(or $(SEED),1-1000)
 world: build ## simulated worlds under the oracle: SEEDS=1-1000 counts faults; SEED=7 replays one, with STEPS=3,17 of it alone
 	PYTHONPATH=tests $(BIN)/python -m world $(SEEDS) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
 
-lint: build $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
+lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -25,19 +25,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+pytest_plugins = "tiers", "costs", "scheduling"
+
 DAEMONS = pytest.StashKey[list[Daemon]]()
 """The daemons that a test started."""
 
 # A shell has what runs in its background ignore SIGINT, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what `make test-python` runs apart: tests in the Spark session, and those that share
-    with them what takes long to make."""
-    for item in items:
-        if {"spark", "flight_runs"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker("spark")
 
 
 @pytest.hookimpl(wrapper=True)

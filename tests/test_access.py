@@ -48,6 +48,8 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, Message, Status, WireError
 from purgatoryd.shm_layout.paths import daemon_paths
 
+pytestmark = pytest.mark.tier("all")
+
 ALICE, BOB = 61001, 61002  # uids that no user database knows
 SHM = Path("/dev/shm")
 
@@ -83,6 +85,7 @@ def may_open(path: Path, flags: int) -> bool:
 # ---- files -----------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_modes_of_all_that_a_daemon_makes(daemon: StartDaemon) -> None:
     real = daemon()
     paths = real.paths
@@ -235,6 +238,7 @@ def hears_a_notice() -> bool:
         return event == zmq.Event.HANDSHAKE_SUCCEEDED
 
 
+@pytest.mark.tier("test")
 def test_only_allowed_uids_may_connect(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo", "--allow-uid", str(ALICE), "--allow-uid", "61009")
     assert as_member(real, ALICE, add_one) == "ADDED"
@@ -310,6 +314,7 @@ def admin_calls() -> list[str]:
     return found
 
 
+@pytest.mark.tier("test")
 def test_administration_is_for_admins(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo", "--clock", "virtual", "--admin-uid", str(BOB))
     assert as_member(real, ALICE, admin_calls) == ["DENIED"] * 4
@@ -389,6 +394,7 @@ def test_bytes_that_are_no_settings_are_refused(daemon: StartDaemon) -> None:
 # ---- owners and quotas through the clients -------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_an_owned_namespace_is_denied_to_others(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon()
     with Admin("demo") as admin:
@@ -450,6 +456,7 @@ def test_operations_per_second_of_every_uid(daemon: StartDaemon) -> None:
     assert answer.statuses == [Status.ADDED] * 3 + [Status.QUOTA] * 2
 
 
+@pytest.mark.tier("test")
 def test_quotas_of_every_uid(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo", "--quota-timers", "2", "--quota-bytes", "1K", "--accounts", "7")
 
@@ -545,6 +552,7 @@ def test_a_link_to_a_socket_is_left_alone(daemon_dir: Path, daemon: StartDaemon)
     assert (daemon_dir / "elsewhere").is_socket()
 
 
+@pytest.mark.tier("test")
 def test_a_socket_that_another_process_serves_is_left_alone(
     daemon_dir: Path, daemon: StartDaemon
 ) -> None:
@@ -569,6 +577,7 @@ def test_a_socket_of_another_user_is_left_alone(daemon_dir: Path, daemon: StartD
     assert identity(path) == before
 
 
+@pytest.mark.tier("test")
 def test_the_sockets_of_a_dead_daemon_are_taken_over(daemon: StartDaemon) -> None:
     real = daemon()
     with Client("demo") as client:
@@ -644,6 +653,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+@pytest.mark.tier("test")
 def test_of_ten_starts_at_once_one_wins(daemon_dir: Path) -> None:
     racers = [begin(daemon_dir) for _ in range(10)]
     try:

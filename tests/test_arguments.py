@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon
+from tiers import wide
 
 from purgatoryd.clients import (
     Admin,
@@ -43,6 +44,8 @@ from purgatoryd.clients import (
     When,
 )
 from purgatoryd.clients.bulk import BulkResult, MergedResult
+
+pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 BULK_LOAD = bytes(range(16))
@@ -160,7 +163,9 @@ def tried(call: Callable[[], object], tried_call: object) -> None:
         ) from error
 
 
-@pytest.mark.parametrize("cls", [Client, Purgatory, PartitionedClient])
+@pytest.mark.costly("60 bad values for each argument of each call")
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("cls", [Client, wide(Purgatory), wide(PartitionedClient)])
 def test_a_bad_argument_of_a_client_packs_nothing(daemon: StartDaemon, cls: type[Any]) -> None:
     daemon("demo", "--capacity", "100000")
     calls = {Client: CLIENT_CALLS, Purgatory: PURGATORY_CALLS}.get(cls, PARTITIONED_CALLS)
@@ -175,7 +180,9 @@ def test_a_bad_argument_of_a_client_packs_nothing(daemon: StartDaemon, cls: type
             assert client.cancel(key) is CancelResult.CANCELLED, tried_call
 
 
-@pytest.mark.parametrize("cls", [AsyncClient, AsyncPurgatory, AsyncPartitionedClient])
+@pytest.mark.costly("60 bad values for each argument of each call")
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("cls", [wide(AsyncClient), AsyncPurgatory, wide(AsyncPartitionedClient)])
 def test_a_bad_argument_of_an_async_client_packs_nothing(
     daemon: StartDaemon, cls: type[Any]
 ) -> None:
@@ -203,6 +210,7 @@ def test_a_bad_argument_of_an_async_client_packs_nothing(
     asyncio.run(scenario())
 
 
+@pytest.mark.tier("test")
 def test_a_bad_argument_of_an_admin_sends_nothing(daemon: StartDaemon) -> None:
     daemon("demo", "--clock", "virtual")
     with Admin("demo", timeout=PATIENCE_S) as admin:
@@ -238,6 +246,7 @@ def constructors() -> list[type[Any]]:
             AsyncClient, AsyncPurgatory, AsyncSubscriber, AsyncPartitionedClient]  # fmt: skip
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("cls", constructors())
 def test_bad_arguments_of_constructors(daemon: StartDaemon, tmp_path: Path, cls: type[Any]) -> None:
     daemon("demo")

@@ -12,6 +12,8 @@ from purgatory_driver import ALL, Key, Owner, Purgatory
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import Status
 
+pytestmark = pytest.mark.tier("check")
+
 HOUR_NS = 3600 * 10**9
 
 

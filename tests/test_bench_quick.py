@@ -6,9 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.tier("all")
+
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "bench_purgatory.py"
 
 
+@pytest.mark.tier("all")
 def test_all_designs_agree_with_the_prediction() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--quick"], capture_output=True, text=True, check=False

@@ -17,6 +17,8 @@ from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidKey, InvalidPayload, InvalidRows, InvalidTime
 from purgatoryd.shm_layout.layout import ClockKind, TimeKind
 
+pytestmark = pytest.mark.tier("check")
+
 MAX_NS = 2**63 - 1
 BAD_TIMES: list[dict[str, Any]] = [
     {},

@@ -28,6 +28,8 @@ from purgatoryd.shm_layout.layout import (
     WireError,
 )
 
+pytestmark = pytest.mark.tier("check")
+
 MS = 10**6
 SECOND_NS = 10**9
 BLOCK: int = lib.PG_BULK_LOAD_BLOCK_ROWS

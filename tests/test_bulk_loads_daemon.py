@@ -29,6 +29,8 @@ from purgatoryd.clients import (
     Subscriber,
 )
 
+pytestmark = pytest.mark.tier("all")
+
 FAR_S = 3600.0
 Rows = list[tuple[str, float]]
 
@@ -53,6 +55,7 @@ def command(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.tier("test")
 def test_a_bulk_load_that_is_repeated_after_its_timers_fired_and_a_kill(
     daemon: StartDaemon,
 ) -> None:
@@ -102,6 +105,7 @@ def test_a_bulk_load_in_a_durable_namespace_survives_a_reboot(
     assert stats(running)["live"] == 4910
 
 
+@pytest.mark.tier("test")
 def test_a_bulk_load_goes_on_where_it_was_cut_off(daemon: StartDaemon) -> None:
     running, bulk_load = daemon(), uuid4().bytes
     with client() as first:

@@ -35,6 +35,8 @@ from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExp
 from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Message, PutMode, Status, WireError
 
+pytestmark = pytest.mark.tier("check")
+
 HOUR_NS, HOUR_S = 3_600 * 10**9, 3600.0
 SMALL = ("--wal-buffer-bytes", "4M")
 
@@ -332,6 +334,7 @@ def stalled(daemon: StartDaemon, tmp_path: Path) -> Iterator[Stalled]:
     one.go_on()
 
 
+@pytest.mark.tier("test")
 def test_packed_calls_of_several_threads_keep_their_order(stalled: Stalled) -> None:
     """Each add succeeds only if its key is free, and each cancel finds the add before it."""
     adds, cancels = list[object](), list[object]()
@@ -357,6 +360,7 @@ def test_packed_calls_of_several_threads_keep_their_order(stalled: Stalled) -> N
         client.flush()
 
 
+@pytest.mark.tier("all")
 def test_bulk_calls_wait_until_the_daemon_is_not_busy(stalled: Stalled) -> None:
     rows = [(f"k{n % 500}", HOUR_S, "t", n.to_bytes(4, "little") * 1000) for n in range(2000)]
     with Client("demo", timeout=PATIENCE_S) as client:
@@ -394,6 +398,7 @@ class TimeFlies(Host):
         return super().monotonic_s() + self._leapt_s
 
 
+@pytest.mark.tier("test")
 def test_a_call_that_stays_busy_says_which_rows_are_not_done(stalled: Stalled) -> None:
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()
@@ -424,6 +429,7 @@ def test_a_call_that_stays_busy_says_which_rows_are_not_done(stalled: Stalled) -
         assert [client.get(key) for key, *_ in rows] == [None] * 300
 
 
+@pytest.mark.tier("all")
 def test_the_asyncio_client_sends_busy_calls_again(stalled: Stalled) -> None:
     async def run() -> None:
         async with AsyncClient("demo", timeout=PATIENCE_S) as client:

@@ -24,6 +24,7 @@ import pytest
 from interrupts import EFFECTS, HOUR_S, Interrupt, Interrupted, run
 from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon
+from tiers import sample, wide
 
 from purgatoryd import clients
 from purgatoryd.clients import (
@@ -32,6 +33,7 @@ from purgatoryd.clients import (
     BulkResult,
     CancelResult,
     Client,
+    DaemonUnreachable,
     Notice,
     PurgatorydError,
     Status,
@@ -40,6 +42,8 @@ from purgatoryd.clients import (
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
 from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
+
+pytestmark = pytest.mark.tier("all")
 
 T = TypeVar("T")
 Call = Callable[[int], Coroutine[Any, Any, Any]]
@@ -119,6 +123,7 @@ ADDS: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", ADDS)
 def test_a_cancelled_add_is_complete_or_was_never_sent(daemon: StartDaemon, name: str) -> None:
     daemon("demo", "--capacity", "100000")
@@ -172,9 +177,14 @@ WAITS = ("flush", "settle")
 """The calls of a client with partitions that only wait."""
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("cls", "name"),
-    [(AsyncPurgatory, name) for name in CALLS] + [(AsyncPartitionedClient, name) for name in WAITS],
+    sample(
+        [(AsyncPurgatory, name) for name in CALLS]
+        + [(AsyncPartitionedClient, name) for name in WAITS],
+        {(AsyncPurgatory, "flush"), (AsyncPurgatory, "AsyncHandle.result")},
+    ),
 )
 def test_a_client_works_after_a_cancelled_call(
     daemon: StartDaemon, cls: type[Any], name: str
@@ -209,10 +219,14 @@ async def outcome_of(client: Any, handle: Any) -> Any:
     return await handle
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("cls", "name"),
-    [(AsyncPurgatory, name) for name in EFFECTS]
-    + [(AsyncPartitionedClient, name) for name in PARTITIONED],
+    sample(
+        [(AsyncPurgatory, name) for name in EFFECTS]
+        + [(AsyncPartitionedClient, name) for name in PARTITIONED],
+        {(AsyncPurgatory, "cancel"), (AsyncPurgatory, "advance_many")},
+    ),
 )
 def test_a_cancelled_call_has_a_handle_or_no_effect(
     daemon: StartDaemon, cls: type[Any], name: str
@@ -266,7 +280,8 @@ WATCHES: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WATCHES)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("name", sample(WATCHES, {"watch"}))
 def test_a_cancelled_watch_is_armed_with_a_handle_or_not_at_all(
     daemon: StartDaemon, name: str
 ) -> None:
@@ -463,8 +478,9 @@ def test_a_client_without_connect_works_after_a_cancelled_first_call(daemon: Sta
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("iterate", [False, True])
-@pytest.mark.parametrize("topics", [None, ["t"]])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("iterate", [False, wide(True)])
+@pytest.mark.parametrize("topics", [wide(None), ["t"]])
 def test_a_cancelled_subscriber_returns_each_notice_once(
     daemon: StartDaemon, topics: list[str] | None, iterate: bool
 ) -> None:
@@ -514,6 +530,7 @@ class InCallback(Interrupt):
         return self._trace if outer is None else super()._trace(frame, event, argument)
 
 
+@pytest.mark.tier("test")
 def test_calls_end_after_an_exception_in_a_callback_of_the_loop(daemon: StartDaemon) -> None:
     daemon("demo")
     for number in itertools.count(step=2):
@@ -552,6 +569,7 @@ TRIED: dict[type, set[str]] = {
 """Calls that the tests above cancel."""
 
 
+@pytest.mark.tier("test")
 def test_every_public_call_that_waits_is_cancelled() -> None:
     exported = [name for name in clients.__all__ if name.startswith("Async")]
     assert {getattr(clients, name) for name in exported} == TRIED.keys()

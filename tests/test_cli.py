@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 import pytest
 from click.testing import CliRunner
 from command_line import BASE, answer, cli
-from pyspark.errors import PySparkException
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.cli import api, reference
@@ -30,13 +28,13 @@ from purgatoryd.cli.exits import (
     Exit,
     errors_as_exit_codes,
     exit_of,
-    unreadable,
-    unwritable,
 )
 from purgatoryd.cli.options import visible
 from purgatoryd.shm_layout import errors
 from purgatoryd.shm_layout.files import write_durably
 from purgatoryd.shm_layout.layout import EVENTS_TOPIC
+
+pytestmark = pytest.mark.tier("check")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -66,6 +64,7 @@ class Listener:
         return [json.loads(line) for line in out.splitlines()], self.process.returncode
 
 
+@pytest.mark.tier("test")
 def test_a_timer_from_add_to_notice(demo: Daemon) -> None:
     listener = Listener(demo, "--topic", "orders", "--count", "1")
     added = answer(
@@ -79,6 +78,7 @@ def test_a_timer_from_add_to_notice(demo: Daemon) -> None:
     assert notice["fired_boot_ns"] >= notice["deadline_boot_ns"] == added["deadline_boot_ns"]
 
 
+@pytest.mark.tier("all")
 def test_add_get_cancel(demo: Daemon) -> None:
     added = answer(demo, "add", "k", "--deadline", "2199-01-01T00:00:00Z", "-n", "shop")
     assert added["status"] == "ADDED"
@@ -89,6 +89,7 @@ def test_add_get_cancel(demo: Daemon) -> None:
     assert answer(demo, "cancel", "k", "-n", "shop", code=Exit.NEGATIVE)["result"] == "UNKNOWN"
 
 
+@pytest.mark.tier("all")
 def test_cancel_too_late_says_fired(demo: Daemon) -> None:
     listener = Listener(demo, "--count", "1")
     cli(demo, "add", "k", "--delay", "-5s")
@@ -96,6 +97,7 @@ def test_cancel_too_late_says_fired(demo: Daemon) -> None:
     assert answer(demo, "cancel", "k", code=Exit.NEGATIVE)["result"] == "FIRED"
 
 
+@pytest.mark.tier("all")
 def test_cancel_of_several_keys_answers_each(demo: Daemon) -> None:
     cli(demo, "add", "a", "--delay", "1h")
     done = cli(demo, "cancel", "a", "b")
@@ -103,6 +105,7 @@ def test_cancel_of_several_keys_answers_each(demo: Daemon) -> None:
     assert done.returncode == Exit.NEGATIVE
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("kind", "key"), [("hex", "00ff"), ("uuid", "12345678-1234-5678-1234-567812345678")]
 )
@@ -114,12 +117,14 @@ def test_keys_that_are_no_text(kind: str, key: str, demo: Daemon) -> None:
     assert answer(demo, "cancel", key, "--key-type", kind)["result"] == "CANCELLED"
 
 
+@pytest.mark.tier("all")
 def test_payload_from_stdin(demo: Daemon) -> None:
     done = cli(demo, "add", "k", "--delay", "1h", "--payload-file", "-", stdin="from a pipe")
     assert done.returncode == Exit.DONE, done.stderr
     assert answer(demo, "get", "k")["payload"] == "from a pipe"
 
 
+@pytest.mark.tier("all")
 def test_list_filters(demo: Daemon) -> None:
     for key in ("order:1", "order:2", "mail:1"):
         cli(demo, "add", key, "--delay", "1h", "-n", "shop")
@@ -129,6 +134,7 @@ def test_list_filters(demo: Daemon) -> None:
     assert cli(demo, "list", "-n", "elsewhere").stdout == ""
 
 
+@pytest.mark.tier("all")
 def test_stats_count_what_happened(demo: Daemon) -> None:
     cli(demo, "add", "k", "--delay", "1h", "--topic", "t")
     figures = answer(demo, "stats")
@@ -140,6 +146,7 @@ def test_stats_count_what_happened(demo: Daemon) -> None:
     assert shown.index("timers") < shown.index("live") < shown.index("purgatory")
 
 
+@pytest.mark.tier("all")
 def test_refusals_keep_their_figures(demo: Daemon) -> None:
     cli(demo, "add", "k", "--delay", "1h")
     done = cli(demo, "add", "k", "--delay", "1h", "--json")
@@ -148,6 +155,7 @@ def test_refusals_keep_their_figures(demo: Daemon) -> None:
     assert answer(demo, "add", "k", "--delay", "2h", "--mode", "replace")["status"] == "REPLACED"
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -168,12 +176,14 @@ def test_usage_errors_say_the_bound(args: list[str], said: str, demo: Daemon) ->
     assert said in done.stderr
 
 
+@pytest.mark.tier("all")
 def test_usage_errors_are_json_where_that_was_asked_for(demo: Daemon) -> None:
     done = cli(demo, "add", "k", "--delay", "1h", "--colour", "red", "--json")
     assert done.returncode == Exit.USAGE
     assert json.loads(done.stderr)["error"] == "NoSuchOption"
 
 
+@pytest.mark.tier("all")
 def test_reading_commands_need_no_daemon(demo: Daemon) -> None:
     cli(demo, "add", "k", "--delay", "1h")
     demo.stop()
@@ -183,6 +193,7 @@ def test_reading_commands_need_no_daemon(demo: Daemon) -> None:
     assert cli(demo, "get", "k", "--timeout", "0.1").returncode == Exit.NO_DAEMON
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "command",
     ["get k --timeout 0.1", "cancel k --timeout 0.1", "add k --delay 1s --timeout 0.1",
@@ -196,12 +207,14 @@ def test_no_daemon_has_its_exit_code(command: str, daemon_dir: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.tier("all")
 def test_stop_returns_when_the_process_has_ended(demo: Daemon) -> None:
     assert answer(demo, "stop") == {"stopped": "demo", "pid": demo.pid, "armed": 0}
     assert demo.process.wait(0) == 0
     assert cli(demo, "stop").returncode == Exit.NO_DAEMON
 
 
+@pytest.mark.tier("test")
 def test_stop_that_drains_waits_for_what_is_armed(demo: Daemon) -> None:
     cli(demo, "add", "k", "--delay", "300ms")
     assert answer(demo, "stop", "--drain", "--timeout", "30")["armed"] == 0
@@ -209,6 +222,7 @@ def test_stop_that_drains_waits_for_what_is_armed(demo: Daemon) -> None:
     assert answer(demo, "stats")["expiries"] == 1
 
 
+@pytest.mark.tier("all")
 def test_stop_that_could_not_drain_in_time_keeps_the_rest(demo: Daemon) -> None:
     cli(demo, "add", "k", "--delay", "1h")
     done = cli(demo, "stop", "--drain", "--timeout", "0.1", "--json")
@@ -229,6 +243,7 @@ def draining(demo: Daemon) -> subprocess.Popen[bytes]:
     return waiting
 
 
+@pytest.mark.tier("all")
 def test_a_drain_that_is_interrupted_is_given_up(demo: Daemon) -> None:
     waiting = draining(demo)
     waiting.send_signal(signal.SIGINT)
@@ -236,6 +251,7 @@ def test_a_drain_that_is_interrupted_is_given_up(demo: Daemon) -> None:
     assert cli(demo, "add", "y", "--delay", "1h").returncode == Exit.DONE
 
 
+@pytest.mark.tier("all")
 def test_a_drain_whose_command_is_gone_is_given_up_on_demand(demo: Daemon) -> None:
     waiting = draining(demo)
     waiting.kill()
@@ -246,17 +262,20 @@ def test_a_drain_whose_command_is_gone_is_given_up_on_demand(demo: Daemon) -> No
     assert demo.running
 
 
+@pytest.mark.tier("all")
 def test_stop_of_a_killed_daemon_finds_none(demo: Daemon) -> None:
     demo.kill()
     assert cli(demo, "stop").returncode == Exit.NO_DAEMON
 
 
+@pytest.mark.tier("all")
 def test_second_daemon_of_a_name_is_refused(demo: Daemon) -> None:
     done = cli(demo, "run")
     assert done.returncode == Exit.UNUSABLE
     assert f"process {demo.pid}" in done.stderr
 
 
+@pytest.mark.tier("all")
 def test_listen_ends_on_silence_and_on_interrupt(demo: Daemon) -> None:
     assert Listener(demo, "--idle", "0.05").result() == ([], Exit.NEGATIVE)
     listener = Listener(demo)
@@ -264,6 +283,7 @@ def test_listen_ends_on_silence_and_on_interrupt(demo: Daemon) -> None:
     assert listener.result() == ([], Exit.INTERRUPTED)
 
 
+@pytest.mark.tier("all")
 def test_socket_path_too_long_is_one_sentence(tmp_path: Path) -> None:
     env = os.environ | {"PURGATORYD_DIR": str(tmp_path / ("d" * 100))}
     done = subprocess.run([*BASE, "run"], env=env, capture_output=True, text=True)
@@ -272,6 +292,7 @@ def test_socket_path_too_long_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.tier("all")
 def test_help_imports_neither_daemon_nor_clients() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from purgatoryd.cli.app import app\n"
@@ -309,13 +330,6 @@ def test_what_the_machine_refuses_is_no_bug(
         (tmp_path / "gone").read_bytes()
 
 
-def test_nor_is_it_where_spark_met_it() -> None:
-    said = "Job aborted: java.io.IOException: file:/lake/silver/x.parquet (Read-only file system)"
-    reported = unwritable(PySparkException(said))
-    assert str(reported) == "/lake/silver/x.parquet: Read-only file system"
-    assert unwritable(PySparkException("Job aborted: out of memory")) is None
-
-
 def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
     lake = daemon_dir / "file"
     lake.touch()
@@ -325,24 +339,6 @@ def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == code, done.output
         assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("said", "detail"),
-    [
-        ("[PATH_NOT_FOUND] Path does not exist: file:{plain}. SQLSTATE: 42K03", "is gone"),
-        ("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file://{url}.  SQLSTATE: "
-         "KD001\n\tat org.apache", "cannot be read"),
-        ("java.lang.RuntimeException: file:{plain} is not a Parquet file. Expected magic number",
-         "cannot be read"),
-    ],
-)  # fmt: skip
-def test_a_file_that_spark_could_not_read_is_named_whole(said: str, detail: str) -> None:
-    plain = "/lakes, old/it's/x.parquet"
-    reported = unreadable(
-        PySparkException(said.format(plain=plain, url=quote(plain, safe="/,'()")))
-    )
-    assert str(reported) == f"{plain}: {detail}"
 
 
 def test_page_of_the_python_interface_is_current() -> None:
@@ -362,6 +358,7 @@ def test_control_characters_never_reach_the_terminal() -> None:
     assert visible("a\nb\x1b[31m café") == "a\\nb\\x1b[31m café"
 
 
+@pytest.mark.tier("all")
 def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
     reported = answer(
         demo, "namespace", "set", "shop", "--owner", "1001", "--quota-bytes", "4K",
@@ -378,6 +375,7 @@ def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
     assert answer(demo, "namespace", "ls")["bytes"] == 32
 
 
+@pytest.mark.tier("all")
 def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     real = daemon("demo", "--quota-timers", "5")
     cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
@@ -388,6 +386,7 @@ def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     assert "uids" in cli(real, "stats").stdout
 
 
+@pytest.mark.tier("all")
 def test_what_an_owner_and_a_quota_refuse(demo: Daemon) -> None:
     cli(demo, "namespace", "set", "shop", "--owner", "1001")
     cli(demo, "namespace", "set", "small", "--quota-timers", "1")
@@ -404,6 +403,7 @@ def test_what_an_owner_and_a_quota_refuse(demo: Daemon) -> None:
     assert (reported["error"], reported["limit"], reported["used"]) == ("QuotaExceeded", 1, 1)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "arguments",
     [("--owner", "nobody"), ("--owner", "-1"), ("--quota-ops", "1000000001"),
@@ -453,6 +453,7 @@ def watching(demo: Daemon, *args: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+@pytest.mark.tier("test")
 def test_an_operation_from_the_command_line(demo: Daemon) -> None:
     with watching(demo, "write", "r-1=40", "r-2=40", "r-3=40", "--need", "2") as process:
         assert answer(demo, "fail", "r-1", "7") == {"key": "r-1", "ended": 0}
@@ -468,6 +469,7 @@ def test_an_operation_from_the_command_line(demo: Daemon) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.tier("all")
 def test_condition_and_owner_of_an_operation_are_shown(demo: Daemon) -> None:
     with watching(demo, "write", "r-1=40", "r-2=40", "--need", "1") as process:
         cli(demo, "advance", "r-1", "7")
@@ -491,6 +493,7 @@ def test_condition_and_owner_of_an_operation_are_shown(demo: Daemon) -> None:
         process.communicate(timeout=PATIENCE_S)
 
 
+@pytest.mark.tier("test")
 def test_watch_says_how_it_ended_by_its_exit_code(demo: Daemon) -> None:
     with watching(demo, "write", "k") as process:
         assert cli(demo, "fail", "k", "9").stdout == "ended 1\n"
@@ -505,6 +508,7 @@ def test_watch_says_how_it_ended_by_its_exit_code(demo: Daemon) -> None:
     assert failed.stdout.endswith("error 9, missing: k, failed: k\n")
 
 
+@pytest.mark.tier("all")
 def test_watermarks_are_listed_until_they_are_forgotten(demo: Daemon) -> None:
     long = "long" * 20
     for key in ("short", long):
@@ -531,6 +535,7 @@ def test_watermarks_are_listed_until_they_are_forgotten(demo: Daemon) -> None:
     assert not cli(demo, "watermarks", "-n", "other").stdout
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "args",
     [

@@ -16,6 +16,8 @@ from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, Client
 
+pytestmark = pytest.mark.tier("all")
+
 BASE = [sys.executable, "-m", "purgatoryd.cli"]
 HOSTILE = "a\x1b[2Jb\nc\u202ed[red]e"
 SHOWN = r"a\x1b[2Jb\nc\u202ed[red]e"
@@ -59,6 +61,7 @@ def test_json_has_names_as_they_are(demo: Daemon) -> None:
     assert (record["key"], record["namespace"], record["topic"]) == (HOSTILE,) * 3
 
 
+@pytest.mark.tier("test")
 def test_a_parked_timer_is_listed_as_parked(daemon: StartDaemon, tmp_path: Path) -> None:
     demo = daemon("demo", "--wal-dir", str(tmp_path))
     with Admin("demo") as admin:

@@ -19,6 +19,8 @@ from purgatoryd.cli.settings import FLAG_OF, variable
 from purgatoryd.daemon.config import BOUNDS, DEFAULTS, Config
 from purgatoryd.shm_layout.errors import InvalidName, InvalidSetting
 
+pytestmark = pytest.mark.tier("check")
+
 
 @pytest.fixture(autouse=True)
 def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, remove_arena_files
+from tiers import wide
 
 from purgatoryd.clients import (
     Admin,
@@ -49,6 +50,8 @@ from purgatoryd.clients import (
 )
 from purgatoryd.clients.subscriber import Inbox
 from purgatoryd.shm_layout.arena import Reader
+
+pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 MAX_NS = 2**63 - 1
@@ -150,6 +153,7 @@ def test_keys_of_different_types_are_different_timers(client: Client) -> None:
         assert found.key == key
 
 
+@pytest.mark.tier("test")
 def test_a_ticket_guards_a_cancel(client: Client) -> None:
     first = client.add("k", delay=HOUR_S)
     second = client.add("k", delay=HOUR_S, mode="replace")
@@ -211,6 +215,7 @@ def test_bad_arguments_change_nothing(client: Client) -> None:
 # ---- packed calls ------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_packed_calls_resolve_through_their_handles(client: Client) -> None:
     handles = [client.add(f"k{i}", delay=HOUR_S, wait=False) for i in range(3000)]
     tickets = [handle.result().ticket for handle in handles]
@@ -248,6 +253,7 @@ def test_flush_raises_for_refusals_that_nobody_collected(client: Client) -> None
     client.flush()
 
 
+@pytest.mark.tier("test")
 def test_threads_share_a_client(client: Client) -> None:
     def work(number: int) -> None:
         for i in range(100):
@@ -393,7 +399,8 @@ def test_ping_and_stop(real: Daemon) -> None:
 # ---- restarts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("end", [wide("stop"), "kill"])
 def test_calls_go_on_after_a_restart(client: Client, real: Daemon, end: str) -> None:
     for i in range(500):
         client.add(f"before{i}", delay=HOUR_S, wait=False)
@@ -474,6 +481,7 @@ def test_only_the_chosen_topics_and_namespace(client: Client) -> None:
         assert {n.key for n in take(every, 4)} == {"a", "b", "c", "d"}
 
 
+@pytest.mark.tier("test")
 def test_high_water_mark_of_ten_loses_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,6 +502,7 @@ def test_high_water_mark_of_ten_loses_nothing(
     assert replays, "nothing was dropped: the test proves nothing"
 
 
+@pytest.mark.tier("test")
 def test_what_was_missed_while_disconnected_is_recovered(client: Client, real: Daemon) -> None:
     with listen("t") as subscriber:
         client.add_many([(f"a{i}", 0, "t") for i in range(10)])
@@ -502,6 +511,7 @@ def test_what_was_missed_while_disconnected_is_recovered(client: Client, real: D
         assert [n.seq for n in take(subscriber, 2)] == [11, 12]
 
 
+@pytest.mark.tier("test")
 def test_a_subscriber_that_was_overtaken_receives_the_range(daemon: StartDaemon) -> None:
     real = daemon("demo", "--replay-buffer", "1024")
     rows = [(f"k{i}", 0, "t") for i in range(5000)]
@@ -575,6 +585,7 @@ def test_two_subscribers_and_iteration(client: Client) -> None:
 # ---- asyncio -------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_async_client_and_subscriber(real: Daemon) -> None:
     async def scenario() -> list[object]:
         async with (

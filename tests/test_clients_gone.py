@@ -45,6 +45,8 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import WireError
 from purgatoryd.shm_layout.wire import SessionInfo
 
+pytestmark = pytest.mark.tier("all")
+
 NEVER_S = 1e6
 """A timeout that no test reaches, because refusals come at once."""
 
@@ -108,6 +110,7 @@ def sessions_of(pid: int) -> list[SessionInfo]:
         return [info for info in admin.sessions() if info.pid == pid]
 
 
+@pytest.mark.tier("test")
 def test_killed_clients_free_their_sessions_at_once(daemon: StartDaemon) -> None:
     daemon("demo", "--sessions", "140")
     opens = (
@@ -148,6 +151,7 @@ def test_outcomes_of_killed_owners_are_freed(daemon: StartDaemon) -> None:
         assert {*result.statuses} == {Status.ADDED}
 
 
+@pytest.mark.tier("test")
 def test_each_freed_outcome_has_a_record_in_the_wal(daemon: StartDaemon, daemon_dir: Path) -> None:
     wal = daemon_dir / "wal"
     real = daemon("demo", "--wal-dir", str(wal))
@@ -571,6 +575,7 @@ def resumed(key: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.tier("test")
 def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
     daemon: StartDaemon,
 ) -> None:

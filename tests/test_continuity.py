@@ -17,6 +17,8 @@ from purgatoryd.pipeline.continuity import (
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Manifest
 from purgatoryd.shm_layout.errors import LakeBroken
 
+pytestmark = pytest.mark.tier("check")
+
 
 def arena(
     name: str, first: int, last: int, table: str = BRONZE, at: int = 0, wal: str = ""

@@ -16,6 +16,8 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind
 
+pytestmark = pytest.mark.tier("check")
+
 SECOND_NS = 10**9
 MS = 10**6
 

@@ -14,6 +14,8 @@ from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Message, Op, PutMode, Status, TimeKind, WireError
 
+pytestmark = pytest.mark.tier("check")
+
 MINUTE_NS = 60 * SECOND_NS
 
 

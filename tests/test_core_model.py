@@ -23,6 +23,8 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import Cause, PutMode, Status, TimeKind
 
+pytestmark = pytest.mark.tier("check")
+
 GRANULE = lib.PG_GRANULE
 TICKET_MAX = lib.PG_TICKET_SHARD - 1
 STEP_NS = 2_000_000
@@ -749,7 +751,7 @@ def scribble(core: Core, seed: int) -> None:
     core.metrics.live = core.metrics.live_wall = core.metrics.blob_bytes = rng.getrandbits(64)
 
 
-TestCore = CoreMachine.TestCase
+TestCore = pytest.mark.costly("200 programs of 40 random steps")(CoreMachine.TestCase)
 TestCore.settings = effort(200, 5000)
 
 

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from machine import needs
+
+pytestmark = pytest.mark.tier("all")
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS, FIRST_SEED, DOUBLE_EVERY = 1, 1, 60
@@ -32,6 +35,8 @@ def test_a_kill_at_any_instruction_loses_and_doubles_nothing() -> None:
     assert {name for name, c in counts.items() if c["recoveries"] == 0} <= silent
 
 
+@pytest.mark.costly("eight thousand recoveries")
+@pytest.mark.tier("test")
 def test_a_kill_before_any_store_loses_and_doubles_nothing() -> None:
     needs("cc")
     subprocess.run(["make", "--silent", "build/crash/stores"], cwd=ROOT, check=True)
@@ -53,6 +58,7 @@ def test_mutants_are_caught() -> None:
     assert " replay_buffer.c:" in run.stdout
 
 
+@pytest.mark.tier("test")
 def test_kills_at_random_under_load_lose_and_double_nothing() -> None:
     script = str(ROOT / "tests" / "crash" / "soak.py")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}

@@ -40,6 +40,7 @@ from real_daemon import (
     sent,
     stats,
 )
+from tiers import sample
 
 from purgatoryd.clients import (
     Admin,
@@ -58,6 +59,8 @@ from purgatoryd.clients import (
 )
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.layout import WireError
+
+pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 SHM = Path("/dev/shm")
@@ -190,6 +193,7 @@ def finish(client: Client, topics: int) -> None:
 # ---- several at once -------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_the_ledger_of_workers_and_subscribers(
     daemon: StartDaemon, pool: ProcessPoolExecutor
 ) -> None:
@@ -238,6 +242,7 @@ def test_a_stopped_subscriber_with_a_low_mark_recovers_all(
     assert Counter(collected.keys) == Counter(keys)
 
 
+@pytest.mark.tier("test")
 def test_an_overtaken_subscriber_knows_exactly_what_it_lost(
     daemon: StartDaemon, pool: ProcessPoolExecutor
 ) -> None:
@@ -258,6 +263,7 @@ def test_an_overtaken_subscriber_knows_exactly_what_it_lost(
     assert sorted(lost + collected.seqs) == sorted(there)
 
 
+@pytest.mark.tier("test")
 def test_a_subscriber_is_live_once_it_is_made(daemon: StartDaemon) -> None:
     daemon()
     stop = threading.Event()
@@ -398,6 +404,7 @@ def test_a_delay_that_is_over_fires_at_once(delay_ns: int, daemon: StartDaemon) 
         assert client.batch(raw.cancel(b"k")).statuses == [raw.FIRED]
 
 
+@pytest.mark.tier("test")
 def test_a_wall_deadline_is_met_on_the_wall_clock(daemon: StartDaemon) -> None:
     daemon()
     with shop() as client, listen("t") as subscriber:
@@ -410,6 +417,7 @@ def test_a_wall_deadline_is_met_on_the_wall_clock(daemon: StartDaemon) -> None:
         assert at <= datetime.now(UTC)
 
 
+@pytest.mark.tier("test")
 def test_a_topic_is_ordered_by_deadline_from_tick_to_tick(daemon: StartDaemon) -> None:
     real = daemon()
     tick_ns = stats(real)["tick_ns"]
@@ -431,7 +439,8 @@ def test_a_topic_is_ordered_by_deadline_from_tick_to_tick(daemon: StartDaemon) -
 ENDS = {"a stop": Daemon.stop, "a kill": Daemon.kill}
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("end", sample(ENDS, {"a kill"}))
 def test_a_restart_keeps_what_was_acknowledged(end: str, daemon: StartDaemon) -> None:
     real = daemon()
     with Raw(real.paths.cmd) as client:
@@ -545,6 +554,7 @@ def real(daemon: StartDaemon) -> Daemon:
     return daemon()
 
 
+@pytest.mark.tier("test")
 def test_a_batch_is_applied_once(real: Daemon) -> None:
     with Raw(real.paths.cmd) as client:
         client.hello()
@@ -683,6 +693,7 @@ def bad_messages(session: int) -> dict[str, tuple[bytes, int]]:
     }  # fmt: skip
 
 
+@pytest.mark.tier("test")
 def test_every_bad_message_gets_its_error_and_changes_nothing(real: Daemon) -> None:
     with Raw(real.paths.cmd) as client, shop() as other:
         other.add("mine", delay=HOUR_S)
@@ -824,6 +835,7 @@ def test_messages_on_the_notice_socket_do_not_hold_up_the_loop(real: Daemon) -> 
 # ---- a stop that drains ------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_a_draining_daemon_arms_nothing_and_ends_when_nothing_is_armed(real: Daemon) -> None:
     with shop() as client, Admin("demo", timeout=PATIENCE_S) as admin:
         client.add("never", delay=HOUR_S, topic="t")
@@ -964,6 +976,7 @@ def trigger(watch_key: bytes) -> tuple[bytes, bytes]:
     return raw.record(5, len(watch_key), value=1), watch_key
 
 
+@pytest.mark.tier("test")
 def test_a_message_for_a_later_virtual_time_keeps_its_place(daemon: StartDaemon) -> None:
     """Messages of more than 1024 visits go on in the next iteration, and others wait behind."""
     real = daemon("demo", "--clock", "virtual", "--inbox", "10000")
@@ -1132,6 +1145,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.tier("test")
 def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Daemon) -> None:
     """Both arenas stand side by side for a moment."""
     with shop() as client:
@@ -1246,6 +1260,7 @@ def switches(pid: int) -> int:
     return sum(int(n) for (n,) in found)
 
 
+@pytest.mark.tier("test")
 def test_an_idle_daemon_sleeps(real: Daemon) -> None:
     with shop() as client:
         client.add_many([(f"k{i}", HOUR_S + i) for i in range(5000)])

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from faulty_device import FaultyDevice, faulty_device
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, refused, remove_arena_files
+from tiers import sample
 
 from purgatoryd.clients import Client, NotDurable, WalStopped
 from purgatoryd.daemon.wal import SNAPSHOT_ATTEMPTS, Wal
@@ -28,6 +29,8 @@ from purgatoryd.shm_layout import page_cache
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.files import write_durably
 from purgatoryd.shm_layout.wal import has_header, segments, snapshots, uuid_of
+
+pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 LARGE = 200_000
@@ -116,7 +119,8 @@ def start_after_reboot(real: Daemon, disk: FaultyDevice) -> None:
     real.start()
 
 
-@pytest.mark.parametrize(("call", "marker"), FAULTS)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(("call", "marker"), sample(FAULTS, FAULTS[:1]))
 def test_a_restart_and_a_reboot_after_a_failed_call(
     daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
 ) -> None:

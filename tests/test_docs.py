@@ -29,6 +29,8 @@ from real_daemon import PATIENCE_S, StartDaemon, clean_environment
 from purgatoryd.cli.app import app
 from purgatoryd.clients import Client
 
+pytestmark = pytest.mark.tier("check")
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -138,6 +140,7 @@ def kill_group(process: subprocess.Popen[str]) -> None:
         return
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 def test_python_runs(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path) -> None:
     for name in block.names:
@@ -150,6 +153,7 @@ def test_python_runs(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_pa
     run_block(block, command, tmp_path, fed=waits, endless=endless)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("block", commands(), ids=str)
 def test_commands_run(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path) -> None:
     for name in block.names if "purgatoryd run" not in block.text else ():
@@ -160,6 +164,7 @@ def test_commands_run(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_p
     run_block(block, command, tmp_path, fed=endless, endless=endless)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_settings_files_are_accepted(block: Block, tmp_path: Path) -> None:
     tomllib.loads(block.text)
@@ -169,6 +174,7 @@ def test_settings_files_are_accepted(block: Block, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.tier("check")
 def test_targets_of_make_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
@@ -176,6 +182,7 @@ def test_targets_of_make_exist() -> None:
         assert set(named) <= targets, page.name
 
 
+@pytest.mark.tier("check")
 def test_links_lead_somewhere() -> None:
     broken = [
         (page.name, target)

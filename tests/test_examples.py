@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from real_daemon import PATIENCE_S, StartDaemon, clean_environment
 
+pytestmark = pytest.mark.tier("all")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 STORIES = {

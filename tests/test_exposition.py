@@ -49,6 +49,8 @@ from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, 
 from purgatoryd.shm_layout.shards import ShardTable, write_table
 from purgatoryd.shm_layout.status_file import StatusFile, StatusRecord
 
+pytestmark = pytest.mark.tier("check")
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RULES = yaml.safe_load((DOCS / "monitoring" / "purgatoryd.rules.yml").read_text())
 CASES = Path(__file__).parent / "alerts.yml"
@@ -71,6 +73,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 # ---- the text --------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_a_daemon_is_reported_in_openmetrics(daemon: StartDaemon) -> None:
     used(daemon)
     done = CliRunner().invoke(app, ["metrics", "--name", "demo"], catch_exceptions=False)
@@ -146,6 +149,7 @@ def scraped(url: str) -> Samples:
         return parsed(answer.read().decode())
 
 
+@pytest.mark.tier("all")
 def test_the_endpoint_answers_for_a_daemon_that_hangs_and_for_none(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
@@ -185,6 +189,7 @@ def test_what_cannot_be_read_hides_no_other(
     assert readable() == {"demo": 0}
 
 
+@pytest.mark.tier("all")
 def test_an_arena_of_another_version_is_not_said_to_be_down(daemon: StartDaemon) -> None:
     one = daemon("demo")
     one.kill()
@@ -195,6 +200,7 @@ def test_an_arena_of_another_version_is_not_said_to_be_down(daemon: StartDaemon)
     assert names == {"purgatoryd_readable": 0}
 
 
+@pytest.mark.tier("all")
 def test_the_endpoint_follows_the_shards(daemon: StartDaemon, daemon_dir: Path) -> None:
     def ready(found: Samples) -> set[str]:
         return {dict(labels)["daemon"] for (name, labels), is_up in found.items()
@@ -229,6 +235,7 @@ def test_an_endpoint_for_others_has_any_name(daemon_dir: Path) -> None:
         assert asked(url.replace("0.0.0.0", "127.0.0.1"), "host.example") == 200
 
 
+@pytest.mark.tier("all")
 def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -> None:
     used(daemon)
     path = daemon_dir / "metrics"
@@ -333,6 +340,7 @@ def test_planned_waiting_alerts_nobody() -> None:
         assert ("stage_seconds" in rule["expr"]) == bool(stages)
 
 
+@pytest.mark.tier("all")
 def test_the_slow_alert_sees_all_that_a_daemon_owns_of_a_call(daemon: StartDaemon) -> None:
     """Each histogram that it asks for has counted what a client and a subscriber did."""
     used(daemon)

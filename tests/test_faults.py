@@ -25,6 +25,7 @@ from fault_driver import COMPLETE, EVERY, Fault, Victim, Walk, build_library, nu
 from machine import needs
 from raw_wire import Raw
 from real_daemon import Daemon, notices, remove_arena_files
+from tiers import wide
 
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
@@ -36,6 +37,8 @@ from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState, Message
 from purgatoryd.shm_layout.paths import Paths
+
+pytestmark = pytest.mark.tier("all")
 
 SIZES = (
     "--capacity", "100", "--payload-memory", "64K", "--replay-buffer", "64", "--topics", "8",
@@ -107,8 +110,10 @@ ABORTS = {
 CRASHES = {"malloc"}
 
 
-def each(faults: list[Fault]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fault", faults, ids=lambda f: f"{f.call}-{f.code}")
+def each(faults: list[Fault], *sample: Fault) -> pytest.MarkDecorator:
+    """Those of the sample are in `make test`."""
+    values = [fault if fault in sample else wide(fault) for fault in faults]
+    return pytest.mark.parametrize("fault", values, ids=lambda f: f"{f.call}-{f.code}")
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +239,7 @@ def known(paths: Paths) -> set[int]:
         reader.close()
 
 
+@pytest.mark.tier("test")
 def test_a_lock_without_memory_is_no_bug() -> None:
     with pytest.raises(SystemFailure) as caught, system_failures():
         raise RuntimeError("can't allocate read lock")
@@ -245,7 +251,13 @@ def test_a_lock_without_memory_is_no_bug() -> None:
 # ---- the start ---------------------------------------------------------------------------------
 
 
-@each(FAULTS + KILLS)
+@pytest.mark.tier("test")
+@each(
+    FAULTS + KILLS,
+    Fault("mmap64", "ENOMEM"),
+    Fault("posix_fallocate64", "ENOSPC"),
+    Fault("rename", "KILL"),
+)
 def test_the_start(fault: Fault, before: Before, shim: Path) -> None:
     """From the lock on, with other sizes: attach, rebuild, birth, migration, sockets."""
     hits = 0
@@ -276,7 +288,8 @@ def test_the_beginning_of_the_process(fault: Fault, before: Before, shim: Path) 
 # ---- work and the stop -------------------------------------------------------------------------
 
 
-@each([fault for fault in FAULTS if fault.call not in AT_THE_START])
+@pytest.mark.tier("test")
+@each([fault for fault in FAULTS if fault.call not in AT_THE_START], Fault("accept4", "EMFILE"))
 def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
     """From the ready line to the end of the process."""
     marker, hits = before.directory / "begin", 0
@@ -291,7 +304,8 @@ def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
     assert hits > 0 or fault.call in AT_TIMES, "never called"
 
 
-@each(WAL_FAULTS)
+@pytest.mark.tier("test")
+@each(WAL_FAULTS, Fault("pwrite", "ENOSPC"), Fault("fdatasync", "EIO"))
 def test_the_wal(fault: Fault, before: Before, shim: Path) -> None:
     """From the lock to the end of the process, on an arena that had no WAL before."""
     folder = before.directory / "wal"

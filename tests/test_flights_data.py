@@ -25,6 +25,8 @@ from examples.flights.events import (
 )
 from examples.flights.timebase import ATLANTIC_AIRPORTS, Instants, TimeBase, UnknownZone
 
+pytestmark = pytest.mark.tier("all")
+
 ROWS_IN_2013 = 336_776
 MINUTE_NS = 60_000_000_000
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tier("check")
+
 FUZZ = Path(__file__).resolve().parent / "fuzz"
 CORPUS = sorted((FUZZ / "corpus" / "decoders").iterdir())
 sys.path.insert(0, str(FUZZ))

@@ -9,6 +9,8 @@ import pytest
 
 from purgatoryd.shm_layout import layout
 
+pytestmark = pytest.mark.tier("check")
+
 
 def test_sizes_offsets_values_messages_and_files_are_the_golden_ones() -> None:
     assert golden.golden() == json.loads(golden.GOLDEN.read_text())

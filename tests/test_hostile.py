@@ -24,6 +24,7 @@ import zmq
 from attacker import ATTACKS, connect, frame, shake_hands
 from machine import needs
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
+from tiers import sample
 
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.daemon.admission_control import (
@@ -35,6 +36,8 @@ from purgatoryd.daemon.admission_control import (
     AdmissionControl,
 )
 from purgatoryd.daemon.listeners import SHUT_MAX, Listeners
+
+pytestmark = pytest.mark.tier("test")
 
 MIB = 2**20
 ACL = "system.posix_acl_access"
@@ -137,7 +140,7 @@ def honest(daemon: StartDaemon) -> Iterator[Honest]:
     one.close()
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", sample(ATTACKS, {"flood", "garbage", "many-connections"}))
 def test_nobody_else_is_harmed(honest: Honest, attack: str) -> None:
     reason = CUT_OFF.get(attack, "")
     with attacked(honest.daemon, attack) as attacker:

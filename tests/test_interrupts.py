@@ -40,6 +40,7 @@ from interrupts import (
 )
 from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon, eventually
+from tiers import sample, wide
 
 from purgatoryd import clients
 from purgatoryd.clients import (
@@ -63,6 +64,8 @@ from purgatoryd.clients import (
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import client_paths
 
+pytestmark = pytest.mark.tier("all")
+
 
 def works(client: Any, number: int) -> None:
     """Every result belongs to its call."""
@@ -73,7 +76,8 @@ def works(client: Any, number: int) -> None:
     assert client.cancel(key) is CancelResult.CANCELLED
 
 
-@pytest.mark.parametrize("name", ADDS)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("name", sample(ADDS, {"add", "add_many"}))
 def test_an_interrupted_add_is_known_or_in_doubt(daemon: StartDaemon, name: str) -> None:
     daemon("demo")
     doubts = 0
@@ -111,7 +115,8 @@ CALLS: dict[str, Step] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("name", sample(CALLS, {"flush", "Handle.result"}))
 def test_a_client_works_after_an_interrupt(daemon: StartDaemon, name: str) -> None:
     daemon("demo")
     with Purgatory("demo", timeout=PATIENCE_S) as client:
@@ -133,9 +138,14 @@ def outcome_of(client: Any, handle: Any) -> Any:
     return handle.result()
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("cls", "name"),
-    [(Purgatory, name) for name in EFFECTS] + [(PartitionedClient, name) for name in PARTITIONED],
+    sample(
+        [(Purgatory, name) for name in EFFECTS]
+        + [(PartitionedClient, name) for name in PARTITIONED],
+        {(Purgatory, "cancel"), (Purgatory, "advance_many")},
+    ),
 )
 def test_an_interrupted_call_has_a_handle_or_no_effect(
     daemon: StartDaemon, cls: type[Any], name: str
@@ -184,7 +194,8 @@ WATCHES: dict[str, Step] = {
 }
 
 
-@pytest.mark.parametrize("name", WATCHES)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("name", sample(WATCHES, {"watch"}))
 def test_an_interrupted_watch_is_armed_with_a_handle_or_not_at_all(
     daemon: StartDaemon, name: str
 ) -> None:
@@ -519,8 +530,9 @@ def test_an_interrupted_call_of_an_admin_outlasts_neither_close_nor_its_timeout(
 # ---- notices -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("iterate", [False, True])
-@pytest.mark.parametrize("topics", [None, ["t"]])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("iterate", [False, wide(True)])
+@pytest.mark.parametrize("topics", [wide(None), ["t"]])
 def test_an_interrupted_subscriber_returns_each_notice_once(
     daemon: StartDaemon, topics: list[str] | None, iterate: bool
 ) -> None:
@@ -583,6 +595,7 @@ def exported() -> Iterator[type]:
             yield cls
 
 
+@pytest.mark.tier("test")
 def test_every_public_call_is_interrupted() -> None:
     blocking = [cls for cls in exported() if not cls.__name__.startswith("Async")]
     assert {cls.__name__ for cls in blocking} == {cls.__name__ for cls in TRIED} | ELSEWHERE

@@ -28,6 +28,8 @@ from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.paths import client_paths
 
+pytestmark = pytest.mark.tier("all")
+
 HOUR_S = 3600.0
 SOME_UUID = UUID(int=7)
 
@@ -48,6 +50,7 @@ def uuid_of(name: str) -> str:
         reader.close()
 
 
+@pytest.mark.tier("test")
 def test_calls_are_noted_with_what_they_found(daemon: StartDaemon, tmp_path: Path) -> None:
     daemon("demo")
     with (

@@ -33,6 +33,7 @@ from real_daemon import (
     wal_entries,
 )
 from service_manager import Manager, fill, readable
+from tiers import wide
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -54,6 +55,8 @@ from purgatoryd.shm_layout.layout import (
 )
 from purgatoryd.shm_layout.status_file import Cause, StatusFile, StatusRecord
 from purgatoryd.shm_layout.wal import Contents
+
+pytestmark = pytest.mark.tier("check")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FULL = "--capacity", "10"
@@ -127,6 +130,7 @@ def condition(real: Daemon, *args: str) -> tuple[str, int]:
     return reported["condition"], code
 
 
+@pytest.mark.tier("test")
 def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
     real = daemon("demo")
     eventually(lambda: condition(real) == ("ready", Exit.DONE))
@@ -147,7 +151,8 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
     assert condition(real) == ("killed", Exit.NO_DAEMON)
 
 
-@pytest.mark.parametrize("args", [(), ("--shards", "2")], ids=["alone", "shards"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("args", [(), wide(("--shards", "2"))], ids=["alone", "shards"])
 def test_signals_that_come_again_do_not_kill_what_ends_cleanly(
     daemon: StartDaemon, args: tuple[str, ...]
 ) -> None:
@@ -157,6 +162,7 @@ def test_signals_that_come_again_do_not_kill_what_ends_cleanly(
     assert real.process.returncode == 0, real.stderr
 
 
+@pytest.mark.tier("all")
 def test_a_frozen_daemon_is_distinguished_from_a_killed_one(daemon: StartDaemon) -> None:
     real = daemon("demo")
     os.kill(real.pid, signal.SIGSTOP)
@@ -204,6 +210,7 @@ def test_no_daemon_at_all(daemon_dir: Path) -> None:
 # ---- degraded --------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: StartDaemon) -> None:
     real = daemon("demo", *FULL)
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
@@ -224,6 +231,7 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: Start
     assert "purgatoryd: degraded: nearly all slots are taken" in real.stderr
 
 
+@pytest.mark.tier("all")
 def test_a_late_reader_finds_each_move_since_the_first_start(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
@@ -258,6 +266,7 @@ def said(notice: wire.RawNotice | Contents) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.tier("all")
 def test_payloads_that_fill_the_memory_are_a_reason(daemon: StartDaemon) -> None:
     real = daemon("demo", "--payload-memory", "64K")
     with Client("demo") as client:
@@ -268,6 +277,7 @@ def test_payloads_that_fill_the_memory_are_a_reason(daemon: StartDaemon) -> None
 # ---- the service manager ---------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_a_manager_is_notified_when_the_daemon_is_ready_alive_and_at_its_end(
     manager: Manager, daemon: StartDaemon, daemon_dir: Path
 ) -> None:
@@ -293,6 +303,7 @@ def test_a_manager_is_notified_when_the_daemon_is_ready_alive_and_at_its_end(
         assert reader.header.heartbeat_boot_ns > reader.header.daemon_since_boot_ns
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_sleeps_again_after_it_read_its_settings(
     manager: Manager, daemon: StartDaemon
 ) -> None:
@@ -305,6 +316,7 @@ def test_a_daemon_sleeps_again_after_it_read_its_settings(
     assert stats(real)["wakeups"] - first["wakeups"] < 100
 
 
+@pytest.mark.tier("all")
 def test_an_answer_comes_after_the_reload_that_was_asked_for_before(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -326,6 +338,7 @@ def test_an_answer_comes_after_the_reload_that_was_asked_for_before(
             reader.close()
 
 
+@pytest.mark.tier("all")
 def test_the_next_start_asks_for_time_while_it_recovers(
     manager: Manager, daemon: StartDaemon
 ) -> None:
@@ -338,6 +351,7 @@ def test_the_next_start_asks_for_time_while_it_recovers(
     assert re.fullmatch(r"EXTEND_TIMEOUT_USEC=\d+", received[at - 1])
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("call", "doing"),
     [
@@ -430,6 +444,7 @@ def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: 
     assert "STOPPING=1" in received
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_tells_a_busy_manager_again(manager: Manager, daemon: StartDaemon) -> None:
     fill(manager)
     daemon("demo", env={"NOTIFY_SOCKET": manager.address})
@@ -451,6 +466,7 @@ def test_the_watchdog_of_another_process_is_not_fed() -> None:
     assert Supervisor.of({"WATCHDOG_USEC": "1000"}).watchdog_ns == 0
 
 
+@pytest.mark.tier("all")
 def test_a_manager_that_does_not_listen_stops_nobody(daemon: StartDaemon, daemon_dir: Path) -> None:
     real = daemon("demo", env={"NOTIFY_SOCKET": str(daemon_dir / "gone"), "WATCHDOG_USEC": "1000"})
     with Admin("demo") as admin:

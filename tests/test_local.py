@@ -25,6 +25,8 @@ from purgatoryd.clients import DelayedOperation, DelayedOperationPurgatory, loca
 from purgatoryd.shm_layout import wheel
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 
+pytestmark = pytest.mark.tier("check")
+
 SECOND_NS = 10**9
 
 

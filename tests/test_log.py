@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, stats
+from tiers import sample
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client
@@ -25,6 +26,8 @@ from purgatoryd.shm_layout.errors import ArenaError
 from purgatoryd.shm_layout.layout import DaemonState
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.status_file import StatusFile
+
+pytestmark = pytest.mark.tier("test")
 
 Stderr = tuple[int, Callable[[], None]]
 """A descriptor, and a function for its other end that runs once the daemon is ready."""
@@ -127,7 +130,7 @@ def provoke_a_line() -> None:
             client.add(str(key), delay=3600)
 
 
-@pytest.mark.parametrize("make", [*REFUSE, *STALL])
+@pytest.mark.parametrize("make", sample([*REFUSE, *STALL], [full_disk, full_pipe]))
 def test_a_log_without_a_reader_neither_ends_nor_freezes_the_daemon(
     make: Callable[[], Stderr], daemon_dir: Path
 ) -> None:

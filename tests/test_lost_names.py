@@ -27,6 +27,7 @@ from real_daemon import (
     stats,
 )
 from service_manager import Manager
+from tiers import wide
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -42,6 +43,8 @@ from purgatoryd.shm_layout import memory, shm, topology
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, paths_in
+
+pytestmark = pytest.mark.tier("all")
 
 BOTH = ("", ".private")
 
@@ -82,8 +85,9 @@ def status(real: Daemon) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("suffixes", [BOTH, ("",), (".private",)], ids=str)
-@pytest.mark.parametrize("wal", [False, True], ids=["without a WAL", "with a WAL"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("suffixes", [BOTH, wide(("",)), wide((".private",))], ids=str)
+@pytest.mark.parametrize("wal", [wide(False), True], ids=["without a WAL", "with a WAL"])
 def test_a_removed_arena_is_placed_again_and_outlives_the_daemon(
     suffixes: tuple[str, ...], *, wal: bool, daemon: StartDaemon
 ) -> None:
@@ -382,7 +386,8 @@ def test_each_portion_of_memory_that_is_placed_is_reported(
 # ---- sockets -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deployment", [False, True], ids=["a daemon", "a deployment"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("deployment", [False, wide(True)], ids=["a daemon", "a deployment"])
 def test_removed_sockets_are_bound_again_and_connections_stay(
     *, deployment: bool, daemon: StartDaemon
 ) -> None:
@@ -493,7 +498,8 @@ def test_a_shard_whose_arena_is_placed_again_is_not_restarted(daemon: StartDaemo
     assert os.path.exists(f"/proc/{pid}")
 
 
-@pytest.mark.parametrize("suffixes", [BOTH, ("",), (".private",)], ids=str)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("suffixes", [BOTH, wide(("",)), wide((".private",))], ids=str)
 @pytest.mark.parametrize("step", ["adopt", "retire", "replace", "settle"])
 def test_a_copy_that_did_not_take_the_place_goes(
     suffixes: tuple[str, ...], step: str, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tier("check")
+
 SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "check_machine.py"
 
 

@@ -27,6 +27,8 @@ from purgatoryd.shm_layout.errors import ArenaBroken, MessageRefused
 from purgatoryd.shm_layout.layout import Status, TimeKind
 from purgatoryd.shm_layout.merge import NamespaceStats, Route, merge, namespace_stats
 
+pytestmark = pytest.mark.tier("check")
+
 Placements = Mapping[bytes, tuple[int, ...]]
 
 TWO: Placements = {

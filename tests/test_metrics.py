@@ -38,6 +38,8 @@ from purgatoryd.shm_layout.metrics import (
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.wal import Walk, segments
 
+pytestmark = pytest.mark.tier("check")
+
 MS = 1_000_000
 NAMES = {name.lower() for name in Measured.__members__}
 
@@ -481,6 +483,7 @@ def metrics_of(daemon: Daemon) -> Iterator[Metrics]:
         reader.close()
 
 
+@pytest.mark.tier("test")
 def test_a_daemon_fills_every_histogram(daemon: StartDaemon) -> None:
     one = used(daemon)
     with metrics_of(one) as found:
@@ -499,6 +502,7 @@ def test_a_daemon_fills_every_histogram(daemon: StartDaemon) -> None:
     eventually(woken)
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_that_hangs_is_read(daemon: StartDaemon) -> None:
     one = used(daemon)
     os.kill(one.pid, signal.SIGSTOP)
@@ -509,6 +513,7 @@ def test_a_daemon_that_hangs_is_read(daemon: StartDaemon) -> None:
         os.kill(one.pid, signal.SIGCONT)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("settings", [(), ("--capacity", "777")], ids=["same", "other sizes"])
 def test_a_restart_goes_on_counting(daemon: StartDaemon, settings: tuple[str, ...]) -> None:
     one = used(daemon)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import machine
 import pytest
 
+pytestmark = pytest.mark.tier("check")
+
 
 @pytest.fixture(autouse=True)
 def lacking(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import RawOutcome
 
+pytestmark = pytest.mark.tier("check")
+
 TICKET, SLOT, VERSION = 7, 3, 2
 
 

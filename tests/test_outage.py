@@ -20,6 +20,7 @@ from purgatory_driver import Owner
 from raw_owner import DELAY_NS, Raw, put
 from raw_owner import trigger as record
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, stats
+from tiers import wide
 
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
 from purgatoryd.daemon.commands import Commands
@@ -31,6 +32,8 @@ from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Cause, Op, Status
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
+
+pytestmark = pytest.mark.tier("all")
 
 OPERATIONS = 50
 TIMEOUT_S = 4.0
@@ -73,7 +76,8 @@ def trigger(sender: Purgatory, key: str) -> None:
         sender.advance(key, 1)
 
 
-@pytest.mark.parametrize("outage", [frozen, killed, stopped, rebuilt])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("outage", [wide(frozen), killed, wide(stopped), wide(rebuilt)])
 def test_operations_completed_in_time_do_not_expire(
     outage: Callable[[Daemon], Callable[[], None]], daemon: StartDaemon, daemon_dir: Path
 ) -> None:

@@ -22,6 +22,7 @@ from real_daemon import (
     remove_arena_files,
     stats,
 )
+from tiers import wide
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -29,6 +30,8 @@ from purgatoryd.clients import Client
 from purgatoryd.daemon.wal_birth import Birth, record_birth
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.paths import Paths, paths_in
+
+pytestmark = pytest.mark.tier("all")
 
 RUN = (sys.executable, "-m", "purgatoryd.cli", "run", "--name", "demo")
 
@@ -78,6 +81,7 @@ def serves(real: Daemon) -> bool:
 # ---- one arena -------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     "grow", [(), ("--capacity", "200")], ids=["as it was born", "after other sizes"]
 )
@@ -105,6 +109,7 @@ def test_a_killed_daemon_leaves_no_lock(daemon: StartDaemon) -> None:
     assert serves(real)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("unshare", "process"),
     [("-m", "process {pid}:"), ("-m -p -f --mount-proc", "a process that cannot be seen")],
@@ -231,7 +236,8 @@ app(["run", "--name", "demo", "--capacity", "100"])
 """
 
 
-@pytest.mark.parametrize("moment", ["at once", "later"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("moment", [wide("at once"), "later"])
 def test_a_start_that_is_killed_for_memory_leaves_no_file(
     moment: str, daemon_dir: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -277,7 +283,8 @@ def keys(directory: Path) -> set[str]:
     return {json.loads(line)["key"] for line in done.stdout.splitlines()}
 
 
-@pytest.mark.parametrize("copier", [["cp", "-a"], ["cp", "-r"]], ids=" ".join)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("copier", [["cp", "-a"], wide(["cp", "-r"])], ids=" ".join)
 def test_a_wal_that_was_copied_from_a_running_daemon_is_refused(
     copier: Sequence[str], daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -384,6 +391,7 @@ def test_a_birth_differs_in_values_that_both_file_systems_provide(
     assert Birth(*written).differs(Birth(*found)) is differs
 
 
+@pytest.mark.tier("test")
 def test_a_birth_names_its_own_inode_and_birth_time(tmp_path: Path) -> None:
     record_birth(tmp_path)
     path = tmp_path / "birth"

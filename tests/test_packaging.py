@@ -17,6 +17,8 @@ from real_daemon import Daemon
 from purgatoryd.cli.install import PLACES
 from purgatoryd.pipeline.lake import Lake
 
+pytestmark = pytest.mark.tier("all")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 ADD_TO_NOTICE = """

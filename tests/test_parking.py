@@ -18,6 +18,8 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import PutMode, Status, TimeKind, WireError
 
+pytestmark = pytest.mark.tier("check")
+
 MS, SECOND_NS = 10**6, 10**9
 BEYOND_NS = SECOND_NS
 FAR_NS, NEAR_NS = 5 * SECOND_NS, SECOND_NS // 2

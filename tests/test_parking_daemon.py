@@ -11,6 +11,8 @@ from purgatoryd.clients import Admin, BulkLoad, CancelResult, Client, Exists, No
 from purgatoryd.shm_layout.wal import Walk, contents, segments, uuid_of
 from purgatoryd.shm_layout.wire import Key
 
+pytestmark = pytest.mark.tier("all")
+
 HOUR_S, FAR_S = 3600.0, 7200.0
 
 
@@ -43,6 +45,7 @@ def payloads_of(daemon: Daemon, wal: Path) -> dict[tuple[Key, int], bytes]:
     return found
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("reboot", [False, True])
 def test_what_is_parked_comes_back_from_the_wal(
     daemon: StartDaemon, daemon_dir: Path, reboot: bool

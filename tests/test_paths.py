@@ -11,6 +11,8 @@ from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName
 from purgatoryd.shm_layout.paths import arena_paths, client_paths, daemon_paths, paths_in
 
+pytestmark = pytest.mark.tier("check")
+
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

@@ -14,6 +14,8 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Handled
 from purgatoryd.shm_layout.layout import Measured, Message, Status, WireError
 
+pytestmark = pytest.mark.tier("check")
+
 Sent = list[tuple[bytes, wire.Reply]]
 
 

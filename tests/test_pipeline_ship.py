@@ -51,6 +51,8 @@ from purgatoryd.shm_layout.wal import (
     snapshots,
 )
 
+pytestmark = pytest.mark.tier("test")
+
 KILLER = Path(__file__).parent / "support" / "ship_killed.py"
 
 

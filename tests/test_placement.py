@@ -32,6 +32,8 @@ from purgatoryd.shm_layout.arena import Placed
 from purgatoryd.shm_layout.errors import InvalidSetting
 from purgatoryd.shm_layout.layout import PlacementMode, PlacementPart
 
+pytestmark = pytest.mark.tier("check")
+
 TWO_BY_TWO = Machine({0: (0, 1), 1: (2, 3)}, memory={0: 4, 1: 4})
 TWO_BY_FOUR_SMT = Machine(
     {0: (0, 1, 2, 3, 8, 9, 10, 11), 1: (4, 5, 6, 7, 12, 13, 14, 15)}, cores=smt(8)

@@ -37,6 +37,8 @@ from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
 from purgatoryd.shm_layout.loops import Loop, loop_cpus, loops
 from purgatoryd.shm_layout.topology import cpu_text, read, worker_cpus
 
+pytestmark = [pytest.mark.tier("all"), pytest.mark.alone]  # CPUs are looked at
+
 Cpus = set[int]
 CORE = PlacementPart.CORE
 STRANGER = 4242
@@ -75,6 +77,7 @@ def spread(pid: int) -> list[Cpus]:
 # ---- CPUs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_the_loop_and_the_other_threads_are_where_they_belong(
     daemon: StartDaemon, pair: tuple[int, int]
 ) -> None:

@@ -19,6 +19,8 @@ from machine import needs
 
 from purgatoryd.shm_layout.layout import HEADER
 
+pytestmark = pytest.mark.tier("all")
+
 SCRIPT = Path(__file__).resolve().parent / "guest" / "placement.py"
 LOADER = Path("/lib64/ld-linux-x86-64.so.2")
 MIB_OF_NODE = 320

@@ -24,6 +24,8 @@ import pytest
 from guest_machine import cpio_end, cpio_entry, kernels, running
 from machine import needs
 
+pytestmark = pytest.mark.tier("all")
+
 ROOT = Path(__file__).resolve().parent.parent
 CUTS = int(os.environ.get("POWER_CUTS", "1"))
 DISK_BYTES = 1 << 28

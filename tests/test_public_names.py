@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import public_names
+import pytest
+
+pytestmark = pytest.mark.tier("check")
 
 
 def test_public_names_are_the_listed_ones() -> None:

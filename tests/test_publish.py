@@ -38,6 +38,8 @@ from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, Cause, 
 from purgatoryd.shm_layout.paths import arena_paths
 from purgatoryd.shm_layout.wal import Contents
 
+pytestmark = pytest.mark.tier("all")
+
 HOUR_S = 3600.0
 
 
@@ -79,6 +81,7 @@ def test_no_key_leads_to_what_was_published(admin: Admin) -> None:
         assert client.cancel("k") is CancelResult.CANCELLED
 
 
+@pytest.mark.tier("test")
 def test_what_was_published_survives_kills_and_reboots(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:

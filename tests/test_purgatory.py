@@ -16,6 +16,8 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import MessageRefused
 from purgatoryd.shm_layout.layout import Cause, Message, Status, WireError, size_of
 
+pytestmark = pytest.mark.tier("check")
+
 MS = 1_000_000
 LOW = 2**32 - 1  # of a version: the number of the CHECK
 BIG = {

@@ -20,6 +20,7 @@ import purgatory_worker
 import pytest
 from raw_owner import DELAY_NS, Raw, put, record, trigger, watch, watching
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, remove_arena_files
+from tiers import wide
 
 import purgatoryd.clients.purgatory as purgatory_module
 from purgatoryd.cli.arena import infos
@@ -67,6 +68,8 @@ from purgatoryd.shm_layout.layout import (
     WireError,
 )
 from purgatoryd.shm_layout.wire import Key
+
+pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 
@@ -120,6 +123,7 @@ def notices(count: int, subscriber: Subscriber) -> list[Notice]:
 # ---- watching and advancing ------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_one_process_arms_and_others_advance(a: Purgatory) -> None:
     """The outcome comes to the owner, and to everybody who subscribed."""
     with Subscriber("demo", namespace="broker", topics=["produce"]) as subscriber:
@@ -188,6 +192,7 @@ def test_a_sum_counts_from_its_bases_up_to_its_caps(a: Purgatory, b: Purgatory) 
     assert a.watch("nothing", SumOf({"t-0": None}, at_least=0), 1).result(PATIENCE_S)
 
 
+@pytest.mark.tier("test")
 def test_the_owners_condition_is_asked_when_a_key_advances(a: Purgatory, b: Purgatory) -> None:
     asked, answer = threading.Semaphore(0), threading.Event()
 
@@ -214,6 +219,7 @@ def test_a_condition_that_raises_counts_as_false(
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.tier("test")
 def test_a_failure_lasts_until_it_is_cleared(a: Purgatory, b: Purgatory) -> None:
     op = a.watch("w", AllOf({"t-0": 1, "t-1": 1}), HOUR_S)
     done = a.watch("done", AllOf({"t-0": 0, "t-1": 1}), HOUR_S)
@@ -448,7 +454,7 @@ def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
         hanging.set()
         go_on.wait(PATIENCE_S)
 
-    with Purgatory("demo", namespace="broker", timeout=1.0) as p, owner() as q:
+    with Purgatory("demo", namespace="broker", timeout=PATIENCE_S) as p, owner() as q:
         p.watch("hang", AllOf({"h": 1}), HOUR_S, callback=hang)
         ops = p.watch_many([(f"op:{n}", AllOf({"t": 1}), HOUR_S) for n in range(4)])
         q.advance("h", 1)
@@ -705,7 +711,8 @@ def advance_by_another() -> int:
 # ---- restarts and deaths ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("end", [wide("stop"), "kill"])
 def test_everything_ends_once_across_restarts(demo: Daemon, end: str) -> None:
     """The daemon goes while operations end, while others are armed, and while it is down some
     are due. Each callback comes once."""
@@ -878,7 +885,8 @@ def stranger(demo: Daemon) -> Iterator[Raw]:
         yield one
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("end", [wide("stop"), "kill"])
 def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw, end: str) -> None:
     raw.batch(watch(b"one", b"t", 1), watch(b"two", b"t", 2), watch(b"three", b"u", 1))
     raw.batch(trigger(Op.ADVANCE_KEY, b"t", 1), trigger(Op.FAIL, b"t", 6))
@@ -1076,6 +1084,7 @@ def test_an_operation_is_extended_and_cancelled_by_its_handle(a: Purgatory) -> N
     assert a.get("x") is None
 
 
+@pytest.mark.tier("test")
 def test_operations_can_be_waited_for_as_futures(a: Purgatory) -> None:
     soon, late = (a.watch(key, AllOf({key: 1}), HOUR_S) for key in ("soon", "late"))
     futures = [late.future(), soon.future()]
@@ -1086,6 +1095,7 @@ def test_operations_can_be_waited_for_as_futures(a: Purgatory) -> None:
     assert futures[0].result(PATIENCE_S).cause == "cancelled"
 
 
+@pytest.mark.tier("test")
 def test_asyncio_waits_for_operations_and_ends_them(demo: Daemon) -> None:
     async def work(p: AsyncPurgatory) -> None:
         soon, late = [await p.watch(key, AllOf({key: 1}), HOUR_S) for key in ("soon", "late")]
@@ -1101,8 +1111,9 @@ def test_asyncio_waits_for_operations_and_ends_them(demo: Daemon) -> None:
     run(work)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("holds", "cause"), [(True, "satisfied"), (False, "expired")])
-@pytest.mark.parametrize("timeout", [0, -1.0])
+@pytest.mark.parametrize("timeout", [0, wide(-1.0)])
 def test_a_condition_without_time_is_tried_once(
     a: Purgatory, holds: bool, cause: str, timeout: float
 ) -> None:
@@ -1110,6 +1121,7 @@ def test_a_condition_without_time_is_tried_once(
     assert (op.result(PATIENCE_S).cause, op.result().missing) == (cause, [])
 
 
+@pytest.mark.tier("test")
 def test_a_watch_that_timed_out_is_repeated_and_returns_its_operation(demo: Daemon) -> None:
     with Purgatory("demo", namespace="broker", timeout=1.0) as p:
         p.advance("k", 1)
@@ -1130,6 +1142,7 @@ def test_a_watch_that_timed_out_is_repeated_and_returns_its_operation(demo: Daem
         assert op.result(PATIENCE_S).cause == "satisfied"
 
 
+@pytest.mark.tier("test")
 def test_condition_owner_and_watermarks_are_readable(a: Purgatory, demo: Daemon) -> None:
     long = "k" * 200
     a.advance("k-1", 7)

@@ -28,9 +28,12 @@ from purgatory_driver import (
     Purgatory,
     Verdict,
 )
+from tiers import wide
 
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Cause
+
+pytestmark = pytest.mark.tier("check")
 
 NIL = 0xFFFFFFFF
 WATERMARK_MAX = 2**63 - 1
@@ -794,9 +797,10 @@ def ended(
     return next((m.cause for m in owner.mail()), 0)
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("killed", [wide(False), True])
 @pytest.mark.parametrize(
-    ("condition", "needed"), [(ALL, 3), (ANY, 1), (QUORUM, 1), (QUORUM, 2), (QUORUM, 3)]
+    ("condition", "needed"), [(ALL, 3), wide(ANY, 1), wide(QUORUM, 1), (QUORUM, 2), wide(QUORUM, 3)]
 )
 def test_the_outcome_is_the_same_in_every_order(condition: int, needed: int, killed: bool) -> None:
     for fates in itertools.product(FATES, repeat=3):
@@ -837,4 +841,4 @@ def test_a_quorum_fails_only_when_success_has_become_impossible(
 
 
 PurgatoryMachine.TestCase.settings = effort(150, 5000)
-TestPurgatory = PurgatoryMachine.TestCase
+TestPurgatory = pytest.mark.costly("150 programs of 40 random steps")(PurgatoryMachine.TestCase)

@@ -21,6 +21,8 @@ from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.errors import Full, QuotaExceeded, Refused
 from purgatoryd.shm_layout.layout import ANYBODY, QUOTA_MAX, Message, Status, WireError
 
+pytestmark = pytest.mark.tier("check")
+
 MS = 1_000_000
 SECOND_NS = 10**9
 ALICE, BOB, CAROL = 1001, 1002, 1003

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 from machine import needs
+
+pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).resolve().parent.parent
 WORLDS = 40

@@ -12,18 +12,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
-from uuid import uuid4
 
 import pytest
 import zmq
-from cold_driver import reminders
-from command_line import reported
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from raw_wire import PING
 from raw_wire import frame as request
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed, StartDaemon, eventually, free_port, stats
+from real_daemon import PATIENCE_S, DaemonFailed, StartDaemon, eventually
+from remote_place import UID, Place, remote_place
 
 from purgatoryd.clients import (
     AllOf,
@@ -45,30 +40,15 @@ from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.host import HOST
 
-UID = 4242
+pytestmark = pytest.mark.tier("test")
+
 SHORT_S = 0.5
 """How long a refused client tries; it is never let in."""
 
 
-class Place(NamedTuple):
-    """A daemon behind tcp, and who may connect to it."""
-
-    daemon: Daemon
-    remote: Remote
-    server_key: str
-    args: tuple[str, ...]
-
-
 @pytest.fixture
 def place(daemon: StartDaemon, tmp_path: Path) -> Place:
-    server = curve.generate(tmp_path / "server")
-    client = curve.generate(tmp_path / "client")
-    allowed = tmp_path / "allowed"
-    allowed.write_text(f"# who is let in\n\nworker {client.public.decode()} {UID} # one of them\n")
-    tcp = f"127.0.0.1:{free_port()}"
-    args = ("--tcp", tcp, "--server-key", str(tmp_path / "server"), "--keys", str(allowed))
-    remote = Remote(tcp, server.public.decode(), tmp_path / "client")
-    return Place(daemon("demo", *args), remote, server.public.decode(), args)
+    return remote_place(daemon, tmp_path)
 
 
 # ---- what works --------------------------------------------------------------------------------
@@ -90,6 +70,7 @@ def test_tcp_without_netlink_is_refused_before_libzmq_aborts(
             sockets._listen(router, "tcp://192.0.2.1:1", pair, 1000)
 
 
+@pytest.mark.tier("test")
 def test_a_client_and_a_subscriber(place: Place) -> None:
     with (
         Subscriber("demo", namespace="far", remote=place.remote) as notices,
@@ -104,6 +85,7 @@ def test_a_client_and_a_subscriber(place: Place) -> None:
     assert {n.received_boot_ns for n in seen if n is not None} == {None}  # there is no common clock
 
 
+@pytest.mark.tier("all")
 def test_the_daemon_stamps_the_delays(place: Place) -> None:
     with Client("demo", remote=place.remote) as timers:
         before_ns = HOST.boot_ns()
@@ -114,51 +96,7 @@ def test_the_daemon_stamps_the_delays(place: Place) -> None:
         assert before_ns <= int(many.deadlines_boot_ns[0]) - 100 * 10**9 <= after_ns
 
 
-def test_rows_of_spark(spark: SparkSession, place: Place) -> None:
-    remote, demo = place.remote, place.daemon
-    rows = spark.range(0, 3000, 1, 2).selectExpr(
-        "concat('k', id) as key", "3600.0D as delay", "cast(id as string) as payload", "id as row"
-    )
-    options = {
-        "name": "demo", "tcp": remote.tcp, "server_key": place.server_key,
-        "key_file": str(remote.key), "bulk_load": str(uuid4()),
-    }  # fmt: skip
-    for _ in range(2):
-        rows.write.format("purgatoryd").mode("append").options(**options).save()
-    assert (stats(demo)["adds"], stats(demo)["live"]) == (3000, 3000)
-    with Client("demo", remote=remote) as timers:
-        found = timers.get("k1234")
-    assert found is not None
-    assert found.payload == b"1234"
-    without = {name: value for name, value in options.items() if name != "key_file"}
-    with pytest.raises(PySparkException, match="key_file"):
-        rows.write.format("purgatoryd").mode("append").options(**without).save()
-
-
-@pytest.mark.usefixtures("spark")
-def test_the_cold_tier(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote, demo, lake, file = place.remote, place.daemon, tmp_path / "lake", tmp_path / "timers"
-    where = ("--name", "demo", "--tcp", remote.tcp, "--server-key", place.server_key)
-    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # here nobody has that name
-    lake.mkdir()
-    reminders(file)
-
-    def cold(*arguments: str) -> dict[str, Any]:
-        common = ("--lake", str(lake), *where, "--key-file", str(remote.key))
-        return reported("pipeline", "cold", *arguments, *common)
-
-    assert cold("bulk-load", str(file))["rows"] == 20
-    window = cold("promote", "--window", "2030-01-01T00:10:00Z")
-    assert (window["state"], window["results"]) == ("hot", {"ADDED": 10})
-    assert stats(demo)["live"] == 10
-    assert cold("cancel", "order:7", "order:17", "--namespace", "shop")["daemon"] == {
-        "CANCELLED": 1, "UNKNOWN": 1,
-    }  # fmt: skip
-    assert cold("bulk-load", str(file), "--bulk-load-id", "again", "--replace")["rows"] == 20
-    assert stats(demo)["live"] == 0
-    assert cold("collect")["rows"] == 0
-
-
+@pytest.mark.tier("all")
 def test_operations(place: Place) -> None:
     with Purgatory("demo", namespace="far", remote=place.remote) as owner:
         write = owner.watch("write", AllOf({"replica": 5}), timeout=60.0)
@@ -167,6 +105,7 @@ def test_operations(place: Place) -> None:
         assert write.result(timeout=PATIENCE_S).cause == "satisfied"
 
 
+@pytest.mark.tier("all")
 def test_asyncio(place: Place) -> None:
     async def both() -> str:
         async with (
@@ -181,11 +120,13 @@ def test_asyncio(place: Place) -> None:
     assert asyncio.run(both()) == "key"
 
 
+@pytest.mark.tier("all")
 def test_local_clients_need_no_key(place: Place) -> None:
     with Client("demo", namespace="near") as timers:
         timers.add("key", delay=60)
 
 
+@pytest.mark.tier("test")
 def test_the_key_is_the_uid_that_owns(place: Place) -> None:
     namespaces = [sys.executable, "-m", "purgatoryd.cli", "namespace", "set", "--name", "demo"]
     environment = place.daemon.env
@@ -205,6 +146,7 @@ def test_the_key_is_the_uid_that_owns(place: Place) -> None:
         timers.add("key", delay=60)
 
 
+@pytest.mark.tier("all")
 def test_a_restart_is_survived(place: Place) -> None:
     with Client("demo", remote=place.remote, timeout=PATIENCE_S) as timers:
         timers.add("before", delay=600)
@@ -213,6 +155,7 @@ def test_a_restart_is_survived(place: Place) -> None:
         assert timers.get("before") is not None
 
 
+@pytest.mark.tier("all")
 def test_uids_that_may_not_connect_do_not_by_key(place: Place) -> None:
     place.daemon.restart(*place.args, "--allow-uid", str(UID + 1))
     refused(place.remote)
@@ -231,6 +174,7 @@ def refused(remote: Remote) -> None:
         Subscriber("demo", remote=remote, timeout=SHORT_S)
 
 
+@pytest.mark.tier("test")
 def test_a_key_that_is_not_in_the_list(place: Place, tmp_path: Path) -> None:
     curve.generate(tmp_path / "stranger")
     refused(Remote(place.remote.tcp, place.server_key, tmp_path / "stranger"))
@@ -258,6 +202,7 @@ def is_cut_off(client: Client) -> bool:
         return True
 
 
+@pytest.mark.tier("all")
 def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) -> None:
     first, second = curve.read_pair(tmp_path / "client"), curve.generate(tmp_path / "second")
     other = Remote(place.remote.tcp, place.server_key, tmp_path / "second")
@@ -274,11 +219,13 @@ def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) 
     assert not is_let_in(place.remote)
 
 
+@pytest.mark.tier("all")
 def test_another_server_than_expected(place: Place, tmp_path: Path) -> None:
     other = curve.generate(tmp_path / "other").public.decode()
     refused(Remote(place.remote.tcp, other, place.remote.key))
 
 
+@pytest.mark.tier("all")
 def test_other_mechanisms(place: Place) -> None:
     """NULL and PLAIN get no answer on either port."""
     for endpoint in place.remote.place:
@@ -303,6 +250,7 @@ def answers(endpoint: str, plain: bool) -> bool:
         return True
 
 
+@pytest.mark.tier("all")
 def test_bytes_that_are_no_zmtp(place: Place) -> None:
     host, port = place.remote.tcp.split(":")
     for noise in (b"GET / HTTP/1.0\r\n\r\n", bytes(100), os.urandom(1000), b"\xff" + bytes(9)):
@@ -312,6 +260,7 @@ def test_bytes_that_are_no_zmtp(place: Place) -> None:
         timers.add("key", delay=60)
 
 
+@pytest.mark.tier("all")
 def test_administration_is_not_on_tcp(place: Place) -> None:
     stop = wire.encode_frame(33)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
@@ -345,6 +294,7 @@ def test_keygen(tmp_path: Path) -> None:
     assert curve.read_pair(tmp_path / "key") == pair
 
 
+@pytest.mark.tier("all")
 def test_a_key_file_that_others_may_read_is_refused(place: Place, tmp_path: Path) -> None:
     place.daemon.stop()
     for name, mode in (("server", 0o640), ("server", 0o604), ("allowed", 0o662)):
@@ -379,6 +329,7 @@ def test_places_that_are_none(tcp: str) -> None:
     assert curve.place("[::1]:7000").notices == "tcp://[::1]:7001"
 
 
+@pytest.mark.tier("all")
 def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:
     with pytest.raises(DaemonFailed, match="all three"):
         daemon("demo", "--tcp", "127.0.0.1:7000")
@@ -450,6 +401,7 @@ def test_a_reconnect_loses_no_place(stream: Stream) -> None:
     assert drain(stream) == [5, (6, 7), 8]
 
 
+@pytest.mark.tier("all")
 def test_a_removed_socket_takes_local_clients_again_without_a_key(place: Place) -> None:
     for path in (place.daemon.paths.cmd, place.daemon.paths.admin, place.daemon.paths.pub):
         path.unlink()

@@ -5,42 +5,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import functions as F  # noqa: N812
-from real_daemon import PATIENCE_S, StartDaemon, remove_arena_files
-from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
+from deployment import KILLED, Deployment, deployments, kill_before, killed
+from real_daemon import PATIENCE_S, StartDaemon
+from shards_driver import FAR_NS, OWNED, PARTS, Ledger
+from tiers import wide
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.wal import folders
 from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 from purgatoryd.daemon import resharding
-from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.main import name_lock
-from purgatoryd.daemon.resharding import Resharding, settle
-from purgatoryd.daemon.store import NEXT, Opening, open_arena, source, wal_end
-from purgatoryd.daemon.wal import locked
-from purgatoryd.pipeline import fleet, trace
-from purgatoryd.pipeline.advice import sizes
-from purgatoryd.pipeline.audit import audit
-from purgatoryd.pipeline.continuity import excluded
+from purgatoryd.daemon.store import NEXT, Opening, open_arena, source
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
-from purgatoryd.pipeline.living import in_place, living
-from purgatoryd.pipeline.progress import State, progress
-from purgatoryd.pipeline.rebalance_plan import Host
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings
-from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
@@ -48,172 +36,19 @@ from purgatoryd.shm_layout.errors import (
     ArenaMismatch,
     ArenaTooSmall,
     BadPath,
-    InvalidSetting,
     PurgatorydError,
     Unplaceable,
     WalMismatch,
 )
-from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
-from purgatoryd.shm_layout.merge import NamespaceStats, namespace_stats
+from purgatoryd.shm_layout.layout import DaemonState, Status
 from purgatoryd.shm_layout.paths import Paths, paths_in
-from purgatoryd.shm_layout.shards import Placement, ShardTable, alone, read_table, write_table
-from purgatoryd.shm_layout.wal import GroupCommit, Walk, segments, uuid_of
+from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table
+from purgatoryd.shm_layout.wal import Walk, segments
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
-SMALL: dict[str, Any] = {
-    "capacity": 128, "payload_bytes": 1 << 18, "replay_capacity": 64, "topics": 32,
-    "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4,
-    "bulk_loads": 2, "bulk_load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
-}  # fmt: skip
-WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
-KILLED = 9
-UNKNOWN_TICKET = 2**47
-"""No ticket that anything has."""
-
-
-CHANGES = {"os.rename", "os.remove", "os.rmdir"}
-"""What the interpreter tells before a file that is there gets another name, or goes."""
-
-
-def killed(act: Callable[[], None]) -> bool:
-    """Whether `act`, in a process of its own, was killed in it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            act()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, KILLED)
-    return code == KILLED
-
-
-def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
-    """From now on this process is killed before its nth change of a file that counts."""
-    left = nth
-
-    def hear(event: str, _: object) -> None:
-        nonlocal left
-        if event in CHANGES and counts():
-            left -= 1
-            if left == 0:
-                os._exit(KILLED)
-
-    sys.addaudithook(hear)
-
-
-@dataclass
-class Deployment:
-    """The arenas of a deployment whose daemons do not run, and its table."""
-
-    directory: Path
-    config: Config
-    table: ShardTable
-
-    def write(self, table: ShardTable) -> None:
-        write_table(self.directory, table)
-
-    def resharding(self, step: Callable[[str], None] = lambda _: None) -> Resharding:
-        return Resharding(self.config, self.directory, self.write, step)
-
-    def reshard(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
-        """What a start with so many shards does first, with the table as it finds it."""
-        table = read_table(self.directory, "demo")
-        assert table is not None
-        self.table = settle(self.resharding(step), table, count)
-
-    def killed_at(self, nth: int, count: int) -> bool:
-        """A start that is killed at its nth step; False if it has fewer."""
-        left = [nth]
-
-        def step(_: str) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                os._exit(KILLED)
-
-        return killed(lambda: self.reshard(count, step))
-
-    def start(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
-        """A start with so many shards, until the first of them would run."""
-        config, paths = replace(self.config, shards=count), paths_in(self.directory, "demo")
-        self.table = Registry.of(config, paths, step).table
-
-    def killed_before(self, nth: int, count: int, first: str, last: str) -> bool:
-        """A start that is killed before the nth change of a file, counted between the steps that
-        begin so; False if there are fewer."""
-        counts = not first
-
-        def step(text: str) -> None:
-            nonlocal counts
-            counts = (counts or text.startswith(first)) and not (last and text.startswith(last))
-
-        def start() -> None:
-            kill_before(nth, lambda: counts)
-            self.start(count, step)
-
-        return killed(start)
-
-    @contextlib.contextmanager
-    def opened(self, *, commit: bool = False) -> Iterator[Shards]:
-        """Its arenas, as its daemons open them. `commit`: all is in the WALs afterwards."""
-        placements = {name.encode(): p.shards for name, p in self.table.placements.items()}
-        with contextlib.ExitStack() as held:
-            cores = [as_core(held.enter_context(self.shard(k, commit))) for k in self.shards]
-            held.callback(release, cores)
-            yield Shards(cores, placements)
-
-    @property
-    def shards(self) -> range:
-        return range(self.table.count)
-
-    @contextlib.contextmanager
-    def shard(self, shard: int, commit: bool) -> Iterator[Arena]:
-        opening = self.resharding().opening(self.table, shard)
-        with name_lock(opening.paths), locked(opening.wal):
-            arena = open_arena(opening)
-            yield arena
-            if commit and opening.wal is not None:
-                end = wal_end(arena, opening)
-                GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
-            arena.set_state(ArenaState.READY)
-            arena.close()
-
-    def arena_files(self) -> set[str]:
-        """The names of what there is in shared memory."""
-        return {path.name for path in shm.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
-
-    def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, NamespaceStats]]]:
-        """Arena files, table, and what is in them."""
-        with self.opened(commit=True) as shards:
-            found = [namespace_stats(as_arena(core)) for core in shards.cores]
-        return self.arena_files(), read_table(self.directory, "demo"), found
-
-    @property
-    def suffix(self) -> str:
-        return paths_in(self.directory, "demo").arena.removeprefix("/purgatoryd.demo")
-
-    @property
-    def homes(self) -> list[Path]:
-        """Where its table is."""
-        return [self.directory, *([Path(self.config.wal_dir)] if self.config.wal_dir else [])]
-
-    def tables(self) -> list[ShardTable | None]:
-        return [read_table(home, "demo") for home in self.homes]
-
-    def remove(self) -> None:
-        """All of it."""
-        for name in self.arena_files():
-            (shm.MOUNT / name).unlink()
-        for path in (path for home in self.homes for path in home.glob("demo*")):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def reboot(self) -> None:
-        """Shared memory is empty then."""
-        for name in self.table.daemons:
-            remove_arena_files(paths_in(self.directory, name))
+pytestmark = pytest.mark.tier("test")
 
 
 def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon) -> None:
@@ -254,26 +89,8 @@ def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon
 
 @pytest.fixture
 def begin(daemon_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
-    """A deployment of two shards, or a daemon alone, with or without WALs."""
-    made: list[Deployment] = []
-
-    def begin(*, wal: bool = False, lone: bool = False, **changes: Any) -> Deployment:
-        retained = {"wal_dir": str(tmp_path), **WAL_SETTINGS} if wal else {}
-        config = Config("demo", **{**SMALL, **retained, **changes})
-        table = alone("demo") if lone else ShardTable("demo", 1, 1, 2)
-        parts = table.place(PARTS.decode(), 1 if lone else 5)
-        names = (OWNED.decode(), "other", "a", "b", "c", "d")
-        for place in (*map(table.place, names), parts):
-            table = table.with_birth(place)
-        made.append(Deployment(daemon_dir, config, table))
-        if not lone:  # which has no table
-            made[-1].write(table)
-        return made[-1]
-
-    yield begin
-    for one in made:
-        for name in one.arena_files():
-            (shm.MOUNT / name).unlink(missing_ok=True)
+    with deployments(daemon_dir, tmp_path) as begin:
+        yield begin
 
 
 def names_of(one: Deployment) -> set[str]:
@@ -282,6 +99,7 @@ def names_of(one: Deployment) -> set[str]:
     return {name[1:] for paths in arenas for name in (paths.arena, paths.private)}
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_alone_becomes_two_shards_though_starts_are_killed(
     begin: Callable[..., Deployment],
 ) -> None:
@@ -355,7 +173,7 @@ def test_a_daemon_alone_whose_place_the_shards_did_not_take_is_not_cleared_away(
     assert one.all_there_is() == before
 
 
-@pytest.mark.parametrize("wal", [False, True], ids=["memory", "wal"])
+@pytest.mark.parametrize("wal", [wide(False), True], ids=["memory", "wal"])
 def test_two_shards_become_three_and_one_though_starts_are_killed(
     wal: bool, begin: Callable[..., Deployment], tmp_path: Path
 ) -> None:
@@ -399,6 +217,7 @@ def test_each_snapshot_of_a_new_arena_is_a_step(begin: Callable[..., Deployment]
     assert steps.count("writing a snapshot") == 3
 
 
+@pytest.mark.tier("all")
 def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
     begin: Callable[..., Deployment],
 ) -> None:
@@ -754,102 +573,3 @@ def test_all_records_of_the_shard_generation_before_get_into_the_lake(
     ]
     assert sorted(rows) == records_of(one, before)
     assert len(rows) > len(ledger.given)
-
-
-class Shipped(NamedTuple):
-    """A daemon alone that became two shards, then three, then one, and its lake."""
-
-    one: Deployment
-    lake: Lake
-    tickets: set[int]
-    """Of all that lives."""
-
-
-@pytest.fixture
-def twice_resharded(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
-    one, ledger = begin(wal=True, lone=True), Ledger(9)
-    (tmp_path / "lake").mkdir()
-    with one.opened(commit=True) as shards:
-        ledger.fill(shards)
-        ledger.operate(shards)
-        ledger.arm(shards, b"a", b"far", FAR_NS)
-    for count in (2, 3, 1):
-        if count == 1:
-            one.reboot()  # what is resharded then is an arena that wrote nothing itself
-        one.start(count)
-        with one.opened(commit=True) as shards:
-            ledger.take(shards)
-            shards.of(b"a", b"far").cancel(b"far", b"a")
-            ledger.arm(shards, b"a", b"far", FAR_NS)
-            tickets = {info.ticket for core in shards.cores for info in core.scan()}
-    lake = Lake(tmp_path / "lake")
-    with contextlib.closing(Convoy(partial(folders, tmp_path, "demo"), lake, "node")) as convoy:
-        list(convoy.poll())
-    return Shipped(one, lake, tickets)
-
-
-def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
-    spark: SparkSession, twice_resharded: Shipped
-) -> None:
-    one, lake, _ = twice_resharded
-    [wal] = Path(one.config.wal_dir).glob("demo-3-*")
-    [newest] = {uuid_of(file.path).hex() for file in segments(wal)}
-    alive = living(spark, lake).collect()
-    assert {row.daemon for row in alive} == {newest}
-    assert len({row.ticket for row in alive}) == len(alive) > 10
-    segments_, openings_ = in_place(lake)
-    assert {m.daemon for m in segments_} <= {newest} == {*openings_}
-    bulk_loads = fleet.measured_in(spark, lake.root).collect()
-    assert {row.daemon for row in bulk_loads} == {newest}
-    assert sum(row.live for row in bulk_loads) == len(alive)
-    gone = excluded([*lake.manifests(), *lake.manifests(OPENINGS)]).absent
-    assert len(gone) == 1 + 2 + 3
-    for daemon in gone:
-        with pytest.raises(InvalidSetting, match="of a shard that counts"):
-            fleet.of_today({daemon: Host("a", 1, 1.0)}, {}, gone)
-    lifecycles = trace.history(spark, lake, [wal], trace.Key("a", "bytes", b"far"))
-    assert [lifecycle.final_state for lifecycle in lifecycles] == [*["cancelled"] * 3, None]
-    kinds = [[event.kind for event in lifecycle.events] for lifecycle in lifecycles]
-    assert kinds == [*[["arm", "end"]] * 3, ["arm"]]
-    assert lifecycles[-1].daemon == newest
-    (size,) = sizes(spark, lake).collect()  # though it has no segment in the lake yet
-    assert (size.daemon, size.living) == (newest, len(alive))
-
-
-def test_until_all_shards_of_the_new_number_are_shipped_those_before_count(
-    spark: SparkSession, twice_resharded: Shipped
-) -> None:
-    _, lake, _ = twice_resharded
-    for last, counted in (("demo-3-0", 3), ("demo-2-1", 2)):
-        unship(lake, last)
-        states = {one.daemon: one.state for one in progress(lake)}
-        alive = living(spark, lake).collect()
-        assert {states[row.daemon] for row in alive} == {State.COUNTS}
-        assert len({row.daemon for row in alive}) == counted
-        assert len({row.ticket for row in alive}) == len(alive) > 10
-    assert [*states.values()].count(State.INCOMPLETE) == 2
-
-
-def unship(lake: Lake, wal: str) -> None:
-    """Of this WAL nothing is in the lake."""
-    for manifest in (*lake.manifests(), *lake.manifests(OPENINGS)):
-        if manifest.wal == wal:
-            (lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json").unlink()
-
-
-def test_an_audit_holds_shard_generations_against_each_other(
-    spark: SparkSession, twice_resharded: Shipped
-) -> None:
-    one, lake, _ = twice_resharded
-    with whole(spark, lake, folders(Path(one.config.wal_dir), "demo")) as read:
-        assert sorted(len(resharding.upto) for resharding in read.found.reshardings) == [1, 2, 3]
-        verdict = audit(*read)
-        assert (verdict.counts, verdict.lost) == ({}, [])
-        [last] = [d.openings[0].daemon for d in read.found.reshardings if d.shards == 1]
-        row = read.openings.where((F.col("daemon") == last) & (F.col("kind") == "arm")).first()
-        assert row is not None
-        is_it = (F.col("daemon") == last) & F.col("ticket").eqNullSafe(row.ticket)
-        other = F.when(is_it, UNKNOWN_TICKET).otherwise(F.col("ticket"))
-        planted = audit(read.bronze, read.openings.withColumn("ticket", other), read.found)
-    reported = {(one.kind, one.ticket) for one in planted.samples}
-    assert {("snapshot_lacks", row.ticket), ("snapshot_invents", UNKNOWN_TICKET)} <= reported

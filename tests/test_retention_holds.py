@@ -34,6 +34,8 @@ from purgatoryd.shm_layout.wal import (
     snapshots,
 )
 
+pytestmark = pytest.mark.tier("check")
+
 NOTHING = Keep(0, 0)
 
 

@@ -17,6 +17,8 @@ from service_steps import STEPS
 
 from purgatoryd.cli.install import install_command
 
+pytestmark = pytest.mark.tier("all")
+
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = "default", "web", "far", "many"
 PEOPLE = """\

@@ -21,6 +21,8 @@ from purgatoryd.cli.install import PLACES
 from purgatoryd.daemon import log
 from purgatoryd.shm_layout.arena import Reader
 
+pytestmark = pytest.mark.tier("check")
+
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
 COMMAND = "/opt/purgatoryd/bin/purgatoryd"
 EXPOSURE_MAX = 1.5
@@ -89,6 +91,7 @@ def lines(unit: str) -> list[str]:
     return [line for line in unit.splitlines() if not line.startswith("#")]
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("name", [name for name in PLACES if name.endswith(".service")])
 def test_a_unit_is_little_exposed(name: str) -> None:
     needs("systemd")
@@ -110,6 +113,7 @@ def header(real: Daemon) -> Any:
     return figures
 
 
+@pytest.mark.tier("test")
 def test_quotas_and_log_level_are_read_again(daemon: StartDaemon, tmp_path: Path) -> None:
     file = tmp_path / "demo.toml"
     file.write_text("quota-timers = 5\ncapacity = 1000\n")
@@ -121,6 +125,7 @@ def test_quotas_and_log_level_are_read_again(daemon: StartDaemon, tmp_path: Path
     assert "the settings were read again" in real.stderr
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("text", "said"), [("capacity = 0", "must be from 1"), ("= 1", "TOML"), ("tick = 'x'", "tick")]
 )

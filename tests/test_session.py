@@ -17,6 +17,8 @@ from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
 
+pytestmark = pytest.mark.tier("check")
+
 REFUSED = 5  # the model daemon refuses every fifth batch, whenever it comes
 
 

@@ -69,6 +69,8 @@ from purgatoryd.shm_layout.shards import (
 )
 from purgatoryd.shm_layout.status_file import Cause, StatusFile, StatusRecord
 
+pytestmark = pytest.mark.tier("check")
+
 TABLE = ShardTable("demo", 3, 2, 4, {"shop": Placement("shop", (2,))})
 KEYS = [f"key-{i}" for i in range(200)]
 

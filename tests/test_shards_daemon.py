@@ -54,6 +54,8 @@ from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
 
+pytestmark = pytest.mark.tier("all")
+
 FAR = 3600.0
 STRANGER = 4242
 SMALL = "--capacity", "2000", "--payload-memory", "1M", "--replay-buffer", "1024"
@@ -206,6 +208,7 @@ def clicks(demo: Daemon) -> Daemon:
     return demo
 
 
+@pytest.mark.tier("test")
 def test_a_partitioned_namespace_is_one_for_its_users(clicks: Daemon) -> None:
     keys = [f"k{i}" for i in range(40)]
     with (
@@ -305,6 +308,7 @@ def test_after_an_error_a_client_of_many_partitions_waits_for_no_shard(
 # ---- when one ends ------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_a_killed_shard_comes_back_and_the_others_do_not_notice(demo: Daemon) -> None:
     lost, other = one_in(demo, 0), one_in(demo, 1)
     with Client("demo", namespace=lost) as here, Client("demo", namespace=other) as there:
@@ -623,6 +627,7 @@ def test_a_start_that_would_leave_timers_behind_is_refused(
     assert "start without them first" in refused(lambda: daemon("demo", *file, *SMALL))
 
 
+@pytest.mark.tier("test")
 def test_clients_live_through_another_number_of_shards(clicks: Daemon) -> None:
     keys = [f"k{i}" for i in range(40)]
     names = [one_in(clicks, 0), one_in(clicks, 1)]

@@ -19,6 +19,8 @@ from purgatoryd.daemon.commands import (
 from purgatoryd.daemon.transport import Message
 from purgatoryd.shm_layout.arena import Handled
 
+pytestmark = pytest.mark.tier("check")
+
 ALICE, BOB = 61001, 61002
 
 

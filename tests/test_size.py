@@ -17,6 +17,8 @@ from purgatoryd.cli.size import GIB, PAYLOADS, refresh, sizes, timers_in
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout.layout import Status
 
+pytestmark = pytest.mark.tier("check")
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
 
@@ -46,6 +48,7 @@ def test_a_timer_of_few_takes_what_one_of_many_takes(blob_bytes: int) -> None:
     assert few == pytest.approx(many, rel=0.05)
 
 
+@pytest.mark.tier("test")
 def test_what_it_says_to_set_is_enough_for_all(daemon: StartDaemon) -> None:
     reported = CliRunner().invoke(app, ["size", "--timers", "3000", "--payload-bytes", "1000"])
     settings = tomllib.loads(reported.stdout)

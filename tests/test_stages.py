@@ -29,6 +29,8 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.wal import Frame, contents
 
+pytestmark = pytest.mark.tier("check")
+
 HOUR_S = 3600.0
 TIMESTAMPS = ["sent_boot_ns", "received_boot_ns", "applied_boot_ns"]
 
@@ -88,6 +90,7 @@ def check_timestamps(wal: Path, frame: Frame, timestamps: dict[str, int], begun_
 # ---- timestamps ------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
     begun_ns = boot_ns()
     with durable(worker="web-3") as client:
@@ -116,6 +119,7 @@ def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> N
     assert (opened.fields["uid"], opened.fields["pid"]) == (os.geteuid(), os.getpid())
 
 
+@pytest.mark.tier("all")
 def test_the_outcome_of_an_operation_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
     begun_ns = boot_ns()
     with Purgatory("demo", timeout=PATIENCE_S, durable=True, worker="owner") as owner:
@@ -141,6 +145,7 @@ def resized(real: Daemon) -> None:
     real.args = (*real.args, "--capacity", "5000")
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("interrupted", [killed, rebooted, resized])
 def test_timestamps_are_known_after_an_interruption(
     interrupted: Callable[[Daemon], None], real: Daemon, wal: Path
@@ -159,6 +164,7 @@ def test_timestamps_are_known_after_an_interruption(
     assert known == (interrupted is not rebooted)  # the WAL's record of the add does not have it
 
 
+@pytest.mark.tier("all")
 def test_under_a_virtual_clock_stages_are_of_the_real_one(daemon: StartDaemon, wal: Path) -> None:
     begun_ns = boot_ns()
     daemon("demo", "--wal-dir", str(wal), "--clock", "virtual")
@@ -179,6 +185,7 @@ def test_under_a_virtual_clock_stages_are_of_the_real_one(daemon: StartDaemon, w
 # ---- who it was, and when it was answered ------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_a_worker_without_a_name_is_known_by_its_process(real: Daemon, wal: Path) -> None:
     with durable() as client:
         client.add("k", delay=HOUR_S)
@@ -187,6 +194,7 @@ def test_a_worker_without_a_name_is_known_by_its_process(real: Daemon, wal: Path
     assert opened.fields["pid"] == os.getpid()
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("name", ["x" * 64, "a\0b", "\ud800"])
 def test_a_worker_has_a_short_name(name: str, real: Daemon) -> None:
     with pytest.raises(InvalidName, match="worker"):
@@ -213,6 +221,7 @@ def handed_over(wal: Path) -> dict[int, Frame]:
     return {at: f for f in sent for at in range(f.fields["from"], f.fields["upto"])}
 
 
+@pytest.mark.tier("all")
 def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, wal: Path) -> None:
     with durable() as client:
         for i in range(3):

@@ -36,6 +36,8 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import paths_in
 
+pytestmark = pytest.mark.tier("test")
+
 HOUR_S, DAY_S, NS = 3600, 86_400, 10**9
 LATE = 2
 
@@ -94,6 +96,7 @@ def due(subscriber: Subscriber, wall: Wall, deadline: datetime) -> str:
     return str(notice.key)
 
 
+@pytest.mark.tier("all")
 def test_a_step_forwards_makes_due(stepped: Daemon, wall: Wall) -> None:
     with Client("demo") as client, Subscriber("demo") as subscriber:
         deadline = at(wall, HOUR_S)
@@ -104,6 +107,7 @@ def test_a_step_forwards_makes_due(stepped: Daemon, wall: Wall) -> None:
         assert client.get("delay") is not None
 
 
+@pytest.mark.tier("test")
 def test_a_step_backwards_lets_wait(stepped: Daemon, wall: Wall) -> None:
     with Client("demo") as client, Subscriber("demo") as subscriber:
         deadline = at(wall, 1)
@@ -116,6 +120,7 @@ def test_a_step_backwards_lets_wait(stepped: Daemon, wall: Wall) -> None:
         assert due(subscriber, wall, deadline) == "wall"
 
 
+@pytest.mark.tier("all")
 def test_a_step_before_the_start(wall: Wall, daemon: StartDaemon) -> None:
     """While no daemon runs the clock goes back, and forth again while one does."""
     real = daemon("demo", env=wall.environment)
@@ -134,6 +139,7 @@ def test_a_step_before_the_start(wall: Wall, daemon: StartDaemon) -> None:
             assert due(subscriber, wall, deadline) == "wall"
 
 
+@pytest.mark.tier("test")
 def test_many_steps_fire_each_once_and_none_early(stepped: Daemon, wall: Wall) -> None:
     rng = random.Random(7)
     with Client("demo") as client, Subscriber("demo") as subscriber:
@@ -193,6 +199,7 @@ with Client("demo") as client, Subscriber("demo") as subscriber:
 """
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
     real = Daemon("demo", daemon_dir, python=ahead(daemon_dir, DAY_S))
     try:
@@ -206,6 +213,7 @@ def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
     assert int(done.stdout) > boot_ns() + (DAY_S - HOUR_S) * NS  # on the namespace's clock
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("seconds", [DAY_S, -120])
 def test_a_client_outside_of_the_daemons_time_namespace(seconds: int, daemon_dir: Path) -> None:
     """Its delays are counted by the daemon, from when they come; measured on a clock of both."""
@@ -295,6 +303,7 @@ def test_a_boot_clock_that_went_back_is_refused(sleeper: Daemon, daemon_dir: Pat
 # ---- another boot --------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_an_arena_of_another_boot_is_refused_and_untouched(
     daemon_dir: Path, daemon: StartDaemon
 ) -> None:

@@ -19,6 +19,8 @@ from purgatoryd.shm_layout.topology import (
     worker_cpus,
 )
 
+pytestmark = pytest.mark.tier("check")
+
 TWO_BY_TWO = {0: (0, 1), 1: (2, 3)}
 
 

@@ -41,6 +41,8 @@ from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.layout import BulkLoadAction, Op, Quota, Status, WireError
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
 
+pytestmark = pytest.mark.tier("check")
+
 SECOND_NS = 10**9
 FAR_NS = 3600 * SECOND_NS
 ROOT, ALICE, BOB, DAEMON = 0, 1001, 1002, 1003
@@ -603,6 +605,7 @@ def uids(real: Daemon) -> dict[int, dict[str, int]]:
     return {row.pop("uid"): row for row in rows}
 
 
+@pytest.mark.tier("test")
 def test_a_member_that_fills_the_tables_is_refused_alone(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
@@ -664,6 +667,7 @@ def add_as_bulk_load() -> list[bool]:
         return [timers.ok, rows.ok]
 
 
+@pytest.mark.tier("test")
 def test_outcomes_and_bulk_loads_of_a_member_starve_no_other_uid(daemon: StartDaemon) -> None:
     real = daemon("demo", "--capacity", "64", "--bulk-loads", "8", "--bulk-load-rows", "32768",
                   "--uid-share", "50")  # fmt: skip
@@ -678,6 +682,7 @@ def test_outcomes_and_bulk_loads_of_a_member_starve_no_other_uid(daemon: StartDa
     Reader.attach(real.paths).check()
 
 
+@pytest.mark.tier("all")
 def test_a_reload_changes_the_share(daemon: StartDaemon, tmp_path: Path) -> None:
     settings = tmp_path / "demo.toml"
     settings.write_text("topics = 8\nuid-share = 25\n")
@@ -700,6 +705,7 @@ def test_a_reload_changes_the_share(daemon: StartDaemon, tmp_path: Path) -> None
         as_member(real, MEMBER, lambda: add(5))
 
 
+@pytest.mark.tier("all")
 def test_a_deployment_refuses_namespaces_beyond_the_share(daemon: StartDaemon) -> None:
     real = daemon("demo", "--shards", "2", "--namespaces", "8", "--uid-share", "50")
 

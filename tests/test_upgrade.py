@@ -29,6 +29,7 @@ from real_daemon import (
     stats,
 )
 from stored_arena import ARENAS, EXPORTS, WALS, Stored, StoredExport, StoredWal
+from tiers import sample, wide
 
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
@@ -59,6 +60,8 @@ from purgatoryd.shm_layout.layout import (
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, Walk, segments, snapshots
 from purgatoryd.shm_layout.wal import contents as contents_of
+
+pytestmark = pytest.mark.tier("all")
 
 SAME = (
     "--capacity", "48", "--payload-memory", "64K",
@@ -94,7 +97,8 @@ def key_of(record: dict[str, Any]) -> wire.Key:
 # ---- the authoritative state of an earlier ABI -----------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [SAME, MORE], ids=["the same sizes", "other sizes"])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("settings", [wide(SAME), MORE], ids=["the same sizes", "other sizes"])
 def test_a_stored_arena_goes_on(
     stored: Stored, settings: tuple[str, ...], paths: Paths, daemon: StartDaemon
 ) -> None:
@@ -357,6 +361,7 @@ def test_a_stored_wal_is_read(folder: Path, tmp_path: Path) -> None:
     assert (walk.lsn, kinds) == (stored.contents["last_lsn"], stored.contents["kinds"])
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("folder", WALS, ids=lambda folder: folder.name)
 def test_a_daemon_goes_on_with_a_stored_wal(
     folder: Path, paths: Paths, daemon: StartDaemon
@@ -675,7 +680,8 @@ CUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("cut", sample(CUTS, {"between the two"}))
 def test_a_birth_that_was_cut_off_is_completed_or_undone(cut: str, daemon: StartDaemon) -> None:
     bytes_of: dict[str, dict[str, bytes]] = {}
     real = daemon("demo", "--capacity", "100")

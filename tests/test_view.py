@@ -39,6 +39,8 @@ from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.status_file import StatusFile, StatusRecord
 
+pytestmark = pytest.mark.tier("check")
+
 S = 1_000_000_000
 MS = 1_000_000
 VIRTUAL = ("--clock", "virtual", "--tick", "1ms", "--fanout", "20", "--capacity", "1000")
@@ -60,6 +62,7 @@ def fill(view: View, name: str) -> tuple[int, int]:
     return one.used, one.capacity
 
 
+@pytest.mark.tier("all")
 def test_the_wheel_shows_each_timer_where_its_time_is(sampler: Sampler) -> None:
     delays_ns = [5 * MS, 39 * MS, 1 * S, 90 * S, 90 * S, 3600 * S]
     with Client("demo") as client:
@@ -78,6 +81,7 @@ def test_the_wheel_shows_each_timer_where_its_time_is(sampler: Sampler) -> None:
     assert 0 < eventually(lambda: sampler.take().next_in_ns or 0) <= 5 * MS
 
 
+@pytest.mark.tier("all")
 def test_the_first_cell_is_the_clocks_wherever_it_stands(sampler: Sampler) -> None:
     with Client("demo") as client, Admin("demo") as admin:
         for at_ms in (13, 39, 61, 795, 8001):
@@ -88,6 +92,7 @@ def test_the_first_cell_is_the_clocks_wherever_it_stands(sampler: Sampler) -> No
             admin.advance((at_ms + 8) * MS)
 
 
+@pytest.mark.tier("all")
 def test_many_buckets_share_a_cell(daemon: StartDaemon) -> None:
     daemon("demo", "--clock", "virtual", "--tick", "1ms", "--fanout", "256")
     with Client("demo") as client, closing(Sampler("demo")) as sampler:
@@ -104,6 +109,7 @@ def test_what_is_due_and_waits_is_kept_apart() -> None:
     assert due(cast(Handle, core)) == 1
 
 
+@pytest.mark.tier("all")
 def test_how_full_it_is(sampler: Sampler) -> None:
     empty = sampler.take()
     assert fill(empty, "timers") == (0, 1000)
@@ -118,6 +124,7 @@ def test_how_full_it_is(sampler: Sampler) -> None:
     assert [(one.name, one.timers, one.bytes) for one in view.namespaces] == [("shop", 10, 1120)]
 
 
+@pytest.mark.tier("all")
 def test_rates_are_of_what_came_since_the_view_before(sampler: Sampler) -> None:
     with Client("demo") as client:
         client.add("before", delay=60)
@@ -132,6 +139,7 @@ def test_rates_are_of_what_came_since_the_view_before(sampler: Sampler) -> None:
     assert set(refused) == {"full"}
 
 
+@pytest.mark.tier("all")
 def test_what_is_reported_once_a_second_is_rated_over_the_window(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +159,7 @@ def test_what_is_reported_once_a_second_is_rated_over_the_window(
     assert rates[20]["wake-ups"] == rates[58]["wake-ups"] == 100
 
 
+@pytest.mark.tier("all")
 def test_lateness_is_of_the_last_seconds(sampler: Sampler) -> None:
     sampler.take()
     with Client("demo") as client, Admin("demo") as admin:
@@ -162,6 +171,7 @@ def test_lateness_is_of_the_last_seconds(sampler: Sampler) -> None:
     assert all(edge_ns & (edge_ns - 1) == 0 for edge_ns, _ in late.bins)
 
 
+@pytest.mark.tier("all")
 def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampler) -> None:
     with Raw(demo) as slow, Client("demo") as fast, Admin("demo") as admin:
         fast.add("k", delay=60)
@@ -175,6 +185,7 @@ def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampl
     assert view.operations == Operations(0, 2)
 
 
+@pytest.mark.tier("all")
 def test_a_healthy_client_is_not_slow(demo: Daemon, sampler: Sampler) -> None:
     """Also with an outcome that has just come."""
     with Raw(demo) as owner, Client("demo") as fast, Admin("demo") as admin:
@@ -186,6 +197,7 @@ def test_a_healthy_client_is_not_slow(demo: Daemon, sampler: Sampler) -> None:
         assert sampler.take().slowest == []
 
 
+@pytest.mark.tier("all")
 def test_a_client_has_the_name_that_it_gave_itself(demo: Daemon) -> None:
     with Client("demo", worker="web-3"), Client("demo"), closing(Sampler("demo")) as sampler:
         assert sampler._sessions is not None
@@ -196,6 +208,7 @@ def test_a_client_has_the_name_that_it_gave_itself(demo: Daemon) -> None:
     assert client_name(replace(named, worker="", pid=0)) == "another host, uid 8"
 
 
+@pytest.mark.tier("all")
 def test_topics_have_their_timers_and_notices(sampler: Sampler) -> None:
     with Client("demo", namespace="shop") as client, Admin("demo") as admin:
         client.add_many([(f"k{i}", 60.0, "orders", b"") for i in range(3)])
@@ -206,6 +219,7 @@ def test_topics_have_their_timers_and_notices(sampler: Sampler) -> None:
         ]  # fmt: skip
 
 
+@pytest.mark.tier("all")
 def test_a_full_replay_buffer_is_no_alarm(sampler: Sampler) -> None:
     """New notices replace the oldest ones: full is the normal state."""
     (found,) = (one for one in sampler.take().fills if one.name == "replay memory")
@@ -215,6 +229,7 @@ def test_a_full_replay_buffer_is_no_alarm(sampler: Sampler) -> None:
         assert {str(piece.style) for piece in console.render(Bar(full))} - {"None"} == {colour}
 
 
+@pytest.mark.tier("all")
 def test_another_user_does_not_see_clients(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = ArenaFile.open
 
@@ -230,6 +245,7 @@ def test_another_user_does_not_see_clients(demo: Daemon, monkeypatch: pytest.Mon
     assert "sessions" not in {one.name for one in view.fills}
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("spoil", [b"", bytes(4096), b"\xff" * 512])
 def test_a_strangers_session_table_is_not_read(demo: Daemon, spoil: bytes) -> None:
     demo.stop()
@@ -244,6 +260,7 @@ def test_a_strangers_session_table_is_not_read(demo: Daemon, spoil: bytes) -> No
 # ---- a daemon that hangs, ends, comes again ------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_a_frozen_daemon_is_seen_at_work_before_it_froze(
     demo: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +275,7 @@ def test_a_frozen_daemon_is_seen_at_work_before_it_froze(
         os.kill(demo.pid, signal.SIGCONT)
 
 
+@pytest.mark.tier("all")
 def test_views_follow_a_daemon_into_another_arena(demo: Daemon, sampler: Sampler) -> None:
     with Client("demo") as client:
         client.add("k", delay=60)
@@ -269,6 +287,7 @@ def test_views_follow_a_daemon_into_another_arena(demo: Daemon, sampler: Sampler
     assert sampler.take().health.pid == demo.pid
 
 
+@pytest.mark.tier("all")
 def test_an_arena_that_is_gone_may_come_again(demo: Daemon, sampler: Sampler) -> None:
     demo.stop()
     remove_arena_files(demo.paths)
@@ -301,6 +320,7 @@ def arm(namespaces: list[str]) -> None:
             client.add_many([(f"k{i}", 3600.0, "t", bytes(20)) for i in range(1 + number)])
 
 
+@pytest.mark.tier("test")
 def test_a_deployment_is_the_sum_of_its_shards(viewer: Viewer) -> None:
     viewer.take()
     arm(SPACES)
@@ -321,6 +341,7 @@ def test_a_deployment_is_the_sum_of_its_shards(viewer: Viewer) -> None:
     assert whole.next_in_ns == min(one.next_in_ns for one in shards if one.next_in_ns)
 
 
+@pytest.mark.tier("all")
 def test_a_namespace_with_partitions_is_one(viewer: Viewer) -> None:
     with Admin("demo") as admin:
         admin.create_namespace("split", partitions=3)
@@ -330,6 +351,7 @@ def test_a_namespace_with_partitions_is_one(viewer: Viewer) -> None:
     assert (one.name, one.timers) == ("split", 50)
 
 
+@pytest.mark.tier("all")
 def test_one_shard_that_is_gone_does_not_hide_the_others(three: Daemon, viewer: Viewer) -> None:
     arm(SPACES)
     assert viewer.take().whole.health.condition == "ready"
@@ -350,6 +372,7 @@ def test_one_shard_that_is_gone_does_not_hide_the_others(three: Daemon, viewer: 
         views.of(1)
 
 
+@pytest.mark.tier("all")
 def test_views_follow_a_deployment_to_other_shards(three: Daemon, viewer: Viewer) -> None:
     arm(SPACES)
     three.restart("--shards", "2")
@@ -360,6 +383,7 @@ def test_views_follow_a_deployment_to_other_shards(three: Daemon, viewer: Viewer
         viewer.take().of(2)
 
 
+@pytest.mark.tier("all")
 def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
     arm(SPACES)
     shown = top()
@@ -388,6 +412,7 @@ def shows_who_runs_it(three: Daemon, file: StatusFile) -> None:
     assert "nothing is known of the process that runs them" in top()
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_alone_has_no_shard_to_choose(demo: Daemon) -> None:
     done = CliRunner().invoke(app, ["top", "--name", "demo", "--once", "--shard", "0"])
     assert (done.exit_code, "the daemon has no shards" in done.stderr) == (Exit.USAGE, True)
@@ -404,6 +429,7 @@ def top(*args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.tier("test")
 def test_one_view_in_the_terminal(demo: Daemon) -> None:
     with Client("demo", namespace="[red]shop") as client:
         client.add("hidden-key", delay=3, payload=b"hidden-payload")
@@ -424,6 +450,7 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
     assert "hidden" not in shown
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_a_narrow_terminal_shows_less_side_by_side(demo: Daemon, columns: int) -> None:
     with Client("demo") as client:
@@ -457,6 +484,7 @@ def test_times_have_space_next_to_the_others() -> None:
     assert capture.get().count(units.format_duration(span)) == 3
 
 
+@pytest.mark.tier("all")
 def test_a_pipe_gets_one_view_after_the_other(demo: Daemon) -> None:
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=demo.env) as process:
@@ -467,6 +495,7 @@ def test_a_pipe_gets_one_view_after_the_other(demo: Daemon) -> None:
         assert process.wait(PATIENCE_S) == Exit.DONE
 
 
+@pytest.mark.tier("all")
 def test_views_in_json_go_on(demo: Daemon) -> None:
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=demo.env) as process:
@@ -477,6 +506,7 @@ def test_views_in_json_go_on(demo: Daemon) -> None:
     assert [view["condition"] for view in views] == ["ready"] * 2
 
 
+@pytest.mark.tier("all")
 def test_views_in_json_outlive_the_arena(demo: Daemon) -> None:
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=demo.env) as process:
@@ -492,6 +522,7 @@ def test_views_in_json_outlive_the_arena(demo: Daemon) -> None:
         assert process.wait(PATIENCE_S) == Exit.DONE
 
 
+@pytest.mark.tier("all")
 def test_a_stopped_daemon_has_no_process(demo: Daemon) -> None:
     demo.stop()
     shown = top()
@@ -511,6 +542,7 @@ def drawn(demo: Daemon, columns: int, lines: int) -> Iterator[tuple[subprocess.P
     os.close(ours)
 
 
+@pytest.mark.tier("all")
 def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
     with drawn(demo, columns=120, lines=50) as (process, ours):
         seen = b""
@@ -520,6 +552,7 @@ def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
         assert process.wait(PATIENCE_S) == Exit.DONE
 
 
+@pytest.mark.tier("all")
 def test_keys_choose_a_section_and_end(demo: Daemon) -> None:
     with drawn(demo, columns=80, lines=24) as (process, ours):
         for key, shown in (
@@ -541,6 +574,7 @@ def test_keys_choose_a_section_and_end(demo: Daemon) -> None:
         assert process.wait(PATIENCE_S) == Exit.DONE
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("section", range(len(SECTIONS)))
 def test_a_small_terminal_shows_a_section_whole(sampler: Sampler, section: int) -> None:
     chosen = Choice()
@@ -558,6 +592,7 @@ def test_a_small_terminal_shows_a_section_whole(sampler: Sampler, section: int) 
             assert word in capture.get()
 
 
+@pytest.mark.tier("all")
 def test_a_large_terminal_shows_all_sections(sampler: Sampler) -> None:
     console = Console(width=120, height=50, color_system=None, file=StringIO())
     with console.capture() as capture:

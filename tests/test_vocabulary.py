@@ -11,6 +11,8 @@ from types import ModuleType
 import public_names
 import pytest
 
+pytestmark = pytest.mark.tier("check")
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "names.md"
 

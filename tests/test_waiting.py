@@ -15,6 +15,8 @@ from real_daemon import Daemon, boot_ns
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.daemon.waiting import Waiter
 
+pytestmark = pytest.mark.tier("test")
+
 INHERITED = 1200
 """More than select() can count."""
 
@@ -82,6 +84,7 @@ def left_ns(timer: int) -> int:
     return int(seconds) * 10**9 + int(nanoseconds)
 
 
+@pytest.mark.alone
 def test_a_wait_has_its_deadline_in_nanoseconds() -> None:
     """The kernel says how much time is left, between two looks at the clock. A deadline in whole
     milliseconds is outside of many of these spans."""

@@ -12,6 +12,7 @@ import purgatory_driver as pd
 import pytest
 from core_driver import Fault
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgatory
+from tiers import sample
 from wal_driver import Redo, Snapshot, Wal, authoritative_state, frames_of, twin
 
 from purgatoryd.shm_layout import wal, wire
@@ -21,6 +22,8 @@ from purgatoryd.shm_layout.errors import MessageRefused
 from purgatoryd.shm_layout.layout import BulkLoadAction, PutMode, TimeKind
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import Buffer, Walk, contents, write_snapshot
+
+pytestmark = pytest.mark.tier("check")
 
 MS = 1_000_000
 CONFIG: dict[str, Any] = {
@@ -215,7 +218,8 @@ def the_same(work: Work, snapshot: bytes, rng: random.Random, *, twice: bool = F
     assert authoritative_state(found) == expected
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("seed", sample(range(40), range(10)))
 def test_the_wal_gives_all_authoritative_state_back(seed: int) -> None:
     work = Work(seed)
     first = Snapshot(work.core).finish().data
@@ -226,7 +230,8 @@ def test_the_wal_gives_all_authoritative_state_back(seed: int) -> None:
         the_same(work, first, work.rng, twice=work.rng.random() < 0.3)
 
 
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("seed", sample(range(100, 160), range(100, 120)))
 def test_a_snapshot_taken_while_work_goes_on(seed: int) -> None:
     work = Work(seed)
     for _ in range(work.rng.randint(10, 150)):

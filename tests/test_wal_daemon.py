@@ -33,6 +33,7 @@ from real_daemon import (
     sent,
     stats,
 )
+from tiers import sample, wide
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.wal import file_records, walks
@@ -73,6 +74,8 @@ from purgatoryd.shm_layout.wal import (
     snapshots,
     uuid_of,
 )
+
+pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 HEAD_BYTES = 4096
@@ -143,6 +146,7 @@ def test_without_a_wal_a_durable_call_is_refused(daemon: StartDaemon) -> None:
     assert stats(real)["adds"] == 0
 
 
+@pytest.mark.tier("test")
 def test_what_was_answered_is_on_disk(daemon: StartDaemon, wal: Path) -> None:
     """Payloads are large, so that who does not wait for the disk is answered long before it."""
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
@@ -207,6 +211,7 @@ def test_every_kind_of_client_can_be_durable(daemon: StartDaemon, wal: Path) -> 
 # ---- a reboot --------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_a_reboot_loses_nothing_that_was_answered(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with listen() as subscriber, durable() as client:
@@ -263,6 +268,7 @@ def test_a_subscriber_learns_that_the_stream_is_another_one(daemon: StartDaemon,
         assert (second.key, second.seq) == ("b", first.seq + 1)
 
 
+@pytest.mark.tier("test")
 def test_watermarks_operations_and_their_notices_are_kept(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with Purgatory("demo", namespace="shop", durable=True, timeout=PATIENCE_S) as owner:
@@ -437,6 +443,7 @@ class Ledger:
             assert timer is None or timer.ticket not in self.cancelled
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("WAL_ROUNDS", "1"))))
 def test_nothing_answered_is_lost_by_kills_at_any_time(
     daemon: StartDaemon, wal: Path, seed: int
@@ -540,6 +547,7 @@ def began_empty(wal: Path) -> bool:
     return bool(header_of(first.path).flags & lib.PG_WAL_BEGAN_EMPTY)
 
 
+@pytest.mark.tier("test")
 def test_the_first_segment_says_that_the_arena_was_empty(daemon: StartDaemon, wal: Path) -> None:
     """Also after a kill: every record of it is there, and an audit begins with the first."""
     real = daemon("demo", *wal_flags(wal))
@@ -922,6 +930,7 @@ def test_force_without_a_wal_is_refused(daemon: StartDaemon) -> None:
     assert "left out without a WAL" in said
 
 
+@pytest.mark.tier("test")
 def test_damage_is_refused_with_its_place_and_can_be_forced(daemon: StartDaemon, wal: Path) -> None:
     real, timers = with_segments(daemon, wal)
     reboot(real)
@@ -999,7 +1008,8 @@ DEAD = [
 ]
 
 
-@pytest.mark.parametrize(("place", "harm", "arena"), DEAD)
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(("place", "harm", "arena"), sample(DEAD, DEAD[:1]))
 def test_damage_before_the_newest_sound_snapshot_costs_nothing(
     daemon: StartDaemon, wal: Path, place: Callable[[Path], Path],
     harm: Callable[[Path], None], arena: str,
@@ -1045,6 +1055,7 @@ def test_damage_before_the_confirmed_end_costs_nothing_with_the_arena(
         assert all(client.get(timer.key) is not None for timer in timers)
 
 
+@pytest.mark.tier("test")
 def test_a_cut_end_is_no_damage(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with durable() as client:
@@ -1087,6 +1098,7 @@ def replace_until(fact: Callable[[], bool]) -> None:
         eventually(replaced)
 
 
+@pytest.mark.tier("test")
 def test_old_files_go_and_retention_holds_keep_them(daemon: StartDaemon, wal: Path) -> None:
     at, folder = ("--wal-dir", str(wal)), wal / "demo"
     flags = ("--snapshot-segments", "1", "--payload-memory", "64M")
@@ -1168,6 +1180,7 @@ def add_until_refused(client: Client) -> tuple[list[TimerInfo], PurgatorydError]
     raise AssertionError("nothing was refused")
 
 
+@pytest.mark.tier("test")
 def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_disk: Path) -> None:
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with listen() as subscriber, durable() as client:
@@ -1274,7 +1287,8 @@ def export(real: Daemon) -> Path:
     return file
 
 
-@pytest.mark.parametrize("with_wal", [False, True])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("with_wal", [wide(False), True])
 def test_an_export_begins_another_daemon(daemon: StartDaemon, wal: Path, with_wal: bool) -> None:
     real = daemon("demo", *(wal_flags(wal) if with_wal else ()))
     with Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:

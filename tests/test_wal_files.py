@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from core_driver import Core, Fault
+from tiers import wide
 from wal_segment_driver import (
     WAL_BUFFER_BYTES,
     WAL_SEGMENT_BYTES,
@@ -27,6 +28,8 @@ from wal_segment_driver import (
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import PutMode
 from purgatoryd.shm_layout.wal import Buffer, segments, snapshots
+
+pytestmark = pytest.mark.tier("test")
 
 HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 HEADER_BYTES = ffi.sizeof("struct pg_wal_segment")
@@ -139,7 +142,7 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
             files(tmp_path / "file")
 
 
-@pytest.mark.parametrize("segment", [0, 1])
+@pytest.mark.parametrize("segment", [wide(0), 1])
 def test_every_single_bit(written: Written, segment: int) -> None:
     file, used = written.files[segment], written.used[segment]
     outcomes = {"whole": 0, "torn": 0, "refused": 0}
@@ -174,8 +177,8 @@ def behind_stale(file: bytearray, cut: int, stale: bytearray) -> bytearray:
     return file[:cut] + stale[cut:]
 
 
-@pytest.mark.parametrize("behind", [behind_nothing, behind_zeros, behind_stale])
-@pytest.mark.parametrize("segment", [0, 1])
+@pytest.mark.parametrize("behind", [behind_nothing, wide(behind_zeros), wide(behind_stale)])
+@pytest.mark.parametrize("segment", [wide(0), 1])
 def test_every_cut(
     written: Written,
     stale: Written,

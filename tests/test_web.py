@@ -31,6 +31,8 @@ from purgatoryd.shm_layout.errors import InvalidArgument
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+pytestmark = pytest.mark.tier("test")
+
 
 @pytest.fixture
 def demo(daemon: StartDaemon) -> Daemon:
@@ -47,6 +49,7 @@ def web(demo: Daemon) -> Iterator[Web]:
 # ---- who gets an answer --------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_it_can_only_be_looked_at_and_only_from_here(web: Web) -> None:
     assert web.ask().status == 200
     assert (web.ask(method="HEAD").status, web.ask(method="HEAD").text) == (200, "")
@@ -58,6 +61,7 @@ def test_it_can_only_be_looked_at_and_only_from_here(web: Web) -> None:
     assert web.ask(Host="localhost:9").status == 200
 
 
+@pytest.mark.tier("all")
 def test_no_other_site_may_read_it(web: Web) -> None:
     for path in ("/", "/view.json"):
         headers = web.ask(path, Origin="http://evil.example").headers
@@ -96,12 +100,14 @@ def test_a_name_and_an_address() -> None:
             assert where(listening).startswith("http://127.0.0.1:")
 
 
+@pytest.mark.tier("all")
 def test_a_port_that_is_taken(web: Web) -> None:
     taken = web.address.removeprefix("http://").rstrip("/")
     done = CliRunner().invoke(app, ["web", "--name", "demo", "--listen", taken])
     assert (done.exit_code, "cannot be listened on" in done.output) == (Exit.UNUSABLE, True)
 
 
+@pytest.mark.tier("all")
 def test_a_socket_for_user_and_group(demo: Daemon, tmp_path: Path) -> None:
     path = tmp_path / "web"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -130,6 +136,7 @@ def view(web: Web) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.tier("test")
 def test_aggregates_and_nothing_else(web: Web) -> None:
     with Client("demo", namespace="shop") as client:
         client.add("secret-key", delay=3600, topic="orders", payload=b"secret-payload")
@@ -140,11 +147,13 @@ def test_aggregates_and_nothing_else(web: Web) -> None:
     assert "secret" not in web.ask("/view.json").text
 
 
+@pytest.mark.tier("all")
 def test_the_past_is_reported_too(web: Web) -> None:
     eventually(lambda: len(view(web)["past"]) > 2)
     assert set(view(web)["past"][0]) == {"armed", "fired", "cancelled", "p50_ns", "p99_ns"}
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_that_ends_is_still_shown(demo: Daemon, web: Web) -> None:
     demo.stop()
     assert eventually(lambda: view(web)["condition"] == "stopped")
@@ -153,6 +162,7 @@ def test_a_daemon_that_ends_is_still_shown(demo: Daemon, web: Web) -> None:
     assert eventually(lambda: "error" in view(web))
 
 
+@pytest.mark.tier("all")
 def test_what_ends_the_views_ends_the_server(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     views = [Sampler.take] * 2
 
@@ -185,6 +195,7 @@ def of_shard(web: Web, shard: int | str) -> Answer:
     return web.ask(f"/view.json?shard={shard}")
 
 
+@pytest.mark.tier("all")
 def test_a_deployment_and_each_of_its_shards(three: Web) -> None:
     with Client("demo", namespace="shop") as client:
         client.add_many([(f"k{i}", 3600.0) for i in range(5)])
@@ -231,6 +242,7 @@ def shown(browser: Browser, web: Web) -> Iterator[Page]:
     assert found == []
 
 
+@pytest.mark.tier("all")
 def test_a_browser_draws_it(shown: Page, demo: Daemon) -> None:
     with Client("demo", namespace="shop<b>&amp;") as client:
         client.add_many([(f"k{i}", 5.0 + i) for i in range(50)])
@@ -246,6 +258,7 @@ def test_a_browser_draws_it(shown: Page, demo: Daemon) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.tier("all")
 def test_a_browser_shows_the_shards_of_a_deployment(browser: Browser, three: Web) -> None:
     with Client("demo", namespace="shop") as client, closing(browser.new_page()) as page:
         client.add_many([(f"k{i}", 3600.0) for i in range(50)])
@@ -268,6 +281,7 @@ def test_a_browser_shows_the_shards_of_a_deployment(browser: Browser, three: Web
         page.wait_for_selector("body:not(.past) #name:text-is('demo')")
 
 
+@pytest.mark.tier("all")
 def test_a_browser_shows_day_night_and_a_phone(shown: Page) -> None:
     shown.wait_for_selector("#wheel path")
     papers = set()
@@ -285,6 +299,7 @@ def test_a_browser_shows_day_night_and_a_phone(shown: Page) -> None:
     assert shown.evaluate(f"Math.max(...{amounts}.map({lines}))") < 2
 
 
+@pytest.mark.tier("all")
 def test_a_browser_says_that_the_daemon_was_killed(shown: Page, demo: Daemon) -> None:
     shown.wait_for_selector("#condition:text-is('ready')")
     demo.kill()
@@ -292,6 +307,7 @@ def test_a_browser_says_that_the_daemon_was_killed(shown: Page, demo: Daemon) ->
     assert "The daemon was killed" in (shown.text_content("#alarm") or "")
 
 
+@pytest.mark.tier("all")
 def test_a_browser_shows_the_past_as_past(browser: Browser, web: Web) -> None:
     with closing(browser.new_page()) as page:
         page.set_default_timeout(PATIENCE_S * 1000)

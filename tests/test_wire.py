@@ -24,6 +24,8 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import KeyType, Message, Op, WireError
 
+pytestmark = pytest.mark.tier("check")
+
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 U64 = st.integers(0, 2**64 - 1)
 SHORT_TEXT = TEXT.filter(lambda text: 0 < len(text.encode()) <= 255)

@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from world.runs import part, run, smallest
 from world.script import FAULTS, WORK, Script, script
 
+pytestmark = pytest.mark.tier("check")
+
 TESTS = Path(__file__).resolve().parent
 SEEDS = range(1, 13)
 OF_FOUND_BUGS: dict[int, str] = {}
 """Seeds that found a bug, and the bug."""
+
+
+def seeds() -> Iterator[object]:
+    """All seeds, of which `make check` runs the first four."""
+    for seed in (*SEEDS, *OF_FOUND_BUGS):
+        yield seed if seed < 5 else pytest.param(seed, marks=pytest.mark.tier("test"))
 
 
 def _digest(seed: int, folder: Path, hash_seed: int) -> str:
@@ -30,11 +39,12 @@ def _digest(seed: int, folder: Path, hash_seed: int) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("seed", [*SEEDS, *OF_FOUND_BUGS])
+@pytest.mark.parametrize("seed", seeds())
 def test_nothing_is_lost_doubled_or_early_in_a_world(seed: int) -> None:
     assert run(script(seed)).failure is None
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("seed", [2, 5])
 def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) -> None:
     digests = {_digest(seed, tmp_path / f"folder{number}", number) for number in (1, 2)}

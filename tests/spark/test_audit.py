@@ -74,7 +74,9 @@ from purgatoryd.shm_layout.wal import header_of, segments
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.tier("test")
+
+ROOT = Path(__file__).resolve().parents[2]
 EMPTY = CLEAN.having(wal=Wal(began_empty=True), first=None)
 """The first snapshot went; the first segment says that there was nothing in it."""
 PARKED = arm(1, "a", 10 * S, at_ns=1 * S, parked=True)
@@ -695,6 +697,7 @@ def test_a_page_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None
     assert "no" in reported.stderr
 
 
+@pytest.mark.tier("all")
 def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) -> None:
     """Also with --wal-dir, before anything was shipped; 5 once a segment is lost."""
     lake, wal, page = in_parts / "lake", ("--wal-dir", in_parts), in_parts / "r.html"
@@ -720,15 +723,49 @@ def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) 
     assert "lsn_gap" in page.read_text()
 
 
-def test_coverage_below_the_required_share_fails(in_parts: Path, spark: SparkSession) -> None:
-    """A partial verdict is amber and names the other records; it fails below the required share."""
-    lake, page = in_parts / "lake", in_parts / "r.html"
+@pytest.fixture
+def in_part(in_parts: Path) -> Path:
+    """A lake that lacks the first snapshot: only the last record can be judged."""
     for snapshot in (in_parts / "demo").glob("*.snapshot"):
         snapshot.unlink()
-    behind, judged, count = len(RECORDS), 1, len(RECORDS)
+    behind = len(RECORDS)
     data = Wal().snapshot(behind, OPEN[:1], next_ticket=1000, now_ns=100 * S)
     (in_parts / "demo" / f"{behind:016x}.snapshot").write_bytes(data)
-    ship(in_parts / "demo", Lake(lake), "eagle")
+    ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
+    return in_parts
+
+
+def test_coverage_below_the_required_share_fails(
+    in_part: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = (LsnRange(Wal().uuid.hex(), 2, 10, "snapshot"),)
+    tenth = Verdict(records=10, coverage=Coverage(1, 10, 10, ranges))
+    monkeypatch.setattr("purgatoryd.pipeline.audit.audit", lambda *_: tenth)
+    for share, code in (("10", 0), ("99.9", 5)):
+        done = invoke("audit", "--lake", in_part / "lake", "--require-coverage", share)
+        assert done.exit_code == code
+        assert ("coverage is 10 %; 99.9" in done.stderr) == (code == 5), done.stderr
+
+
+@pytest.mark.tier("all")
+def test_a_report_of_too_little_coverage_is_written_and_fails(
+    in_part: Path, spark: SparkSession
+) -> None:
+    page = in_part / "r.html"
+    failed = invoke(
+        "report", "--lake", in_part / "lake", "--out", page, "--require-coverage", "99.9"
+    )
+    assert failed.exit_code == 5
+    assert "is required" in failed.stderr
+    assert 'class="verdict amber"' in page.read_text()
+    assert "no violation in what was judged" in page.read_text()
+
+
+@pytest.mark.tier("all")
+def test_a_partial_verdict_is_amber_and_names_the_other_records(
+    in_part: Path, spark: SparkSession
+) -> None:
+    lake, behind, judged, count = in_part / "lake", len(RECORDS), 1, len(RECORDS)
     reported = invoke("audit", "--lake", lake, "--json")
     rows = [json.loads(line) for line in reported.stdout.splitlines()]
     assert reported.exit_code == 0
@@ -741,10 +778,5 @@ def test_coverage_below_the_required_share_fails(in_parts: Path, spark: SparkSes
         "judged": judged, "shipped": count, "had": count, "share": judged / count, "exact": True,
         "whole": False,
     }  # fmt: skip
-    failed = invoke("report", "--lake", lake, "--out", page, "--require-coverage", "99.9")
-    assert failed.exit_code == 5
-    assert "is required" in failed.stderr
-    assert 'class="verdict amber"' in page.read_text()
-    assert "no violation in what was judged" in page.read_text()
     share = f"{100 * judged / count - 0.1:.2f}%"
     assert invoke("audit", "--lake", lake, "--require-coverage", share).exit_code == 0

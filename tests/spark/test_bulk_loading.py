@@ -46,11 +46,13 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import WireError
 
+pytestmark = pytest.mark.tier("test")
+
 HOUR_NS = 3600 * 10**9
 SCHEMA = StructType().add("key", "string").add("delay", "double").add("payload", "binary")
 NO_SPARK: Any = None
-KILLER = Path(__file__).parent / "support" / "cold_killed.py"
-PROMOTION = Path(__file__).parent / "support" / "promote_killed.py"
+KILLER = Path(__file__).parents[1] / "support" / "cold_killed.py"
+PROMOTION = Path(__file__).parents[1] / "support" / "promote_killed.py"
 
 
 def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
@@ -213,6 +215,7 @@ def test_answers_wait_for_the_disk_if_there_is_a_wal(
     assert asked == [wal] * 2
 
 
+@pytest.mark.tier("all")
 def test_spark_runs_a_killed_task_again(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -244,6 +247,7 @@ def test_spark_runs_a_killed_task_again(
     assert stats(demo)["adds"] == 40_000
 
 
+@pytest.mark.costly("the first write starts Python workers of Spark")
 def test_refusals_fail_the_write(spark: SparkSession, daemon: StartDaemon, tmp_path: Path) -> None:
     demo = daemon("demo", "--capacity", "10")
     rows = spark.range(0, 15, 1, 1).selectExpr("concat('k', id) as key", "3600.0D as delay")
@@ -436,6 +440,7 @@ def test_windows_that_are_killed_fire_every_timer_once(
     assert sorted(fired(demo, "t", "shop")) == sorted(f"k{i}" for i in range(count))
 
 
+@pytest.mark.tier("all")
 def test_windows_whose_process_is_killed_fire_every_timer_once(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -452,6 +457,7 @@ def test_windows_whose_process_is_killed_fire_every_timer_once(
     assert stats(demo)["live"] == 5 * windows
 
 
+@pytest.mark.tier("all")
 def test_a_promotion_whose_spark_is_killed_goes_on(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -33,9 +33,11 @@ from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.session import java_home
 from purgatoryd.shm_layout.wal import Walk, segments
 
+pytestmark = pytest.mark.tier("all")
+
 Reported = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
-DRIVER = Path(__file__).parent / "support" / "cluster_driver.py"
+DRIVER = Path(__file__).parents[1] / "support" / "cluster_driver.py"
 LIMIT_S = 600
 """A machine that is busy takes minutes for six JVMs; more is a hang."""
 

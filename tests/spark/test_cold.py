@@ -40,6 +40,8 @@ from purgatoryd.shm_layout.errors import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.tier("test")
+
 BASE = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 MINUTE_NS = 60 * 10**9
 BASE_NS = int(BASE.timestamp()) * 10**9
@@ -99,6 +101,7 @@ def test_what_was_loaded_is_promoted_window_by_window(
     assert [path for path in tier.lake.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
+@pytest.mark.tier("all")
 def test_rows_that_come_late_go_with_the_next_window(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
@@ -111,6 +114,7 @@ def test_rows_that_come_late_go_with_the_next_window(
     assert set(waiting(tier)) == {key(i) for i in range(25, 30)}
 
 
+@pytest.mark.costly("each change is several Spark jobs")
 def test_cancels_and_changes_reach_cold_and_hot_timers(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
@@ -128,6 +132,7 @@ def test_cancels_and_changes_reach_cold_and_hot_timers(
     assert waiting(tier) == {key(30): due(530)}
 
 
+@pytest.mark.tier("all")
 def test_a_compaction_leaves_what_lives(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
@@ -149,6 +154,7 @@ def test_a_compaction_leaves_what_lives(
     assert len(daemon.added) == 148
 
 
+@pytest.mark.tier("all")
 def test_a_bulk_load_is_the_same_only_with_the_same_number_of_rows(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
@@ -159,6 +165,7 @@ def test_a_bulk_load_is_the_same_only_with_the_same_number_of_rows(
     assert tier.version() == before
 
 
+@pytest.mark.tier("all")
 def test_no_key_of_a_replacement_comes_to_the_driver(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +189,7 @@ def test_no_key_of_a_replacement_comes_to_the_driver(
     assert waiting(tier) == left
 
 
+@pytest.mark.tier("all")
 def test_a_key_has_one_timer_in_the_tier(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +231,7 @@ def test_verify_names_what_is_wrong(
         promote(spark, tier, due(100), daemon)
 
 
+@pytest.mark.costly("each kind of bad row is a bulk load")
 def test_bad_rows_are_refused_and_nothing_changes(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
@@ -325,6 +334,7 @@ def test_a_tier_of_another_format_is_refused(
     assert reported["path"] == str(path)
 
 
+@pytest.mark.tier("all")
 def test_deadlines_that_are_no_times_are_counted(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:

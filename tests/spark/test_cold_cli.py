@@ -23,7 +23,9 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout.errors import LakeInUse
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "cold.md"
+pytestmark = pytest.mark.tier("test")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cold.md"
 
 
 def consoles() -> list[str]:
@@ -31,6 +33,7 @@ def consoles() -> list[str]:
     return re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.tier("all")
 def test_the_page_on_parked_timers(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +68,7 @@ def for_this_session(block: str, demo: Daemon) -> str:
     )
 
 
+@pytest.mark.tier("all")
 def test_the_page_from_bulk_load_to_verify(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

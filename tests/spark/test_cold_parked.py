@@ -41,6 +41,8 @@ from purgatoryd.shm_layout.errors import ParkedElsewhere, WindowElsewhere
 from purgatoryd.shm_layout.shards import read_table
 from purgatoryd.shm_layout.wal import segments
 
+pytestmark = pytest.mark.tier("test")
+
 MINUTE_NS = 60 * 10**9
 ORIGIN_NS = 1_893_456_000 * 10**9  # 2030-01-01T00:00:00Z
 NO_SPARK: Any = None
@@ -113,6 +115,7 @@ def minutes(n: int) -> float:
     return 7200.0 + 60 * n
 
 
+@pytest.mark.tier("all")
 def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
     spark: SparkSession, world: World
 ) -> None:
@@ -172,6 +175,7 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
     assert cold.verify(spark, tier)[1] == []
 
 
+@pytest.mark.tier("all")
 def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: World) -> None:
     """What two arenas parked, of which one filled no segment, is asked back of a third one."""
     tier, lake = world.tier, world.lake
@@ -209,6 +213,7 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
     assert (figures["promoted"], figures["unknown"]) == (39, 0)
 
 
+@pytest.mark.tier("all")
 def test_each_shard_has_its_parked_timers_back(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:

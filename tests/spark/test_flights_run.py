@@ -30,7 +30,9 @@ from purgatoryd.clients import CancelResult, Client
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.paths import paths_in
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.tier("test")
+
+ROOT = Path(__file__).parents[2]
 MINUTE_NS = 60 * NS_PER_S
 
 
@@ -53,6 +55,7 @@ def run_module(*args: str) -> subprocess.CompletedProcess[str]:
 # --- the parts, with real processes ---------------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_a_day_in_three_seconds(flight_runs: FlightRuns, console: Console) -> None:
     """So fast, with a margin of 1 ms, that a landing may lose its race: all else must agree."""
     day = flight_runs.day
@@ -66,6 +69,7 @@ def test_a_day_in_three_seconds(flight_runs: FlightRuns, console: Console) -> No
     assert f"A day live: {day.date}" in console.export_text()
 
 
+@pytest.mark.tier("all")
 def test_a_day_of_the_year(flight_runs: FlightRuns, console: Console) -> None:
     whole = flight_runs.year
     assert whole.problems == []
@@ -75,6 +79,7 @@ def test_a_day_of_the_year(flight_runs: FlightRuns, console: Console) -> None:
     assert "0 / 0" in console.export_text()
 
 
+@pytest.mark.tier("all")
 def test_load_from_the_command_line(tmp_path: Path) -> None:
     """On a pipe: no control codes, and the verdict is the last line."""
     needs("numpy")

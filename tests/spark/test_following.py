@@ -26,6 +26,8 @@ from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.shm_layout.errors import DaemonUnreachable, LakeBroken, LakeInUse
 
+pytestmark = pytest.mark.tier("test")
+
 FULL = "No space left on device"
 PASSING = [
     (LakeInUse("lock"), "LakeInUse"),

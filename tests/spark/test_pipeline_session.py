@@ -14,6 +14,8 @@ from purgatoryd.pipeline import extras
 from purgatoryd.pipeline.session import java_home, java_major, settings, wrapped
 from purgatoryd.shm_layout.errors import ExtraMissing
 
+pytestmark = pytest.mark.tier("test")
+
 
 def fake_java(home: Path, version: str) -> Path:
     """A home whose java says this version, and else its arguments."""

@@ -37,8 +37,10 @@ from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, UnknownSetting
 from purgatoryd.shm_layout.retention_holds import read_holds
 from purgatoryd.shm_layout.wal import SEGMENT, file_name, segments
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
-STREAM = Path(__file__).parent / "support" / "stream_killed.py"
+pytestmark = pytest.mark.tier("test")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
+STREAM = Path(__file__).parents[1] / "support" / "stream_killed.py"
 STORED = max(WALS, key=lambda folder: folder.name)
 """Of the newest format."""
 
@@ -98,6 +100,7 @@ def test_openings_are_read_from_both_tiers(spark: SparkSession, wal: Path, lake:
     ]
 
 
+@pytest.mark.tier("all")
 def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
     spark: SparkSession, wal: Path, lake: Lake
 ) -> None:
@@ -180,6 +183,7 @@ def test_an_empty_lake_is_an_empty_table(spark: SparkSession, lake: Lake) -> Non
     assert found.isEmpty()
 
 
+@pytest.mark.tier("all")
 def test_a_filter_of_one_query_does_not_reach_another(spark: SparkSession, wal: Path) -> None:
     """What Spark does with a pushed filter: the next query of the DataFrame, and the other
     branch of a union, get too few rows. So nothing may be pushed."""
@@ -205,6 +209,7 @@ def test_columns_and_a_time_range_are_options(spark: SparkSession, wal: Path) ->
     assert all(row["payload"] is None for row in found)
 
 
+@pytest.mark.tier("all")
 def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
     spark: SparkSession, wal: Path, tmp_path: Path
 ) -> None:
@@ -271,6 +276,7 @@ def killed(
         run(spark, wal, checkpoint, each)
 
 
+@pytest.mark.tier("all")
 def test_the_page_s_examples_run(
     spark: SparkSession,
     wal: Path,

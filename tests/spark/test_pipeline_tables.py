@@ -39,6 +39,7 @@ from tables_oracle import (
     sketch_columns,
     table,
 )
+from tiers import wide
 from wal_writer import Story, Wal, arm, end, namespace, topic
 
 from examples.flights.collector import LAST_KEY
@@ -79,8 +80,10 @@ from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
+pytestmark = pytest.mark.tier("test")
+
 STRANGER = 4242
-PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 LIVE = Plan(9_000, slow_worker=3)
 VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", real_offset_ns=7 * S)
 
@@ -259,6 +262,7 @@ def test_a_daemons_wal_becomes_tables(
     assert oracle.rows("SELECT DISTINCT worker FROM ours") == [(f"{os.getuid()}:{os.getpid()}",)]
 
 
+@pytest.mark.tier("all")
 def test_the_flights_become_tables(
     spark: SparkSession, flight_runs: FlightRuns, tmp_path: Path
 ) -> None:
@@ -322,6 +326,7 @@ def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
     return lake
 
 
+@pytest.mark.tier("all")
 def test_segments_come_late_twice_and_in_any_order(
     spark: SparkSession, batch: Lake, tmp_path: Path
 ) -> None:
@@ -336,6 +341,7 @@ def test_segments_come_late_twice_and_in_any_order(
     assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 0}
 
 
+@pytest.mark.tier("all")
 def test_quantiles_keep_their_error_in_any_order_and_a_day_late(
     spark: SparkSession, oracle: Oracle, made: Lake, tmp_path: Path
 ) -> None:
@@ -367,7 +373,8 @@ def dying(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
     monkeypatch.setattr(parts, name, die)
 
 
-@pytest.mark.parametrize("job", ["make_silver", "make_gold"])
+@pytest.mark.costly("the table is made again after each kill")
+@pytest.mark.parametrize("job", ["make_silver", wide("make_gold")])
 def test_a_kill_at_any_step_of_a_commit_changes_nothing(
     spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
@@ -412,6 +419,7 @@ def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
         patch.setattr(parts, name, mortal(getattr(parts, name)))
 
 
+@pytest.mark.tier("all")
 def test_until_its_last_step_a_commit_has_done_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +439,7 @@ def test_until_its_last_step_a_commit_has_done_nothing(
         assert [len(list((tmp_path / "gold" / t.name).iterdir())) for t in layer.tables] == [1] * 3
 
 
+@pytest.mark.tier("all")
 def test_rebuilt_and_compacted_tables_are_the_same(
     spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,6 +532,7 @@ def test_a_batch_may_be_handed_over_in_the_next_segment(
     assert unsent[0] > unsent[1] == 0
 
 
+@pytest.mark.tier("all")
 def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Path) -> None:
     """However many records, and segments, stand between a notice and its batch."""
     plan = replace(SMALL, unsent_rows=70_000, segment_rows=30_000)
@@ -675,6 +685,7 @@ def test_progress_counts_what_is_up_to_date_and_what_is_unknown(batch: Lake) -> 
 # ---- findings and advice -----------------------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_only_the_slow_worker_is_found_with_its_stage(spark: SparkSession, made: Lake) -> None:
     topics, workers = table(spark, made, TOPICS), table(spark, made, WORKERS)
     found = findings.slow(topics, workers)
@@ -687,6 +698,7 @@ def test_only_the_slow_worker_is_found_with_its_stage(spark: SparkSession, made:
     assert findings.slow(topics, workers, least=10**6) == []
 
 
+@pytest.mark.tier("all")
 def test_a_worker_of_another_node_is_another_worker(spark: SparkSession, made: Lake) -> None:
     """A slow one is not hidden by a hundred quick ones of its name elsewhere."""
     topics, workers = table(spark, made, TOPICS), table(spark, made, WORKERS)
@@ -788,6 +800,7 @@ def test_open_spans_count_as_censored(spark: SparkSession) -> None:
         assert row.timeout_ns == wanted
 
 
+@pytest.mark.tier("all")
 def test_the_advised_timeout_gives_the_wanted_rate(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
@@ -862,7 +875,7 @@ NAMES = {"shop": namespace(0, "shop"), "late": topic(0, 0, "late")}
 ENDS = {f"end_{n}": end(n, at_ns=HOUR) for n in range(1, 101)}
 
 
-@pytest.mark.parametrize("run_on", [0, 1])
+@pytest.mark.parametrize("run_on", [0, wide(1)])
 def test_live_figures_are_compared_at_the_same_record(
     spark: SparkSession, tmp_path: Path, run_on: int
 ) -> None:
@@ -887,6 +900,7 @@ def test_live_figures_are_compared_at_the_same_record(
         assert (forecast["full_at"], forecast["full_by"]) == (None, None)
 
 
+@pytest.mark.tier("all")
 def test_what_lives_is_counted_from_the_newest_snapshot_on(
     spark: SparkSession, tmp_path: Path, batch: Lake
 ) -> None:
@@ -939,6 +953,7 @@ def test_a_trace_tells_every_record_of_a_key(
     assert trace.history(spark, made, (), trace.Key("default", "str", b"nobody")) == []
 
 
+@pytest.mark.tier("all")
 def test_a_trace_goes_from_the_cold_tier_to_the_end(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -990,6 +1005,7 @@ def called(*arguments: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.tier("all")
 def test_the_commands_make_and_ask_the_tables(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -32,6 +32,8 @@ from purgatoryd.pipeline.rebalance_plan import (
 )
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting
 
+pytestmark = pytest.mark.tier("test")
+
 RACKS = {"a1": "a", "a2": "a", "b1": "b", "c1": "c"}
 HOSTS = [Host(name, 1000, 100.0, {"rack": rack}) for name, rack in RACKS.items()]
 

@@ -28,6 +28,8 @@ from purgatoryd.pipeline.whole import whole
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.tier("test")
+
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -178,6 +180,7 @@ def totals(found: Profile) -> list[int]:
     return [sum(getattr(one, name) for one in found.flow) for name in COLOURS]
 
 
+@pytest.mark.costly("the figures are twenty Spark jobs")
 def test_figures_of_a_wal(spark: SparkSession, lake: Lake) -> None:
     parts, judged = figures(read_events(spark, lake))
     (found,) = parts
@@ -189,12 +192,14 @@ def test_figures_of_a_wal(spark: SparkSession, lake: Lake) -> None:
     assert judged == []
 
 
+@pytest.mark.tier("all")
 def test_a_daemon_counts_once_whatever_its_node_was_called(spark: SparkSession, lake: Lake) -> None:
     called = F.when(F.col("lsn") < 9, "hawk").otherwise(F.col("node"))
     (found,) = figures(read_events(spark, lake).withColumn("node", called)).parts
     assert (found.node, totals(found)) == ("eagle", [11, 1, 1, 4, 3, 0])
 
 
+@pytest.mark.tier("all")
 def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lake) -> None:
     """Bulk loads are no live traffic, also where that replaces them; and what was due before a
     restart is not late."""
@@ -217,6 +222,7 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
     assert {row.clock: [*row[1:]] for row in counted} == {one.clock: totals(one) for one in found}
 
 
+@pytest.mark.tier("all")
 def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake) -> None:
     """As `pipeline slow` does: of two shards neither has a thousand values alone."""
     ids = (F.lit(uuid(number).hex()) for number in (1, 2))
@@ -236,6 +242,7 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
     )
 
 
+@pytest.mark.tier("all")
 def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_path: Path) -> None:
     """Also the arena that took the place of the shipped one."""
     wal, later = tmp_path / "demo", tmp_path / "later"

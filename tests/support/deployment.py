@@ -1,0 +1,205 @@
+"""A deployment whose daemons do not run: its arenas, its WALs, and starts that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from real_daemon import remove_arena_files
+from shards_driver import OWNED, PARTS, Shards, as_arena, as_core, release
+
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.deployment import Registry
+from purgatoryd.daemon.main import name_lock
+from purgatoryd.daemon.resharding import Resharding, settle
+from purgatoryd.daemon.store import open_arena, wal_end
+from purgatoryd.daemon.wal import locked
+from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.layout import ArenaState
+from purgatoryd.shm_layout.merge import NamespaceStats, namespace_stats
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shards import ShardTable, alone, read_table, write_table
+from purgatoryd.shm_layout.wal import GroupCommit
+
+SMALL: dict[str, Any] = {
+    "capacity": 128, "payload_bytes": 1 << 18, "replay_capacity": 64, "topics": 32,
+    "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4,
+    "bulk_loads": 2, "bulk_load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
+}  # fmt: skip
+
+WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
+
+KILLED = 9
+
+CHANGES = {"os.rename", "os.remove", "os.rmdir"}
+"""What the interpreter tells before a file that is there gets another name, or goes."""
+
+
+def killed(act: Callable[[], None]) -> bool:
+    """Whether `act`, in a process of its own, was killed in it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, KILLED)
+    return code == KILLED
+
+
+def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
+    """From now on this process is killed before its nth change of a file that counts."""
+    left = nth
+
+    def hear(event: str, _: object) -> None:
+        nonlocal left
+        if event in CHANGES and counts():
+            left -= 1
+            if left == 0:
+                os._exit(KILLED)
+
+    sys.addaudithook(hear)
+
+
+@dataclass
+class Deployment:
+    """The arenas of a deployment whose daemons do not run, and its table."""
+
+    directory: Path
+    config: Config
+    table: ShardTable
+
+    def write(self, table: ShardTable) -> None:
+        write_table(self.directory, table)
+
+    def resharding(self, step: Callable[[str], None] = lambda _: None) -> Resharding:
+        return Resharding(self.config, self.directory, self.write, step)
+
+    def reshard(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
+        """What a start with so many shards does first, with the table as it finds it."""
+        table = read_table(self.directory, "demo")
+        assert table is not None
+        self.table = settle(self.resharding(step), table, count)
+
+    def killed_at(self, nth: int, count: int) -> bool:
+        """A start that is killed at its nth step; False if it has fewer."""
+        left = [nth]
+
+        def step(_: str) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(KILLED)
+
+        return killed(lambda: self.reshard(count, step))
+
+    def start(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
+        """A start with so many shards, until the first of them would run."""
+        config, paths = replace(self.config, shards=count), paths_in(self.directory, "demo")
+        self.table = Registry.of(config, paths, step).table
+
+    def killed_before(self, nth: int, count: int, first: str, last: str) -> bool:
+        """A start that is killed before the nth change of a file, counted between the steps that
+        begin so; False if there are fewer."""
+        counts = not first
+
+        def step(text: str) -> None:
+            nonlocal counts
+            counts = (counts or text.startswith(first)) and not (last and text.startswith(last))
+
+        def start() -> None:
+            kill_before(nth, lambda: counts)
+            self.start(count, step)
+
+        return killed(start)
+
+    @contextlib.contextmanager
+    def opened(self, *, commit: bool = False) -> Iterator[Shards]:
+        """Its arenas, as its daemons open them. `commit`: all is in the WALs afterwards."""
+        placements = {name.encode(): p.shards for name, p in self.table.placements.items()}
+        with contextlib.ExitStack() as held:
+            cores = [as_core(held.enter_context(self.shard(k, commit))) for k in self.shards]
+            held.callback(release, cores)
+            yield Shards(cores, placements)
+
+    @property
+    def shards(self) -> range:
+        return range(self.table.count)
+
+    @contextlib.contextmanager
+    def shard(self, shard: int, commit: bool) -> Iterator[Arena]:
+        opening = self.resharding().opening(self.table, shard)
+        with name_lock(opening.paths), locked(opening.wal):
+            arena = open_arena(opening)
+            yield arena
+            if commit and opening.wal is not None:
+                end = wal_end(arena, opening)
+                GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
+            arena.set_state(ArenaState.READY)
+            arena.close()
+
+    def arena_files(self) -> set[str]:
+        """The names of what there is in shared memory."""
+        return {path.name for path in shm.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
+
+    def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, NamespaceStats]]]:
+        """Arena files, table, and what is in them."""
+        with self.opened(commit=True) as shards:
+            found = [namespace_stats(as_arena(core)) for core in shards.cores]
+        return self.arena_files(), read_table(self.directory, "demo"), found
+
+    @property
+    def suffix(self) -> str:
+        return paths_in(self.directory, "demo").arena.removeprefix("/purgatoryd.demo")
+
+    @property
+    def homes(self) -> list[Path]:
+        """Where its table is."""
+        return [self.directory, *([Path(self.config.wal_dir)] if self.config.wal_dir else [])]
+
+    def tables(self) -> list[ShardTable | None]:
+        return [read_table(home, "demo") for home in self.homes]
+
+    def remove(self) -> None:
+        """All of it."""
+        for name in self.arena_files():
+            (shm.MOUNT / name).unlink()
+        for path in (path for home in self.homes for path in home.glob("demo*")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def reboot(self) -> None:
+        """Shared memory is empty then."""
+        for name in self.table.daemons:
+            remove_arena_files(paths_in(self.directory, name))
+
+
+@contextlib.contextmanager
+def deployments(directory: Path, wals: Path) -> Iterator[Callable[..., Deployment]]:
+    """Makes deployments of two shards, or of a daemon alone, with or without WALs."""
+    made: list[Deployment] = []
+
+    def begin(*, wal: bool = False, lone: bool = False, **changes: Any) -> Deployment:
+        retained = {"wal_dir": str(wals), **WAL_SETTINGS} if wal else {}
+        config = Config("demo", **{**SMALL, **retained, **changes})
+        table = alone("demo") if lone else ShardTable("demo", 1, 1, 2)
+        parts = table.place(PARTS.decode(), 1 if lone else 5)
+        names = (OWNED.decode(), "other", "a", "b", "c", "d")
+        for place in (*map(table.place, names), parts):
+            table = table.with_birth(place)
+        made.append(Deployment(directory, config, table))
+        if not lone:  # which has no table
+            made[-1].write(table)
+        return made[-1]
+
+    yield begin
+    for one in made:
+        for name in one.arena_files():
+            (shm.MOUNT / name).unlink(missing_ok=True)
