@@ -33,7 +33,6 @@ from purgatoryd.clients import (
     BulkResult,
     CancelResult,
     Client,
-    DaemonUnreachable,
     Notice,
     PurgatorydError,
     Status,
