@@ -39,7 +39,7 @@ def _digest(seed: int, folder: Path, hash_seed: int) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", list(seeds()))
 def test_nothing_is_lost_doubled_or_early_in_a_world(seed: int) -> None:
     assert run(script(seed)).failure is None
 
