@@ -392,7 +392,7 @@ class Oracle:
         named = self._named(call, key, ticket)
         if len(named) == 1 and named[0].exact and named[0].wall_ns is None and not extended:
             low_ns, high_ns = named[0].deadlines_ns
-            same = low_ns - ROUNDING_NS <= deadline_ns <= high_ns + ROUNDING_NS
+            same = low_ns <= deadline_ns <= high_ns + ROUNDING_NS
             self._require(same, call, f"has the deadline {deadline_ns}: {named[0]}")
         key.become(named)
         return named
