@@ -1,0 +1,271 @@
+"""Prove that the worlds are awake: find known bugs. See `make world-bugs`.
+
+Each file in bugs/ is a patch that brings one bug into the product; its first line describes it.
+The bug is applied to a copy of the tree, and worlds run in that copy, from each of START_SEEDS on,
+until one of them fails. A failure counts only if the same seed passes without the bug.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from world.runs import run_seed
+
+ROOT = Path(__file__).parents[2]
+BUGS = Path(__file__).parent / "bugs"
+START_SEEDS = (10_000_000, 20_000_000, 30_000_000)
+LIMIT_S = 300
+"""CPU seconds in which a bug is to be found from each start seed."""
+SEED_LIMIT_S = 30
+"""CPU seconds of one world. One that needs more hangs, and counts as failed."""
+AT_ONCE = 2
+BEGINS, PASSED, FAILED = "begins", "passed", "failed"
+
+
+class Bug(NamedTuple):
+    """One patch."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return self.path.stem
+
+    @property
+    def kind(self) -> str:
+        """`real`: it was once in the repository; `planted`: it was made for this purpose."""
+        return self._head.partition(":")[0]
+
+    @property
+    def description(self) -> str:
+        """What is wrong."""
+        return self._head.partition(": ")[2]
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files that it changes."""
+        return re.findall(r"^\+\+\+ b/(.+)$", self.path.read_text(), re.MULTILINE)
+
+    @property
+    def _head(self) -> str:
+        return self.path.read_text().partition("\n")[0]
+
+
+class Found(NamedTuple):
+    """The result of one hunt."""
+
+    start_seed: int
+    seeds: int
+    """Seeds run."""
+    cpu_s: float
+    failure: str | None
+    """None: not found."""
+
+
+def bugs() -> list[Bug]:
+    """All bugs, by name."""
+    return [Bug(path) for path in sorted(BUGS.glob("*.patch"))]
+
+
+# ---- in a copy: run worlds ---------------------------------------------------------------------
+
+
+def hunt(seed: int, limit_s: float) -> None:
+    """Run worlds from a seed on until one fails. Print a line before and after each: a world may
+    end the process, and the kernel ends one that hangs."""
+    begun_s = time.process_time()
+    while (now_s := time.process_time()) - begun_s < limit_s:
+        _say(seed, round(now_s - begun_s, 2), BEGINS)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(now_s) + SEED_LIMIT_S, resource.RLIM_INFINITY))
+        failure = run_seed(seed).failure
+        state = PASSED if failure is None else f"{FAILED} {' '.join(failure.split())}"
+        _say(seed, round(time.process_time() - begun_s, 2), state)
+        if failure is not None:
+            return
+        seed += 1
+
+
+def _say(*words: object) -> None:
+    print("hunt", *words, flush=True)
+
+
+# ---- copies of the tree ------------------------------------------------------------------------
+
+
+def copy(source: Path, to: Path) -> None:
+    """Copy a tree: the tracked files, or all if it is a copy itself, and the compiled core."""
+    if not (source / ".git").exists():
+        shutil.copytree(source, to, symlinks=True)
+        return
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=source, text=True)
+    built = [*source.glob("build/temp.*"), *source.glob("shm_layout/_core*.so")]
+    for name in [
+        *listed.split("\0")[:-1],
+        *(os.fspath(path.relative_to(source)) for path in built),
+    ]:
+        if not name.startswith(("docs/", "examples/", "benchmarks/", "pipeline/")):
+            _copy_one(source / name, to / name)
+
+
+def _copy_one(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.copytree(path, to)
+    elif path.exists():
+        shutil.copy2(path, to, follow_symlinks=False)
+
+
+@contextmanager
+def with_bug(pristine: Path, bug: Bug) -> Iterator[Path]:
+    """A copy that has the bug, compiled."""
+    with tempfile.TemporaryDirectory(prefix="world-bug") as folder:
+        tree = Path(folder) / "tree"
+        copy(pristine, tree)
+        subprocess.run(["git", "apply", os.fspath(bug.path)], cwd=tree, check=True)
+        if any(name.endswith((".c", ".h")) for name in bug.files):
+            compile_core(tree)
+        yield tree
+
+
+def compile_core(tree: Path) -> None:
+    """Compile what changed in a copy."""
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
+
+
+def run_in(tree: Path, seed: int, limit_s: float) -> Found:
+    """Hunt in a copy."""
+    paths = os.pathsep.join([os.fspath(tree / "src"), os.fspath(tree / "tests")])
+    process = subprocess.run(
+        [sys.executable, "-m", "world.find_bugs", "--hunt", str(seed), "--seconds", str(limit_s)],
+        cwd=tree, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    lines = [line for line in process.stdout.splitlines() if line.startswith("hunt ")]
+    if not lines:
+        raise RuntimeError(f"no world ran in {tree}")
+    _, last, cpu_s, state, *failure = lines[-1].split(" ", 4)
+    used_s, what = float(cpu_s), None if state == PASSED else " ".join(failure)
+    if process.returncode == -signal.SIGXCPU:
+        used_s, what = used_s + SEED_LIMIT_S, f"hangs: more than {SEED_LIMIT_S} s of CPU"
+    elif state == BEGINS:
+        what = f"crash: the process ended with {process.returncode}"
+    return Found(seed, int(last) - seed + 1, used_s, what)
+
+
+def search(pristine: Path, tree: Path, start_seed: int, limit_s: float) -> Found:
+    """Hunt for one bug from one start seed. A seed that fails without the bug does not count."""
+    seed, used_s = start_seed, 0.0
+    while True:
+        one = run_in(tree, seed, limit_s - used_s)
+        seed, used_s = seed + one.seeds, used_s + one.cpu_s
+        spent = used_s >= limit_s
+        if one.failure is None or _is_found(pristine, seed - 1):
+            return Found(start_seed, seed - start_seed, round(used_s, 1), one.failure)
+        if spent:
+            return Found(start_seed, seed - start_seed, round(used_s, 1), None)
+
+
+def _is_found(pristine: Path, seed: int) -> bool:
+    return run_in(pristine, seed, 0.01).failure is None
+
+
+# ---- all bugs ----------------------------------------------------------------------------------
+
+
+def find(
+    pristine: Path, starts: Iterable[int], limit_s: float, bug: Bug
+) -> tuple[Bug, list[Found]]:
+    """Search one bug from each start seed."""
+    with with_bug(pristine, bug) as tree:
+        found = []
+        for start in starts:
+            found.append(search(pristine, tree, start, limit_s))
+            _report(_line(bug, found[-1]))
+    return bug, found
+
+
+HEAD = ("bug", "kind", "where", "start seed", "seeds", "CPU s", "failure")
+
+
+def _line(bug: Bug, one: Found) -> str:
+    failure = (one.failure or "NOT FOUND")[:90]
+    return _row(bug.name, bug.kind, bug.files[0], one.start_seed, one.seeds, one.cpu_s, failure)
+
+
+def _row(*cells: object) -> str:
+    return "{:24} {:8} {:28} {:>10} {:>6} {:>7}  {}".format(*cells)
+
+
+def _report(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def document(results: Iterable[tuple[Bug, list[Found]]]) -> dict[str, Any]:
+    """The results by the names of the bugs, for a file of JSON."""
+    return {
+        bug.name: {
+            "kind": bug.kind, "description": bug.description, "files": bug.files,
+            "hunts": [one._asdict() for one in found],
+        }
+        for bug, found in results
+    }  # fmt: skip
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option(
+    "--seconds", default=LIMIT_S, type=float, show_default=True, help="CPU for each hunt."
+)
+@click.option("--start", "starts", multiple=True, type=int, help="Start seeds.")
+@click.option("--jobs", default=AT_ONCE, show_default=True, help="Bugs at a time.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, too.")
+@click.option("--hunt", "seed", type=int, hidden=True, help="Run worlds in this tree from a seed.")
+def main(
+    names: tuple[str, ...], seconds: float, starts: tuple[int, ...], jobs: int,
+    as_json: bool, seed: int | None,
+) -> None:  # fmt: skip
+    """Find the bugs NAMES, or all. Exit with 1 if one is not found."""
+    if seed is not None:
+        hunt(seed, seconds)
+        return
+    wanted = [bug for bug in bugs() if not names or bug.name in names]
+    with (
+        tempfile.TemporaryDirectory(prefix="world-bugs") as folder,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        pristine = Path(folder) / "pristine"
+        copy(ROOT, pristine)
+        compile_core(pristine)
+        _report(_row(*HEAD))
+        one = partial(find, pristine, starts or START_SEEDS, seconds)
+        results = list(pool.map(one, wanted))
+    if as_json:
+        click.echo(json.dumps(document(results)))
+    missed = [bug.name for bug, found in results if any(one.failure is None for one in found)]
+    _report(f"{len(results) - len(missed)} of {len(results)} bugs found from each start seed")
+    if missed:
+        _report(f"not found: {', '.join(missed)}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
