@@ -37,7 +37,7 @@ HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
+.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -132,6 +132,14 @@ crash-test: build ## the long versions: a kill at any instruction, mutants; powe
 world: SEEDS ?= $(or $(SEED),1-1000)
 world: build ## simulated worlds under the oracle: SEEDS=1-1000 counts faults; SEED=7 replays one, with STEPS=3,17 of it alone
 	PYTHONPATH=tests $(BIN)/python -m world $(SEEDS) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
+
+# Each bug of tests/world/bugs, in a copy of the tree; an hour or more. NAMES="..." finds these alone.
+world-bugs: build/core.stamp ## bring known bugs into the tree, and find each from three seeds with simulated worlds
+ifdef NAMES
+	PYTHONPATH=tests $(BIN)/python -m world.find_bugs $(ARGS) $(NAMES)
+else
+	$(BIN)/python tests/crash/record.py world_bugs.json env PYTHONPATH=tests $(BIN)/python -m world.find_bugs --json $(ARGS)
+endif
 
 lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
 	$(BIN)/ruff check .
