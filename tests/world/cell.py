@@ -100,7 +100,8 @@ class Cell:
         """Planned for the moment at which a client gets one."""
         self.dropped: set[int] = set()
         """Clients of which an operator dropped a session."""
-        self._finishing = False
+        self.finishing = False
+        """Whether all disturbances are over."""
         self.restarts = True
         """Whether a daemon that ended is started again."""
         self.may_lose_arena = self.rotten = self.draining = False
@@ -115,7 +116,7 @@ class Cell:
         if setting.wal:
             more = {
                 "wal_dir": str(self.world.directory / "wal"), "wal_buffer_bytes": 4 * MIB,
-                "wal_segment_bytes": 256 * 1024, "snapshot_segments": 2,
+                "wal_segment_bytes": 256 * 1024, "snapshot_segments": 1,
             }  # fmt: skip
         if shards > 1:
             more |= {"shard": self.number, "shards": shards}
@@ -178,7 +179,7 @@ class Cell:
 
     def _session_lost(self, number: int, began: int) -> None:
         """A session of a client's process is gone. That has a reason."""
-        reason = self.oracle.cut > began or number in self.dropped or self._finishing
+        reason = self.oracle.cut > began or number in self.dropped or self.finishing
         if not reason and self.world.machine.suspended_ns < SESSION_GRACE_NS - 10 * S:
             raise Violation(f"client {number} has lost its session without a reason")
 
@@ -455,6 +456,7 @@ class Cell:
 
     def heal(self) -> None:
         """End all disturbances."""
+        self.finishing = True
         self.daemon.fuse.left = self.at_durable_answer = None
         self.daemon.thaw()
         for client in self.clients:
@@ -467,7 +469,7 @@ class Cell:
 
     def finish(self) -> None:
         """Let everything come to its end. Raises Violation."""
-        until, self._finishing = self.world.until, True
+        until = self.world.until
         until(lambda: self.daemon.alive, "the daemon serves")
         if self.daemon.reaper is not None and self.daemon.reaper.wal.errno:
             self.daemon.stop()

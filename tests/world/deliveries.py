@@ -56,6 +56,8 @@ class Deliveries:
         for (stream, topic), at in self.topics.items():
             if stream != self.oracle.stream_id:
                 continue
-            newest = self.oracle.newest.get((stream, topic), 0)
-            if at.next != newest + 1:
+            newest = self.oracle.newest.get(
+                (stream, topic)
+            )  # None: all that it had was sent before
+            if newest is not None and at.next != newest + 1:
                 raise Violation(f"{topic}: the last is {newest}, received up to {at.next - 1}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
@@ -33,6 +34,12 @@ def disturb(cell: Cell, client: int, kind: str, frames: int, delay_ns: int) -> N
     """Lose, double, delay or swap the next frames of a client's connection."""
     for end in cell.clients[client].ends:
         end.disturbances.append(Disturbance(kind, frames, delay_ns))
+
+
+def storm(cell: Cell, client: int, disturbances: list[dict[str, Any]]) -> None:
+    """Disturb many frames of a client's connection, each in its own way."""
+    for one in disturbances:
+        disturb(cell, client, **one)
 
 
 def disturb_subscriber(cell: Cell, subscriber: int, kind: str, frames: int, delay_ns: int) -> None:
@@ -166,6 +173,19 @@ def disk(cell: Cell, kind: str, errno: int, times: int, span_ns: int) -> None:
     cell.world.schedule.after(span_ns, heal)
 
 
+def fail_sync(cell: Cell, span_ns: int) -> None:
+    """Let a sync fail, start the daemon again with its arena, and cut the power at a later durable
+    answer: what that one relies on has to be on the medium."""
+    disk(cell, "sync", 5, 1, span_ns)
+    cell.world.schedule.after(AGAIN_NS + span_ns, partial(_cut_later, cell))
+
+
+def _cut_later(cell: Cell) -> None:
+    if not cell.finishing:
+        kill_daemon(cell, 0)
+        power_cut(cell, AGAIN_NS, answered=True)
+
+
 def disk_full(cell: Cell, span_ns: int) -> None:
     """Let the disk be full for a while."""
     cell.world.disk.full = True
@@ -270,9 +290,9 @@ def suspend(cell: Cell, span_ns: int) -> None:
 STEPS: dict[str, Callable[..., None]] = {
     function.__name__.rstrip("_"): function
     for function in (
-        disturb, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
+        disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
         reuse_pid, drop_session, lose_answer, kill_daemon, freeze_daemon, stop_daemon, drain,
-        kill_snapshot, disk, disk_full, short_write, slow_disk, rot, power_cut, lose_name,
-        step_wall, drift, suspend,
+        kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot, power_cut,
+        lose_name, step_wall, drift, suspend,
     )
 }  # fmt: skip

@@ -98,7 +98,7 @@ def _timer(rng: random.Random) -> Arguments:
         "mode": rng.choice(["error", "error", "replace", "keep", "extend"]),
         "delay_ns": _delay_ns(rng),
         "topic": rng.choice(TOPICS),
-        "size": rng.choice([0, 8, 48, 300]),
+        "size": rng.choice([0, 8, 48, 300, 20_000]),
         "wait": rng.random() < 0.8,
         "wall": rng.random() < 0.1,
     }
@@ -151,6 +151,10 @@ def _disturb(rng: random.Random) -> Arguments:
     }
 
 
+def _storm(rng: random.Random) -> Arguments:
+    return {**_client(rng), "disturbances": [_disturb(rng) for _ in range(rng.randrange(5, 30))]}
+
+
 def _disk(rng: random.Random) -> Arguments:
     return {
         "kind": rng.choice(["write", "sync", "rename", "sync_directory", "open", "read"]),
@@ -199,6 +203,7 @@ WORK: dict[str, tuple[int, Draw]] = {
     "bulk_load": (2, _bulk_load),
     "manage_bulk_load": (1, lambda rng: {**_bulk_load(rng), "action": rng.choice(ACTIONS)}),
     "publish": (1, lambda rng: {"topic": rng.choice(TOPICS)}),
+    "settle": (1, lambda rng: {}),
     "ping": (1, lambda rng: {}),
     "list_sessions": (1, lambda rng: {}),
     "flush": (1, _client),
@@ -206,6 +211,7 @@ WORK: dict[str, tuple[int, Draw]] = {
 }  # fmt: skip
 FAULTS: dict[str, tuple[int, Draw]] = {
     "disturb": (40, lambda rng: {**_client(rng), **_disturb(rng)}),
+    "storm": (4, _storm),
     "break": (6, _client),
     "disturb_subscriber": (
         12, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_disturb(rng)}
@@ -228,6 +234,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     ),
     "drain": (1, _span),
     "disk": (8, _disk),
+    "fail_sync": (2, lambda rng: {"span_ns": rng.randrange(100 * MS)}),
     "disk_full": (1, _span),
     "short_write": (2, lambda rng: {"times": rng.randrange(1, 4)}),
     "slow_disk": (2, lambda rng: {"commit_ns": rng.choice([MS, 20 * MS, 300 * MS]), **_span(rng)}),
@@ -240,7 +247,9 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "lose_name": (1, lambda rng: {"private": rng.random() < 0.5}),
     "reuse_pid": (1, _client),
 }  # fmt: skip
-OF_THE_DISK = frozenset({"disk", "disk_full", "short_write", "slow_disk", "rot", "kill_snapshot"})
+OF_THE_DISK = frozenset(
+    {"disk", "fail_sync", "disk_full", "short_write", "slow_disk", "rot", "kill_snapshot"}
+)
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
 HEAVY: dict[str, tuple[int, Draw]] = {
     "burst": (20, lambda rng: {**_client(rng), "count": rng.randrange(10, 60)}),

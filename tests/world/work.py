@@ -16,6 +16,8 @@ from world.oracle import IN_DOUBT, Call, Operation, Timer
 from world.script import MS, S
 
 PARK_BEYOND_NS = 60 * S
+SETTLE_NS = 5 * S
+"""After so long a subscriber has noticed what it lacks."""
 
 
 def free(cell: Cell, client: int, key: object) -> str | None:
@@ -317,6 +319,21 @@ def publish(cell: Cell, topic: str) -> None:
     )
 
 
+def settle(cell: Cell) -> None:
+    """Let subscribers be undisturbed for a while: then they have received all that was sent."""
+    for subscriber in cell.subscribers:
+        subscriber.thaw()
+        for end in subscriber.ends:
+            end.disturbances.clear()
+    steady = cell.steadiness()
+    cell.world.pass_time(SETTLE_NS)
+    sent = len(cell.oracle.sent)
+    cell.world.pass_time(100 * MS)
+    if cell.daemon.alive and steady == cell.steadiness() and sent == len(cell.oracle.sent):
+        for one in cell.deliveries:
+            one.finish()
+
+
 def ping(cell: Cell) -> None:
     """Ask whether the loop runs."""
     cell.operator.ask(lambda n: wire.encode_frame(Message.PING, 0, n))
@@ -346,6 +363,6 @@ STEPS: dict[str, Callable[..., None]] = {
     for function in (
         add, rush, cancel, get, add_many, burst, cancel_many, flush, watch, advance, bump, fail,
         clear, forget, cancel_for_key, let_hold, end_operation, extend_operation, bulk_load,
-        manage_bulk_load, publish, ping, list_sessions, quota, move_clock,
+        manage_bulk_load, publish, settle, ping, list_sessions, quota, move_clock,
     )
 }  # fmt: skip
