@@ -49,6 +49,7 @@ help: ## list the targets
 
 build: build/core.stamp ## make .venv, install the package in it, compile the C core and all C tests
 	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(HARNESSES)
+	@$(MAKE) --silent build/thread/test_arena 2>/dev/null || echo "no ThreadSanitizer: tests/test_races.py is skipped"
 
 run: build/core.stamp ## the main job: the flights of 2013 through the daemon (4 minutes at most)
 	$(BIN)/python -m examples.flights --keep build/run
@@ -68,13 +69,15 @@ check: lint ## seconds: lint, C tests, models and parsing
 test: ## minutes: everything that guards a promise, once; contains make check's tests
 test-all: ## a quarter of an hour: contains make test; faults, containers, clusters, packaging, wide parameters
 check: export HYPOTHESIS_PROFILE ?= quick
-check test test-all: build
+check: build/core.stamp
+test test-all: build
+check test test-all:
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	@mkdir -p build/tests && rm -f build/tests/*
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going TIER=$(@:test-%=%) \
-		$(if $(ABOVE),,tests-of-c) tests-of-spark tests-of-others; code=$$?; \
+		$(if $(ABOVE),,tests-of-c) $(if $(filter check,$@),,tests-of-spark) tests-of-others; code=$$?; \
 		$(BIN)/python tests/support/costs.py build/tests/*.costs; exit $$code
 endif
 
@@ -238,9 +241,13 @@ build/sanitize/core.a: $(SAN_CORE)
 	@rm -f $@
 	$(AR) -rcs $@ $^
 
-build/sanitize/tests/%: tests/c/%.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
+# Objects apart, so that after an edit of one file only that file is compiled.
+build/sanitize/tests/%.o: tests/c/%.c $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< build/sanitize/core.a
+	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -c -o $@ $<
+
+build/sanitize/tests/%: build/sanitize/tests/%.o build/sanitize/core.a
+	$(CC) -pthread $(SANITIZE) -o $@ $^
 
 build/thread/%: tests/c/%.c $(CORE_C:shm_layout/%.c=build/crash/seen/%.o) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
@@ -255,9 +262,12 @@ build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
 	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C)
 
 # The core as it is in the extension: its own instructions are stepped.
-build/crash/crash: $(STEPS_C) $(CORE_C) $(CRASH_H) $(TESTS_H) $(CORE_H)
+build/crash/core/%.o: shm_layout/%.c $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(STEPS_C) $(CORE_C)
+	$(CC) $(STRICT) -O3 -fvisibility=hidden -c -o $@ $<
+
+build/crash/crash: $(STEPS_C) $(CORE_C:shm_layout/%.c=build/crash/core/%.o) $(CRASH_H) $(TESTS_H) $(CORE_H)
+	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
 # The core with a call before each store, for stores.c and ThreadSanitizer's own use. The warning
 # that fences are not sanitized is of no interest.

@@ -348,6 +348,7 @@ def test_page_of_the_python_interface_is_current() -> None:
     assert [row for row in rows if not row.rstrip(" |").endswith(".")] == []
 
 
+@pytest.mark.tier("test")
 def test_page_of_the_command_line_is_current() -> None:
     assert (DOCS / "cli.md").read_text() == reference.text(), "run: make docs"
     for command in COMMANDS:

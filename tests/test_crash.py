@@ -58,7 +58,6 @@ def test_mutants_are_caught() -> None:
     assert " replay_buffer.c:" in run.stdout
 
 
-@pytest.mark.costly("a daemon and workers under load")
 @pytest.mark.tier("test")
 def test_kills_at_random_under_load_lose_and_double_nothing() -> None:
     script = str(ROOT / "tests" / "crash" / "soak.py")

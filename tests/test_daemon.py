@@ -411,9 +411,11 @@ def test_a_wall_deadline_is_met_on_the_wall_clock(daemon: StartDaemon) -> None:
         at = datetime.now(UTC) + timedelta(seconds=0.2)
         client.add("k", deadline=at, topic="t")
         client.add("over", deadline=at - timedelta(days=40_000), topic="t")
-        over, notice = take(subscriber, 2)
-        assert (over.key, notice.key) == ("over", "k")
-        assert notice.fired_at >= at
+        in_time = datetime.now(UTC) < at  # on a busy machine "k" may be due first
+        found = {notice.key: notice for notice in take(subscriber, 2)}
+        assert found.keys() == {"k", "over"}
+        assert [*found] == ["over", "k"] or not in_time
+        assert found["k"].fired_at >= at
         assert at <= datetime.now(UTC)
 
 

@@ -378,6 +378,7 @@ def promtool(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.tier("test")
 def test_alerts_come_when_they_should_and_only_then() -> None:
     needs("promtool")
     promtool("test", "rules", CASES)

@@ -397,7 +397,6 @@ def test_a_folder_that_somebody_else_made_in_the_lake_stays(tmp_path: Path, lake
 # ---- killed, and side by side ----------------------------------------------------------------
 
 
-@pytest.mark.costly("a process for each step")
 def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
     """Of a segment and of a snapshot."""
     wal, living = tmp_path / "wal", ww.arm(1, "a", 10, at_ns=1)

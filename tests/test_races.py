@@ -15,7 +15,7 @@ WORLDS = 40
 """Each has its arena rebuilt four times, every third time in two threads."""
 
 
-@pytest.mark.costly("160 rebuilds under a thread sanitizer")
+@pytest.mark.costly("the core under ThreadSanitizer")
 def test_the_halves_of_a_rebuild_write_nothing_in_common() -> None:
     needs("tsan")
     subprocess.run(["make", "--silent", "build/thread/test_arena"], cwd=ROOT, check=True)

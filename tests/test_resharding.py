@@ -204,7 +204,6 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
     assert retained == (every if wal else set())
 
 
-@pytest.mark.costly("six daemons start twice")
 def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
     begin: Callable[..., Deployment],
 ) -> None:

@@ -142,7 +142,6 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
             files(tmp_path / "file")
 
 
-@pytest.mark.costly("each bit of a segment is changed")
 @pytest.mark.parametrize("segment", [wide(0), 1])
 def test_every_single_bit(written: Written, segment: int) -> None:
     file, used = written.files[segment], written.used[segment]

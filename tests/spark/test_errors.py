@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 
 from purgatoryd.cli.exits import unreadable, unwritable
 
-pytestmark = pytest.mark.tier("check")
+pytestmark = pytest.mark.tier("test")
 
 
 def test_nor_is_it_where_spark_met_it() -> None:
