@@ -675,6 +675,7 @@ def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) 
             read(spark, tmp_path)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.usefixtures("spark")
 def test_nothing_to_audit_is_reported(tmp_path: Path) -> None:
     reported = invoke("audit", "--lake", tmp_path)

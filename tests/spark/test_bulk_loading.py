@@ -247,7 +247,7 @@ def test_spark_runs_a_killed_task_again(
     assert stats(demo)["adds"] == 40_000
 
 
-@pytest.mark.costly("the first write starts Python workers of Spark")
+@pytest.mark.tier("all")
 def test_refusals_fail_the_write(spark: SparkSession, daemon: StartDaemon, tmp_path: Path) -> None:
     demo = daemon("demo", "--capacity", "10")
     rows = spark.range(0, 15, 1, 1).selectExpr("concat('k', id) as key", "3600.0D as delay")

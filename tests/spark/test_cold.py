@@ -211,6 +211,7 @@ def test_a_key_has_one_timer_in_the_tier(
     assert len(waiting(tier)) == 12
 
 
+@pytest.mark.tier("all")
 def test_verify_names_what_is_wrong(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

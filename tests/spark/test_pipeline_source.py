@@ -67,6 +67,7 @@ def raw(spark: SparkSession, wal: Path, **options: str) -> DataFrame:
     return spark.read.format("purgatoryd").options(node="node", **options).load(str(wal))
 
 
+@pytest.mark.tier("all")
 def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
     spark: SparkSession, wal: Path, lake: Lake
 ) -> None:

@@ -39,7 +39,6 @@ from tables_oracle import (
     sketch_columns,
     table,
 )
-from tiers import wide
 from wal_writer import Story, Wal, arm, end, namespace, topic
 
 from examples.flights.collector import LAST_KEY
@@ -373,8 +372,8 @@ def dying(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
     monkeypatch.setattr(parts, name, die)
 
 
-@pytest.mark.costly("the table is made again after each kill")
-@pytest.mark.parametrize("job", ["make_silver", wide("make_gold")])
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("job", ["make_silver", "make_gold"])
 def test_a_kill_at_any_step_of_a_commit_changes_nothing(
     spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
@@ -875,7 +874,8 @@ NAMES = {"shop": namespace(0, "shop"), "late": topic(0, 0, "late")}
 ENDS = {f"end_{n}": end(n, at_ns=HOUR) for n in range(1, 101)}
 
 
-@pytest.mark.parametrize("run_on", [0, wide(1)])
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("run_on", [0, 1])
 def test_live_figures_are_compared_at_the_same_record(
     spark: SparkSession, tmp_path: Path, run_on: int
 ) -> None:
@@ -930,6 +930,7 @@ def test_what_lives_is_counted_from_the_newest_snapshot_on(
 # ---- trace -------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_a_trace_tells_every_record_of_a_key(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
