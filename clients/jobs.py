@@ -318,7 +318,7 @@ class Jobs:
         session.bye()
         # Without an answer the daemon ends the session once it sees that the client is gone.
         with suppress(PurgatorydError, OSError):
-            yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S)
+            yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S, extend=False)
         self.ended = True
         if late is not None:
             raise late

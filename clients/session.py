@@ -92,6 +92,7 @@ class Session:
         self._queries: dict[int, Query] = {}
         self._outgoing: deque[Letter] = deque()
         self._moving = False
+        self._leaving = False
         self._first_id = 0
         self.retries = Retries()
         self.fruitless = False
@@ -179,10 +180,14 @@ class Session:
 
     def bye(self) -> None:
         """Ends the session; for a client that has nothing in flight."""
+        self._leaving = True
         if self.state is State.OPEN:
-            self._outgoing.append(Letter(wire.encode_frame(Message.BYE, self.id)))
+            self._outgoing.append(self._bye())
         else:
             self.state = State.CLOSED
+
+    def _bye(self) -> Letter:
+        return Letter(wire.encode_frame(Message.BYE, self.id))
 
     @property
     def busy(self) -> bool:
@@ -241,6 +246,8 @@ class Session:
             self._hand_out_again(list(self._flight.values()))
             self._outgoing.extend(self._queries.values())
             self.call()
+            if self._leaving:
+                self._outgoing.append(self._bye())
 
     def moved(self) -> None:
         """Another daemon has this session now, perhaps under another id: greets it by the nonce."""
@@ -291,6 +298,8 @@ class Session:
         for number, query in self._queries.items():
             self._address_query(number, query)
         self._outgoing.extend(self._queries.values())
+        if self._leaving:
+            self._outgoing.append(self._bye())
 
     def _address_again(self) -> None:
         """What was in flight when the session moved: the same batches, under its id of now."""
@@ -397,7 +406,9 @@ class Session:
         """The daemon does not know the session. With batches in flight their own answers say which
         are certain. While a HELLO is under way, this is known already: a second one would leave a
         session that nobody uses."""
-        if self.state is State.OPEN and not self._flight:
+        if self._leaving:
+            self.state = State.CLOSED
+        elif self.state is State.OPEN and not self._flight:
             self._replace(0)
 
     def _expire(self, refused: Batch) -> None:
@@ -426,7 +437,7 @@ class Session:
 
     def _desert(self, first_certain: int) -> None:
         """Replace a session that the daemon has, and end it there."""
-        bye = Letter(wire.encode_frame(Message.BYE, self.id))
+        bye = self._bye()
         self._replace(first_certain)
         self._outgoing.appendleft(bye)
 

@@ -392,6 +392,30 @@ def test_bye_closes(model: ModelDaemon) -> None:
     assert not model.sessions
 
 
+@pytest.mark.parametrize("lost", ["before it was sent", "on its way"])
+@pytest.mark.parametrize("then", ["resend", "moved"])
+def test_a_lost_bye_is_sent_again(model: ModelDaemon, lost: str, then: str) -> None:
+    client = Session()
+    exchange(client, model)
+    client.bye()
+    if lost == "on its way":
+        client.sent()
+    getattr(client, then)()
+    exchange(client, model)
+    assert client.state is State.CLOSED
+    assert not model.sessions
+
+
+def test_a_session_that_ends_is_not_replaced(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.bye()
+    model.sessions.clear()
+    client.receive(wire.encode_frame(Message.PING, client.id, error=WireError.SESSION_EXPIRED))
+    assert client.state is State.CLOSED
+    assert not model.sessions
+
+
 def test_acknowledgements_come_in_messages_of_the_size_that_is_allowed(model: ModelDaemon) -> None:
     client = Session()
     exchange(client, model)
