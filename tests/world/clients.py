@@ -100,7 +100,9 @@ class SimulatedClient:
         self.schedule: Schedule = machine.schedule
         self.host = SimulatedHost(machine, machine.next_pid(), boot_offset_ns)
         self.ends: list[End] = []
-        self.alive, self.frozen = True, False
+        self.alive, self.frozen, self.leaving = True, False, False
+        self.thawed_s = 0.0
+        """When it was frozen last, until."""
         self.begun = 0
         """Moment at which the process began."""
         self.errors = 0
@@ -292,17 +294,18 @@ class SimulatedClient:
 
     def thaw(self) -> None:
         """Let it go on."""
-        self.frozen = False
+        self.frozen, self.thawed_s = False, self.host.monotonic_s()
         self.wake()
 
     def close(self) -> None:
         """End the session and the process cleanly."""
+        self.leaving = True
         self._begin(self.jobs.closing(LIMIT_S))
 
     @property
     def usable(self) -> bool:
         """True once calls can be made: a client's constructor returns with its first session."""
-        return self.alive and self.core.session.welcome is not None
+        return self.alive and not self.leaving and self.core.session.welcome is not None
 
     @property
     def served(self) -> bool:

@@ -8,17 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from purgatoryd.clients.core import BYE_S
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
 from world.cell import Cell
+from world.clients import LIMIT_S
 from world.disk import Trouble
 from world.network import Disturbance
+from world.oracle import Violation
 from world.script import CLIENTS, MS, RESUMER, S
 from world.world import FAR_NS
 
 AGAIN_NS = 5 * MS
+LEAVES_S = LIMIT_S + BYE_S + 0.1
+"""A client that is not frozen ends within so long of its clock once it was told to."""
 NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
 
@@ -81,6 +86,28 @@ def kill_client(cell: Cell, client: int, span_ns: int) -> None:
         cell.end_client(client)
         _count(cell, "client")
         cell.world.schedule.after(span_ns, partial(cell.begin_client, client))
+
+
+def leave(cell: Cell, client: int, span_ns: int) -> None:
+    """Close a client while faults go on. It ends within its limits; its successor begins later."""
+    one = cell.clients[client]
+    if not one.usable or one.frozen or one.resumable:
+        return
+    ends_s = one.host.monotonic_s() + LEAVES_S
+
+    def left() -> None:
+        if one is not cell.clients[client] or not one.alive:
+            return
+        if one.frozen or one.host.monotonic_s() < ends_s:
+            cell.world.schedule.after(S, left)
+            return
+        if not one.jobs.ended and one.thawed_s < ends_s - LEAVES_S:
+            raise Violation(f"client {client} does not end")
+        cell.end_client(client)
+        cell.world.schedule.after(span_ns, partial(cell.begin_client, client))
+
+    one.close()
+    cell.world.schedule.after(S, left)
 
 
 def reuse_pid(cell: Cell, client: int) -> None:
@@ -291,7 +318,7 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__.rstrip("_"): function
     for function in (
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
-        reuse_pid, drop_session, lose_answer, kill_daemon, freeze_daemon, stop_daemon, drain,
+        leave, reuse_pid, drop_session, lose_answer, kill_daemon, freeze_daemon, stop_daemon, drain,
         kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot, power_cut,
         lose_name, step_wall, drift, suspend,
     )
