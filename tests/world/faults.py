@@ -88,8 +88,9 @@ def kill_client(cell: Cell, client: int, span_ns: int) -> None:
         cell.world.schedule.after(span_ns, partial(cell.begin_client, client))
 
 
-def leave(cell: Cell, client: int, span_ns: int) -> None:
-    """Close a client while faults go on. It ends within its limits; its successor begins later."""
+def leave(cell: Cell, client: int, span_ns: int, lost: int) -> None:
+    """Close a client while faults go on, and lose its next frames. It ends within its limits; its
+    successor begins later."""
     one = cell.clients[client]
     if not one.usable or one.frozen or one.resumable:
         return
@@ -106,6 +107,8 @@ def leave(cell: Cell, client: int, span_ns: int) -> None:
         cell.end_client(client)
         cell.world.schedule.after(span_ns, partial(cell.begin_client, client))
 
+    if lost:
+        disturb(cell, client, "lose", lost, 0)
     one.close()
     cell.world.schedule.after(S, left)
 

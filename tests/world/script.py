@@ -218,7 +218,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     ),
     "freeze_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
     "kill_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
-    "leave": (2, lambda rng: {**_client(rng), **_span(rng)}),
+    "leave": (2, lambda rng: {**_client(rng), **_span(rng), "lost": rng.choice([0, 1, 2])}),
     "lose_answer": (1, _client),
     "drop_session": (
         2, lambda rng: {**_client(rng), "late_ns": rng.choice([0, rng.randrange(S)])}
