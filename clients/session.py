@@ -406,9 +406,11 @@ class Session:
         """The daemon does not know the session. With batches in flight their own answers say which
         are certain. While a HELLO is under way, this is known already: a second one would leave a
         session that nobody uses."""
+        if self.state is not State.OPEN or self._flight:
+            return
         if self._leaving:
             self.state = State.CLOSED
-        elif self.state is State.OPEN and not self._flight:
+        else:
             self._replace(0)
 
     def _expire(self, refused: Batch) -> None:

@@ -445,16 +445,17 @@ def test_asyncio_finds_an_invalid_row_before_anything_is_sent(
 
 
 def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
-    """The owner's thread hangs in a callback, so nothing is acknowledged."""
+    """The owner's thread hangs in a callback, so nothing is acknowledged. A watch waits for space
+    as long as its timeout."""
     demo = daemon("demo", "--inbox", "5")
     reader = Reader.attach(demo.paths)
     hanging, go_on = threading.Event(), threading.Event()
 
     def hang(_: object) -> None:
         hanging.set()
-        go_on.wait(PATIENCE_S)
+        go_on.wait(4 * PATIENCE_S)
 
-    with Purgatory("demo", namespace="broker", timeout=PATIENCE_S) as p, owner() as q:
+    with Purgatory("demo", namespace="broker", timeout=3.0) as p, owner() as q:
         p.watch("hang", AllOf({"h": 1}), HOUR_S, callback=hang)
         ops = p.watch_many([(f"op:{n}", AllOf({"t": 1}), HOUR_S) for n in range(4)])
         q.advance("h", 1)
