@@ -17,7 +17,7 @@ from real_daemon import Daemon
 from purgatoryd.cli.install import PLACES
 from purgatoryd.pipeline.lake import Lake
 
-pytestmark = [pytest.mark.tier("all"), pytest.mark.xdist_group("packaging")]
+pytestmark = [pytest.mark.tier("all"), pytest.mark.xdist_group("test_packaging")]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -39,9 +39,9 @@ def _shares(item: pytest.Item) -> bool:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups tests for pytest-xdist, and puts those that run alone behind all others."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Groups tests before pytest-xdist looks, and puts those that run alone behind all others."""
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.xdist_group("alone"))
@@ -50,6 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif _shares(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+    yield
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fails if pytest-xdist does not group: fixtures of modules would be made by each worker."""
+    if getattr(session.config.option, "loadgroup", False):
+        grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+        assert all("@" in item.nodeid for item in grouped), "pytest-xdist does not know this pytest"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
