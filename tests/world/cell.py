@@ -102,6 +102,8 @@ class Cell:
         """Clients of which an operator dropped a session."""
         self.finishing = False
         """Whether all disturbances are over."""
+        self._calm = 0
+        """Moment at which all clients were served again after them."""
         self.restarts = True
         """Whether a daemon that ended is started again."""
         self.may_lose_arena = self.rotten = self.draining = False
@@ -179,7 +181,8 @@ class Cell:
 
     def _session_lost(self, number: int, began: int) -> None:
         """A session of a client's process is gone. That has a reason."""
-        reason = self.oracle.cut > began or number in self.dropped or self.finishing
+        cut = self.oracle.cut > max(began, self._calm)
+        reason = cut or number in self.dropped or (self.finishing and not self._calm)
         if not reason and self.world.machine.suspended_ns < SESSION_GRACE_NS - 10 * S:
             raise Violation(f"client {number} has lost its session without a reason")
 
@@ -478,6 +481,8 @@ class Cell:
             self.begin_client(number)
         until(lambda: all(not c.unsettled for c in self.clients), "all calls have an outcome")
         until(lambda: all(c.served for c in self.clients), "all clients have a session")
+        self._calm = self.oracle.moment()
+        self.dropped.clear()
         self.resume()
         self._set(park_beyond_ns=0)
         self._set(quota_timers=0)
@@ -562,9 +567,11 @@ class Cell:
         until(self._all_ended, "all operations have an outcome")
         self.oracle.finish()
         self.check()
+        self._check_sessions()
         for client in self.clients:
             client.close()
         until(lambda: all(client.closed for client in self.clients), "all sessions ended")
+        self._check_deserted()
         for number in range(CLIENTS):
             self.end_client(number)
         self.world.pass_time(70 * S)  # the grace of sessions whose process nobody watched
@@ -576,6 +583,27 @@ class Cell:
         return not self.inherited and all(
             real.done for mine in self.operations for operation, real in mine if operation.ticket
         )
+
+    def _check_sessions(self) -> None:
+        """A client that is connected keeps its session."""
+        for number, client in enumerate(self.clients):
+            if client.core.session.id not in self._arena.session_ids():
+                raise Violation(f"client {number} has lost its session, and was connected")
+
+    def _check_deserted(self) -> None:
+        """A client ends each session that it replaces. That message may be lost, and a copy of a
+        HELLO that comes late opens another session."""
+        rows = self._arena.sessions()
+        left = wire.decode_sessions(rows, len(rows) // wire.SESSION_INFO.size)
+        for number, client in enumerate(self.clients):
+            ended = {session for end in client.ends for session in end.byes}
+            mine = [
+                one.session
+                for one in left
+                if one.pid == client.host.pid and one.session not in ended
+            ]
+            if len(mine) > client.repeated_greetings:
+                raise Violation(f"client {number} has left sessions open: {mine}")
 
     def _check_leaks(self) -> None:
         assert self.daemon.reaper is not None

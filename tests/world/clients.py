@@ -313,6 +313,15 @@ class SimulatedClient:
         return self.core.session.state is State.OPEN
 
     @property
+    def repeated_greetings(self) -> int:
+        """Copies of its HELLOs that have arrived: each may have opened one session more."""
+        return sum(sum(end.greetings.values()) - len(end.greetings) for end in self.ends)
+
+    def want_durable(self, wanted: bool) -> None:
+        """Ask for durable answers; without a WAL the daemon refuses each batch then."""
+        self.core.session._wants_durable = wanted
+
+    @property
     def resumable(self) -> bool:
         """True while a later process can take its operations over."""
         session = self.core.session

@@ -138,6 +138,19 @@ def drop_session(cell: Cell, client: int, late_ns: int) -> None:
         cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
 
 
+def ask_durably(cell: Cell, client: int, span_ns: int) -> None:
+    """Let a client ask for durable answers for a while at a daemon without a WAL: its batches are
+    refused whole, and it replaces its session."""
+    one = cell.clients[client]
+    if one.usable:
+        _count(cell, "client")
+        if client == RESUMER:
+            cell.dropped.add(client)
+            cell.inherited.clear()
+        one.want_durable(True)
+        cell.world.schedule.after(span_ns, partial(one.want_durable, False))
+
+
 def lose_answer(cell: Cell, client: int) -> None:
     """Lose the next message, break the connection, and end the session: what is sent again finds
     no session, and may have been applied."""
@@ -321,8 +334,8 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__.rstrip("_"): function
     for function in (
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
-        leave, reuse_pid, drop_session, lose_answer, kill_daemon, freeze_daemon, stop_daemon, drain,
-        kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot, power_cut,
-        lose_name, step_wall, drift, suspend,
+        leave, reuse_pid, drop_session, ask_durably, lose_answer, kill_daemon, freeze_daemon,
+        stop_daemon, drain, kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot,
+        power_cut, lose_name, step_wall, drift, suspend,
     )
 }  # fmt: skip

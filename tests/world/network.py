@@ -6,12 +6,13 @@ swap the frames of a connection, or break it; what is under way then is gone.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from purgatoryd.daemon.transport import Message, Peer
+from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.arena import Outgoing
 from world.seam import Seam
 
@@ -26,6 +27,11 @@ COMMANDS, ADMIN, NOTICES = 0, 1, 2
 """Sockets of a daemon, and their descriptors."""
 HWM = 64
 """Answers that wait for one peer; more are dropped."""
+
+
+def message_of(frame: bytes) -> int:
+    """The kind of a message."""
+    return int(wire.FRAME.unpack_from(frame)[2])
 
 
 @dataclass
@@ -56,6 +62,10 @@ class End:
     retry: Callable[[], None] = lambda: None
     """Connects again."""
     subjects: tuple[bytes, ...] = ()
+    greetings: Counter[bytes] = field(default_factory=Counter)
+    """How often each HELLO has arrived."""
+    byes: set[int] = field(default_factory=set)
+    """Sessions that the owner told the daemon to end."""
 
 
 class Connection:
@@ -186,6 +196,8 @@ class SimulatedChannel:
         if connection is None:
             return False
         data = bytes(frame)
+        if message_of(data) == layout.Message.BYE:
+            self.end.byes.add(wire.FRAME.unpack_from(data)[3])
         transport = connection.transport
         self._network.carry(connection, data, lambda: transport.arrived(connection, data))
         return True
@@ -323,6 +335,8 @@ class SimulatedTransport:
     def arrived(self, connection: Connection, data: bytes) -> None:
         """A request has come."""
         end = connection.end
+        if message_of(data) == layout.Message.HELLO:
+            end.greetings[data] += 1
         now_ns = self.network.schedule.now_ns - self._host.machine.boot_begun_ns
         message = Message(
             connection.route, data, end.uid, end.uid, end.host.pid, now_ns, connection.number

@@ -223,6 +223,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "drop_session": (
         2, lambda rng: {**_client(rng), "late_ns": rng.choice([0, rng.randrange(S)])}
     ),
+    "ask_durably": (3, lambda rng: {**_client(rng), "span_ns": rng.randrange(50 * MS)}),
     "freeze_subscriber": (
         3, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_span(rng)}
     ),
@@ -251,6 +252,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
 OF_THE_DISK = frozenset(
     {"disk", "fail_sync", "disk_full", "short_write", "slow_disk", "rot", "kill_snapshot"}
 )
+WITHOUT_WAL = frozenset({"ask_durably"})
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
 HEAVY: dict[str, tuple[int, Draw]] = {
     "burst": (20, lambda rng: {**_client(rng), "count": rng.randrange(10, 60)}),
@@ -270,7 +272,7 @@ def script(seed: int, steps: int = 400) -> Script:
     faults = {
         kind: how
         for kind, how in FAULTS.items()
-        if (setting.wal or kind not in OF_THE_DISK)
+        if kind not in (WITHOUT_WAL if setting.wal else OF_THE_DISK)
         and not (setting.virtual and kind in OF_REAL_TIME)
     }
     if setting.resumes:
