@@ -182,7 +182,8 @@ class Cell:
     def _session_lost(self, number: int, began: int) -> None:
         """A session of a client's process is gone. That has a reason."""
         cut = self.oracle.cut > max(began, self._calm)
-        reason = cut or number in self.dropped or (self.finishing and not self._calm)
+        leaves = self.clients[number].leaving  # it said BYE itself
+        reason = cut or leaves or number in self.dropped or (self.finishing and not self._calm)
         if not reason and self.world.machine.suspended_ns < SESSION_GRACE_NS - 10 * S:
             raise Violation(f"client {number} has lost its session without a reason")
 
