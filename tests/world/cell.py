@@ -89,6 +89,8 @@ class Cell:
             world.machine, world.network, world.seam, world.directory,
             self._config(name, shards), self, world.script.setting.commit_ns,
         )  # fmt: skip
+        if not self.virtual:
+            self.oracle.outages = self.daemon.outages
         self.operator = Operator(self)
         self.clients: list[SimulatedClient] = []
         self.subscribers: list[SimulatedSubscriber] = []

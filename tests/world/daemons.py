@@ -164,6 +164,9 @@ class SimulatedDaemon:
         self.pids: set[int] = set()
         """Running client processes of this machine."""
         self.frozen = False
+        self.outages: list[tuple[int, int]] = []
+        """World times between which no loop ran."""
+        self._out_since_ns: int | None = None
         self.starts = self.freezes = 0
         self.recoveries = 0
         """Starts after a kill."""
@@ -208,6 +211,7 @@ class SimulatedDaemon:
             return False
         self.recoveries += self._recovers
         self._recovers = False
+        self._runs_again()
         self._iterate_soon()
         return True
 
@@ -271,6 +275,7 @@ class SimulatedDaemon:
 
     def _gone(self) -> None:
         """The process has ended."""
+        self._stands_still()
         self.fuse.dead = True
         self.fuse.left = None
         if self.snapshot is not None:
@@ -307,6 +312,7 @@ class SimulatedDaemon:
         if self.alive:
             assert self.transport is not None
             self.frozen = self.transport.frozen = True
+            self._stands_still()
             self.freezes += 1
 
     def thaw(self) -> None:
@@ -314,8 +320,18 @@ class SimulatedDaemon:
         if self.alive and self.frozen:
             assert self.transport is not None
             self.frozen = self.transport.frozen = False
+            self._runs_again()
             self.transport.network.changed()
             self._iterate_soon()
+
+    def _stands_still(self) -> None:
+        if self._out_since_ns is None:
+            self._out_since_ns = self.schedule.now_ns
+
+    def _runs_again(self) -> None:
+        if self._out_since_ns is not None:
+            self.outages.append((self._out_since_ns, self.schedule.now_ns))
+            self._out_since_ns = None
 
     # ---- the loop ------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from purgatoryd.daemon.grace import GRACE_NS, LONG_NS
 from purgatoryd.shm_layout.layout import Cause, Status
 
 ARMED = frozenset({Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.PARKED})
@@ -170,17 +171,23 @@ class Watched:
     """Calls under way that cancel all operations on it."""
     may_hold: bool = False
     """Whether a client's own condition on it may be true."""
-    history: list[tuple[int, int]] = field(default_factory=list)
-    """When each watermark was acknowledged."""
+    history: list[tuple[int, int, int]] = field(default_factory=list)
+    """When each watermark was sent, when it was acknowledged, and the watermark."""
 
     @property
     def possible(self) -> int:
         """The highest watermark that it may have."""
         return self.highest + self.bumps
 
-    def sure_at(self, now_ns: int) -> int:
-        """The highest watermark that was acknowledged before a time."""
-        return max((mark for at_ns, mark in self.history if at_ns < now_ns), default=0)
+    def sure_at(self, now_ns: int, until_ns: int = 0) -> int:
+        """The highest watermark that was acknowledged before a time, or sent before it and
+        acknowledged until `until_ns`."""
+        marks = [
+            mark
+            for sent_ns, known_ns, mark in self.history
+            if known_ns < now_ns or (sent_ns < now_ns and known_ns < until_ns)
+        ]
+        return max(marks, default=0)
 
 
 @dataclass(eq=False)
@@ -195,6 +202,10 @@ class Operation:
     """Threshold of a sum, number of keys of a quorum."""
     deadline_ns: int
     ticket: int = 0
+    armed: int = 0
+    """Moment at which it was answered as armed."""
+    moved: bool = False
+    """Its deadline was moved, or may be."""
     cancelled: bool = False
     cause: Cause | None = None
     durable: bool = False
@@ -279,6 +290,8 @@ class Oracle:
         self.answers: Counter[str] = Counter()
         self.stream_id = 0
         """Of the arena that serves."""
+        self.outages: list[tuple[int, int]] = []
+        """Times between which the daemon's loop did not run, if operations outlast that."""
         self._moment = 0
         self.cut = 0
         """Moment at which an arena was lost last."""
@@ -547,7 +560,7 @@ class Oracle:
         return self.moment()
 
     def advanced(
-        self, name: str, watermark: int, issued: int, now_ns: int, *, durable: bool
+        self, name: str, watermark: int, issued: int, sent_ns: int, now_ns: int, *, durable: bool
     ) -> None:
         """A watermark that was sent at the moment `issued` was acknowledged."""
         one = self.watch_key(name)
@@ -557,9 +570,12 @@ class Oracle:
             return  # it may be forgotten again
         if watermark > one.sure:
             one.sure = watermark
-            one.history.append((now_ns, watermark))
+            one.history.append((sent_ns, now_ns, watermark))
         if durable:
             one.durable = max(one.durable, watermark)
+        for operation in self.operations.values():
+            if operation.cause == Cause.EXPIRED and name in operation.targets:
+                self._outlasts(operation)
 
     def forgetting(self, name: str) -> Callable[[], None]:
         """A watermark is about to be forgotten. Returns what to call once that is answered;
@@ -615,12 +631,29 @@ class Oracle:
             self._require(now_ns >= deadline_ns, operation, f"expired early, at {now_ns}")
             held = operation.holds(lambda key: self.watch_key(key).sure_at(deadline_ns))
             self._require(not held, operation, "expired, but its condition held in time")
+            self._outlasts(operation)
         elif cause == Cause.FAILED:
             failed = sum(self.watch_key(key).may_fail for key in operation.targets)
             enough = failed >= operation.fatal
             self._require(enough, operation, f"failed, but success was possible: {failed} did")
         elif cause == Cause.CANCELLED:
             self._require(operation.cancelled, operation, "cancelled by nobody")
+
+    def _outlasts(self, operation: Operation) -> None:
+        """An operation that expired in a long outage: triggers that were sent before its deadline,
+        and answered in the grace after the outage, were applied before it expired."""
+        deadline_ns = operation.deadline_ns
+        ends_ns = [
+            end_ns
+            for begin_ns, end_ns in self.outages
+            if begin_ns <= deadline_ns <= end_ns - 2 * LONG_NS
+        ]
+        if not ends_ns or operation.moved or operation.armed <= self.cut or operation.slack_ns:
+            return
+        if operation.kind != "client":
+            until_ns = ends_ns[-1] + GRACE_NS
+            held = operation.holds(lambda key: self.watch_key(key).sure_at(deadline_ns, until_ns))
+            self._require(not held, operation, "expired in an outage, but its condition held")
 
     # ---- what is durable -----------------------------------------------------------------------
 
@@ -650,7 +683,7 @@ class Oracle:
             timer.ended = timer.ended if timer.ended_durably else ""
         for one in self.watched.values():
             one.sure = one.durable = one.durable if wal else 0
-            one.history = [(at_ns, mark) for at_ns, mark in one.history if mark <= one.sure]
+            one.history = [found for found in one.history if found[-1] <= one.sure]
         for operation in self.operations.values():
             operation.cause = operation.cause if operation.durable else None
 

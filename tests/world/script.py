@@ -136,6 +136,7 @@ def _watch(rng: random.Random) -> Arguments:
         "need": rng.randrange(1, len(keys) + 1) if kind == "quorum" else rng.randrange(1, 12),
         "timeout_ns": rng.choice([0, rng.randrange(20 * MS), rng.randrange(2 * S), 600 * S]),
         "topic": rng.choice([None, *TOPICS]),
+        "ahead": rng.random() < 0.6,
     }
 
 

@@ -153,13 +153,15 @@ def flush(cell: Cell, client: int) -> None:
 
 def watch(
     cell: Cell, client: int, kind: str, targets: dict[int, int], need: int, timeout_ns: int,
-    topic: str | None,
+    topic: str | None, ahead: bool,
 ) -> None:  # fmt: skip
-    """Arm an operation."""
+    """Arm an operation. `ahead`: the watermarks have not reached its targets."""
     one = cell.clients[client]
     if not one.usable:
         return
-    named = {f"w{key}": target for key, target in targets.items()}
+    now = {key: cell.oracle.watch_key(f"w{key}").possible if ahead else 0 for key in targets}
+    named = {f"w{key}": now[key] + target for key, target in targets.items()}
+    need += sum(now.values()) if kind == "sum" else 0
     key = f"o{client}.{cell.world.number()}"
     deadline_ns = 0 if cell.virtual else cell.now_ns() + timeout_ns
     operation = Operation(key, kind, named, need, deadline_ns)
@@ -176,7 +178,7 @@ def watch(
         word = int(pending.word)
         cell.world.note("watch", key, word)
         if pending.error is None and word & 0xFF == Status.ADDED:
-            operation.ticket = word >> 8
+            operation.ticket, operation.armed = word >> 8, cell.oracle.moment()
             operation.deadline_ns = int(pending.deadline_ns) + cell.begun_ns
 
     real = one.watch(key, conditions[kind](), timeout_ns / 1e9, topic, report)
@@ -202,11 +204,11 @@ def advance(cell: Cell, client: int, key: int, by: int) -> None:
     """Raise a watermark."""
     name = f"w{key}"
     watermark = cell.oracle.watch_key(name).possible + by
-    issued = cell.oracle.advancing(name, watermark)
+    issued, sent_ns = cell.oracle.advancing(name, watermark), cell.now_ns()
 
     def done() -> None:
         durable = cell.durable(client)
-        cell.oracle.advanced(name, watermark, issued, cell.now_ns(), durable=durable)
+        cell.oracle.advanced(name, watermark, issued, sent_ns, cell.now_ns(), durable=durable)
 
     _trigger(cell, client, Op.ADVANCE_KEY, key, watermark, done)
 
@@ -264,8 +266,9 @@ def end_operation(cell: Cell, client: int, number: int) -> None:
 def extend_operation(cell: Cell, client: int, number: int, span_ns: int) -> None:
     """Move the deadline of an operation."""
     if (found := _own(cell, client, number)) is not None:
-        _, real = found
+        operation, real = found
         if not real.done:
+            operation.moved = True
             cell.clients[client].extend(real, span_ns / 1e9)
 
 
