@@ -23,7 +23,7 @@ class Machine:
         self.rng = rng
         self.disk = disk
         self.boot_id = rng.randbytes(16)
-        self.boot_begun_ns = schedule.now_ns - 10**12
+        self.boot_begun_ns = schedule.now_ns - 10**12 - rng.randrange(1000)
         """World time at which the boot clock was 0."""
         self.suspended_ns = 0
         """How long this machine has been suspended since it booted."""
