@@ -257,6 +257,7 @@ WITHOUT_WAL = frozenset({"ask_durably"})
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
 HEAVY: dict[str, tuple[int, Draw]] = {
     "burst": (20, lambda rng: {**_client(rng), "count": rng.randrange(10, 60)}),
+    "rush": (40, lambda rng: {**_rush(rng), "size": rng.choice([300, 60_000])}),
     "slow_disk": (10, FAULTS["slow_disk"][1]),
 }
 

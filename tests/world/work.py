@@ -69,11 +69,12 @@ def add(
 
 def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
     """Replace a timer several times, and perhaps cancel it, without waiting for an answer: the
-    last call decides."""
+    last call decides. Later calls are small: they fit where the first one does not."""
     name = free(cell, client, key)
     if name is None:
         return
     for number in range(calls):
+        size = size if number == 0 else 8
         call = _call(cell, client, "replace", name, delay_ns // (number + 1), "a", size)
         assert call.timer is not None
         cell.clients[client].add(
