@@ -23,6 +23,7 @@ from purgatoryd.shm_layout.layout import FLAG_RESUME, Cause, Message, Status
 from world.clients import SimulatedClient
 from world.daemons import SimulatedDaemon
 from world.deliveries import Deliveries
+from world.disk import File
 from world.network import ADMIN, End, SimulatedChannel
 from world.oracle import IN_DOUBT, Call, Operation, Oracle, Sent, Violation
 from world.script import CLIENTS, MS, RESUMER, SUBSCRIBERS, S
@@ -108,6 +109,8 @@ class Cell:
         """Moment at which all clients were served again after them."""
         self.restarts = True
         """Whether a daemon that ended is started again."""
+        self.rots: list[tuple[File, int]] = []
+        """Files of the WAL that were damaged, and where."""
         self.may_lose_arena = self.rotten = self.draining = False
         self._arena_lost = self._restarting = False
         self._refused = 0

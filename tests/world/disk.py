@@ -35,7 +35,14 @@ class File:
         self.medium = bytearray()
         self.dirty: set[int] = set()
         """Sectors that a sync will write."""
+        self.older: dict[File, int] = {}
+        """The other files of its folder when it was made, and what each held by then."""
         self.written_wall_ns = written_wall_ns
+
+    @property
+    def held(self) -> int:
+        """Bytes before the zeros at its end."""
+        return len(self.now.rstrip(b"\0"))
 
     def write(self, data: bytes, at: int) -> None:
         end = at + len(data)
@@ -154,18 +161,19 @@ class SimulatedDisk(Disk):
         self.troubles.clear()
         self.full, self.short_writes = False, 0
 
-    def rot(self, folder: Path, number: int, place: float) -> str | None:
-        """Change a byte of one of a folder's files. Returns its name; None if there is none."""
+    def rot(self, folder: Path, number: int, place: float) -> tuple[File, int] | None:
+        """Change a byte of one of a folder's files. Returns the file, and where; None if there is
+        none."""
         names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
         files = [self.folder(folder).now[name] for name in names]
         files = [file for file in files if file.medium and not file.dirty]
         if not files:
             return None
         file = files[number % len(files)]
-        at = int(place * len(file.medium))
+        at = int(place * min(file.held + SECTOR, len(file.medium)))
         file.medium[at] ^= 1
         file.now[at] ^= 1
-        return next(name for name in names if self.folder(folder).now[name] is file)
+        return file, at
 
     def empty(self, folder: Path) -> None:
         """Remove all files of a folder for good."""
@@ -246,7 +254,9 @@ class SimulatedDisk(Disk):
         folder = self.folder(path.parent)
         if path.name in folder.now:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        older = {file: file.held for file in folder.now.values()}
         file = folder.now[path.name] = File(self._wall_ns())
+        file.older = older
         folder.changed()
         return _Writer(self, file)  # type: ignore[return-value]
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from purgatoryd.clients.core import BYE_S
+from purgatoryd.daemon.retention import SNAPSHOTS_KEPT
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
 from world.cell import Cell
 from world.clients import LIMIT_S
-from world.disk import Trouble
+from world.disk import PAGE, Trouble
 from world.network import Disturbance
 from world.oracle import Violation
 from world.script import CLIENTS, MS, RESUMER, S
@@ -251,26 +252,38 @@ def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
     cell.world.schedule.after(span_ns, cell.daemon.quicken)
 
 
-def rot(cell: Cell, file: int, byte: float) -> None:
-    """Change a byte of a WAL file on the medium. Before the newest snapshot it costs nothing."""
-    directory = Path(cell.daemon.config.wal_dir) / cell.daemon.config.name
-    disk = cell.world.disk
-    needed = _needed(disk.folder(directory).now)
-    rotten = disk.rot(directory, file, byte)
-    if rotten is not None:
-        cell.rotten |= rotten in needed
-        _count(cell, "disk")
+def rot(cell: Cell, file: int, byte: float, cut: bool) -> None:
+    """Change a byte of a WAL file on the medium, and perhaps cut the power."""
+    found = cell.world.disk.rot(_wal(cell), file, byte)
+    if found is None:
+        return
+    _count(cell, "disk")
+    cell.rots.append(found)
+    cell.rotten |= _costs(cell)
+    if cut:
+        cell.world.schedule.after(AGAIN_NS, partial(power_cut, cell, AGAIN_NS, False))
 
 
-def _needed(names: Iterable[str]) -> set[str]:
-    """The newest snapshot, and the segments that have records since."""
-    by_kind: dict[str, list[str]] = {SEGMENT: [], SNAPSHOT: []}
-    for name in sorted(names):
-        by_kind.get(Path(name).suffix, []).append(name)
-    newest = by_kind[SNAPSHOT][-1:]
-    begin = newest[0].removesuffix(SNAPSHOT) if newest else ""
-    older = sum(name.removesuffix(SEGMENT) <= begin for name in by_kind[SEGMENT][1:])
-    return {*newest, *by_kind[SEGMENT][older:]}
+def _wal(cell: Cell) -> Path:
+    return Path(cell.daemon.config.wal_dir) / cell.daemon.config.name
+
+
+def _costs(cell: Cell) -> bool:
+    """Whether damage may cost something: to both snapshots that are retained, or to what was
+    written to segments since the newest sound one began."""
+    files = cell.world.disk.folder(_wal(cell)).now
+    damaged = [file for file, _ in cell.rots]
+    retained = sorted(name for name in files if name.endswith(SNAPSHOT))[-SNAPSHOTS_KEPT:]
+    sound = [name for name in retained if files[name] not in damaged]
+    if not sound:
+        return bool(damaged)
+    segments = sorted(name for name in files if name.endswith(SEGMENT))
+    begin, older = sound[-1].removesuffix(SNAPSHOT), files[sound[-1]].older
+    begun = sum(name.removesuffix(SEGMENT) <= begin for name in segments[1:])
+    needed = [files[name] for name in segments[begun:]]
+    return any(
+        file in needed and not PAGE <= at < older.get(file, 0) - PAGE for file, at in cell.rots
+    )
 
 
 # ---- the machine -------------------------------------------------------------------------------
@@ -294,6 +307,9 @@ def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
         one.daemon.fuse.left = None
         one.lose_arena()
     world.disk.cut()
+    for one in world.cells:
+        if one.rots:
+            one.rotten |= _costs(one)
     world.machine.reboot()
 
 

@@ -241,7 +241,12 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "disk_full": (1, _span),
     "short_write": (2, lambda rng: {"times": rng.randrange(1, 4)}),
     "slow_disk": (2, lambda rng: {"commit_ns": rng.choice([MS, 20 * MS, 300 * MS]), **_span(rng)}),
-    "rot": (1, lambda rng: {"file": rng.randrange(100), "byte": rng.random()}),
+    "rot": (
+        2,
+        lambda rng: {
+            "file": rng.randrange(100), "byte": rng.random(), "cut": rng.random() < 0.5
+        },
+    ),
     "power_cut": (2, lambda rng: {**_span(rng), "answered": rng.random() < 0.5}),
     "kill_snapshot": (1, lambda rng: {}),
     "step_wall": (2, lambda rng: {"by_ns": rng.choice([-1, 1]) * rng.randrange(10 * S)}),
@@ -251,7 +256,16 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "reuse_pid": (1, _client),
 }  # fmt: skip
 OF_THE_DISK = frozenset(
-    {"disk", "fail_sync", "disk_full", "short_write", "slow_disk", "rot", "kill_snapshot"}
+    {
+        "disk",
+        "fail_sync",
+        "disk_full",
+        "short_write",
+        "slow_disk",
+        "rot",
+        "cut_at_copy",
+        "kill_snapshot",
+    }
 )
 WITHOUT_WAL = frozenset({"ask_durably"})
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
