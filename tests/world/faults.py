@@ -25,6 +25,7 @@ from world.world import FAR_NS
 AGAIN_NS = 5 * MS
 LEAVES_S = LIMIT_S + BYE_S + 0.1
 """A client that is not frozen ends within so long of its clock once it was told to."""
+COPY_COMMIT_NS = 20 * MS
 NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
 
@@ -313,6 +314,14 @@ def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
     world.machine.reboot()
 
 
+def cut_at_copy(cell: Cell, client: int, span_ns: int) -> None:
+    """Let messages of a client arrive twice while the disk is slow, and cut the power at the next
+    durable answer: it is on disk even if it answers the copy."""
+    disturb(cell, client, "double", 3, 0)
+    slow_disk(cell, COPY_COMMIT_NS, span_ns)
+    power_cut(cell, AGAIN_NS, answered=True)
+
+
 def lose_name(cell: Cell, private: bool) -> None:
     """Somebody removes an arena file."""
     if cell.daemon.alive:
@@ -352,6 +361,6 @@ STEPS: dict[str, Callable[..., None]] = {
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
         leave, reuse_pid, drop_session, ask_durably, lose_answer, kill_daemon, freeze_daemon,
         stop_daemon, drain, kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot,
-        power_cut, lose_name, step_wall, drift, suspend,
+        power_cut, cut_at_copy, lose_name, step_wall, drift, suspend,
     )
 }  # fmt: skip

@@ -247,6 +247,9 @@ FAULTS: dict[str, tuple[int, Draw]] = {
             "file": rng.randrange(100), "byte": rng.random(), "cut": rng.random() < 0.5
         },
     ),
+    "cut_at_copy": (
+        3, lambda rng: {**_client(rng), "span_ns": rng.randrange(20 * MS, 100 * MS)}
+    ),
     "power_cut": (2, lambda rng: {**_span(rng), "answered": rng.random() < 0.5}),
     "kill_snapshot": (1, lambda rng: {}),
     "step_wall": (2, lambda rng: {"by_ns": rng.choice([-1, 1]) * rng.randrange(10 * S)}),
