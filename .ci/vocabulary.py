@@ -23,7 +23,8 @@ STAMP = ROOT / "build" / "vocabulary.stamp"
 SKIPPED = (
     ".ci/vocabulary.toml", "LICENSE", "docs/names.md", "docs/img/*", "src/purgatoryd/*",
     "tests/fuzz/corpus/*", "tests/stored/*.xz", "benchmarks/results/*",
-    "tests/support/public_names.txt", "tests/test_vocabulary.py", "tests/world/bugs/*", "*.png", "*.svg",
+    "tests/support/public_names.txt", "tests/test_vocabulary.py", "tests/world/bugs/*",
+    "*.png", "*.svg",
 )  # fmt: skip
 
 

@@ -406,11 +406,7 @@ class Session:
         """The daemon does not know the session. With batches in flight their own answers say which
         are certain. While a HELLO is under way, this is known already: a second one would leave a
         session that nobody uses."""
-        if self.state is not State.OPEN or self._flight:
-            return
-        if self._leaving:
-            self.state = State.CLOSED
-        else:
+        if self.state is State.OPEN and not self._flight:
             self._replace(0)
 
     def _expire(self, refused: Batch) -> None:
@@ -445,7 +441,10 @@ class Session:
 
     def _replace(self, first_certain: int) -> None:
         """Opens a new session. Batches from `first_certain` on of which no copy is in doubt
-        move over; the others have an unknown outcome."""
+        move over; the others have an unknown outcome. A session that is to end is not replaced."""
+        if self._leaving:
+            self.state = State.CLOSED
+            return
         flight = self._flight.values()
         self._greet()
         self._give_up([b for b in flight if b.sequence >= first_certain and not b.doubtful])

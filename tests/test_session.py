@@ -406,6 +406,20 @@ def test_a_lost_bye_is_sent_again(model: ModelDaemon, lost: str, then: str) -> N
     assert not model.sessions
 
 
+def test_a_session_that_ends_is_not_replaced_for_what_has_no_answer(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.submit(batch([]))
+    head = wire.decode_reply(client.frame() or b"")
+    client.sent()
+    client.bye()
+    refusal = wire.encode_frame(
+        Message.BATCH, client.id, head.sequence, error=WireError.SESSION_EXPIRED
+    )
+    client.receive(refusal)
+    assert client.state is State.CLOSED
+
+
 def test_a_session_that_ends_is_not_replaced(model: ModelDaemon) -> None:
     client = Session()
     exchange(client, model)
