@@ -10,23 +10,10 @@ from typing import Any
 
 import click
 
-from world.runs import Run, Tally, part, run, run_seeds, smallest
+from world.runs import Run, Seeds, Tally, part, run, run_seeds, smallest
 from world.script import Script, script
 
 REPORT_RUNS = 500
-
-
-class Seeds(click.ParamType[tuple[int, int | None]]):
-    """`7`, `1-1000`, or `1-` without an end."""
-
-    name = "seeds"
-
-    def convert(self, value: Any, param: object, ctx: object) -> tuple[int, int | None]:
-        first, dash, last = str(value).partition("-")
-        try:
-            return int(first), int(last) if last else None if dash else int(first)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor a range such as 1-1000")
 
 
 class Steps(click.ParamType[list[int]]):

@@ -7,11 +7,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import click
 from world.script import Script, Step, script
 from world.seam import Killed
 from world.world import world_of
+
+
+class Seeds(click.ParamType[tuple[int, int | None]]):
+    """`7`, `1-1000`, or `1-` without an end."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: object, ctx: object) -> tuple[int, int | None]:
+        first, dash, last = str(value).partition("-")
+        try:
+            return int(first), int(last) if last else None if dash else int(first)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor a range such as 1-1000")
 
 
 class Run(NamedTuple):

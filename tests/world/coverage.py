@@ -1,0 +1,209 @@
+"""Measure what simulated worlds reach of the product: see `make world-coverage`.
+
+Three groups are counted: the lines of the daemon's loop path, the lines of the client core, and the
+branches of recovery. `not_covered.toml` lists what worlds leave to other tests: functions of the
+shell, which are not counted, and branches that no world takes. Entries name functions and source
+text, so that they survive edits of other lines.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from coverage import Coverage
+from world.runs import Seeds, run_seeds
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIST = Path(__file__).with_name("not_covered.toml")
+EXIT = "end of the function"
+GROUPS: dict[str, tuple[str, float, tuple[str, ...]]] = {
+    "loop path": ("lines", 0.90, (
+        "daemon/admin.py", "daemon/client_watch.py", "daemon/clock.py", "daemon/commands.py",
+        "daemon/grace.py", "daemon/pending_acks.py", "daemon/reaper.py", "daemon/replies.py",
+        "daemon/retention.py", "daemon/snapshot.py", "daemon/store.py", "daemon/wal.py",
+    )),
+    "client core": ("lines", 0.90, (
+        "clients/batch.py", "clients/core.py", "clients/jobs.py", "clients/operations.py",
+        "clients/packing.py", "clients/retries.py", "clients/session.py", "clients/stream.py",
+        "clients/subscriber.py",
+    )),
+    "recovery": ("branches", 0.95, (
+        "daemon/recovery.py", "daemon/snapshot.py", "daemon/store.py", "daemon/wal.py",
+        "daemon/wal_birth.py",
+    )),
+}  # fmt: skip
+"""What is counted, which share of it the issue of the worlds demands, and the files."""
+OF_BOTH = frozenset({"daemon/snapshot.py", "daemon/store.py", "daemon/wal.py"})
+"""Files of the loop path and of recovery; `recovery` in the list names the functions of that."""
+
+
+class Branch(NamedTuple):
+    """A branch that no world took."""
+
+    file: str
+    function: str
+    at: str
+    """Text of the line that branches."""
+    to: str
+    """Text of the line that was not reached from there."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The entries of the list that mean it, the most exact one last."""
+        where = f"{self.file} {self.function}"
+        return where, f"{where}: {self.at}", f"{where}: {self.at} -> {self.to}"
+
+
+class Listed:
+    """What `not_covered.toml` says. Notes which entries are of use."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.shell = _reasons(document["shell"], "functions")
+        self.missed = _reasons(document["missed"], "branches")
+        self.recovery = frozenset(document["recovery"]["functions"])
+        self._unused = {*self.shell, *self.missed, *self.recovery}
+
+    def is_shell(self, name: str) -> bool:
+        """Whether a function, as `file name`, belongs to the shell."""
+        self._unused.discard(name)
+        return name in self.shell
+
+    def in_group(self, group: str, file: str, name: str) -> bool:
+        """Whether a function of a file counts for a group."""
+        return file not in OF_BOTH or (group == "recovery") == (name in self.recovery)
+
+    def reason(self, branch: Branch) -> str | None:
+        """Why no world takes a branch; None if the list does not say."""
+        found = [name for name in branch.names if name in self.missed]
+        self._unused.difference_update(found)
+        return self.missed[found[-1]] if found else None
+
+    @property
+    def unused(self) -> list[str]:
+        """Entries that match nothing: the code has changed, or a world takes the branch."""
+        return sorted(self._unused)
+
+
+def _reasons(tables: list[dict[str, Any]], names: str) -> dict[str, str]:
+    return {name: table["reason"] for table in tables for name in table[names]}
+
+
+class Figures:
+    """Lines and branches of a group."""
+
+    def __init__(self) -> None:
+        self.lines = self.lines_reached = self.branches = self.branches_taken = 0
+
+    def add(self, summary: dict[str, int]) -> None:
+        """Add a function."""
+        self.lines += summary["num_statements"]
+        self.lines_reached += summary["covered_lines"]
+        self.branches += summary["num_branches"]
+        self.branches_taken += summary["covered_branches"]
+
+    def share(self, what: str) -> float:
+        """The share of the lines that were reached, or of the branches that were taken."""
+        if what == "lines":
+            return self.lines_reached / self.lines
+        return self.branches_taken / self.branches
+
+
+def _branches(file: str, function: str, found: dict[str, Any]) -> Iterator[Branch]:
+    texts = (ROOT / file).read_text().splitlines()
+    for at, to in found["missing_branches"]:
+        reached = texts[to - 1].strip() if to > 0 else EXIT
+        yield Branch(file, function, texts[at - 1].strip(), reached)
+
+
+def measure(seeds: range) -> tuple[dict[str, Any], dict[int, str]]:
+    """Run worlds under coverage. Return its report by file, and the failures by seed."""
+    files = sorted({file for _, _, files in GROUPS.values() for file in files})
+    coverage = Coverage(data_file=None, branch=True, include=[str(ROOT / file) for file in files])
+    with tempfile.TemporaryDirectory() as folder:
+        with coverage.collect():
+            runs = list(run_seeds(seeds, 1))
+        out = Path(folder) / "coverage.json"
+        coverage.json_report(outfile=str(out))
+        found = json.loads(out.read_text())["files"]
+    failures = {one.seed: one.failure for one in runs if one.failure is not None}
+    return {str((ROOT / file).resolve().relative_to(ROOT)): found[file] for file in found}, failures
+
+
+class Result:
+    """What worlds reached, and what they did not."""
+
+    def __init__(self, listed: Listed, report: dict[str, Any]) -> None:
+        self.figures = {group: Figures() for group in GROUPS}
+        self.missed: dict[str, list[Branch]] = {group: [] for group in GROUPS}
+        for group, (_, _, files) in GROUPS.items():
+            for file in files:
+                self._add(listed, group, file, report[file]["functions"])
+
+    def _add(self, listed: Listed, group: str, file: str, functions: dict[str, Any]) -> None:
+        """Add a file. Statements outside of functions run at the import, and are not counted."""
+        for function, found in functions.items():
+            name = f"{file} {function}"
+            if function and not listed.is_shell(name) and listed.in_group(group, file, name):
+                self.figures[group].add(found["summary"])
+                self.missed[group] += _branches(file, function, found)
+
+
+def _document(listed: Listed, result: Result) -> dict[str, Any]:
+    """The figures as JSON."""
+    groups: dict[str, Any] = {}
+    for group, (what, least, _) in GROUPS.items():
+        figures, missed = result.figures[group], result.missed[group]
+        groups[group] = {
+            "lines": figures.lines, "lines_reached": figures.lines_reached,
+            "branches": figures.branches, "branches_taken": figures.branches_taken,
+            "demanded": {what: least}, "reached": {what: round(figures.share(what), 4)},
+            "missed_with_a_reason": sum(listed.reason(one) is not None for one in missed),
+            "missed_without_a_reason": sum(listed.reason(one) is None for one in missed),
+        }  # fmt: skip
+    return {"groups": groups, "functions_of_the_shell": len(listed.shell)}
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _complaints(listed: Listed, result: Result, failures: dict[int, str]) -> list[str]:
+    """What has to be mended before the figures count."""
+    found = [f"seed {seed} failed: {failure}" for seed, failure in failures.items()]
+    missed = {branch: None for group in GROUPS for branch in result.missed[group]}
+    found += [f"no reason: {one.names[-1]}" for one in missed if listed.reason(one) is None]
+    found += [f"{LIST.name} names nothing that was missed: {name}" for name in listed.unused]
+    for group, (what, least, _) in GROUPS.items():
+        if (share := result.figures[group].share(what)) < least:
+            found.append(f"{group}: {share:.1%} of the {what}, {least:.0%} are demanded")
+    return found
+
+
+@click.command()
+@click.argument("seeds", type=Seeds())
+def main(seeds: tuple[int, int | None]) -> None:
+    """Run the worlds of SEEDS under coverage, and print the figures as JSON. Exit with 1 if they
+    are too low, or if a missed branch has no reason."""
+    first, last = seeds
+    if last is None:
+        raise click.BadParameter("needs an end")
+    listed = Listed(tomllib.loads(LIST.read_text()))
+    report, failures = measure(range(first, last + 1))
+    result = Result(listed, report)
+    document = _document(listed, result)
+    complaints = _complaints(listed, result, failures)
+    click.echo(json.dumps({"seeds": last + 1 - first, **document}, indent=1))
+    for text in complaints:
+        _say(text)
+    sys.exit(bool(complaints))
+
+
+if __name__ == "__main__":
+    main()
