@@ -54,7 +54,7 @@ def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) ->
 
 def test_every_fault_and_every_call_occurs() -> None:
     steps = {step.kind for seed in range(1, 60) for step in script(seed).steps}
-    assert {*FAULTS, *WORK, "move_clock", "burst"} == steps
+    assert {*FAULTS, *WORK, "add_at", "move_clock", "burst"} == steps
 
 
 def test_the_smallest_script_that_fails_is_found() -> None:

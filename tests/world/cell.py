@@ -20,7 +20,7 @@ from purgatoryd.daemon.config import MIB, Config
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import ArenaTooSmall, Lagged, PurgatorydError
 from purgatoryd.shm_layout.layout import FLAG_RESUME, Cause, Message, Status
-from world.clients import SimulatedClient
+from world.clients import LIMIT_S, QUEUE_LIMIT, SHORT_QUEUE, SimulatedClient
 from world.daemons import SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
@@ -177,7 +177,8 @@ class Cell:
             world.machine, world.network, "w", NAMESPACE, durable=self.durable(number),
             partition=partition, uid=number if world.script.setting.uids else 0,
             boot_offset_ns=world.script.setting.boot_offsets_ns[number],
-            resume=self._resume_of(number),
+            resume=self._resume_of(number), hasty=world.script.setting.hasty[number],
+            queue_limit=SHORT_QUEUE if world.script.setting.short_queue else QUEUE_LIMIT,
         )  # fmt: skip
         client.begun = self.oracle.moment()
         client.on_expired(partial(self._session_lost, number, client.begun))
@@ -470,6 +471,7 @@ class Cell:
         self.daemon.thaw()
         for client in self.clients:
             client.thaw()
+            client.limit_s = LIMIT_S
         for subscriber in self.subscribers:
             subscriber.thaw()
         ends = [side.ends for side in self.clients] + [side.ends for side in self.subscribers]

@@ -29,16 +29,19 @@ from purgatoryd.clients.packing import (
 from purgatoryd.clients.purgatory import (
     Owner,
     Watch,
+    each_watermark,
     own_book,
+    prepare_cancel,
     prepare_extend,
     prepare_trigger,
     prepare_watch,
+    watch_rows,
 )
 from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import State
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
-from purgatoryd.shm_layout.layout import Op
+from purgatoryd.shm_layout.layout import BulkLoadAction, Op
 from world.hosts import Machine, SimulatedHost
 from world.network import COMMANDS, End, Network, SimulatedChannel
 
@@ -48,7 +51,10 @@ if TYPE_CHECKING:
 ITERATION_NS = 3_000
 """From an event to the iteration that it causes."""
 LIMIT_S = 5.0
+HASTY_S = 0.05
+"""Limit of the calls of a client that is in a hurry."""
 QUEUE_LIMIT = 4096
+SHORT_QUEUE = 8
 KIND_OF: dict[Op, type[PendingTrigger[Any]]] = {
     Op.CLEAR: PendingFound,
     Op.FORGET: PendingFound,
@@ -95,7 +101,11 @@ class SimulatedClient:
         boot_offset_ns: int = 0,
         partition: Partition | None = None,
         resume: Resume | None = None,
+        hasty: bool = False,
+        queue_limit: int = QUEUE_LIMIT,
     ) -> None:
+        self.limit_s = HASTY_S if hasty else LIMIT_S
+        self._queue_limit = queue_limit
         self.machine = machine
         self.schedule: Schedule = machine.schedule
         self.host = SimulatedHost(machine, machine.next_pid(), boot_offset_ns)
@@ -118,9 +128,11 @@ class SimulatedClient:
         self.jobs = Jobs(self.core, Owner(self.core, self.book).speak, listens=True)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
         """Calls without an outcome, and what reports it."""
+        self._unpacked: set[Pending | BulkResult] = set()
+        """Calls that were given up before they were packed."""
         self._iterations = 0
         self._iterates_at_ns: int | None = None
-        self.wake()
+        self._begin(self.jobs.greeted(LIMIT_S))
 
     def _open_channel(self, endpoint: str, *_: object, immediate: bool = True) -> Any:
         end = End(self.host, self._uid, COMMANDS)
@@ -165,7 +177,7 @@ class SimulatedClient:
     def _report(self) -> None:
         unsettled, self.unsettled = self.unsettled, []
         for call, report in unsettled:
-            if call.done:
+            if call.done or call in self._unpacked:
                 report()
             else:
                 self.unsettled.append((call, report))
@@ -215,7 +227,42 @@ class SimulatedClient:
 
     def _single(self, entry: Entry[Any], report: Callable[[Pending], None]) -> None:
         self._expect(entry.pending, report)
-        self._begin(self.jobs.single(entry, LIMIT_S))
+        self._begin(self.jobs.single(entry, self.limit_s))
+
+    def watch_many(
+        self, rows: list[Watch], report: Callable[[int, Pending], None]
+    ) -> list[Operation]:
+        """Arm many operations; `report` gets the number of each row and its call."""
+        armed = watch_rows(self.core, self.book, rows)
+        for number, one in enumerate(armed):
+            self._expect(one.entry.pending, partial(report, number))
+        self._several([one.entry for one in armed])
+        return [one.operation for one in armed]
+
+    def advance_many(
+        self, watermarks: list[tuple[str, int]], report: Callable[[int, Pending], None]
+    ) -> None:
+        """Advance many watch keys, in order; `report` gets the number of each row and its call."""
+        entries = [
+            prepare_trigger(self.core, PendingCount, Op.ADVANCE_KEY, key, watermark)
+            for key, watermark in each_watermark(watermarks)
+        ]
+        for number, entry in enumerate(entries):
+            self._expect(entry.pending, partial(report, number))
+        self._several(entries)
+
+    def _several(self, entries: list[Entry[Any]]) -> None:
+        def work() -> Job[None]:
+            try:
+                yield from self.jobs.several(self._queue_limit, entries, self.limit_s)
+            finally:
+                self._unpacked.update(one.pending for one in entries if not one.pending.packed)
+
+        self._begin(work())
+
+    def end(self, operation: Operation) -> None:
+        """Cancel an operation."""
+        self._single(prepare_cancel(self.core, operation), lambda _: None)
 
     def extend(self, operation: Operation, timeout_s: float) -> None:
         """Move the deadline of an operation."""
@@ -230,32 +277,46 @@ class SimulatedClient:
 
     def cancel_many(self, keys: list[str], report: Callable[[BulkResult], None]) -> None:
         """Cancel many timers."""
-        self._bulk(pack_cancels(self.core, keys, None), report)
+        self._bulk(pack_cancels(self.core, keys, None), report, last=True)
 
     def unpark_many(self, rows: list[Any], report: Callable[[BulkResult], None]) -> None:
         """Arm parked timers."""
         self._bulk(pack_unparks(self.core, rows, None), report)
 
-    def _bulk(self, packed: Any, report: Callable[[BulkResult], None]) -> None:
+    def _bulk(
+        self, packed: Any, report: Callable[[BulkResult], None], *, last: bool = False
+    ) -> None:
         result, batches = packed
         self._expect(result, report)
-        self._begin(self.jobs.submitted(QUEUE_LIMIT, result, batches, True, LIMIT_S, last=False))
+        self._begin(
+            self.jobs.submitted(self._queue_limit, result, batches, True, self.limit_s, last=last)
+        )
 
     def bulk_load(
-        self, bulk_load: bytes, action: int, token: int, answered: Callable[[], None]
+        self, bulk_load: bytes, action: BulkLoadAction, token: int, answered: Callable[[], None]
     ) -> None:
         """Ask about a bulk load, or change it."""
-        ask = partial(self.core.bulk_load_question, bulk_load, action, token)
+        jobs, limit_s = self.jobs, self.limit_s
 
         def work() -> Job[Any]:
-            yield from self.jobs.asked(ask, "bulk load", LIMIT_S)
+            if action == BulkLoadAction.STATUS:
+                yield from jobs.bulk_load_status(bulk_load, 0, limit_s)
+            elif action == BulkLoadAction.OPEN:
+                yield from jobs.bulk_load_opened(bulk_load, token, limit_s)
+            else:
+                yield from jobs.bulk_load(action, bulk_load, token, limit_s)
             answered()
 
         self._begin(work())
 
     def flush(self) -> None:
-        """Wait for all answers."""
-        self._begin(self.jobs.flushed(LIMIT_S))
+        """Wait for all answers, and raise the refusals that nobody has seen."""
+
+        def work() -> Job[None]:
+            yield from self.jobs.flushed(self.limit_s)
+            self.core.raise_reported()
+
+        self._begin(work())
 
     def get(self, key: str, report: Callable[[Any], None]) -> None:
         """Ask for a timer; `report` gets the answered question."""
@@ -265,9 +326,11 @@ class SimulatedClient:
             asked.append(self.core.question(key))
             return asked[0]
 
+        limit_s = self.limit_s
+
         def work() -> Job[Any]:
             try:
-                yield from self.jobs.asked(ask, "get", LIMIT_S)
+                yield from self.jobs.asked(ask, "get", limit_s)
             except PurgatorydError:
                 report(_UNASKED)
                 raise
@@ -333,8 +396,10 @@ class SimulatedClient:
         return self.jobs.ended and self.core.session.state is State.CLOSED
 
     def die(self) -> None:
-        """End the process without a word."""
+        """End the process; unless it was closed before, without a word."""
         self.alive = False
+        if self.jobs.ended:
+            self.core.close()
         for end in self.ends:
             end.wake = lambda: None
             connection = end.connection

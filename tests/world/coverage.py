@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import click
 from coverage import Coverage
+
 from world.runs import Seeds, run_seeds
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import click
+
 from world.script import Script, Step, script
 from world.seam import Killed
 from world.world import world_of

@@ -60,6 +60,10 @@ class Setting:
     """Each client has a uid of its own."""
     commit_ns: int
     """How long a group commit takes."""
+    hasty: tuple[bool, ...]
+    """Whether calls of each client have a short limit."""
+    short_queue: bool
+    """Few calls of a client may be without an answer."""
     resumes: bool
     """A later process of client RESUMER takes over the operations of an earlier one."""
 
@@ -140,6 +144,19 @@ def _watch(rng: random.Random) -> Arguments:
     }
 
 
+def _watch_many(rng: random.Random) -> Arguments:
+    one = _watch(rng)
+    return {
+        **{name: one[name] for name in ("client", "targets", "need", "timeout_ns")},
+        "count": rng.randrange(2, 40),
+    }
+
+
+def _advance_many(rng: random.Random) -> Arguments:
+    keys = rng.sample(range(WATCH_KEYS), rng.randrange(1, 3))
+    return {**_client(rng), "keys": keys, "count": rng.choice([3, 10, 60])}
+
+
 def _watch_key(rng: random.Random) -> Arguments:
     return {**_client(rng), "key": rng.randrange(WATCH_KEYS)}
 
@@ -190,6 +207,8 @@ WORK: dict[str, tuple[int, Draw]] = {
     "add_many": (6, _many),
     "cancel_many": (3, _keys),
     "watch": (10, _watch),
+    "watch_many": (2, _watch_many),
+    "advance_many": (2, _advance_many),
     "advance": (12, lambda rng: {**_watch_key(rng), "by": rng.choice([0, 1, 1, 2, 3])}),
     "bump": (3, lambda rng: {**_watch_key(rng), "by": rng.randrange(3)}),
     "fail": (3, _watch_key),
@@ -288,6 +307,10 @@ def script(seed: int, steps: int = 400) -> Script:
         work |= HEAVY
     if setting.virtual:
         work["move_clock"] = (25, lambda rng: {"by_ns": _delay_ns(rng) // 10})
+        work["add_at"] = (
+            10,
+            lambda rng: {**_key(rng), "by_ns": _span_ns(rng), "delay_ns": _delay_ns(rng)},
+        )
     faults = {
         kind: how
         for kind, how in FAULTS.items()
@@ -324,6 +347,8 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         uids=rng.random() < 0.2,
         commit_ns=rng.choice([MS // 10, MS, 5 * MS]),
         resumes=rng.random() < 0.3,
+        hasty=tuple(rng.random() < 0.1 for _ in range(CLIENTS)),
+        short_queue=rng.random() < 0.2,
     )
 
 

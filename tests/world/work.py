@@ -9,11 +9,12 @@ from typing import Any
 
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
+from purgatoryd.clients.purgatory import Watch
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.layout import BulkLoadAction, Message, Op, Status
 from world.cell import NAMESPACE, Cell
 from world.oracle import IN_DOUBT, Call, Operation, Timer
-from world.script import MS, S
+from world.script import KEYS, MS, S
 
 PARK_BEYOND_NS = 60 * S
 SETTLE_NS = 5 * S
@@ -65,6 +66,21 @@ def add(
         name, partial(cell.answered, call), topic=topic, payload=timer.payload, mode=mode,
         wait=wait, **arguments,
     )  # fmt: skip
+
+
+def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None:
+    """Add a timer at a later virtual time, and another one behind it at that time or later."""
+    core = cell.clients[client].core
+    for number in range(2):
+        if (name := free(cell, client, (key + number) % KEYS)) is not None:
+            core.set_time(core.check_time(cell.now_ns() + by_ns))
+            call = _call(cell, client, "replace", name, delay_ns, "a", 8)
+            assert call.timer is not None
+            cell.clients[client].add(
+                name, partial(cell.answered, call), topic="a", payload=call.timer.payload,
+                mode="replace", wait=True, delay_ns=delay_ns,
+            )  # fmt: skip
+            core.set_time(None)
 
 
 def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
@@ -175,16 +191,19 @@ def watch(
     }
     cell.oracle.watching(operation)
 
-    def report(pending: Any) -> None:
-        word = int(pending.word)
-        cell.world.note("watch", key, word)
-        if pending.error is None and word & 0xFF == Status.ADDED:
-            operation.ticket, operation.armed = word >> 8, cell.oracle.moment()
-            operation.deadline_ns = int(pending.deadline_ns) + cell.begun_ns
-
+    report = partial(_armed, cell, operation)
     real = one.watch(key, conditions[kind](), timeout_ns / 1e9, topic, report)
     real.add_done_callback(partial(cell.operation_ended, operation))
     cell.operations[client].append((operation, real))
+
+
+def _armed(cell: Cell, operation: Operation, pending: Any) -> None:
+    """A watch has an answer."""
+    word = int(pending.word)
+    cell.world.note("watch", operation.key, word)
+    if pending.error is None and word & 0xFF == Status.ADDED:
+        operation.ticket, operation.armed = word >> 8, cell.oracle.moment()
+        operation.deadline_ns = int(pending.deadline_ns) + cell.begun_ns
 
 
 def _trigger(
@@ -199,6 +218,53 @@ def _trigger(
 
     if cell.clients[client].usable:
         cell.clients[client].trigger(op, f"w{key}", value, report)
+
+
+def watch_many(
+    cell: Cell, client: int, targets: dict[int, int], need: int, count: int, timeout_ns: int
+) -> None:
+    """Arm many operations on the sum of the same keys."""
+    one = cell.clients[client]
+    if not one.usable:
+        return
+    named = {f"w{key}": target for key, target in targets.items()}
+    deadline_ns = 0 if cell.virtual else cell.now_ns() + timeout_ns
+    operations = [
+        Operation(f"o{client}.{cell.world.number()}", "sum", named, need + n, deadline_ns)
+        for n in range(count)
+    ]
+    for operation in operations:
+        cell.oracle.watching(operation)
+    rows = [
+        Watch(one.key, SumOf(dict.fromkeys(named, 0), one.need), timeout_ns / 1e9)
+        for one in operations
+    ]
+    real = one.watch_many(rows, lambda number, pending: _armed(cell, operations[number], pending))
+    for operation, found in zip(operations, real, strict=True):
+        found.add_done_callback(partial(cell.operation_ended, operation))
+        cell.operations[client].append((operation, found))
+
+
+def advance_many(cell: Cell, client: int, keys: list[int], count: int) -> None:
+    """Raise several watermarks by one, many times, in one call."""
+    if not cell.clients[client].usable:
+        return
+    names = [f"w{keys[n % len(keys)]}" for n in range(count)]
+    rows: list[tuple[str, int]] = []
+    issued: list[int] = []
+    for name in names:
+        watermark = cell.oracle.watch_key(name).possible + 1
+        issued.append(cell.oracle.advancing(name, watermark))
+        rows.append((name, watermark))
+    durable = cell.durable(client)
+
+    def report(number: int, pending: Any) -> None:
+        word = int(pending.word)
+        cell.world.note(*rows[number], word)
+        if pending.error is None and word & 0xFF == Status.DONE:
+            cell.oracle.advanced(*rows[number], issued[number], cell.now_ns(), durable=durable)
+
+    cell.clients[client].advance_many(rows, report)
 
 
 def advance(cell: Cell, client: int, key: int, by: int) -> None:
@@ -259,9 +325,10 @@ def _own(cell: Cell, client: int, number: int) -> tuple[Operation, Any] | None:
 def end_operation(cell: Cell, client: int, number: int) -> None:
     """Cancel an operation."""
     if (found := _own(cell, client, number)) is not None:
-        operation, _ = found
+        operation, real = found
         operation.cancelled = True
-        cell.clients[client].cancel(operation.key, operation.ticket, lambda _: None)
+        if not real.done:
+            cell.clients[client].end(real)
 
 
 def extend_operation(cell: Cell, client: int, number: int, span_ns: int) -> None:
@@ -365,8 +432,9 @@ def move_clock(cell: Cell, by_ns: int) -> None:
 STEPS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
-        add, rush, cancel, get, add_many, burst, cancel_many, flush, watch, advance, bump, fail,
-        clear, forget, cancel_for_key, let_hold, end_operation, extend_operation, bulk_load,
-        manage_bulk_load, publish, settle, ping, list_sessions, quota, move_clock,
+        add, add_at, rush, cancel, get, add_many, burst, cancel_many, flush, watch, watch_many,
+        advance, advance_many, bump, fail, clear, forget, cancel_for_key, let_hold, end_operation,
+        extend_operation, bulk_load, manage_bulk_load, publish, settle, ping, list_sessions, quota,
+        move_clock,
     )
 }  # fmt: skip
