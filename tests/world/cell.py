@@ -18,7 +18,14 @@ from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
 from purgatoryd.daemon.config import MIB, Config
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import ArenaTooSmall, Lagged, PurgatorydError
+from purgatoryd.shm_layout.errors import (
+    ArenaInUse,
+    ArenaTooSmall,
+    Lagged,
+    PurgatorydError,
+    WalCopied,
+    WalMismatch,
+)
 from purgatoryd.shm_layout.layout import FLAG_RESUME, Cause, Message, Status
 from world.clients import LIMIT_S, QUEUE_LIMIT, SHORT_QUEUE, SimulatedClient
 from world.daemons import SimulatedDaemon
@@ -94,6 +101,9 @@ class Cell:
             self.oracle.outages = self.daemon.outages
         self.operator = Operator(self)
         self.clients: list[SimulatedClient] = []
+        self.guests: list[SimulatedClient] = []
+        self.expected: type[PurgatorydError] | None = None
+        """How the start that follows is refused."""
         self.subscribers: list[SimulatedSubscriber] = []
         self.deliveries: list[Deliveries] = []
         self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
@@ -243,9 +253,7 @@ class Cell:
         for call, report in one.unsettled:
             if call.done:
                 report()
-        self.daemon.pids.discard(one.host.pid)
-        if self.daemon.processes is not None and self.daemon.alive:
-            self.daemon.processes.end(one.host.pid)
+        self._end_process(one)
         for name in self.keys_of(number):
             self.oracle.doubt(name, self.now_ns())
         lasts = one.begun > self.oracle.cut and number not in self.dropped
@@ -253,6 +261,30 @@ class Cell:
             mine = self.operations[number]
             self.inherited |= {o.key for o, real in mine if o.ticket and not real.done}
         self.operations[number] = []
+
+    def guest(self, uid: int) -> SimulatedClient:
+        """A client that has a session and makes no call."""
+        world = self.world
+        partition = Partition(self.number, {}) if self._shards > 1 else None
+        guest = SimulatedClient(
+            world.machine, world.network, "w", NAMESPACE, durable=False, partition=partition,
+            uid=uid if world.script.setting.uids else 0,
+        )  # fmt: skip
+        self.daemon.pids.add(guest.host.pid)
+        self.guests.append(guest)
+        return guest
+
+    def end_guests(self, guests: list[SimulatedClient]) -> None:
+        """These guests end without a word."""
+        for guest in [one for one in guests if one.alive]:
+            self.guests.remove(guest)
+            guest.die()
+            self._end_process(guest)
+
+    def _end_process(self, client: SimulatedClient) -> None:
+        self.daemon.pids.discard(client.host.pid)
+        if self.daemon.processes is not None and self.daemon.alive:
+            self.daemon.processes.end(client.host.pid)
 
     def begin_client(self, number: int) -> None:
         """The client's next process begins."""
@@ -339,7 +371,15 @@ class Cell:
         self.world.note("refused", type(error).__name__)
         disk = self.world.disk
         troubled = disk.full or disk.failed != self._failed_calls or bool(disk.troubles)
-        if "remove that one" in text:
+        if self.expected is not None:
+            if not isinstance(error, self.expected):
+                raise Violation(f"a start was not refused as {self.expected.__name__}: {text}")
+            self.expected = None
+        elif isinstance(error, WalCopied):
+            self.daemon.as_restored = True
+        elif self.daemon.import_path is not None and isinstance(error, (ArenaInUse, WalMismatch)):
+            self.daemon.import_path = None  # it was imported, and then the daemon was killed
+        elif "remove that one" in text:
             self.lose_arena()
         elif isinstance(error, ArenaTooSmall):
             larger: dict[str, Any] = {error.resource: 2 * error.needed}
@@ -365,12 +405,21 @@ class Cell:
         self.may_lose_arena = True
         self.oracle.forced()
 
+    def move(self) -> None:
+        """What a stopped daemon left was exported: it begins again with all of that."""
+        self.oracle.committed()
+        self._arena_lost = self.may_lose_arena = True
+        self.daemon.lose_memory()
+        self.oracle.arena_lost(wal=True)
+        self.inherited.clear()
+
     def lose_arena(self, *, memory: bool = True) -> None:
         """The arena is gone, and what no WAL has."""
         self._arena_lost = self.may_lose_arena = True
         if memory:
             self.daemon.lose_memory()
-        self.oracle.arena_lost(self.world.script.setting.wal)
+        kept = self.world.script.setting.wal or self.daemon.import_path is not None
+        self.oracle.arena_lost(kept)
         self.inherited.clear()
 
     # ---- what the daemon publishes ---------------------------------------------------------------
@@ -467,6 +516,7 @@ class Cell:
     def heal(self) -> None:
         """End all disturbances."""
         self.finishing = True
+        self.end_guests(list(self.guests))
         self.daemon.fuse.left = self.at_durable_answer = None
         self.daemon.thaw()
         for client in self.clients:

@@ -21,7 +21,7 @@ from purgatoryd.daemon.retention import Keep
 from purgatoryd.daemon.snapshot import saving, tidy_and_tell
 from purgatoryd.daemon.store import Opening, owned
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.daemon.wal import Wal
+from purgatoryd.daemon.wal import Wal, locked
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import PurgatorydError
@@ -30,6 +30,7 @@ from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import has_stopped
 from world.hosts import Machine, SimulatedHost
 from world.network import Network, SimulatedProcesses, SimulatedTransport
+from world.script import CLIENTS
 from world.seam import Fuse, Killed, Seam
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ WAKE_NS = 5_000
 """Time that a commit takes."""
 SNAPSHOT_NS = 2_000_000
 """Time between two steps of the process that writes snapshots."""
-_OPEN = Access(frozenset({0}), frozenset({0}), frozenset(), everybody=True)
+_OPEN = Access(frozenset({0}), frozenset(range(CLIENTS)), frozenset(), everybody=False)
 _UNPLACED: Any = SimpleNamespace(
     look=lambda arena: None, settle=lambda *_: None, plan=SimpleNamespace(spin_ns=0)
 )
@@ -173,6 +174,10 @@ class SimulatedDaemon:
         self._recovers = False
         self.force = False
         """Whether the next start accepts what a damaged WAL has before its damage."""
+        self.as_restored = False
+        """Whether the next start accepts a copy of a WAL."""
+        self.import_path: Path | None = None
+        """An export that the next start begins with."""
         self.next_config = config
         """Of the next start."""
         self.commit_ns = self._usual_commit_ns = commit_ns
@@ -221,9 +226,11 @@ class SimulatedDaemon:
         lifecycle = DaemonLifecycle(Supervisor(), host)
         lifecycle.enter(STARTING)
         opening = Opening(
-            self.config, self.paths, force=self.force, host=host, step=lifecycle.step,
+            self.config, self.paths, self.import_path, self.force, self.as_restored,
+            host=host, step=lifecycle.step,
             begin_wal=partial(Wal, start_snapshot=self._start_snapshot, threaded=False),
         )  # fmt: skip
+        self._stack.enter_context(locked(opening.wal, as_restored=self.as_restored))
         opening = self._stack.enter_context(owned(opening))
         self.transport = SimulatedTransport(
             self.network, host,
@@ -238,7 +245,8 @@ class SimulatedDaemon:
         )
         transport.wake = self.wake
         self.observe.started(reaper.arena)
-        self.force = False
+        self.force = self.as_restored = False
+        self.import_path = None
         reaper.begin()
         self.reaper = reaper
         if not self.paths.cmd.is_socket():

@@ -175,6 +175,23 @@ class SimulatedDisk(Disk):
         file.now[at] ^= 1
         return file, at
 
+    def lose(self, folder: Path, number: int) -> str | None:
+        """Remove one of a folder's files for good. Returns its name; None if there is none."""
+        names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
+        if not names:
+            return None
+        name = names[number % len(names)]
+        del self.folder(folder).now[name]
+        self.folder(folder).sync()
+        return name
+
+    def put(self, path: Path, data: bytes) -> None:
+        """A file that somebody brought, and that is on the medium."""
+        file = self.folder(path.parent).now[path.name] = File(self._wall_ns())
+        file.write(data, 0)
+        file.sync()
+        self.folder(path.parent).sync()
+
     def empty(self, folder: Path) -> None:
         """Remove all files of a folder for good."""
         self._folders[folder] = Folder()

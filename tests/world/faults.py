@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from purgatoryd.clients.core import BYE_S
+from purgatoryd.daemon import wal_birth
+from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.retention import SNAPSHOTS_KEPT
-from purgatoryd.shm_layout import wire
+from purgatoryd.daemon.snapshot import save_export
+from purgatoryd.shm_layout import shm, wire
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import ArenaMismatch, BadPath, WalCopied, WalNeeded
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
@@ -26,6 +32,8 @@ AGAIN_NS = 5 * MS
 LEAVES_S = LIMIT_S + BYE_S + 0.1
 """A client that is not frozen ends within so long of its clock once it was told to."""
 COPY_COMMIT_NS = 20 * MS
+OF_THE_WAL = ("wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments")
+"""Settings that a daemon without a WAL leaves out."""
 NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
 
@@ -197,6 +205,95 @@ def drain(cell: Cell, span_ns: int) -> None:
     cell.world.schedule.after(span_ns, cell.resume)
 
 
+def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
+    """Open sessions of many more clients, until none is left; all of them end at once."""
+    guests = [cell.guest(uid) for _ in range(count)]
+    _count(cell, "client")
+    cell.world.schedule.after(span_ns, partial(cell.end_guests, guests))
+
+
+def wrong_start(cell: Cell, kind: str) -> None:
+    """Stop the daemon and start it with a wrong setting, or on another machine: the start is
+    refused, and what is there stays as it is."""
+    machine, daemon = cell.world.machine, cell.daemon
+    if not _stop_at_ease(cell):
+        return
+    _count(cell, "stop")
+    usual, boot_id, boot_begun_ns = daemon.next_config, machine.boot_id, machine.boot_begun_ns
+    cell.expected = ArenaMismatch
+    virtual = usual.clock == "virtual"
+    if kind == "clock":
+        daemon.next_config = replace(usual, clock="real" if virtual else "virtual")
+    elif kind == "shard":
+        daemon.next_config = replace(usual, shard=2, shards=3)
+    elif kind == "boot id":
+        machine.boot_id = bytes(16)
+    elif kind == "boot clock" and not virtual:
+        machine.boot_begun_ns = cell.world.schedule.now_ns - MS
+    elif kind == "no WAL" and usual.wal_dir:
+        none: dict[str, Any] = {
+            one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL
+        }
+        daemon.next_config, cell.expected = replace(usual, **none), WalNeeded
+    elif kind == "copied WAL" and usual.wal_dir:
+        _copy_birth(Path(usual.wal_dir) / usual.name)
+        cell.expected, daemon.as_restored = WalCopied, False
+    elif kind == "no birth" and usual.wal_dir:
+        path = Path(usual.wal_dir) / usual.name / wal_birth.NAME
+        path.unlink()
+        path.mkdir()
+        cell.expected = BadPath
+    else:
+        cell.expected = None
+        return
+    if daemon.start():
+        raise Violation(f"a start with another {kind} was not refused")
+    cell.expected = None
+    daemon.next_config, machine.boot_id = usual, boot_id
+    machine.boot_begun_ns = boot_begun_ns
+    if kind == "no birth":
+        path.rmdir()
+
+
+def _stop_at_ease(cell: Cell) -> bool:
+    """Stop the daemon cleanly, unless something is wrong; False if it was killed or had
+    trouble meanwhile."""
+    disk, daemon = cell.world.disk, cell.daemon
+    if not daemon.alive or cell.steadiness()[-1] or cell.may_lose_arena or cell.rotten:
+        return False
+    daemon.fuse.left = None
+    failed = disk.failed
+    daemon.stop()
+    paths = daemon.paths
+    there = all(map(shm.exists, (paths.arena, paths.private)))
+    return disk.failed == failed and there
+
+
+def _copy_birth(folder: Path) -> None:
+    """Copy the file by which a WAL knows that it is no copy."""
+    path = folder / wal_birth.NAME
+    copied = folder / "copied"
+    copied.write_bytes(path.read_bytes())
+    copied.rename(path)
+
+
+def move(cell: Cell) -> None:
+    """Export what a stopped daemon left, remove its arena and its WAL, and let the next one begin
+    with the export."""
+    daemon, disk = cell.daemon, cell.world.disk
+    if not _stop_at_ease(cell):
+        return
+    _count(cell, "stop")
+    directory = cell.world.directory
+    with closing(Reader.attach(daemon.paths)) as reader:
+        save_export(reader, directory / "export")
+    daemon.import_path = directory / f"import{cell.number}" / "export"
+    disk.put(daemon.import_path, (directory / "export").read_bytes())
+    if daemon.config.wal_dir:
+        disk.empty(Path(daemon.config.wal_dir) / daemon.config.name)
+    cell.move()
+
+
 def kill_snapshot(cell: Cell) -> None:
     """Kill the process that writes a snapshot."""
     if cell.daemon.snapshot is not None:
@@ -287,6 +384,13 @@ def _costs(cell: Cell) -> bool:
     )
 
 
+def lose_file(cell: Cell, file: int) -> None:
+    """Somebody removes a file of the WAL."""
+    if cell.world.disk.lose(_wal(cell), file) is not None:
+        cell.rotten = True
+        _count(cell, "disk")
+
+
 # ---- the machine -------------------------------------------------------------------------------
 
 
@@ -303,6 +407,7 @@ def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
             if one.clients[client].alive:
                 one.end_client(client)
                 world.schedule.after(span_ns + MS, partial(one.begin_client, client))
+        one.end_guests(list(one.guests))
         if one.daemon.alive:
             one.daemon.kill()
         one.daemon.fuse.left = None
@@ -359,8 +464,9 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__.rstrip("_"): function
     for function in (
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
-        leave, reuse_pid, drop_session, ask_durably, lose_answer, kill_daemon, freeze_daemon,
-        stop_daemon, drain, kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot,
-        power_cut, cut_at_copy, lose_name, step_wall, drift, suspend,
+        leave, reuse_pid, drop_session, ask_durably, lose_answer, crowd, kill_daemon, freeze_daemon,
+        stop_daemon, drain, wrong_start, move, kill_snapshot, disk, fail_sync, disk_full,
+        short_write, slow_disk, rot, lose_file, power_cut, cut_at_copy, lose_name, step_wall, drift,
+        suspend,
     )
 }  # fmt: skip

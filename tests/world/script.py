@@ -18,6 +18,15 @@ TOPICS = ("a", "b")
 RESUMER = 0
 ACTIONS = ("open", "close", "status", "forget")
 """On a bulk load."""
+STRANGE = (
+    "short", "magic", "version", "unknown", "long", "hello", "stop", "sessions", "drop", "advance",
+    "bulk_load",
+)  # fmt: skip
+"""Messages of strangers."""
+WRONG = (
+    "clock", "shard", "boot id", "boot clock", "no WAL", "copied WAL", "no birth",
+)  # fmt: skip
+"""What is wrong with a start."""
 
 Arguments = dict[str, Any]
 Draw = Callable[[random.Random], Arguments]
@@ -193,6 +202,18 @@ def _bulk_load(rng: random.Random) -> Arguments:
     }
 
 
+def _stranger(rng: random.Random) -> Arguments:
+    return {
+        "kind": rng.choice(STRANGE),
+        "uid": rng.choice([1, 99]),
+        "admin": rng.random() < 0.5,
+    }
+
+
+def _crowd(rng: random.Random) -> Arguments:
+    return {"count": rng.randrange(2, 14), "uid": rng.randrange(CLIENTS), **_span(rng)}
+
+
 def _span(rng: random.Random) -> Arguments:
     return {"span_ns": _span_ns(rng)}
 
@@ -227,6 +248,7 @@ WORK: dict[str, tuple[int, Draw]] = {
     "ping": (1, lambda rng: {}),
     "list_sessions": (1, lambda rng: {}),
     "flush": (1, _client),
+    "stranger": (2, _stranger),
     "quota": (1, lambda rng: {"timers": rng.choice([0, 0, 5])}),
 }  # fmt: skip
 FAULTS: dict[str, tuple[int, Draw]] = {
@@ -255,6 +277,9 @@ FAULTS: dict[str, tuple[int, Draw]] = {
         2, lambda rng: {"capacity": rng.choice([None, 64, 128, 512]), "asked": rng.random() < 0.5}
     ),
     "drain": (1, _span),
+    "crowd": (1, _crowd),
+    "wrong_start": (1, lambda rng: {"kind": rng.choice(WRONG)}),
+    "move": (1, lambda rng: {}),
     "disk": (8, _disk),
     "fail_sync": (2, lambda rng: {"span_ns": rng.randrange(100 * MS)}),
     "disk_full": (1, _span),
@@ -269,6 +294,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "cut_at_copy": (
         3, lambda rng: {**_client(rng), "span_ns": rng.randrange(20 * MS, 100 * MS)}
     ),
+    "lose_file": (1, lambda rng: {"file": rng.randrange(100)}),
     "power_cut": (2, lambda rng: {**_span(rng), "answered": rng.random() < 0.5}),
     "kill_snapshot": (1, lambda rng: {}),
     "step_wall": (2, lambda rng: {"by_ns": rng.choice([-1, 1]) * rng.randrange(10 * S)}),
@@ -286,6 +312,7 @@ OF_THE_DISK = frozenset(
         "slow_disk",
         "rot",
         "cut_at_copy",
+        "lose_file",
         "kill_snapshot",
     }
 )

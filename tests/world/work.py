@@ -15,6 +15,7 @@ from purgatoryd.shm_layout.layout import BulkLoadAction, Message, Op, Status
 from world.cell import NAMESPACE, Cell
 from world.oracle import IN_DOUBT, Call, Operation, Timer
 from world.script import KEYS, MS, S
+from world.strangers import UNKNOWN_UID, Stranger
 
 PARK_BEYOND_NS = 60 * S
 SETTLE_NS = 5 * S
@@ -415,6 +416,12 @@ def list_sessions(cell: Cell) -> None:
     cell.operator.ask(lambda n: wire.encode_frame(Message.SESSIONS, 0, n))
 
 
+def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
+    """Send a message that the daemon has to refuse."""
+    if kind not in ("hello", "long") or admin or uid == UNKNOWN_UID:
+        Stranger(cell, kind, uid, admin=admin, session=cell.clients[0].core.session.id)
+
+
 def quota(cell: Cell, timers: int) -> None:
     """Set a quota of the namespace, and what is parked."""
     changes = {"quota_timers": timers}
@@ -434,7 +441,7 @@ STEPS: dict[str, Callable[..., None]] = {
     for function in (
         add, add_at, rush, cancel, get, add_many, burst, cancel_many, flush, watch, watch_many,
         advance, advance_many, bump, fail, clear, forget, cancel_for_key, let_hold, end_operation,
-        extend_operation, bulk_load, manage_bulk_load, publish, settle, ping, list_sessions, quota,
-        move_clock,
+        extend_operation, bulk_load, manage_bulk_load, publish, settle, ping, list_sessions,
+        stranger, quota, move_clock,
     )
 }  # fmt: skip

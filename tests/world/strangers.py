@@ -1,0 +1,66 @@
+"""Peers that a daemon has to refuse: who may not connect, who may not administer, and garbage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.layout import BulkLoadAction, Message, WireError
+from world.network import ADMIN, COMMANDS, End, SimulatedChannel
+from world.oracle import Violation
+
+if TYPE_CHECKING:
+    from world.cell import Cell
+
+UNKNOWN_UID, PLAIN_UID = 99, 1
+NO_SESSION = 0xFFFF_FFFF
+_PING = wire.encode_frame(Message.PING, 0, 1)
+MESSAGES: dict[str, bytes] = {
+    "short": b"abc",
+    "magic": bytes(4) + _PING[4:],
+    "version": _PING[:4] + b"\xff\xff" + _PING[6:],
+    "unknown": wire.encode_frame(999, 0, 1),
+    "long": _PING + bytes(8),
+    "hello": wire.encode_hello(bytes(range(16)), 1, b"", 0),
+    "stop": wire.encode_frame(Message.STOP, 0, 1),
+    "sessions": wire.encode_frame(Message.SESSIONS, 0, 1),
+    "drop": wire.encode_frame(Message.DROP, NO_SESSION, 1),
+    "advance": wire.encode_frame(Message.ADVANCE, 0, 1, at_ns=0),
+    "bulk_load": wire.encode_bulk_load(1, 0, b"\x7f" * 16, BulkLoadAction.STATUS),
+}
+FOR_ALL = frozenset({"sessions"})
+"""Admin requests that a client may send, for its own sessions."""
+
+
+class Stranger:
+    """One peer that sends one message, and leaves once it is answered."""
+
+    def __init__(self, cell: Cell, kind: str, uid: int, *, admin: bool, session: int) -> None:
+        self._kind, self._uid = kind, uid
+        self._foreign = session
+        self._end = End(cell.world.host(), uid, ADMIN if admin else COMMANDS)
+        self._end.wake = self._receive
+        paths = cell.daemon.paths
+        self._channel = SimulatedChannel(
+            cell.world.network, self._end, paths.admin_endpoint if admin else paths.cmd_endpoint
+        )
+        self._message = self._addressed(MESSAGES[kind])
+        self._sent = False
+
+    def _addressed(self, message: bytes) -> bytes:
+        if self._kind == "drop" and self._foreign:
+            return wire.encode_frame(Message.DROP, self._foreign, 1)
+        return message
+
+    def _receive(self) -> None:
+        if not self._sent:
+            self._sent = self._channel.send(self._message)
+        while (data := self._channel.receive()) is not None:
+            self._judge(wire.decode_reply(data))
+            self._channel.close()
+
+    def _judge(self, reply: wire.Reply) -> None:
+        """A reply that is no refusal is a violation, unless the sender may have it."""
+        may = self._uid == PLAIN_UID and self._kind in FOR_ALL
+        if reply.error == WireError.NONE and not may:
+            raise Violation(f"{self._kind} of uid {self._uid} was answered")
