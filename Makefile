@@ -37,7 +37,7 @@ HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
+.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs world-coverage lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -143,6 +143,10 @@ ifdef NAMES
 else
 	$(BIN)/python tests/crash/record.py world_bugs.json env PYTHONPATH=tests $(BIN)/python -m world.find_bugs --json $(ARGS)
 endif
+
+world-coverage: SEEDS ?= 1-300
+world-coverage: build/core.stamp ## lines and branches that the worlds of SEEDS=1-300 reach; writes benchmarks/results/world_coverage.json
+	$(BIN)/python tests/crash/record.py world_coverage.json env PYTHONPATH=tests COVERAGE_CORE=ctrace $(BIN)/python -m world.coverage $(SEEDS)
 
 lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
 	$(BIN)/ruff check .
