@@ -176,6 +176,10 @@ def test_what_is_before_goes_but_never_the_segment_with_the_needed_record() -> N
     assert lsns(removable(found, 10**6, [], NOTHING, 0)) == [1, 10, 20]
 
 
+def test_a_folder_without_segments_has_nothing_to_remove() -> None:
+    assert removable([], 20, [], NOTHING, 0) == []
+
+
 def test_retention_holds_keep_segments_until_they_are_dropped() -> None:
     found = files(1, 10, 20, 30)
     assert lsns(removable(found, 30, [RetentionHold("m", 15)], NOTHING, 0)) == [1]
