@@ -223,7 +223,9 @@ def wrong_start(cell: Cell, kind: str) -> None:
     cell.expected = ArenaMismatch
     virtual = usual.clock == "virtual"
     if kind == "clock":
-        daemon.next_config = replace(usual, clock="real" if virtual else "virtual")
+        daemon.next_config = replace(
+            usual, clock="real" if virtual else "virtual", wall_origin_ns=0
+        )
     elif kind == "shard":
         daemon.next_config = replace(usual, shard=2, shards=3)
     elif kind == "boot id":

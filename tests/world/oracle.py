@@ -174,6 +174,9 @@ class Watched:
     history: list[tuple[int, int, int]] = field(default_factory=list)
     """When each watermark was sent, when it was acknowledged, and the watermark."""
 
+    before_forget: int = 0
+    """The highest watermark that it may have had when it was to be forgotten."""
+
     @property
     def possible(self) -> int:
         """The highest watermark that it may have."""
@@ -568,6 +571,8 @@ class Oracle:
             return  # the arena that answered is gone
         if one.forgets or issued < one.forgotten:
             return  # it may be forgotten again
+        if watermark <= one.before_forget:
+            return  # no new value: it is still to be forgotten with its last watcher
         if watermark > one.sure:
             one.sure = watermark
             one.history.append((sent_ns, now_ns, watermark))
@@ -582,6 +587,7 @@ class Oracle:
         without an answer it may happen at any time."""
         one = self.watch_key(name)
         one.sure = one.durable = 0
+        one.before_forget = one.possible
         one.history.clear()
         one.forgets += 1
 
