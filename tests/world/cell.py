@@ -143,7 +143,7 @@ class Cell:
             name, capacity=setting.capacity,
             payload_bytes=(8 if setting.heavy else 1) * MIB,
             replay_capacity=setting.replay_capacity,
-            topics=8, namespaces=4, sessions=setting.sessions, watches=256, watch_keys=64,
+            topics=8, namespaces=4, sessions=setting.sessions, watches=1024, watch_keys=64,
             accounts=8, bulk_loads=4, bulk_load_rows=16_384, inbox=64, **more,
         )  # fmt: skip
 

@@ -368,7 +368,13 @@ class SimulatedClient:
     @property
     def usable(self) -> bool:
         """True once calls can be made: a client's constructor returns with its first session."""
-        return self.alive and not self.leaving and self.core.session.welcome is not None
+        if not self.alive or self.leaving or self.core.session.welcome is None:
+            return False
+        try:
+            self.core.admit()
+        except PurgatorydError:  # its shard has not answered for a while
+            return False
+        return True
 
     @property
     def served(self) -> bool:

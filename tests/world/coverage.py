@@ -150,7 +150,7 @@ class Result:
         """Add a file. Statements outside of functions run at the import, and are not counted."""
         for function, found in functions.items():
             name = f"{file} {function}"
-            if function and not listed.is_shell(name):
+            if function and not listed.is_shell(name.partition("@")[0]):
                 own = listed.group(name, group)
                 self.figures[own].add(found["summary"])
                 self.missed[own] += _branches(file, function, found)

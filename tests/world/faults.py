@@ -193,8 +193,7 @@ def stop_daemon(cell: Cell, capacity: int | None, asked: bool) -> None:
     else:
         cell.daemon.stop()
     if capacity is not None:
-        least = cell.world.script.setting.capacity
-        cell.daemon.next_config = replace(cell.daemon.config, capacity=max(capacity, least))
+        cell.daemon.next_config = replace(cell.daemon.config, capacity=capacity)
 
 
 def drain(cell: Cell, span_ns: int) -> None:

@@ -12,7 +12,7 @@ from world.oracle import Violation
 if TYPE_CHECKING:
     from world.cell import Cell
 
-UNKNOWN_UID, PLAIN_UID = 99, 1
+UNKNOWN_UID, PLAIN_UID, ADMIN_UID = 99, 1, 0
 NO_SESSION = 0xFFFF_FFFF
 _PING = wire.encode_frame(Message.PING, 0, 1)
 MESSAGES: dict[str, bytes] = {
@@ -28,8 +28,8 @@ MESSAGES: dict[str, bytes] = {
     "advance": wire.encode_frame(Message.ADVANCE, 0, 1, at_ns=0),
     "bulk_load": wire.encode_bulk_load(1, 0, b"\x7f" * 16, BulkLoadAction.STATUS),
 }
-FOR_ALL = frozenset({"sessions"})
-"""Admin requests that a client may send, for its own sessions."""
+MAY = {PLAIN_UID: {"sessions"}, ADMIN_UID: {"sessions", "bulk_load"}}
+"""Messages that are answered, by the uid of their sender."""
 
 
 class Stranger:
@@ -61,6 +61,6 @@ class Stranger:
 
     def _judge(self, reply: wire.Reply) -> None:
         """A reply that is no refusal is a violation, unless the sender may have it."""
-        may = self._uid == PLAIN_UID and self._kind in FOR_ALL
+        may = self._kind in MAY.get(self._uid, ())
         if reply.error == WireError.NONE and not may:
             raise Violation(f"{self._kind} of uid {self._uid} was answered")

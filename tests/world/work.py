@@ -15,7 +15,7 @@ from purgatoryd.shm_layout.layout import BulkLoadAction, Message, Op, Status
 from world.cell import NAMESPACE, Cell
 from world.oracle import IN_DOUBT, Call, Operation, Timer
 from world.script import KEYS, MS, S
-from world.strangers import UNKNOWN_UID, Stranger
+from world.strangers import ADMIN_UID, UNKNOWN_UID, Stranger
 
 PARK_BEYOND_NS = 60 * S
 SETTLE_NS = 5 * S
@@ -418,7 +418,10 @@ def list_sessions(cell: Cell) -> None:
 
 def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
     """Send a message that the daemon has to refuse."""
-    if kind not in ("hello", "long") or admin or uid == UNKNOWN_UID:
+    works = kind in ("hello", "long") and not admin
+    if uid == ADMIN_UID and (works or kind in ("stop", "drop", "advance")):
+        return
+    if uid == UNKNOWN_UID or not works:
         Stranger(cell, kind, uid, admin=admin, session=cell.clients[0].core.session.id)
 
 
