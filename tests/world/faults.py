@@ -392,6 +392,19 @@ def lose_file(cell: Cell, file: int) -> None:
         _count(cell, "disk")
 
 
+def ruin(cell: Cell, file: int, byte: float, lost: bool, cut: bool, span_ns: int) -> None:
+    """Damage or remove a file of the WAL, and end the daemon at once: the next one has to read the
+    WAL. `cut`: and the arena is gone."""
+    if lost:
+        lose_file(cell, file)
+    else:
+        rot(cell, file, byte, cut=False)
+    if cut:
+        power_cut(cell, span_ns, answered=False)
+    else:
+        kill_daemon(cell, 0)
+
+
 # ---- the machine -------------------------------------------------------------------------------
 
 
@@ -467,7 +480,7 @@ STEPS: dict[str, Callable[..., None]] = {
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
         leave, reuse_pid, drop_session, ask_durably, lose_answer, crowd, kill_daemon, freeze_daemon,
         stop_daemon, drain, wrong_start, move, kill_snapshot, disk, fail_sync, disk_full,
-        short_write, slow_disk, rot, lose_file, power_cut, cut_at_copy, lose_name, step_wall, drift,
-        suspend,
+        short_write, slow_disk, rot, lose_file, ruin, power_cut, cut_at_copy, lose_name,
+        step_wall, drift, suspend,
     )
 }  # fmt: skip

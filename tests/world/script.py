@@ -210,6 +210,14 @@ def _stranger(rng: random.Random) -> Arguments:
     }
 
 
+def _rot(rng: random.Random) -> Arguments:
+    return {"file": rng.randrange(100), "byte": rng.choice([1, 0.01]) * rng.random()}
+
+
+def _ruin(rng: random.Random) -> Arguments:
+    return {**_rot(rng), "lost": rng.random() < 0.3, "cut": rng.random() < 0.7, **_span(rng)}
+
+
 def _crowd(rng: random.Random) -> Arguments:
     return {"count": rng.randrange(2, 14), "uid": rng.randrange(CLIENTS), **_span(rng)}
 
@@ -288,13 +296,8 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "disk_full": (1, _span),
     "short_write": (2, lambda rng: {"times": rng.randrange(1, 4)}),
     "slow_disk": (2, lambda rng: {"commit_ns": rng.choice([MS, 20 * MS, 300 * MS]), **_span(rng)}),
-    "rot": (
-        2,
-        lambda rng: {
-            "file": rng.randrange(100), "byte": rng.choice([1, 0.01]) * rng.random(),
-            "cut": rng.random() < 0.5,
-        },
-    ),
+    "rot": (2, lambda rng: {**_rot(rng), "cut": rng.random() < 0.5}),
+    "ruin": (2, _ruin),
     "cut_at_copy": (
         3, lambda rng: {**_client(rng), "span_ns": rng.randrange(20 * MS, 100 * MS)}
     ),
@@ -307,19 +310,10 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "lose_name": (1, lambda rng: {"private": rng.random() < 0.5}),
     "reuse_pid": (1, _client),
 }  # fmt: skip
-OF_THE_DISK = frozenset(
-    {
-        "disk",
-        "fail_sync",
-        "disk_full",
-        "short_write",
-        "slow_disk",
-        "rot",
-        "cut_at_copy",
-        "lose_file",
-        "kill_snapshot",
-    }
-)
+OF_THE_DISK = frozenset((
+    "disk", "fail_sync", "disk_full", "short_write", "slow_disk", "rot", "ruin", "lose_file",
+    "cut_at_copy", "kill_snapshot",
+))  # fmt: skip
 WITHOUT_WAL = frozenset({"ask_durably"})
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
 HEAVY: dict[str, tuple[int, Draw]] = {
