@@ -175,7 +175,7 @@ class _Restore:
         try:
             walk = self._read([self._snapshot], Walk())
             if behind:
-                walk = self._read_segments(behind)
+                walk = self._read_segments(behind, walk)
             self._refuse_part([self._snapshot, *behind][-1], confirmed)
             now_ns, shift_ns, wall_offset_ns = self._way.clock(walk)
             self._way.step("rebuilding")
@@ -186,7 +186,9 @@ class _Restore:
             self._arena.close()
             raise
 
-    def _read_segments(self, paths: Sequence[Path]) -> Walk:
+    def _read_segments(self, paths: Sequence[Path], before: Walk) -> Walk:
+        """Redo segments. Return where their walk ended; `before`, the snapshot's, if not even the
+        first header can be read: a walk that entered no file knows no time."""
         walk = Walk()
         try:
             return self._read(paths, walk)
@@ -194,7 +196,7 @@ class _Restore:
             if not self._way.force or is_other_version(error):
                 raise
             log.warning(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
-            return walk
+            return walk if walk.struct.bytes else before
 
     def _read(self, paths: Sequence[Path], walk: Walk) -> Walk:
         for path in paths:

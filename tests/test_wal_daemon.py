@@ -954,6 +954,19 @@ def test_damage_is_refused_with_its_place_and_can_be_forced(daemon: StartDaemon,
         assert [client.get(timer.key) is not None for timer in timers] == there
 
 
+def test_a_forced_start_without_any_header_keeps_deadlines(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
+    add_durably("a")
+    real.stop()
+    real.start(*wal_flags(wal))
+    reboot(real)
+    newest = segments(wal / "demo")[-1]
+    flip(newest.path, 82)
+    assert "header" in refused(real.start)
+    real.start(*wal_flags(wal, "--force-wal"))
+    assert armed("a") == [True]
+
+
 def with_dead_bytes(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
     """A daemon that was killed, with two snapshots and with all segments before them."""
     flags = ("--snapshot-segments", "1", "--payload-memory", "64M")
