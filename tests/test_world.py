@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +57,32 @@ def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) ->
 def test_every_fault_and_every_call_occurs() -> None:
     steps = {step.kind for seed in range(1, 60) for step in script(seed).steps}
     assert {*FAULTS, *WORK, "add_at", "move_clock", "burst"} == steps
+
+
+def _functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = f"{above}{node.name}"
+            yield name, node
+            yield from _functions(node, f"{name}.")
+
+
+def _names() -> Iterator[str]:
+    document = tomllib.loads((TESTS / "world" / "not_covered.toml").read_text())
+    for table in document["shell"]:
+        yield from table["functions"]
+    for table in document["missed"]:
+        yield from table["branches"]
+    yield from document["other_group"]
+
+
+@pytest.mark.parametrize("name", list(_names()))
+def test_what_worlds_leave_to_other_tests_is_there(name: str) -> None:
+    where, _, line = name.partition(": ")
+    file, function = where.split()
+    source = (TESTS.parent / file).read_text()
+    body = ast.get_source_segment(source, dict(_functions(ast.parse(source)))[function]) or ""
+    assert line.partition(" -> ")[0] in [text.strip() for text in ["", *body.splitlines()]]
 
 
 def test_the_smallest_script_that_fails_is_found() -> None:
