@@ -418,8 +418,8 @@ class Cell:
         self._arena_lost = self.may_lose_arena = True
         if memory:
             self.daemon.lose_memory()
-        kept = self.world.script.setting.wal or self.daemon.import_path is not None
-        self.oracle.arena_lost(kept)
+        carried = self.world.script.setting.wal or self.daemon.import_path is not None
+        self.oracle.arena_lost(carried)
         self.inherited.clear()
 
     # ---- what the daemon publishes ---------------------------------------------------------------

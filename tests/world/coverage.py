@@ -108,9 +108,9 @@ class Figures:
         self.branches += summary["num_branches"]
         self.branches_taken += summary["covered_branches"]
 
-    def share(self, what: str) -> float:
+    def share(self, unit: str) -> float:
         """The share of the lines that were reached, or of the branches that were taken."""
-        if what == "lines":
+        if unit == "lines":
             return self.lines_reached / self.lines
         return self.branches_taken / self.branches
 
@@ -159,12 +159,12 @@ class Result:
 def _document(listed: Listed, result: Result) -> dict[str, Any]:
     """The figures as JSON."""
     groups: dict[str, Any] = {}
-    for group, (what, least, _) in GROUPS.items():
+    for group, (unit, least, _) in GROUPS.items():
         figures, missed = result.figures[group], result.missed[group]
         groups[group] = {
             "lines": figures.lines, "lines_reached": figures.lines_reached,
             "branches": figures.branches, "branches_taken": figures.branches_taken,
-            "demanded": {what: least}, "reached": {what: round(figures.share(what), 4)},
+            "demanded": {unit: least}, "reached": {unit: round(figures.share(unit), 4)},
             "missed_with_a_reason": sum(listed.reason(one) is not None for one in missed),
             "missed_without_a_reason": sum(listed.reason(one) is None for one in missed),
         }  # fmt: skip
@@ -183,9 +183,9 @@ def _errors(listed: Listed, failures: dict[int, str]) -> list[str]:
 
 def _gaps(listed: Listed, result: Result) -> Iterator[str]:
     """What is left to do."""
-    for group, (what, least, _) in GROUPS.items():
-        if (share := result.figures[group].share(what)) < least:
-            yield f"{group}: {share:.1%} of the {what} were reached, {least:.0%} are demanded"
+    for group, (unit, least, _) in GROUPS.items():
+        if (share := result.figures[group].share(unit)) < least:
+            yield f"{group}: {share:.1%} of the {unit} were reached, {least:.0%} are demanded"
     missed = {branch: None for group in GROUPS for branch in result.missed[group]}
     yield from (f"no reason: {one.names[-1]}" for one in missed if listed.reason(one) is None)
 
