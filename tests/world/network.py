@@ -31,7 +31,7 @@ HWM = 64
 
 def message_of(frame: bytes) -> int:
     """The kind of a message."""
-    return int(wire.FRAME.unpack_from(frame)[2])
+    return int(wire.FRAME.unpack_from(frame)[2]) if len(frame) >= wire.FRAME.size else 0
 
 
 @dataclass

@@ -257,13 +257,15 @@ def advance_many(cell: Cell, client: int, keys: list[int], count: int) -> None:
         watermark = cell.oracle.watch_key(name).possible + 1
         issued.append(cell.oracle.advancing(name, watermark))
         rows.append((name, watermark))
-    durable = cell.durable(client)
+    durable, sent_ns = cell.durable(client), cell.now_ns()
 
     def report(number: int, pending: Any) -> None:
         word = int(pending.word)
         cell.world.note(*rows[number], word)
         if pending.error is None and word & 0xFF == Status.DONE:
-            cell.oracle.advanced(*rows[number], issued[number], cell.now_ns(), durable=durable)
+            cell.oracle.advanced(
+                *rows[number], issued[number], sent_ns, cell.now_ns(), durable=durable
+            )
 
     cell.clients[client].advance_many(rows, report)
 
