@@ -30,7 +30,7 @@ from world.world import FAR_NS
 
 AGAIN_NS = 5 * MS
 LEAVES_S = LIMIT_S + BYE_S + 0.1
-"""A client that is not frozen ends within so long of its clock once it was told to."""
+"""A client that is not frozen ends within so long of its clock once it is closed."""
 COPY_COMMIT_NS = 20 * MS
 OF_THE_WAL = ("wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments")
 """Settings that a daemon without a WAL leaves out."""

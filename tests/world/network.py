@@ -65,7 +65,7 @@ class End:
     greetings: Counter[bytes] = field(default_factory=Counter)
     """How often each HELLO has arrived."""
     byes: set[int] = field(default_factory=set)
-    """Sessions that the owner told the daemon to end."""
+    """Sessions whose owner has sent BYE."""
 
 
 class Connection:

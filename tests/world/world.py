@@ -164,6 +164,7 @@ class World:
         """The wall clock was moved, or moves by itself."""
         for cell in self.cells:
             self._wrong_ns[cell.number] = self._wrong_ns.get(cell.number, 0) + by_ns
+            cell.oracle.wall_moved = True
 
     def wrong_ns(self, cell: Cell) -> int:
         """By how much the wall clock may be wrong since a daemon asked last."""
