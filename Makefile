@@ -37,7 +37,7 @@ HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs world-coverage lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
+.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -148,6 +148,11 @@ world-coverage: SEEDS ?= 1-300
 world-coverage: build/core.stamp ## lines and branches that the worlds of SEEDS=1-300 reach; writes benchmarks/results/world_coverage.json
 	$(BIN)/python tests/crash/record.py world_coverage.json env PYTHONPATH=tests COVERAGE_CORE=ctrace $(BIN)/python -m world.coverage $(SEEDS)
 
+# The first command takes an hour. The second one continues where it was interrupted.
+mutants: build $(VENV)/mutants.stamp ## change sampled lines of the daemon and the clients: tests have to notice (hours)
+	$(BIN)/python tests/mutants.py cover
+	$(BIN)/python tests/mutants.py try $(ARGS)
+
 lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -227,8 +232,8 @@ $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
 		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,lake,spark,jre,metrics,web]" --group dev
 	@touch $@
 
-$(VENV)/fuzz.stamp: $(VENV)/install.stamp
-	$(BIN)/pip install --quiet --group fuzz
+$(VENV)/fuzz.stamp $(VENV)/mutants.stamp: $(VENV)/%.stamp: $(VENV)/install.stamp
+	$(BIN)/pip install --quiet --group $*
 	@touch $@
 
 build/core.stamp: $(CORE_C) $(CORE_H) shm_layout/build_core.py $(VENV)/install.stamp

@@ -110,7 +110,11 @@ def _say(*words: object) -> None:
 # ---- copies of the tree ------------------------------------------------------------------------
 
 
-def copy(source: Path, to: Path) -> None:
+UNUSED = ("docs/", "examples/", "benchmarks/", "pipeline/")
+"""Folders that no world needs."""
+
+
+def copy(source: Path, to: Path, without: tuple[str, ...] = UNUSED) -> None:
     """Copy a tree: the tracked files, or all if it is a copy itself, and the compiled core."""
     if not (source / ".git").exists():
         shutil.copytree(source, to, symlinks=True)
@@ -121,7 +125,7 @@ def copy(source: Path, to: Path) -> None:
         *listed.split("\0")[:-1],
         *(os.fspath(path.relative_to(source)) for path in built),
     ]:
-        if not name.startswith(("docs/", "examples/", "benchmarks/", "pipeline/")):
+        if not name.startswith(without):
             _copy_one(source / name, to / name)
 
 

@@ -1,0 +1,511 @@
+"""Mutants of the daemon and the clients: the tests that run a changed line have to notice it.
+
+`mutants.py cover` runs the tests and records which of them run which line, in the processes that
+they start, too. `mutants.py try` then changes one sampled line at a time in a copy of the tree.
+It runs the tests of `make test` that cover the line, then those that only `make test-all` runs,
+until one fails. Each result is written at once, so an interrupted run continues. A mutant that no
+test kills is judged by hand: its `fate` becomes "equivalent", with a `reason`.
+
+The mutants of the C core are those of tests/crash/mutate.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import coverage
+import pytest
+from world.find_bugs import copy
+
+sys.path.append(os.path.join(os.path.dirname(__file__), "crash"))
+
+from record import RESULTS, ROOT, origin
+from recording import write_result
+
+FOLDERS = ("daemon", "clients")
+KEPT = RESULTS / "python_mutants.json"
+WORK = ROOT / "build" / "mutants"
+NEW, OLD = "test", "all"
+"""Tiers: the tests of `make test`, and those that only `make test-all` runs."""
+UNMEASURED = {
+    f"test_{name}.py" for name in (
+        "bench_quick", "benchmarks", "core_arena", "core_batch", "core_model", "crash", "docs",
+        "examples", "flights_data", "fuzz", "golden", "machine_check", "needs", "packaging",
+        "pipeline_ship", "placement_guest", "public_names", "races", "test_suite", "topology",
+        "vocabulary", "world_bugs",
+    )
+}  # fmt: skip
+"""Test files that guard the core, the pipeline, documents or tools; so does tests/spark. Storms of
+signals are left out because they never end under coverage."""
+
+MOST_TESTS = 20
+MOST_S = 60.0
+"""Limits of the tests that run against one mutant, for each tier."""
+MOST_OF_ONE = 3
+"""Parameters of one test function among them."""
+HANGS_S = 45
+"""Time limit of one test: some wait 30 s for a fact before they fail."""
+
+SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
+    ast.And: ("and", "or"), ast.Or: ("or", "and"), ast.Add: ("+", "-"), ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "*"), ast.Div: ("/", "*"), ast.Mod: ("%", "+"),
+    ast.BitOr: ("|", "&"), ast.BitAnd: ("&", "|"), ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+}  # fmt: skip
+UNSEEN = re.compile(r"\s*(?:log\.|announce\(|warnings\.|assert\b|self\.log|.*\b__slots__\b)")
+"""Statements whose effect is text for a reader, or none."""
+
+
+# ---- mutants -----------------------------------------------------------------------------------
+
+
+class Mutant(NamedTuple):
+    """One change: bytes from..to of a file become others."""
+
+    file: str
+    line: int
+    begin: int
+    end: int
+    before: str
+    after: str
+
+    @property
+    def change(self) -> str:
+        """The change as text."""
+        return f"{_brief(self.before)} -> {self.after if len(self.after) < 80 else 'not (...)'}"
+
+    def applied(self) -> bytes:
+        """The changed file."""
+        source = (ROOT / self.file).read_bytes()
+        return source[: self.begin] + self.after.encode() + source[self.end :]
+
+
+def _brief(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) < 80 else f"{line[:76]} ..."
+
+
+class Changes(ast.NodeVisitor):
+    """All changes of one file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.source = (ROOT / file).read_bytes()
+        self.starts = [0]
+        for line in self.source.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+        self.found: list[Mutant] = []
+        self.visit(ast.parse(self.source))
+
+    # ---- places ----
+
+    def begin(self, node: Any) -> int:
+        return self.starts[node.lineno - 1] + int(node.col_offset)
+
+    def end(self, node: Any) -> int:
+        return self.starts[node.end_lineno - 1] + int(node.end_col_offset)
+
+    def text(self, node: Any) -> str:
+        return self.source[self.begin(node) : self.end(node)].decode()
+
+    def add(self, node: Any, after: str) -> None:
+        self._add(self.begin(node), self.end(node), after)
+
+    def _add(self, begin: int, end: int, after: str) -> None:
+        line = self.source.count(b"\n", 0, begin) + 1
+        before = self.source[begin:end].decode()
+        self.found.append(Mutant(self.file, line, begin, end, before, after))
+
+    def swap(self, left: ast.expr, right: ast.expr, operator: ast.AST) -> None:
+        """Another operator between two operands."""
+        old, new = SWAPPED.get(type(operator), ("", ""))
+        begin, end = self.end(left), self.begin(right)
+        between = self.source[begin:end].decode()
+        word = re.search(rf"(?<![\w]){re.escape(old)}(?![\w])" if old.isalpha() else re.escape(old),
+                         between) if old else None  # fmt: skip
+        if word:
+            self._add(begin + word.start(), begin + word.end(), new)
+
+    # ---- statements ----
+
+    def visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.stmt) and UNSEEN.match(self.text(node)):
+            return
+        super().visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
+            self.visit(default)
+        for statement in node.body:
+            self.visit(statement)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for statement in node.body:
+            self.visit(statement)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Constant):
+            return
+        if isinstance(node.value, ast.Call | ast.Await):
+            self.add(node, "pass")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets):
+            self.add(node, "pass")
+        self.visit(node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.swap(node.target, node.value, node.op)
+        self.visit(node.value)
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        self.add(node, "pass")
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self.add(node, "pass")
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is None:
+            self.add(node, "pass")
+        elif not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            self.add(node.value, "None")
+            self.visit(node.value)
+
+    def visit_Continue(self, node: ast.Continue) -> None:
+        self.add(node, "break")
+
+    def visit_Break(self, node: ast.Break) -> None:
+        self.add(node, "continue")
+
+    def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> None:
+        if "TYPE_CHECKING" in self.text(node.test):
+            return
+        if not isinstance(node.test, ast.Constant):
+            self.add(node.test, f"not ({self.text(node.test)})")
+        self.generic_visit(node)
+
+    visit_While = visit_IfExp = visit_If  # noqa: N815
+
+    # ---- expressions ----
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Leaves texts alone."""
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        operands = [node.left, *node.comparators]
+        for left, right, operator in zip(operands, operands[1:], node.ops, strict=False):
+            self.swap(left, right, operator)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        for left, right in zip(node.values, node.values[1:], strict=False):
+            self.swap(left, right, node.op)
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        texts = ast.JoinedStr, ast.Constant
+        if not any(
+            isinstance(part, texts) and not is_number(part) for part in (node.left, node.right)
+        ):
+            self.swap(node.left, node.right, node.op)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            begin = self.begin(node)
+            self._add(begin, begin + len("not"), "")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self.add(node, str(not node.value))
+        elif isinstance(node.value, int | float):
+            self.add(node, str(node.value + 1))
+
+
+def is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def sample(count: int, seed: int) -> list[Mutant]:
+    """One change in each of `count` lines, in proportion to the lines of each file."""
+    by_line: dict[tuple[str, int], list[Mutant]] = {}
+    for path in measured_files():
+        for mutant in Changes(os.fspath(path.relative_to(ROOT))).found:
+            by_line.setdefault((mutant.file, mutant.line), []).append(mutant)
+    chance = random.Random(seed)
+    chosen = chance.sample(sorted(by_line), count)
+    return [next(filter(parses, chance.sample(found, len(found))))
+            for found in map(by_line.__getitem__, chosen)]  # fmt: skip
+
+
+def parses(mutant: Mutant) -> bool:
+    """Whether the changed file is Python."""
+    try:
+        ast.parse(mutant.applied())
+    except SyntaxError:
+        return False
+    return True
+
+
+def measured_files() -> Iterator[Path]:
+    for folder in FOLDERS:
+        yield from sorted((ROOT / folder).glob("*.py"))
+
+
+# ---- coverage ----------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Names the test to the coverage of this process; its children read $PYTEST_CURRENT_TEST."""
+    current = coverage.Coverage.current()
+    if current is None:
+        return (yield)
+    current.switch_context(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        current.switch_context("")
+
+
+COVERAGE_RC = """[run]
+data_file = {folder}/data
+parallel = true
+sigterm = true
+source =
+    {sources}
+context = ${{PYTEST_CURRENT_TEST-}}
+disable_warnings = no-data-collected,module-not-imported,couldnt-parse
+"""
+
+
+def measure(tier: str) -> None:
+    """Run the tests of one tier and keep what they cover, and what they cost.
+
+    A process for each file: storms of signals and forks may end one under coverage.
+    """
+    folder = WORK / tier
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    settings = folder / "coverage.rc"
+    sources = "\n    ".join(os.fspath(ROOT / name) for name in FOLDERS)
+    settings.write_text(COVERAGE_RC.format(folder=folder, sources=sources))
+    covering = [sys.executable, "-m", "coverage"]
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        if path.name in UNMEASURED:
+            continue
+        subprocess.run(
+            [*covering, "run", f"--rcfile={settings}", "-m", "pytest", "-p", "mutants", "--quiet",
+             "-k", "not storm", f"--timeout={HANGS_S}", f"--tier={tier}",
+             *([f"--above={NEW}"] if tier == OLD else []),
+             f"--costs={folder / path.stem}.costs", os.fspath(path)],
+            cwd=ROOT, check=False,
+            env={**os.environ, "COVERAGE_PROCESS_START": os.fspath(settings),
+                 "PYTHONPATH": os.fspath(ROOT / "tests")},
+        )  # fmt: skip
+    subprocess.run([*covering, "combine", "--quiet", f"--rcfile={settings}"], cwd=ROOT, check=True)
+
+
+class Coverage:
+    """The tests of a tier by line, and what each costs."""
+
+    def __init__(self, tier: str) -> None:
+        files = (WORK / tier).glob("*.costs")
+        rows = (json.loads(row) for file in files for row in file.read_text().splitlines())
+        self.costs: dict[str, float] = {name: wall for name, _, wall, _, _ in rows}
+        self.data = coverage.CoverageData(os.fspath(WORK / tier / "data"))
+        self.data.read()
+        self.read: dict[str, dict[int, set[str]]] = {}
+
+    def tests(self, file: str, line: int) -> set[str]:
+        """The tests that run a line, import of the module apart."""
+        if file not in self.read:
+            found = self.data.contexts_by_lineno(os.fspath(ROOT / file))
+            self.read[file] = {
+                number: {re.sub(r" \((setup|call|teardown)\)$", "", name) for name in names}
+                for number, names in found.items()
+            }
+        return self.read[file].get(line, set()) & self.costs.keys()
+
+    def of(self, lines: Iterable[tuple[str, int]]) -> set[str]:
+        """The tests that run any of these lines."""
+        return set().union(*(self.tests(*place) for place in lines))
+
+    def chosen(self, tests: set[str]) -> list[str]:
+        """The cheapest of these tests, within the limits."""
+        per_function: Counter[str] = Counter()
+        picked: list[str] = []
+        spent_s = 0.0
+        for test in sorted(tests, key=lambda test: (self.costs[test], test)):
+            function = test.partition("[")[0]
+            if len(picked) == MOST_TESTS or (picked and spent_s + self.costs[test] > MOST_S):
+                break
+            if per_function[function] < MOST_OF_ONE:
+                per_function[function] += 1
+                spent_s += self.costs[test]
+                picked.append(test)
+        return picked
+
+
+def places(mutant: Mutant) -> list[tuple[str, int]]:
+    """The lines whose tests can notice a mutant: its own, or if it runs at import, its users."""
+    tree = ast.parse((ROOT / mutant.file).read_bytes())
+    inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)
+              and node.lineno <= mutant.line <= (node.end_lineno or 0)]  # fmt: skip
+    functions = [
+        node for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    if functions and mutant.line >= functions[-1].body[0].lineno:
+        first = min(node.lineno for node in inside if node.lineno >= functions[-1].body[0].lineno)
+        return [(mutant.file, line) for line in {mutant.line, first, inside[-1].lineno}]
+    names = [target.id for node in inside if isinstance(node, ast.Assign | ast.AnnAssign)
+             for target in ast.walk(node) if isinstance(target, ast.Name)
+             and isinstance(target.ctx, ast.Store)]  # fmt: skip
+    if not names:
+        users = ast.walk(functions[-1] if functions else tree)
+        return [(mutant.file, node.lineno) for node in users if isinstance(node, ast.stmt)]
+    used = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+    return [
+        (os.fspath(path.relative_to(ROOT)), number)
+        for path in measured_files()
+        for number, text in enumerate(path.read_text().splitlines(), 1)
+        if used.search(text)
+    ]
+
+
+# ---- trials ------------------------------------------------------------------------------------
+
+
+class Trial(NamedTuple):
+    """What tests say of one mutant."""
+
+    killed_by: str | None
+    tests: int
+    """Number of tests that were given to pytest."""
+
+
+def run_tests(tree: Path, tests: list[str]) -> Trial:
+    """Run tests in a copy until one fails."""
+    if not tests:
+        return Trial(None, 0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider",
+         f"--timeout={HANGS_S}", *tests],
+        cwd=tree, env={**os.environ, "PYTHONPATH": os.fspath(tree / "src")}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=MOST_S + 2 * HANGS_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Trial(f"a hang of {', '.join(tests)[:200]}", len(tests))
+    if process.returncode == 0:
+        return Trial(None, len(tests))
+    failed = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", said, re.MULTILINE)
+    return Trial(failed[1] if failed else f"exit code {process.returncode}", len(tests))
+
+
+def try_one(tree: Path, mutant: Mutant, tiers: dict[str, Coverage]) -> dict[str, Any]:
+    """The result of one mutant: a row of the list."""
+    changed = tree / mutant.file
+    original = changed.read_bytes()
+    row: dict[str, Any] = {
+        "file": mutant.file, "line": mutant.line, "change": mutant.change,
+        "text": (ROOT / mutant.file).read_text().splitlines()[mutant.line - 1].strip(),
+        "fate": "not covered", "killed_by": None,
+    }  # fmt: skip
+    began = time.monotonic()
+    changed.write_bytes(mutant.applied())
+    try:
+        for tier, covered in tiers.items():
+            tests = covered.chosen(covered.of(places(mutant)))
+            trial = run_tests(tree, tests)
+            row[f"tests_{tier}"] = trial.tests
+            if trial.tests:
+                row["fate"] = "survived"
+            if trial.killed_by:
+                row |= {"fate": f"killed by {tier}", "killed_by": trial.killed_by}
+                break
+    finally:
+        changed.write_bytes(original)
+    return row | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def open_tree(folder: Path) -> Path:
+    """A copy of the tree without mutants. Its tests use this Python."""
+    tree = folder / "tree"
+    copy(ROOT, tree, without=())
+    (tree / ".venv").symlink_to(ROOT / ".venv")
+    (tree / "build").mkdir(exist_ok=True)
+    return tree
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command("cover")
+@click.argument("tiers", nargs=-1, type=click.Choice([NEW, OLD]))
+def cover_command(tiers: tuple[str, ...]) -> None:
+    """Run the tests of TIERS, or of both, and record what they cover: half an hour or more."""
+    for tier in tiers or (NEW, OLD):
+        measure(tier)
+
+
+@main.command("try")
+@click.option("--count", default=200, show_default=True, help="Mutants of the sample.")
+@click.option("--seed", default=18, show_default=True, help="Seed of the sample.")
+@click.option("--again", multiple=True, help="Fates to try once more.")
+@click.option("--only", default=None, help="Only mutants of files that contain this.")
+def try_command(count: int, seed: int, again: tuple[str, ...], only: str | None) -> None:
+    """Try the mutants that have no result."""
+    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"mutants": []}
+    rows = {(row["file"], row["line"], row["change"]): row for row in kept["mutants"]}
+    tiers = {tier: Coverage(tier) for tier in (NEW, OLD) if (WORK / tier / "data").exists()}
+    came_from = kept.get("origin") or origin("python", *sys.argv)
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        tree = open_tree(Path(folder))
+        for mutant in sample(count, seed):
+            key = (mutant.file, mutant.line, mutant.change)
+            if (key in rows and rows[key]["fate"] not in again) or (only or "") not in mutant.file:
+                continue
+            rows[key] = try_one(tree, mutant, tiers)
+            print(f"{rows[key]['fate']:16} {mutant.file}:{mutant.line} {mutant.change}", flush=True)
+            fates = Counter(row["fate"] for row in rows.values())
+            write_result(
+                KEPT,
+                {"origin": came_from, "seed": seed, "counts": dict(fates),
+                 "mutants": list(rows.values())},
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
