@@ -53,9 +53,6 @@ UNMEASURED = {
 """Test files that guard the core, the pipeline, documents or tools; so does tests/spark. Storms of
 signals are left out because they never end under coverage."""
 
-MOST_TESTS = 20
-MOST_S = 60.0
-"""Limits of the tests that run against one mutant, for each tier."""
 MOST_OF_ONE = 3
 """Parameters of one test function among them."""
 HANGS_S = 45
@@ -332,10 +329,18 @@ def measure(tier: str) -> None:
     subprocess.run([*covering, "combine", "--quiet", f"--rcfile={settings}"], cwd=ROOT, check=True)
 
 
+class Limits(NamedTuple):
+    """What runs against one mutant, for each tier, at most."""
+
+    tests: int = 20
+    seconds: float = 60.0
+
+
 class Coverage:
     """The tests of a tier by line, and what each costs."""
 
-    def __init__(self, tier: str) -> None:
+    def __init__(self, tier: str, limits: Limits) -> None:
+        self.limits = limits
         files = (WORK / tier).glob("*.costs")
         rows = (json.loads(row) for file in files for row in file.read_text().splitlines())
         self.costs: dict[str, float] = {name: wall for name, _, wall, _, _ in rows}
@@ -364,11 +369,12 @@ class Coverage:
         spent_s = 0.0
         for test in sorted(tests, key=lambda test: (self.costs[test], test)):
             function = test.partition("[")[0]
-            if len(picked) == MOST_TESTS or (picked and spent_s + self.costs[test] > MOST_S):
+            after_s = spent_s + self.costs[test]
+            if len(picked) == self.limits.tests or (picked and after_s > self.limits.seconds):
                 break
             if per_function[function] < MOST_OF_ONE:
                 per_function[function] += 1
-                spent_s += self.costs[test]
+                spent_s = after_s
                 picked.append(test)
         return picked
 
@@ -382,8 +388,7 @@ def places(mutant: Mutant) -> list[tuple[str, int]]:
         node for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     if functions and mutant.line >= functions[-1].body[0].lineno:
-        first = min(node.lineno for node in inside if node.lineno >= functions[-1].body[0].lineno)
-        return [(mutant.file, line) for line in {mutant.line, first, inside[-1].lineno}]
+        return [(mutant.file, line) for line in {mutant.line, inside[-1].lineno}]
     names = [target.id for node in inside if isinstance(node, ast.Assign | ast.AnnAssign)
              for target in ast.walk(node) if isinstance(target, ast.Name)
              and isinstance(target.ctx, ast.Store)]  # fmt: skip
@@ -416,12 +421,13 @@ def run_tests(tree: Path, tests: list[str]) -> Trial:
         return Trial(None, 0)
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider",
+         "-p", "no:hypothesispytest", "-p", "no:anyio",  # the import takes a second of CPU
          f"--timeout={HANGS_S}", *tests],
         cwd=tree, env={**os.environ, "PYTHONPATH": os.fspath(tree / "src")}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
-        said, _ = process.communicate(timeout=MOST_S + 2 * HANGS_S)
+        said, _ = process.communicate(timeout=HANGS_S * (1 + len(tests)))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -484,12 +490,19 @@ def cover_command(tiers: tuple[str, ...]) -> None:
 @click.option("--count", default=200, show_default=True, help="Mutants of the sample.")
 @click.option("--seed", default=18, show_default=True, help="Seed of the sample.")
 @click.option("--again", multiple=True, help="Fates to try once more.")
+@click.option("--tests", default=Limits().tests, show_default=True, help="Most tests for each.")
+@click.option(
+    "--seconds", default=Limits().seconds, show_default=True, help="Most time of these tests."
+)
 @click.option("--only", default=None, help="Only mutants of files that contain this.")
-def try_command(count: int, seed: int, again: tuple[str, ...], only: str | None) -> None:
+def try_command(
+    count: int, seed: int, again: tuple[str, ...], tests: int, seconds: float, only: str | None
+) -> None:
     """Try the mutants that have no result."""
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"mutants": []}
     rows = {(row["file"], row["line"], row["change"]): row for row in kept["mutants"]}
-    tiers = {tier: Coverage(tier) for tier in (NEW, OLD) if (WORK / tier / "data").exists()}
+    limits = Limits(tests, seconds)
+    tiers = {tier: Coverage(tier, limits) for tier in (NEW, OLD) if (WORK / tier / "data").exists()}
     came_from = kept.get("origin") or origin("python", *sys.argv)
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         tree = open_tree(Path(folder))

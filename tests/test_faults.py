@@ -248,6 +248,14 @@ def test_a_lock_without_memory_is_no_bug() -> None:
         raise RuntimeError("another")
 
 
+@pytest.mark.tier("test")
+def test_a_failed_call_keeps_its_number_and_its_file() -> None:
+    with pytest.raises(SystemFailure) as caught, system_failures():
+        raise OSError(errno.EMFILE, "Too many open files", "/dev/shm/demo")
+    assert caught.value.number == errno.EMFILE
+    assert "/dev/shm/demo" in str(caught.value)
+
+
 # ---- the start ---------------------------------------------------------------------------------
 
 

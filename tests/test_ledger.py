@@ -20,10 +20,12 @@ from purgatoryd.clients import (
     BulkLoad,
     Client,
     Exists,
+    Lagged,
     Ledger,
     Purgatory,
     Subscriber,
 )
+from purgatoryd.clients.ledger import Source
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.paths import client_paths
@@ -83,6 +85,15 @@ def test_calls_are_noted_with_what_they_found(daemon: StartDaemon, tmp_path: Pat
     acked = [n["acked_boot_ns"] for n in noted]
     assert acked == sorted(acked)
     assert [path.name for path in tmp_path.iterdir()] == [f"daemon={uuid_of('demo')}"]
+
+
+@pytest.mark.tier("check")
+def test_a_full_buffer_is_written_without_a_flush(tmp_path: Path) -> None:
+    with Ledger(tmp_path, buffer_bytes=200) as ledger:
+        for first in (1, 2):
+            assert lines(tmp_path) == []
+            ledger.lost(Source(b"", 7, 1), Lagged("shop", "orders", first, first))
+        assert [noted["sequence"] for noted in lines(tmp_path)] == [1, 2]
 
 
 def test_what_is_parked_brought_back_or_done_before_is_noted(

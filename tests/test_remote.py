@@ -338,10 +338,11 @@ def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:
 # ---- a subscriber without an arena --------------------------------------------------------------
 
 
-def message(first: int, count: int, stream_id: int = 7) -> list[bytes]:
+def message(first: int, count: int, stream_id: int = 7, incarnation: int = 1) -> list[bytes]:
     """Notices from `first` on of topic t; none is a heartbeat, of which `first` - 1 is newest."""
     head = struct.pack(
-        "<IHHQQQQqqII", 0x4E434750, 1, 0, stream_id, 1, first, first + count - 1, 0, 0, count, 0
+        "<IHHQQQQqqII", 0x4E434750, 1, 0, stream_id, incarnation, first, first + count - 1, 0, 0,
+        count, 0,
     )  # fmt: skip
     records = struct.pack("<QqqIBBBB", 1, 0, 0, 0, 1, 0, 1, 0) * count
     return [b"n\0t\0", head + records + b"k" * count]
@@ -391,6 +392,12 @@ def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
 def test_another_stream_is_said(stream: Stream) -> None:
     stream.take(message(5, 1))
     stream.take(message(1, 1, stream_id=8))
+    assert drain(stream) == [5, (6, 0), 1]
+
+
+def test_a_topic_that_begins_again_is_said(stream: Stream) -> None:
+    stream.take(message(5, 1))
+    stream.take(message(1, 1, incarnation=2))
     assert drain(stream) == [5, (6, 0), 1]
 
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from purgatoryd.clients.batch import Batch, Outcome
+from purgatoryd.clients.packing import Builder, Entry, Packer, Pending
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Message, WireError
 
 pytestmark = pytest.mark.tier("check")
@@ -251,6 +253,16 @@ def model() -> ModelDaemon:
 
 def batch(outcomes: list[Outcome], number: int = 1) -> Batch:
     return Batch(1, 1, 8, number.to_bytes(8, "little"), outcomes.append)
+
+
+def test_a_batch_is_sealed_once_it_is_full() -> None:
+    packer = Packer(HOST)
+    one = Entry(Pending("k", None), b"n", Builder.cancel, (1, b"k", 0))
+    for _ in range(layout.BATCH_RECORDS):
+        packer.add(one)
+    assert not packer.sealed
+    packer.add(one)
+    assert [batch.count for batch in packer.sealed] == [layout.BATCH_RECORDS]
 
 
 def test_a_resent_batch_is_the_same_bytes(model: ModelDaemon) -> None:

@@ -566,6 +566,23 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     assert one._shards[1]._stale
 
 
+def test_each_iteration_passes_a_reload_on() -> None:
+    one = looks_after(State.ENDED)
+    one._sockets = cast("Any", SimpleNamespace(
+        take_subscriptions=lambda: None, keep_watch=lambda *_: False, bind_again=lambda: None,
+        commands=SimpleNamespace(receive=lambda: None), admin=SimpleNamespace(receive=lambda: None),
+    ))  # fmt: skip
+    one._lifecycle.state = DaemonState.READY
+    one._next_heartbeat_ns = 2**62
+    said: list[str] = []
+    one._manager = cast(
+        "Any", SimpleNamespace(reloading=lambda: said.append("r"), ready=lambda: said.append("R"))
+    )
+    one._reload()
+    one._iterate(0, frozenset())
+    assert said == ["r", "R"]
+
+
 def test_every_state_has_its_moves() -> None:
     assert set(MOVES) == set(State)
     reached = set(itertools.chain.from_iterable(MOVES.values()))

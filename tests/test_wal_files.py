@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from core_driver import Core, Fault
@@ -25,6 +26,7 @@ from wal_segment_driver import (
     segment_files,
 )
 
+from purgatoryd.daemon import wal
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import PutMode
 from purgatoryd.shm_layout.wal import Buffer, segments, snapshots
@@ -297,3 +299,16 @@ def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
     walked = Walk().read([bytearray(path.read_bytes()) for path in files])
     assert (walked.refused, walked.damaged, walked.torn) == (False, False, False)
     assert walked.lsn == wal.wal_buffer.committed_lsn
+
+
+@pytest.mark.parametrize(
+    ("timers", "operations", "payload_bytes", "large"),
+    [(80_000, 80_000, 0, False), (90_000, 90_000, 0, True), (10, 10, 1 << 25, True)],
+)
+def test_a_snapshot_above_32_mib_may_wait_until_the_daemon_is_ready(
+    timers: int, operations: int, payload_bytes: int, large: bool
+) -> None:
+    arena: Any = SimpleNamespace(
+        in_use=lambda: (timers, operations), metrics=SimpleNamespace(blob_bytes=payload_bytes)
+    )
+    assert wal._is_large(arena) is large
