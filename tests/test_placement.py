@@ -191,6 +191,13 @@ def test_a_loop_that_shares_its_core_leaves_it_but_not_the_arena(planned: Any) -
     assert (both.node, both.reaper) == (0, {11})
 
 
+def test_a_loop_keeps_the_core_that_another_loop_leaves_to_it(tmp_path: Path) -> None:
+    topology, config = TWO_BY_FOUR_SMT.read(tmp_path), Config("demo")
+    first = plan_placement(topology, config)
+    assert plan_placement(topology, config, (3,), first, leave=(3,)).reaper <= {3, 11}
+    assert plan_placement(topology, config, (3,), first).reaper == {2}
+
+
 def test_an_arena_in_use_is_moved_at_the_next_start(planned: Any) -> None:
     first = planned(TWO_BY_FOUR_SMT, node=0)
     moved = planned(TWO_BY_FOUR_SMT, before=first, node=1)

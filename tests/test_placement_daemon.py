@@ -266,6 +266,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, C
     return sets
 
 
+@pytest.mark.tier("test")
 def test_a_daemon_makes_way_for_one_that_comes(
     asked: list[tuple[Cpus, Cpus]], tmp_path: Path
 ) -> None:
@@ -320,6 +321,7 @@ def test_of_two_daemons_that_chose_one_core_the_one_with_the_smaller_pid_stays(
     assert len(asked) == 2
 
 
+@pytest.mark.tier("test")
 def test_the_more_loops_there_are_the_less_often_they_are_looked_at(
     asked: list[tuple[Cpus, Cpus]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
