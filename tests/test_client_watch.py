@@ -1,0 +1,110 @@
+"""When the daemon ends the sessions of clients that are gone, without sockets and processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from purgatoryd.daemon.client_watch import ENDS_PER_ITERATION, FOREVER_NS, ClientWatch
+
+pytestmark = pytest.mark.tier("check")
+
+GRACE_NS = 100
+PID, PIDFD, CONNECTION = 5, 50, 9
+
+
+@dataclass
+class FakeArena:
+    """Sessions with their own grace."""
+
+    graces: dict[int, int]
+    ended: list[int] = field(default_factory=list)
+    full: bool = False
+
+    def session_ids(self) -> list[int]:
+        return [*self.graces]
+
+    def session_grace_ns(self, session: int) -> int | None:
+        return self.graces.get(session)
+
+    def end_session(self, session: int, now_ns: int) -> bool:
+        if not self.full:
+            del self.graces[session]
+            self.ended.append(session)
+        return not self.full
+
+
+class Clients:
+    """One connection of one process, and the sessions that left it."""
+
+    def __init__(self, graces: dict[int, int], now_ns: int = 0) -> None:
+        self.arena: Any = FakeArena(graces)
+        self.peer: Any = SimpleNamespace(pid=PID, sessions=set())
+        self.watched: list[int] = []
+        self.ended_pidfds: list[int] = []
+        self.left: list[int] = []
+        peers: Any = SimpleNamespace(peer=lambda fd: self.peer if fd == CONNECTION else None)
+        processes: Any = SimpleNamespace(
+            watch=self._watch, unwatch=self.watched.remove, ended=lambda _: self.ended_pidfds,
+            has_ended=lambda pidfd: pidfd in self.ended_pidfds,
+        )  # fmt: skip
+        self.watch = ClientWatch(self.arena, peers, processes, GRACE_NS, now_ns, self.left.append)
+        self.close_connection = lambda: peers.on_closed(self.peer)
+
+    def _watch(self, connection: int, pid: int) -> int:
+        self.watched.append(PIDFD)
+        return PIDFD
+
+    def ended_at(self, now_ns: int) -> list[int]:
+        """The sessions that ended up to a time."""
+        self.watch.serve(now_ns)
+        return sorted(self.arena.ended)
+
+
+def test_sessions_of_the_arena_end_after_their_grace_unless_they_speak() -> None:
+    clients = Clients({1: 0, 2: 0, 3: 5 * GRACE_NS}, now_ns=10)
+    assert clients.ended_at(9 + GRACE_NS) == []
+    clients.watch.speaks(2, PID, CONNECTION)
+    assert clients.ended_at(10 + GRACE_NS) == [1]
+    assert clients.watch._due_ns == 10 + 5 * GRACE_NS  # nothing is due before
+    assert clients.ended_at(10 + 5 * GRACE_NS) == [1, 3]
+    assert clients.watch._due_ns == FOREVER_NS
+
+
+def test_a_session_ends_after_its_connection_and_once() -> None:
+    clients = Clients({})
+    clients.arena.graces |= {1: 0}
+    clients.watch.speaks(1, PID, CONNECTION)
+    clients.close_connection()
+    assert clients.ended_at(1000) == []
+    assert clients.left == [1]
+    assert clients.peer.sessions == set()
+    assert clients.ended_at(1000 + GRACE_NS) == [1]
+    assert clients.watched == []
+
+
+def test_a_process_is_watched_once_and_its_end_ends_all_its_sessions() -> None:
+    clients = Clients({})
+    clients.arena.graces |= {1: 0, 2: 0, 3: 7}
+    for session in (1, 2, 3):
+        clients.watch.speaks(session, PID, CONNECTION)
+    assert clients.watched == [PIDFD]
+    clients.ended_pidfds = [PIDFD]
+    assert clients.ended_at(1000) == [1, 2]
+    clients.ended_pidfds = []
+    assert clients.watched == []
+    assert clients.ended_at(1007) == [1, 2, 3]
+
+
+def test_ends_are_spread_over_iterations_and_wait_for_a_full_wal() -> None:
+    clients = Clients(dict.fromkeys(range(ENDS_PER_ITERATION + 1), 0))
+    clients.arena.full = True
+    assert not clients.watch.serve(GRACE_NS)
+    clients.arena.full = False
+    assert clients.watch.serve(GRACE_NS)
+    assert len(clients.arena.ended) == ENDS_PER_ITERATION
+    assert not clients.watch.serve(GRACE_NS)
+    assert len(clients.arena.ended) == ENDS_PER_ITERATION + 1
