@@ -19,6 +19,7 @@ from purgatory_driver import ALL, Answer, Key, Owner, Purgatory
 from real_daemon import PATIENCE_S, StartDaemon, eventually
 
 from purgatoryd.clients import (
+    AllOf,
     AsyncClient,
     BulkLoad,
     Busy,
@@ -27,13 +28,14 @@ from purgatoryd.clients import (
     Client,
 )
 from purgatoryd.clients.batch import Batch, Outcome, Partial
+from purgatoryd.clients.conditions import encode
 from purgatoryd.clients.packing import Builder
 from purgatoryd.clients.retries import rows_of
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
 from purgatoryd.shm_layout.host import Host
-from purgatoryd.shm_layout.layout import Message, PutMode, Status, WireError
+from purgatoryd.shm_layout.layout import KeyType, Message, PutMode, Status, WireError
 
 pytestmark = pytest.mark.tier("check")
 
@@ -195,6 +197,18 @@ class Model:
     def forget_sessions(self) -> None:
         for number in self.sessions:
             self.sessions[number] = None  # type: ignore[assignment]
+
+
+def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
+    watched = encode(AllOf({"r-1": 1, b"r-22": 2}))
+    builder, name = Builder(), b"\x04\x06shoporders"
+    builder.watch(
+        name, watched.kind, KeyType.STR, b"w", 0, 5, b"payload", 0, watched.watched, False
+    )  # fmt: skip
+    builder.trigger(name, layout.Op.ADVANCE_KEY, KeyType.BYTES, b"r-22", 7)
+    watch, advance = rows_of(builder.batch(lambda outcome: None))
+    assert [key[3:] for key in watch.keys] == [b"shopw", b"shopr-1", b"shopr-22"]
+    assert advance.keys == watch.keys[2:]
 
 
 class Caller:

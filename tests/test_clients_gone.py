@@ -600,6 +600,7 @@ def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
     process.wait()
 
 
+@pytest.mark.tier("check")
 @pytest.mark.parametrize(
     "arguments", [("", 1.0), ("x" * 64, 1.0), (7, 1.0), ("a", 0), ("a", 86_401), ("a", "1")]
 )

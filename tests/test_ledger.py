@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from purgatoryd.clients import (
     Subscriber,
 )
 from purgatoryd.clients.ledger import Source
+from purgatoryd.clients.subscriber import Inbox
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.paths import client_paths
@@ -94,6 +96,20 @@ def test_a_full_buffer_is_written_without_a_flush(tmp_path: Path) -> None:
             assert lines(tmp_path) == []
             ledger.lost(Source(b"", 7, 1), Lagged("shop", "orders", first, first))
         assert [noted["sequence"] for noted in lines(tmp_path)] == [1, 2]
+
+
+@pytest.mark.tier("check")
+def test_an_inbox_that_ends_notes_its_losses_and_is_closed(tmp_path: Path) -> None:
+    closed: list[bool] = []
+    lost = Lagged("shop", "orders", 5, 0)
+    with Ledger(tmp_path) as ledger:
+        inbox: Any = SimpleNamespace(
+            _stream=SimpleNamespace(broken=lambda: [lost]), close=lambda: closed.append(True),
+            _ledger=ledger, _source=Source(b"", 7, 1),
+        )  # fmt: skip
+        assert Inbox.end(inbox) == [lost]
+    assert closed == [True]
+    assert [(noted["op"], noted["sequence"]) for noted in lines(tmp_path)] == [("lost", 5)]
 
 
 def test_what_is_parked_brought_back_or_done_before_is_noted(

@@ -10,6 +10,7 @@ import pytest
 
 from purgatoryd.daemon import commands, transport
 from purgatoryd.daemon.pending_acks import PENDING_BYTES_MAX, PendingAcks
+from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Handled
 from purgatoryd.shm_layout.layout import Measured, Message, Status, WireError
@@ -126,3 +127,22 @@ def test_what_the_disk_takes_is_of_the_response_queue() -> None:
     now.ns, wal.committed_lsn = 110, 5
     served.release()
     assert spans == [(Measured.RESPONSE_QUEUE, 100), (Measured.SEND, 7)]
+
+
+def test_a_stop_publishes_commits_and_then_answers() -> None:
+    done: list[str] = []
+
+    def publish() -> bool:
+        done.append("publish")
+        return len(done) < 3
+
+    reaper: Any = SimpleNamespace(
+        _lifecycle=SimpleNamespace(
+            enter=lambda state: None, supervisor=SimpleNamespace(alive=lambda: None)
+        ),
+        _publish=publish,
+        wal=SimpleNamespace(commit=lambda: done.append("commit")),
+        _commands=SimpleNamespace(release=lambda: done.append("release")),
+    )
+    Reaper.finish(reaper)
+    assert done == ["publish"] * 3 + ["commit", "release"]
