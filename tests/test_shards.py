@@ -35,7 +35,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Deployment, Registry
 from purgatoryd.daemon.lifecycle import DeploymentLifecycle
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.main import serve
+from purgatoryd.daemon.main import _set_up_namespaces, serve
 from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
@@ -581,6 +581,29 @@ def test_each_iteration_passes_a_reload_on() -> None:
     one._reload()
     one._iterate(0, frozenset())
     assert said == ["r", "R"]
+
+
+def namespaces_set_up(**settings: Any) -> list[object]:
+    """What a start does with the namespaces of its settings; the arena has `bank` already."""
+    done: list[object] = []
+    arena: Any = SimpleNamespace(
+        namespaces_of_users=lambda: [SimpleNamespace(name="bank")], set_durable=done.append,
+        confine=lambda: done.append("confined"),
+    )  # fmt: skip
+    _set_up_namespaces(arena, Config("demo", **settings))
+    return done
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_shard_has_the_namespaces_that_are_placed_in_it(shard: int) -> None:
+    assert namespaces_set_up(shard=shard) == ["confined"]
+
+
+def test_settings_of_namespaces_need_slots_for_all() -> None:
+    durable = {"wal_dir": "/wal", "durable_namespaces": ("shop",)}
+    assert namespaces_set_up(namespaces=2, **durable) == ["shop"]
+    with pytest.raises(InvalidSetting, match="namespaces"):
+        namespaces_set_up(namespaces=1, **durable)
 
 
 def test_every_state_has_its_moves() -> None:

@@ -25,6 +25,7 @@ from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory, Rem
 from purgatoryd.clients.core import Core
 from purgatoryd.daemon.admin import frame
 from purgatoryd.daemon.replies import Replies
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.wal import Frame, contents
@@ -207,6 +208,19 @@ def test_a_remote_worker_names_its_host() -> None:
     assert frame is not None
     assert frame.endswith(f":{os.getpid()}".encode())
     assert not core.session.same_clock
+
+
+@pytest.mark.parametrize(("ahead_ns", "same"), [(0, True), (-(10**18), False), (10**18, False)])
+def test_a_client_in_another_time_namespace_notices(ahead_ns: int, same: bool) -> None:
+    core = Core("demo", "n")
+    frame = core.session.frame()
+    assert frame is not None
+    sequence = wire.FRAME.unpack_from(frame)[4]
+    welcome = wire.WELCOME.pack(
+        3, 7, bytes(16), 0, 1, 0, 0, 0, 1, 0, 4, 1024, 1 << 23, boot_ns() + ahead_ns, 0, 0, 3, 0, 0
+    )  # fmt: skip
+    core.take(wire.encode_frame(Message.HELLO, 3, sequence) + welcome)
+    assert core.session.same_clock is same
 
 
 def answered(wal: Path) -> set[int]:
