@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from purgatoryd.cli.placement import (
     settled,
 )
 from purgatoryd.cli.shards import Named
+from purgatoryd.daemon import placement
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.placement_plan import PlacementPlan, plan_placement
 from purgatoryd.shm_layout import shm
@@ -196,6 +198,10 @@ def test_a_loop_keeps_the_core_that_another_loop_leaves_to_it(tmp_path: Path) ->
     first = plan_placement(topology, config)
     assert plan_placement(topology, config, (3,), first, leave=(3,)).reaper <= {3, 11}
     assert plan_placement(topology, config, (3,), first).reaper == {2}
+
+
+def test_cpus_of_each_thread_are_seen() -> None:
+    assert placement._affinities()[threading.get_native_id()] == os.sched_getaffinity(0)
 
 
 def test_an_arena_in_use_is_moved_at_the_next_start(planned: Any) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from purgatoryd.clients.batch import Batch, Outcome
+from purgatoryd.clients.client import Client
+from purgatoryd.clients.engine import CallThread
 from purgatoryd.clients.packing import Builder, Entry, Packer, Pending
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
@@ -253,6 +259,24 @@ def model() -> ModelDaemon:
 
 def batch(outcomes: list[Outcome], number: int = 1) -> Batch:
     return Batch(1, 1, 8, number.to_bytes(8, "little"), outcomes.append)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_interrupted_call_has_its_handle_if_it_was_packed(packed: bool) -> None:
+    def put(job: Callable[[], None]) -> None:
+        if packed:
+            job()
+        raise KeyboardInterrupt
+
+    engine: Any = SimpleNamespace(queued=0, put=put, knows=lambda fact: fact())
+    engine.leave_handle = partial(CallThread.leave_handle, engine)
+    client: Any = SimpleNamespace(
+        queue_limit=1, _engine=engine, _core=SimpleNamespace(packer=Packer(HOST))
+    )
+    one = Entry(Pending("k", None), b"n", Builder.cancel, (1, b"k", 0))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Client._later(client, one, 1.0)
+    assert hasattr(caught.value, "handle") is packed
 
 
 def test_a_batch_is_sealed_once_it_is_full() -> None:
