@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import purgatory_driver as pd
@@ -200,7 +201,8 @@ class Model:
 
 
 def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
-    watched = encode(AllOf({"r-1": 1, b"r-22": 2}))
+    targets: dict[str | bytes | UUID, int] = {"r-1": 1, b"r-22": 2}
+    watched = encode(AllOf(targets))
     builder, name = Builder(), b"\x04\x06shoporders"
     builder.watch(
         name, watched.kind, KeyType.STR, b"w", 0, 5, b"payload", 0, watched.watched, False

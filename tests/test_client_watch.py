@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -41,18 +41,22 @@ class Clients:
     """One connection of one process, and the sessions that left it."""
 
     def __init__(self, graces: dict[int, int], now_ns: int = 0) -> None:
-        self.arena: Any = FakeArena(graces)
+        self.arena = cast("Any", FakeArena(graces))
         self.peer: Any = SimpleNamespace(pid=PID, sessions=set())
         self.watched: list[int] = []
         self.ended_pidfds: list[int] = []
         self.left: list[int] = []
-        peers: Any = SimpleNamespace(peer=lambda fd: self.peer if fd == CONNECTION else None)
+        self.peers: Any = SimpleNamespace(peer=lambda fd: self.peer if fd == CONNECTION else None)
         processes: Any = SimpleNamespace(
             watch=self._watch, unwatch=self.watched.remove, ended=lambda _: self.ended_pidfds,
             has_ended=lambda pidfd: pidfd in self.ended_pidfds,
         )  # fmt: skip
-        self.watch = ClientWatch(self.arena, peers, processes, GRACE_NS, now_ns, self.left.append)
-        self.close_connection = lambda: peers.on_closed(self.peer)
+        self.watch = ClientWatch(
+            self.arena, self.peers, processes, GRACE_NS, now_ns, self.left.append
+        )
+
+    def close_connection(self) -> None:
+        self.peers.on_closed(self.peer)
 
     def _watch(self, connection: int, pid: int) -> int:
         self.watched.append(PIDFD)

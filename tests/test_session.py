@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from purgatoryd.clients.batch import Batch, Outcome
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.engine import CallThread
-from purgatoryd.clients.packing import Builder, Entry, Packer, Pending
+from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
@@ -273,7 +273,7 @@ def test_an_interrupted_call_has_its_handle_if_it_was_packed(packed: bool) -> No
     client: Any = SimpleNamespace(
         queue_limit=1, _engine=engine, _core=SimpleNamespace(packer=Packer(HOST))
     )
-    one = Entry(Pending("k", None), b"n", Builder.cancel, (1, b"k", 0))
+    one = Entry(PendingCancel("k", None), b"n", Builder.cancel, (1, b"k", 0))
     with pytest.raises(KeyboardInterrupt) as caught:
         Client._later(client, one, 1.0)
     assert hasattr(caught.value, "handle") is packed
@@ -281,7 +281,7 @@ def test_an_interrupted_call_has_its_handle_if_it_was_packed(packed: bool) -> No
 
 def test_a_batch_is_sealed_once_it_is_full() -> None:
     packer = Packer(HOST)
-    one = Entry(Pending("k", None), b"n", Builder.cancel, (1, b"k", 0))
+    one = Entry(PendingCancel("k", None), b"n", Builder.cancel, (1, b"k", 0))
     for _ in range(layout.BATCH_RECORDS):
         packer.add(one)
     assert not packer.sealed

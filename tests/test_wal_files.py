@@ -28,6 +28,7 @@ from wal_segment_driver import (
 
 from purgatoryd.daemon import wal
 from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.layout import PutMode
 from purgatoryd.shm_layout.wal import Buffer, segments, snapshots
 
@@ -312,3 +313,12 @@ def test_a_snapshot_above_32_mib_may_wait_until_the_daemon_is_ready(
         in_use=lambda: (timers, operations), metrics=SimpleNamespace(blob_bytes=payload_bytes)
     )
     assert wal._is_large(arena) is large
+
+
+def test_a_folder_of_another_user_takes_no_wal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal._refuse_open_folder(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(BadPath, match="is foreign"):
+        wal._refuse_open_folder(tmp_path)
