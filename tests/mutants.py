@@ -115,10 +115,10 @@ class Changes(ast.NodeVisitor):
     # ---- places ----
 
     def begin(self, node: Any) -> int:
-        return self.starts[node.lineno - 1] + int(node.col_offset)
+        return int(self.starts[node.lineno - 1] + node.col_offset)
 
     def end(self, node: Any) -> int:
-        return self.starts[node.end_lineno - 1] + int(node.end_col_offset)
+        return int(self.starts[node.end_lineno - 1] + node.end_col_offset)
 
     def text(self, node: Any) -> str:
         return self.source[self.begin(node) : self.end(node)].decode()
