@@ -210,14 +210,14 @@ def test_a_remote_worker_names_its_host() -> None:
     assert not core.session.same_clock
 
 
-@pytest.mark.parametrize(("ahead_ns", "same"), [(0, True), (-(10**18), False), (10**18, False)])
-def test_a_client_in_another_time_namespace_notices(ahead_ns: int, same: bool) -> None:
+@pytest.mark.parametrize(("offset_ns", "same"), [(0, True), (-(10**18), False), (10**18, False)])
+def test_a_client_in_another_time_namespace_notices(offset_ns: int, same: bool) -> None:
     core = Core("demo", "n")
     frame = core.session.frame()
     assert frame is not None
     sequence = wire.FRAME.unpack_from(frame)[4]
     welcome = wire.WELCOME.pack(
-        3, 7, bytes(16), 0, 1, 0, 0, 0, 1, 0, 4, 1024, 1 << 23, boot_ns() + ahead_ns, 0, 0, 3, 0, 0
+        3, 7, bytes(16), 0, 1, 0, 0, 0, 1, 0, 4, 1024, 1 << 23, boot_ns() + offset_ns, 0, 0, 3, 0, 0
     )  # fmt: skip
     core.take(wire.encode_frame(Message.HELLO, 3, sequence) + welcome)
     assert core.session.same_clock is same
