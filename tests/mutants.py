@@ -499,11 +499,11 @@ def try_command(
     count: int, seed: int, again: tuple[str, ...], tests: int, seconds: float, only: str | None
 ) -> None:
     """Try the mutants that have no result."""
-    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"mutants": []}
-    rows = {(row["file"], row["line"], row["change"]): row for row in kept["mutants"]}
+    stored: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"mutants": []}
+    rows = {(row["file"], row["line"], row["change"]): row for row in stored["mutants"]}
     limits = Limits(tests, seconds)
     tiers = {tier: Coverage(tier, limits) for tier in (NEW, OLD) if (WORK / tier / "data").exists()}
-    came_from = kept.get("origin") or origin("python", *sys.argv)
+    came_from = stored.get("origin") or origin("python", *sys.argv)
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         tree = open_tree(Path(folder))
         for mutant in sample(count, seed):
