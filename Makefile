@@ -150,8 +150,8 @@ world-coverage: build/core.stamp ## lines and branches that the worlds of SEEDS=
 
 # The first command takes an hour. The second one continues where it was interrupted.
 mutants: build $(VENV)/mutants.stamp ## change sampled lines of the daemon and the clients: tests have to notice (hours)
-	$(BIN)/python tests/mutants.py cover
-	$(BIN)/python tests/mutants.py try $(ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py cover
+	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py try $(ARGS)
 
 lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
 	$(BIN)/ruff check .

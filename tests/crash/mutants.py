@@ -30,12 +30,9 @@ from typing import Any, NamedTuple
 import click
 import coverage
 import pytest
-from world.find_bugs import copy
-
-sys.path.append(os.path.join(os.path.dirname(__file__), "crash"))
-
 from record import RESULTS, ROOT, origin
 from recording import write_result
+from world.find_bugs import copy
 
 FOLDERS = ("daemon", "clients")
 KEPT = RESULTS / "python_mutants.json"
@@ -324,7 +321,7 @@ def measure(tier: str) -> None:
              f"--costs={folder / path.stem}.costs", os.fspath(path)],
             cwd=ROOT, check=False,
             env={**os.environ, "COVERAGE_PROCESS_START": os.fspath(settings),
-                 "PYTHONPATH": os.fspath(ROOT / "tests")},
+                 "PYTHONPATH": f"{Path(__file__).parent}:{ROOT / 'tests'}"},
         )  # fmt: skip
     subprocess.run([*covering, "combine", "--quiet", f"--rcfile={settings}"], cwd=ROOT, check=True)
 
