@@ -47,6 +47,7 @@ from purgatoryd.clients import (
     QueueFull,
     Status,
     Subscriber,
+    subscriber,
 )
 from purgatoryd.clients.subscriber import Inbox
 from purgatoryd.shm_layout.arena import Reader
@@ -756,3 +757,15 @@ def test_a_timeout_keeps_its_figures(client: Client, real: Daemon) -> None:
         os.kill(real.pid, signal.SIGCONT)
     client.flush()
     assert client.cancel("k") is CancelResult.CANCELLED
+
+
+@pytest.mark.tier("test")
+def test_only_a_numa_local_subscriber_moves_its_thread(
+    real: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves: list[tuple[int, ...]] = []
+    monkeypatch.setattr(subscriber, "pin_numa_local", lambda *where: moves.append(where))
+    with Subscriber("demo"):
+        assert not moves
+    with Subscriber("demo", numa_local=True):
+        assert len(moves) == 1

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +24,7 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.wal import folders
 from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 from purgatoryd.daemon import resharding
+from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.store import NEXT, Opening, open_arena, source
@@ -573,3 +575,19 @@ def test_all_records_of_the_shard_generation_before_get_into_the_lake(
     ]
     assert sorted(rows) == records_of(one, before)
     assert len(rows) > len(ledger.given)
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_a_merged_arena_is_rebuilt_at_the_time_of_its_clock(
+    clock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuilt: list[int] = []
+    arena: Any = SimpleNamespace(
+        header=SimpleNamespace(now_ns=5), rebuild=rebuilt.append, check=lambda: None,
+        set_state=lambda state: None,
+    )  # fmt: skip
+    opening: Any = SimpleNamespace(config=Config("demo", clock=clock), wal=None)
+    for name in ("place", "namespace_stats"):
+        monkeypatch.setattr(resharding, name, lambda *_: None)
+    resharding._finished(arena, opening, cast("Any", None))
+    assert (rebuilt == [5]) is (clock == "virtual")

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from purgatoryd.clients.batch import Batch, Outcome
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.engine import CallThread
+from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
@@ -259,6 +260,26 @@ def model() -> ModelDaemon:
 
 def batch(outcomes: list[Outcome], number: int = 1) -> Batch:
     return Batch(1, 1, 8, number.to_bytes(8, "little"), outcomes.append)
+
+
+@pytest.mark.parametrize(("extend", "later_s"), [(True, 17.0), (False, 10.0)])
+def test_only_an_answer_extends_the_deadline_of_a_call(extend: bool, later_s: float) -> None:
+    core: Any = SimpleNamespace(
+        answers=0, give_up=lambda: None, session=SimpleNamespace(retries=None),
+        host=SimpleNamespace(monotonic_s=lambda: now_s),
+        overdue=lambda subject, limit_s: TimeoutError(subject),
+    )  # fmt: skip
+    jobs: Any = SimpleNamespace(core=core)
+    now_s = 0.0
+    job = Jobs.until(jobs, lambda: False, "call", 10.0, extend=extend)
+    assert next(job) == 10.0
+    now_s = 6.0
+    assert next(job) == 10.0
+    now_s, core.answers = 7.0, 1
+    assert next(job) == later_s
+    now_s = later_s
+    with pytest.raises(TimeoutError):
+        next(job)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -30,6 +30,7 @@ from purgatoryd.clients.bulk import BulkResult, MergedResult
 from purgatoryd.clients.partitioned import SILENCE_S, Patience
 from purgatoryd.clients.partitions import Partitions
 from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
+from purgatoryd.clients.subscriber import _all_or_none
 from purgatoryd.daemon import deployment, shard
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Deployment, Registry
@@ -581,6 +582,21 @@ def test_each_iteration_passes_a_reload_on() -> None:
     one._reload()
     one._iterate(0, frozenset())
     assert said == ["r", "R"]
+
+
+def test_of_inboxes_that_are_not_all_opened_none_stays_open() -> None:
+    closed: list[str] = []
+
+    def open_one(route: Any, whole: bool) -> Any:
+        if route == "bad":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return SimpleNamespace(close=lambda: closed.append(route))
+
+    routes: Any = ["one", "other", "bad"]
+    with pytest.raises(OSError, match="Too many"):
+        _all_or_none(routes, open_one, True)
+    assert sorted(closed) == ["one", "other"]
+    assert len(_all_or_none(routes[:2], open_one, True)) == len(closed)
 
 
 def namespaces_set_up(**settings: Any) -> list[object]:
