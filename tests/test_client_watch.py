@@ -112,3 +112,15 @@ def test_ends_are_spread_over_iterations_and_wait_for_a_full_wal() -> None:
     assert len(clients.arena.ended) == ENDS_PER_ITERATION
     assert not clients.watch.serve(GRACE_NS)
     assert len(clients.arena.ended) == ENDS_PER_ITERATION + 1
+
+
+def test_a_session_of_an_unknown_connection_ends_unless_the_connection_becomes_known() -> None:
+    clients = Clients({})
+    clients.arena.graces |= {1: 0, 2: 0}
+    clients.watch.serve(1000)
+    clients.watch.speaks(1, PID, CONNECTION + 1)
+    clients.watch.speaks(2, PID + 1, CONNECTION)
+    clients.peer.pid = PID + 1
+    clients.watch.heartbeat()
+    assert clients.ended_at(999 + GRACE_NS) == []
+    assert clients.ended_at(1000 + GRACE_NS) == [1]

@@ -4,7 +4,8 @@
 they start, too. `mutants.py try` then changes one sampled line at a time in a copy of the tree.
 It runs the tests of `make test` that cover the line, then those that only `make test-all` runs,
 until one fails. Each result is written at once, so an interrupted run continues. A mutant that no
-test kills is judged by hand: its `fate` becomes "equivalent", with a `reason`.
+test kills is judged by hand: its `fate` becomes "equivalent", with a `reason`. `before` is the fate
+before a test was added or moved to `make test`.
 
 The mutants of the C core are those of tests/crash/mutate.py.
 """
