@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -579,7 +579,7 @@ def test_all_records_of_the_shard_generation_before_get_into_the_lake(
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_merged_arena_is_rebuilt_at_the_time_of_its_clock(
-    clock: str, monkeypatch: pytest.MonkeyPatch
+    clock: Literal["real", "virtual"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rebuilt: list[int] = []
     arena: Any = SimpleNamespace(

@@ -264,13 +264,13 @@ def batch(outcomes: list[Outcome], number: int = 1) -> Batch:
 
 @pytest.mark.parametrize(("extend", "later_s"), [(True, 17.0), (False, 10.0)])
 def test_only_an_answer_extends_the_deadline_of_a_call(extend: bool, later_s: float) -> None:
+    now_s = 0.0
     core: Any = SimpleNamespace(
         answers=0, give_up=lambda: None, session=SimpleNamespace(retries=None),
         host=SimpleNamespace(monotonic_s=lambda: now_s),
         overdue=lambda subject, limit_s: TimeoutError(subject),
     )  # fmt: skip
     jobs: Any = SimpleNamespace(core=core)
-    now_s = 0.0
     job = Jobs.until(jobs, lambda: False, "call", 10.0, extend=extend)
     assert next(job) == 10.0
     now_s = 6.0
