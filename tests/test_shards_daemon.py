@@ -352,6 +352,7 @@ def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None
                     timers.get(key, timeout=0.2)
             # A call that comes late enough is sent to try the shard again.
             refusal = eventually(lambda: unavailable(timers, other))
+            assert refusal is not None
             assert refusal.shard == 0
             assert refusal.failures >= 3
             eventually(lambda: answers(timers, lively))
