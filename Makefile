@@ -149,7 +149,7 @@ world-coverage: build/core.stamp ## lines and branches that the worlds of SEEDS=
 	$(BIN)/python tests/crash/record.py world_coverage.json env PYTHONPATH=tests COVERAGE_CORE=ctrace $(BIN)/python -m world.coverage $(SEEDS)
 
 # The first command takes an hour. The second one continues where it was interrupted.
-mutants: build $(VENV)/mutants.stamp ## change sampled lines of the daemon and the clients: tests have to notice (hours)
+mutants: build ## change sampled lines of the daemon and the clients: tests have to notice (hours)
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py cover
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py try $(ARGS)
 
@@ -232,8 +232,8 @@ $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
 		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,lake,spark,jre,metrics,web]" --group dev
 	@touch $@
 
-$(VENV)/fuzz.stamp $(VENV)/mutants.stamp: $(VENV)/%.stamp: $(VENV)/install.stamp
-	$(BIN)/pip install --quiet --group $*
+$(VENV)/fuzz.stamp: $(VENV)/install.stamp
+	$(BIN)/pip install --quiet --group fuzz
 	@touch $@
 
 build/core.stamp: $(CORE_C) $(CORE_H) shm_layout/build_core.py $(VENV)/install.stamp

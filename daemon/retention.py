@@ -65,8 +65,8 @@ def removable(
 
 def _with_ends(files: Sequence[File]) -> list[tuple[File, int]]:
     """Each segment with the first record behind it; nothing is behind the newest one."""
-    ends = (*(file.lsn for file in files[1:]), 2**64)
-    return list(zip(files, ends, strict=False))  # without a segment nothing has an end
+    ends = [*(file.lsn for file in files), 2**64][1:]  # none without a segment
+    return list(zip(files, ends, strict=True))
 
 
 # ---- in the folder ---------------------------------------------------------------------------

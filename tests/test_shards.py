@@ -600,7 +600,7 @@ def test_of_inboxes_that_are_not_all_opened_none_stays_open() -> None:
 
 
 def namespaces_set_up(**settings: Any) -> list[object]:
-    """What a start does with the namespaces of its settings; the arena has `bank` already."""
+    """Return the steps of a start for the namespaces of its settings. The arena has `bank`."""
     done: list[object] = []
     arena: Any = SimpleNamespace(
         namespaces_of_users=lambda: [SimpleNamespace(name="bank")], set_durable=done.append,

@@ -328,7 +328,7 @@ def measure(tier: str) -> None:
 
 
 class Limits(NamedTuple):
-    """What runs against one mutant, for each tier, at most."""
+    """The most that runs against one mutant, for each tier."""
 
     tests: int = 20
     seconds: float = 60.0
@@ -406,7 +406,7 @@ def places(mutant: Mutant) -> list[tuple[str, int]]:
 
 
 class Trial(NamedTuple):
-    """What tests say of one mutant."""
+    """The result of the tests that ran against one mutant."""
 
     killed_by: str | None
     tests: int

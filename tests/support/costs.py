@@ -6,7 +6,7 @@ depends little on other work on the machine. Fixtures that several tests share h
 own.
 
 With `--cpu-limit SECONDS` a test without a reason that uses more fails the run. `.ci/run` sets
-three times the budget, because machines differ. With `--costs FILE` the rows are written as lines
+six times the budget, because machines differ. With `--costs FILE` the rows are written as lines
 of JSON instead of printed; `python tests/support/costs.py FILE...` prints the slowest of several
 runs.
 """

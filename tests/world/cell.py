@@ -406,7 +406,7 @@ class Cell:
         self.oracle.forced()
 
     def move(self) -> None:
-        """What a stopped daemon left was exported: it begins again with all of that."""
+        """Expect all that an export of the stopped daemon holds, and nothing else."""
         self.oracle.committed()
         self._arena_lost = self.may_lose_arena = True
         self.daemon.lose_memory()

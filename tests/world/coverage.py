@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import click
 from coverage import Coverage
 
+from world.find_bugs import ROOT
 from world.runs import Seeds, run_seeds
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = Path(__file__).with_name("not_covered.toml")
 EXIT = "end of the function"
 GROUPS: dict[str, tuple[str, float, tuple[str, ...]]] = {
@@ -39,8 +39,8 @@ GROUPS: dict[str, tuple[str, float, tuple[str, ...]]] = {
         "daemon/recovery.py", "daemon/store.py", "daemon/wal_birth.py",
     )),
 }  # fmt: skip
-"""What is counted, which share of it has to be reached, and the files. `other_group` in the list
-moves single functions."""
+"""By group: the unit that is counted, the share that worlds have to reach, and the files.
+`other_group` in the list moves single functions."""
 
 
 class Branch(NamedTuple):
@@ -137,7 +137,7 @@ def measure(seeds: range) -> tuple[dict[str, Any], dict[int, str]]:
 
 
 class Result:
-    """What worlds reached, and what they did not."""
+    """The figures of each group, and the branches that no world took."""
 
     def __init__(self, listed: Listed, report: dict[str, Any]) -> None:
         self.figures = {group: Figures() for group in GROUPS}
@@ -171,10 +171,6 @@ def _document(listed: Listed, result: Result) -> dict[str, Any]:
     return {"groups": groups, "functions_of_the_shell": len(listed.shell)}
 
 
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
 def _errors(listed: Listed, failures: dict[int, str]) -> list[str]:
     """Why the figures do not count."""
     found = [f"seed {seed} failed: {failure}" for seed, failure in failures.items()]
@@ -182,7 +178,7 @@ def _errors(listed: Listed, failures: dict[int, str]) -> list[str]:
 
 
 def _gaps(listed: Listed, result: Result) -> Iterator[str]:
-    """What is left to do."""
+    """Describe each group below its share, and each missed branch without a reason."""
     for group, (unit, least, _) in GROUPS.items():
         if (share := result.figures[group].share(unit)) < least:
             yield f"{group}: {share:.1%} of the {unit} were reached, {least:.0%} are demanded"
@@ -204,10 +200,10 @@ def main(seeds: tuple[int, int | None]) -> None:
     document = _document(listed, result)
     click.echo(json.dumps({"seeds": last + 1 - first, **document}, indent=1))
     for text in _gaps(listed, result):
-        _say(text)
+        click.echo(text, err=True)
     errors = _errors(listed, failures)
     for text in errors:
-        _say(text)
+        click.echo(text, err=True)
     sys.exit(bool(errors))
 
 

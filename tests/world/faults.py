@@ -104,15 +104,15 @@ def leave(cell: Cell, client: int, span_ns: int, lost: int) -> None:
     one = cell.clients[client]
     if not one.usable or one.frozen or one.resumable:
         return
-    ends_s = one.host.monotonic_s() + LEAVES_S
+    closed_s = one.host.monotonic_s()
 
     def left() -> None:
         if one is not cell.clients[client] or not one.alive:
             return
-        if one.frozen or one.host.monotonic_s() < ends_s:
+        if one.frozen or one.host.monotonic_s() < closed_s + LEAVES_S:
             cell.world.schedule.after(S, left)
             return
-        if not one.jobs.ended and one.thawed_s < ends_s - LEAVES_S:
+        if not one.jobs.ended and one.thawed_s < closed_s:
             raise Violation(f"client {client} does not end")
         cell.end_client(client)
         cell.world.schedule.after(span_ns, partial(cell.begin_client, client))

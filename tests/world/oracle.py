@@ -478,7 +478,7 @@ class Oracle:
         self.tickets.add((stream, sent.ticket))
         if sent.cause == Cause.EXPIRED:
             self._require(sent.fired_boot_ns >= sent.deadline_boot_ns, sent, "fired early")
-            # Of an earlier boot: its times were converted by a wall clock that was moved meanwhile.
+            # A notice of an earlier boot has times that a moved wall clock converted.
             converted = self.wall_moved and sent.fired_boot_ns + boot_begun_ns > now_ns
             due = sent.deadline_boot_ns + boot_begun_ns <= now_ns
             self._require(due or converted, sent, "sent early")

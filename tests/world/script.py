@@ -26,7 +26,7 @@ STRANGE = (
 WRONG = (
     "clock", "shard", "boot id", "boot clock", "no WAL", "copied WAL", "no birth",
 )  # fmt: skip
-"""What is wrong with a start."""
+"""Faults of a wrong start."""
 
 Arguments = dict[str, Any]
 Draw = Callable[[random.Random], Arguments]

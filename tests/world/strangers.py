@@ -1,4 +1,6 @@
-"""Peers that a daemon has to refuse: who may not connect, who may not administer, and garbage."""
+"""Peers that a daemon has to refuse: uids without access, uids that administer without being
+administrators, and senders of garbage.
+"""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int
     if name is None:
         return
     for number in range(calls):
-        size = size if number == 0 else 8
-        call = _call(cell, client, "replace", name, delay_ns // (number + 1), "a", size)
+        bytes_ = size if number == 0 else 8
+        call = _call(cell, client, "replace", name, delay_ns // (number + 1), "a", bytes_)
         assert call.timer is not None
         cell.clients[client].add(
             name, partial(cell.answered, call), topic="a", payload=call.timer.payload,
