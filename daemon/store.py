@@ -518,13 +518,20 @@ def _other_start(paths: Paths) -> AlreadyRunning:
 
 
 def _clean_up(opening: Opening) -> None:
-    """Complete or undo the birth that a killed daemon began."""
+    """Complete or undo the birth that a killed daemon began. Raises AlreadyRunning if another start
+    gives its arena files their names at this moment, or has given them."""
     paths, lock = opening.paths, opening.lock
-    if lock is not None and shm.ours(f"{paths.private}{NEW}"):
-        lock.lock([f"{paths.private}{NEW}"])
+    born = f"{paths.private}{NEW}"
+    if lock is not None and shm.ours(born):
+        lock.lock([born])
+    held = lock is None or lock.holds(born)  # else a file of this name is of a start that goes on
     _take_place(paths)
-    _remove(paths, NEW)
+    for name in (f"{paths.arena}{NEW}", *([born] if held else [])):
+        if shm.ours(name):
+            shm.unlink(name)
     if lock is not None:
+        if shm.ours(paths.private):
+            lock.lock([paths.private])
         lock.settle(paths.private)
 
 

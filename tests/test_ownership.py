@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shlex
@@ -27,8 +29,11 @@ from tiers import wide
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client
+from purgatoryd.daemon import store
+from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.wal_birth import Birth, record_birth
 from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.errors import AlreadyRunning
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 pytestmark = pytest.mark.tier("all")
@@ -150,6 +155,31 @@ def test_of_ten_first_starts_in_containers_that_share_dev_shm_one_wins(daemon_di
         remove_arena_files(paths)
 
 
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("has_ended", [False, True], ids=["goes on", "is complete"])
+def test_a_first_start_keeps_the_arena_files_of_another(
+    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch, *, has_ended: bool
+) -> None:
+    """The other one gives them their names after this one has looked for them."""
+    paths = paths_in(daemon_dir, "demo")
+    theirs = shm.MOUNT / f"{paths.private[1:]}{'' if has_ended else store.NEW}"
+    take_place = store._take_place
+
+    def meanwhile(taken: Paths) -> None:
+        other = os.open(theirs, os.O_CREAT | os.O_RDWR, 0o600)
+        held.callback(os.close, other)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_place(taken)
+
+    monkeypatch.setattr(store, "_take_place", meanwhile)
+    with contextlib.ExitStack() as held:
+        held.callback(remove_arena_files, paths)
+        opening = held.enter_context(store.owned(store.Opening(Config("demo"), paths)))
+        with pytest.raises(AlreadyRunning):
+            store.open_arena(opening)
+        assert theirs.exists()
+
+
 def test_a_second_deployment_keeps_the_shards_of_another_container(
     daemon: StartDaemon,
 ) -> None:
@@ -223,8 +253,11 @@ def test_a_command_names_a_directory_in_place_of_the_arena_file(
 
 KILLED = """
 import os, signal, sys
+from purgatoryd.daemon import store
+from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.wal_birth import Birth, record_birth
 from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.errors import AlreadyRunning
 commit = shm._commit
 def killed(fd, size, moved):
     sys.argv.pop() == "later" and commit(fd, size, moved)
