@@ -173,7 +173,8 @@ class Reaper:
         busy = self._work() and not self.wal.full
         self._ready = self._slept_until_ns = None
         self._until_ns = None if busy or self.stopping else self._sleeps_until()
-        self.stopping |= self._draining and self.arena.drained
+        if self._draining and self.arena.drained:
+            self.stopping = True  # never "|=": a signal handler may set it meanwhile
         return None if self.stopping else self._until_ns
 
     def _work(self) -> bool:

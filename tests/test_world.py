@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from world.runs import part, run, smallest
-from world.script import FAULTS, WORK, Script, script
+from world.script import FAULTS, WORK, S, Script, Step, script
+from world.world import world_of
 
 pytestmark = pytest.mark.tier("check")
 
@@ -97,3 +98,22 @@ def test_the_smallest_script_that_fails_is_found() -> None:
     assert numbers == [17, 203]
     waits = [step.wait_ns for step in part(whole, numbers).steps]
     assert waits == [times_ns[0], times_ns[1] - times_ns[0]]
+
+
+A_TIMER = {
+    "mode": "error", "delay_ns": 3600 * S, "topic": "a", "size": 8, "wait": True, "wall": False,
+}  # fmt: skip
+
+
+def test_a_signal_to_stop_ends_a_drain_wherever_it_arrives() -> None:
+    with world_of(Script(script(1).setting, [])) as world:
+        cell = world.cells[0]
+        cell.begin()
+        world.pass_time(S)
+        world.do(Step(0, "add", 0, {"client": 0, "key": 0, **A_TIMER}))
+        world.until(lambda: all(cell.oracle.key("k0.0").states), "the timer is armed")
+        for calls in range(150):
+            world.until(lambda: cell.daemon.alive, "the daemon serves")
+            world.do(Step(0, "drain", 0, {"span_ns": S, "calls": calls}))
+            starts = cell.daemon.starts
+            world.until(lambda starts=starts: cell.daemon.starts > starts, "the daemon has ended")  # type: ignore[misc]

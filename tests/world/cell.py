@@ -517,7 +517,7 @@ class Cell:
         """End all disturbances."""
         self.finishing = True
         self.end_guests(list(self.guests))
-        self.daemon.fuse.left = self.at_durable_answer = None
+        self.daemon.fuse.left = self.daemon.fuse.signal_left = self.at_durable_answer = None
         self.daemon.thaw()
         for client in self.clients:
             client.thaw()
@@ -535,6 +535,7 @@ class Cell:
         if self.daemon.reaper is not None and self.daemon.reaper.wal.errno:
             self.daemon.stop()
             until(lambda: self.daemon.alive, "the daemon serves again")
+        until(lambda: not any(c.alive and c.leaving for c in self.clients), "closed clients end")
         for number in range(CLIENTS):
             self.begin_client(number)
         until(lambda: all(not c.unsettled for c in self.clients), "all calls have an outcome")

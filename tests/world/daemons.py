@@ -30,6 +30,7 @@ from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import has_stopped
 from world.hosts import Machine, SimulatedHost
 from world.network import Network, SimulatedProcesses, SimulatedTransport
+from world.oracle import Violation
 from world.script import CLIENTS
 from world.seam import Fuse, Killed, Seam
 
@@ -182,7 +183,7 @@ class SimulatedDaemon:
         """Of the next start."""
         self.commit_ns = self._usual_commit_ns = commit_ns
         self._stack = ExitStack()
-        self._asleep = self._committing = False
+        self._asleep = self._committing = self._terminated = False
         self._wake_number = 0
         self.snapshot: SnapshotProcess | None = None
 
@@ -200,6 +201,7 @@ class SimulatedDaemon:
         self.observe.starting()
         fuse, self.fuse = self.fuse, Fuse()
         self.fuse.left = fuse.left  # a kill that was planned meanwhile
+        self.fuse.on_signal = self._on_signal
         self.frozen = False
         self.starts += 1
         try:
@@ -273,6 +275,16 @@ class SimulatedDaemon:
         self.observe.committed(reaper.arena)
         self._stack.close()
 
+    def terminate(self, calls: int) -> None:
+        """Send the process a signal to stop, which arrives after so many of its calls."""
+        self.fuse.signal_left = calls
+
+    def _on_signal(self) -> None:
+        if self.reaper is not None:
+            self._terminated = True
+            self.reaper.stop()
+            self.wake()
+
     def kill(self) -> None:
         """Kill the process at once, between two of its calls."""
         self._killed()
@@ -294,7 +306,7 @@ class SimulatedDaemon:
             self.transport.vanish()
         self.paths.cmd.unlink(missing_ok=True)
         self.reaper = None
-        self._asleep = self._committing = False
+        self._asleep = self._committing = self._terminated = False
         self.observe.ended()
 
     def _unwind(self, kind: type[BaseException], error: BaseException) -> None:
@@ -364,6 +376,8 @@ class SimulatedDaemon:
             return
         assert self.reaper is not None
         self._commit_later()
+        if self._terminated and not self.reaper.stopping:
+            raise Violation("a signal to stop is lost")
         if self.reaper.stopping:
             self.stop()
         elif until_ns is None:

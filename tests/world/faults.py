@@ -196,10 +196,20 @@ def stop_daemon(cell: Cell, capacity: int | None, asked: bool) -> None:
         cell.daemon.next_config = replace(cell.daemon.config, capacity=capacity)
 
 
-def drain(cell: Cell, span_ns: int) -> None:
-    """Let the daemon refuse adds for a while."""
+def terminate(cell: Cell, calls: int) -> None:
+    """Send the daemon a signal to stop, which arrives after so many of its calls."""
+    if cell.daemon.alive:
+        _count(cell, "stop")
+        cell.daemon.terminate(calls)
+
+
+def drain(cell: Cell, span_ns: int, calls: int | None) -> None:
+    """Let the daemon refuse adds for a while. `calls`: a signal to stop arrives so many calls
+    later."""
     _count(cell, "stop")
     cell.draining = True
+    if calls is not None:
+        cell.daemon.terminate(calls)
     cell.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n, flags=FLAG_DRAIN))
     cell.world.schedule.after(span_ns, cell.resume)
 
@@ -479,7 +489,7 @@ STEPS: dict[str, Callable[..., None]] = {
     for function in (
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
         leave, reuse_pid, drop_session, ask_durably, lose_answer, crowd, kill_daemon, freeze_daemon,
-        stop_daemon, drain, wrong_start, move, kill_snapshot, disk, fail_sync, disk_full,
+        stop_daemon, terminate, drain, wrong_start, move, kill_snapshot, disk, fail_sync, disk_full,
         short_write, slow_disk, rot, lose_file, ruin, power_cut, cut_at_copy, lose_name,
         step_wall, drift, suspend,
     )

@@ -306,9 +306,10 @@ class Oracle:
         self._moment += 1
         return self._moment
 
-    def _require(self, fact: object, subject: object, text: str) -> None:
+    def _require(self, fact: object, subject: object, text: str, *values: object) -> None:
+        """`values`: what stands for each {} of the text."""
         if not fact:
-            raise Violation(f"{subject}: {text}")
+            raise Violation(f"{subject}: {text.format(*values)}")
 
     # ---- timers --------------------------------------------------------------------------------
 
@@ -385,12 +386,12 @@ class Oracle:
         assert timer is not None
         if timer.deadline_ns and timer.wall_ns is None and status in NEW:
             asked = timer.deadline_ns - LATE_NS <= deadline_ns <= now_ns + timer.delay_ns + LATE_NS
-            self._require(asked, call, f"has the deadline {deadline_ns}")
+            self._require(asked, call, "has the deadline {}", deadline_ns)
         if status == Status.PARKED:
             timer.parked = True
         elif status == Status.ADDED:
             free = None in key.states or any(state.due(now_ns) for state in armed)
-            self._require(free, call, f"added, but a timer is armed: {armed}")
+            self._require(free, call, "added, but a timer is armed: {}", armed)
         if status in (Status.KEPT, Status.EXTENDED):
             extended = status == Status.EXTENDED
             for one in self._same(call, key, ticket, deadline_ns, extended=extended):
@@ -411,7 +412,7 @@ class Oracle:
         if len(named) == 1 and named[0].exact and named[0].wall_ns is None and not extended:
             low_ns, high_ns = named[0].deadlines_ns
             same = low_ns <= deadline_ns <= high_ns + ROUNDING_NS
-            self._require(same, call, f"has the deadline {deadline_ns}: {named[0]}")
+            self._require(same, call, "has the deadline {}: {}", deadline_ns, named[0])
         key.become(named)
         return named
 
@@ -433,7 +434,7 @@ class Oracle:
         known = [*key.armed, *call.before]
         named = [timer for timer in known if timer.ticket == ticket]
         named = named or list(dict.fromkeys(timer for timer in known if timer.ticket == 0))
-        self._require(named, call, f"names ticket {ticket}, known are {key.states}")
+        self._require(named, call, "names ticket {}, known are {}", ticket, key.states)
         if len(named) == 1:
             named[0].ticket = ticket
         return named
@@ -441,7 +442,7 @@ class Oracle:
     def _cancelled(self, call: Call, key: Key, ticket: int) -> None:
         named = self._named(call, key, ticket)
         fired = all(self._has_fired(timer) for timer in named)
-        self._require(not fired, call, f"cancelled, but it had fired: {named}")
+        self._require(not fired, call, "cancelled, but it had fired: {}", named)
         if len(named) == 1:
             named[0].ended = "cancelled"
         key.become([None])
@@ -455,7 +456,7 @@ class Oracle:
                 left.append(state)
             elif state is None or state.due(now_ns):
                 left.append(None)
-        self._require(left, call, f"{Status(status).name}, but armed is {key.armed}")
+        self._require(left, call, "{}, but armed is {}", Status(status).name, key.armed)
         key.become(left)
 
     # ---- notices -------------------------------------------------------------------------------
@@ -467,10 +468,10 @@ class Oracle:
         place = (stream, topic, sequence)
         before = self.sent.get(place)
         if before is not None:
-            self._require(before == sent, place, f"another notice: {before} and {sent}")
+            self._require(before == sent, place, "another notice: {} and {}", before, sent)
             return
         newest = self.newest.get((stream, topic), sequence - 1)  # a WAL goes on with its numbers
-        self._require(sequence == newest + 1, place, f"follows {newest}")
+        self._require(sequence == newest + 1, place, "follows {}", newest)
         twice = (stream, sent.ticket) in self.tickets
         self._require(not twice, sent, "has two notices in one stream")
         self.newest[stream, topic] = sequence
@@ -497,10 +498,10 @@ class Oracle:
 
     def _judge_notice(self, stream: int, timer: Timer, sent: Sent, now_ns: int) -> None:
         same = timer.key == sent.key and (timer.shaky or timer.ticket in (0, sent.ticket))
-        self._require(same, sent, f"differs from {timer}")
-        self._require(not timer.ended, sent, f"fired, but it was {timer.ended}")
-        self._require(timer.due(now_ns), sent, f"early: {timer}")
-        self._require(stream not in timer.fired, sent, f"fired twice: {timer}")
+        self._require(same, sent, "differs from {}", timer)
+        self._require(not timer.ended, sent, "fired, but it was {}", timer.ended)
+        self._require(timer.due(now_ns), sent, "early: {}", timer)
+        self._require(stream not in timer.fired, sent, "fired twice: {}", timer)
         timer.fired.add(stream)
         key = self.key(timer.key)
         if timer in key.states:
@@ -511,7 +512,7 @@ class Oracle:
         timer = self.timers.get(payload)
         if timer is not None and timer.wall_ns is not None and not timer.reached:
             early = wall_ns + LATE_NS < timer.wall_ns
-            self._require(not early, timer, f"fired at wall time {wall_ns}")
+            self._require(not early, timer, "fired at wall time {}", wall_ns)
 
     def wall_steps(self, wall_ns: int) -> None:
         """The wall clock has been as late as this, and may be moved back."""
@@ -536,7 +537,7 @@ class Oracle:
         if bulk_load.forgets or issued < max(bulk_load.forgotten, 0 if durable else self.cut):
             return  # it may be forgotten again
         before = bulk_load.done.setdefault(row.key, payload)
-        self._require(before == payload, row.key, f"was added as {before!r} and as {payload!r}")
+        self._require(before == payload, row.key, "was added as {!r} and as {!r}", before, payload)
         if durable:
             bulk_load.durable.add(row.key)
 
@@ -628,7 +629,7 @@ class Oracle:
         """An operation has an outcome; its owner and its topic get the same."""
         if operation.cause is not None:
             same = operation.cause == cause
-            self._require(same, operation, f"has a second outcome: {cause!r}")
+            self._require(same, operation, "has a second outcome: {!r}", cause)
             return
         operation.cause = cause
         deadline_ns = operation.deadline_ns - operation.slack_ns
@@ -639,14 +640,14 @@ class Oracle:
             possible = operation.holds(lambda key: self.watch_key(key).possible)
             self._require(possible, operation, "satisfied, but no advance could have done that")
         elif cause == Cause.EXPIRED:
-            self._require(now_ns >= deadline_ns, operation, f"expired early, at {now_ns}")
+            self._require(now_ns >= deadline_ns, operation, "expired early, at {}", now_ns)
             held = operation.holds(lambda key: self.watch_key(key).sure_at(deadline_ns))
             self._require(not held, operation, "expired, but its condition held in time")
             self._outlasts(operation)
         elif cause == Cause.FAILED:
             failed = sum(self.watch_key(key).may_fail for key in operation.targets)
             enough = failed >= operation.fatal
-            self._require(enough, operation, f"failed, but success was possible: {failed} did")
+            self._require(enough, operation, "failed, but success was possible: {} did", failed)
         elif cause == Cause.CANCELLED:
             self._require(operation.cancelled, operation, "cancelled by nobody")
 
@@ -730,4 +731,4 @@ class Oracle:
     def finish(self) -> None:
         """All is over: every deadline is past, every daemon serves."""
         for name, key in self.keys.items():
-            self._require(None in key.states, name, f"never fired: {key.armed}")
+            self._require(None in key.states, name, "never fired: {}", key.armed)

@@ -222,6 +222,10 @@ def _crowd(rng: random.Random) -> Arguments:
     return {"count": rng.randrange(2, 14), "uid": rng.randrange(CLIENTS), **_span(rng)}
 
 
+def _calls(rng: random.Random) -> int:
+    return rng.choice([0, rng.randrange(60), rng.randrange(2000)])
+
+
 def _span(rng: random.Random) -> Arguments:
     return {"span_ns": _span_ns(rng)}
 
@@ -261,7 +265,7 @@ WORK: dict[str, tuple[int, Draw]] = {
 }  # fmt: skip
 FAULTS: dict[str, tuple[int, Draw]] = {
     "disturb": (40, lambda rng: {**_client(rng), **_disturb(rng)}),
-    "storm": (4, _storm),
+    "storm": (6, _storm),
     "break": (6, _client),
     "disturb_subscriber": (
         12, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_disturb(rng)}
@@ -277,9 +281,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "freeze_subscriber": (
         3, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_span(rng)}
     ),
-    "kill_daemon": (
-        8, lambda rng: {"calls": rng.choice([0, rng.randrange(60), rng.randrange(2000)])}
-    ),
+    "kill_daemon": (8, lambda rng: {"calls": _calls(rng)}),
     "freeze_daemon": (4, _span),
     "stop_daemon": (
         2,
@@ -287,7 +289,10 @@ FAULTS: dict[str, tuple[int, Draw]] = {
             "capacity": rng.choice([None, 24, 64, 128, 512]), "asked": rng.random() < 0.5,
         },
     ),
-    "drain": (1, _span),
+    "terminate": (2, lambda rng: {"calls": _calls(rng)}),
+    "drain": (
+        2, lambda rng: {**_span(rng), "calls": rng.choice([None, rng.randrange(400)])}
+    ),
     "crowd": (1, _crowd),
     "wrong_start": (3, lambda rng: {"kind": rng.choice(WRONG)}),
     "move": (2, lambda rng: {}),
@@ -316,6 +321,7 @@ OF_THE_DISK = frozenset((
 ))  # fmt: skip
 WITHOUT_WAL = frozenset({"ask_durably"})
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
+OF_THE_WALL_CLOCK = frozenset({"step_wall", "drift"})
 HEAVY: dict[str, tuple[int, Draw]] = {
     "burst": (20, lambda rng: {**_client(rng), "count": rng.randrange(10, 60)}),
     "rush": (40, lambda rng: {**_rush(rng), "size": rng.choice([300, 60_000])}),
@@ -346,10 +352,12 @@ def script(seed: int, steps: int = 400) -> Script:
         work["watch"] = (40, lambda rng: {**_watch(rng), "client": RESUMER})
         faults["kill_client"] = (12, lambda rng: {"client": RESUMER, **_span(rng)})
     # Some kinds of faults are missing in each world, so that others meet undisturbed.
-    for kind in list(faults):
-        if rng.random() < 0.3:
-            del faults[kind]
-    share = rng.choice([0.1, 0.2, 0.3])
+    missing = {kind for kind in faults if rng.random() < 0.3}
+    if rng.random() < 0.4:  # times are exact over a reboot
+        missing |= OF_THE_WALL_CLOCK
+    for kind in missing & set(faults):
+        del faults[kind]
+    share = rng.choice([0.1, 0.3, 0.4])
     return Script(setting, [_step(rng, setting, work, faults, share) for _ in range(steps)])
 
 

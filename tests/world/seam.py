@@ -22,6 +22,9 @@ class Fuse:
         self.left: int | None = None
         self.dead = False
         self.calls = 0
+        self.signal_left: int | None = None
+        """How many calls later a signal arrives. None: none arrives."""
+        self.on_signal: Callable[[], None] | None = None
         self.files: list[Any] = []
         """Arena files that the process has opened."""
 
@@ -35,6 +38,12 @@ class Fuse:
             if self.left < 0:
                 self.left, self.dead = None, True
                 raise Killed
+        if self.signal_left is not None:
+            self.signal_left -= 1
+            if self.signal_left < 0:
+                self.signal_left = None
+                if self.on_signal is not None:
+                    self.on_signal()
 
 
 class Seam:

@@ -10,12 +10,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from purgatoryd.clients import route
 from purgatoryd.daemon import recovery
 from purgatoryd.daemon.log import log
-from purgatoryd.shm_layout import arena, wal
+from purgatoryd.shm_layout import arena, paths, wal
 from purgatoryd.shm_layout.shards import Placement, ShardTable, write_table
 from purgatoryd.shm_layout.shm import ArenaFile
 from world.cell import NAMESPACE, Cell
@@ -210,6 +212,17 @@ def _steps() -> dict[str, Callable[..., None]]:
 
 
 @contextmanager
+def remembered_paths() -> Iterator[None]:
+    """Let the paths of a daemon be made once: clients look for theirs many times."""
+    make = paths.paths_in
+    paths.paths_in = route.paths_in = cache(make)
+    try:
+        yield
+    finally:
+        paths.paths_in = route.paths_in = make
+
+
+@contextmanager
 def world_of(script: Script) -> Iterator[World]:
     """A world in a folder of its own, which goes afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="pw"))
@@ -218,7 +231,7 @@ def world_of(script: Script) -> Iterator[World]:
     world = World(script, directory)
     put, log._put = log._put, world.log  # type: ignore[method-assign, assignment]
     try:
-        with crossed(world.seam):
+        with crossed(world.seam), remembered_paths():
             try:
                 yield world
             finally:
