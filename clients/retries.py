@@ -21,7 +21,7 @@ from purgatoryd.shm_layout.layout import Op, Status
 
 WAITING_MAX = 4096
 """Number of waiting records at which no new batch is sent."""
-_BUSY = int(Status.BUSY)
+_BUSY, _ARMED = int(Status.BUSY), int(Status.ADDED)
 _SIZE = wire.RESULT.size
 _NONE = bytes(_SIZE)
 _REFUSED = wire.RESULT.pack(_BUSY, 0)
@@ -137,6 +137,14 @@ class Whole:
             self._ended[places[n]] = keys
         return refused
 
+    def armed(self) -> list[int]:
+        """Return the numbers of the watches that armed an operation."""
+        return [
+            place
+            for place, result in enumerate(self._results)
+            if result[0] == _ARMED and self.rows[place].record[0] == Op.WATCH
+        ]
+
     def lose(self, places: Sequence[int], error: DaemonError) -> None:
         """Give up these records: their outcome is unknown, or they are not sent."""
         self.error = error
@@ -153,11 +161,10 @@ class Whole:
     @property
     def outcome(self) -> bytes | Partial:
         """The answers to all parts, in the order of the records."""
-        results = b"".join(self._results)
-        if self.error is not None:
-            return Partial(results, self.error)
         ended = sorted(self._ended.items())
-        return results + b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
+        results = b"".join(self._results)
+        results += b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
+        return results if self.error is None else Partial(results, self.error)
 
 
 # ---- all batches ---------------------------------------------------------------------------
@@ -205,6 +212,12 @@ class Retries:
             whole.lose(places, error)
             self._release(whole, places)
             self._finish(whole)
+
+    def session_ended(self, error: DaemonError) -> None:
+        """Give up the operations that were armed: they end with the session that owned them."""
+        for whole in self._wholes:
+            if places := whole.armed():
+                whole.lose(places, error)
 
     def abandon(self, calls: Set[object]) -> int:
         """Stop sending the waiting records of these calls: BUSY is their answer.

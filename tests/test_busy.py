@@ -31,7 +31,7 @@ from purgatoryd.clients import (
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.conditions import encode
 from purgatoryd.clients.packing import Builder
-from purgatoryd.clients.retries import rows_of
+from purgatoryd.clients.retries import Retries, rows_of
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
@@ -211,6 +211,33 @@ def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
     watch, advance = rows_of(builder.batch(lambda outcome: None))
     assert [key[3:] for key in watch.keys] == [b"shopw", b"shopr-1", b"shopr-22"]
     assert advance.keys == watch.keys[2:]
+
+
+def test_an_operation_that_was_armed_beside_a_busy_one_ends_with_its_session() -> None:
+    builder, name = Builder(), b"\x04\x06shoporders"
+    watched = encode(AllOf({"r-1": 1}))
+    for key in (b"armed", b"refused"):
+        builder.watch(
+            name, watched.kind, KeyType.STR, key, 0, 5, b"", 0, watched.watched, False
+        )  # fmt: skip
+    builder.put(name, PutMode.REPLACE, KeyType.STR, b"timer", 0, 5, b"")
+    outcomes: list[Outcome] = []
+    retries = Retries()
+    words = (77 << 8 | Status.ADDED, Status.BUSY, 78 << 8 | Status.ADDED)
+    retries.refused(
+        builder.batch(outcomes.append), b"".join(wire.RESULT.pack(word, 0) for word in words)
+    )
+    error = SessionExpired(session=1, in_doubt=0)
+    retries.session_ended(error)
+    retries.begin_round()
+    again = retries.again(in_flight=False)
+    assert again is not None
+    again.settle(wire.RESULT.pack(79 << 8 | Status.ADDED, 0))
+    (outcome,) = outcomes
+    assert isinstance(outcome, Partial)
+    assert outcome.error is error
+    found = [word for word, _ in wire.decode_results(outcome.results)]
+    assert found == [0, 79 << 8 | Status.ADDED, 78 << 8 | Status.ADDED]
 
 
 class Caller:

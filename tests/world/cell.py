@@ -644,9 +644,11 @@ class Cell:
         )
 
     def _check_sessions(self) -> None:
-        """A client that is connected keeps its session."""
+        """A client that is connected keeps its session. One whose last message was lost, and that
+        owns no operation, has nothing to send again."""
         for number, client in enumerate(self.clients):
-            if client.core.session.id not in self._arena.session_ids():
+            lossy = any(end.lossy for end in client.ends)
+            if not lossy and client.core.session.id not in self._arena.session_ids():
                 raise Violation(f"client {number} has lost its session, and was connected")
 
     def _check_deserted(self) -> None:

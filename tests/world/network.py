@@ -56,6 +56,8 @@ class End:
     received: deque[Any] = field(default_factory=deque)
     made: int = 0
     """Connections made since the owner looked."""
+    lossy: bool = False
+    """Whether a frame was lost since the last connection was made."""
     disturbances: list[Disturbance] = field(default_factory=list)
     wake: Callable[[], None] = lambda: None
     """Called when a frame has come, or a connection was made."""
@@ -157,6 +159,7 @@ class Network:
                 disturbances.pop(0)
             self.disturbed[one.kind] = self.disturbed.get(one.kind, 0) + 1
             if one.kind == "lose":
+                connection.end.lossy = True
                 return
             if one.kind == "double":
                 self.schedule.after(latency_ns, arrive)

@@ -45,7 +45,7 @@ class Timer:
 
     key: str
     topic: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     deadline_ns: int
     """At least; the answer names it exactly."""
     delay_ns: int = 0
@@ -56,11 +56,15 @@ class Timer:
     """Deadline before it was extended first."""
     durable_ns: int = FOREVER_NS
     """Deadline before an extension that is not durable."""
+    latest_ns: int = 0
+    """The latest deadline that an extension may have given it."""
     wall_ns: int | None = None
     reached: bool = False
     """The wall clock has reached its deadline, whatever it says later."""
     slack_ns: int = 0
     """How much earlier a reboot may have moved the deadline, because the wall clock was wrong."""
+    rounding_ns: int = 0
+    """How much later reboots may have moved the deadline: they round it up."""
     ended: str = ""
     """Why no notice may come: "cancelled", "replaced"."""
     ended_durably: bool = False
@@ -80,12 +84,14 @@ class Timer:
             self.earliest_ns = min(self.earliest_ns, self.deadline_ns)
             self.durable_ns = min(self.durable_ns, self.deadline_ns)
             self.deadline_ns = deadline_ns
+            self.latest_ns = max(self.latest_ns, deadline_ns)
 
     @property
     def deadlines_ns(self) -> tuple[int, int]:
         """The earliest and the latest one that it may have."""
         earliest_ns = min(self.deadline_ns, self.earliest_ns, self.durable_ns)
-        return earliest_ns - self.slack_ns, self.deadline_ns + self.slack_ns
+        latest_ns = max(self.deadline_ns, self.latest_ns)
+        return earliest_ns - self.slack_ns, latest_ns + self.slack_ns + self.rounding_ns
 
     def due(self, now_ns: int) -> bool:
         """True if it may have fired by then. The wall clock decides when a wall deadline is."""
@@ -349,6 +355,8 @@ class Oracle:
             status = IN_DOUBT  # the arena that answered is gone
         if status == IN_DOUBT:
             key.become([*key.states, *self._effects(call)])
+            for timer in (*key.armed, *call.before) if call.kind == "extend" else ():
+                timer.latest_ns = FOREVER_NS
         else:
             self._judge_answer(call, key, status, ticket, deadline_ns, now_ns)
         if call.durable and status in CHANGES:
@@ -411,7 +419,7 @@ class Oracle:
         named = self._named(call, key, ticket)
         if len(named) == 1 and named[0].exact and named[0].wall_ns is None and not extended:
             low_ns, high_ns = named[0].deadlines_ns
-            same = low_ns <= deadline_ns <= high_ns + ROUNDING_NS
+            same = low_ns <= deadline_ns <= high_ns
             self._require(same, call, "has the deadline {}: {}", deadline_ns, named[0])
         key.become(named)
         return named
@@ -431,9 +439,9 @@ class Oracle:
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
         """The timers that a ticket may stand for; they may have fired since the answer."""
-        known = [*key.armed, *call.before]
+        known = list(dict.fromkeys((*key.armed, *call.before)))
         named = [timer for timer in known if timer.ticket == ticket]
-        named = named or list(dict.fromkeys(timer for timer in known if timer.ticket == 0))
+        named = named or [timer for timer in known if timer.ticket == 0]
         self._require(named, call, "names ticket {}, known are {}", ticket, key.states)
         if len(named) == 1:
             named[0].ticket = ticket
@@ -723,6 +731,7 @@ class Oracle:
         """Deadlines were carried over by the wall clock, which may be so wrong."""
         for timer in self.timers.values():
             timer.slack_ns += slack_ns
+            timer.rounding_ns += ROUNDING_NS
         for operation in self.operations.values():
             operation.slack_ns += slack_ns
 
