@@ -93,6 +93,8 @@ class Session:
         self._outgoing: deque[Letter] = deque()
         self._moving = False
         self._leaving = False
+        self._deserted: dict[int, Letter] = {}
+        """The BYE of each session that was replaced, until it is answered."""
         self._first_id = 0
         self.retries = Retries()
         self.fruitless = False
@@ -192,7 +194,9 @@ class Session:
     @property
     def busy(self) -> bool:
         """True while a batch or a question has no answer."""
-        return bool(self._flight or self._waiting or self._queries or self.retries)
+        return bool(
+            self._flight or self._waiting or self._queries or self.retries or self._deserted
+        )
 
     @property
     def resting(self) -> bool:
@@ -243,6 +247,7 @@ class Session:
         if self.state is State.GREETING:
             self._outgoing.append(Letter(self._hello))
         elif self.state is State.OPEN:
+            self._outgoing.extend(self._deserted.values())
             self._hand_out_again(list(self._flight.values()))
             self._outgoing.extend(self._queries.values())
             self.call()
@@ -386,7 +391,8 @@ class Session:
             self._forgotten()
 
     def _on_bye(self, reply: Reply) -> None:
-        if self.state is State.OPEN and reply.session == self.id:  # else of a deserted session
+        self._deserted.pop(reply.session, None)
+        if self.state is State.OPEN and reply.session == self.id:
             self.state = State.CLOSED
 
     _HANDLERS = {  # noqa: RUF012  -- a table, never written
@@ -435,7 +441,7 @@ class Session:
 
     def _desert(self, first_certain: int) -> None:
         """Replace a session that the daemon has, and end it there."""
-        bye = self._bye()
+        bye = self._deserted[self.id] = self._bye()
         self._replace(first_certain)
         self._outgoing.appendleft(bye)
 

@@ -440,6 +440,35 @@ def test_a_session_that_is_replaced_ends(why: WireError, model: ModelDaemon) -> 
     assert [*model.sessions] == [client.id]
 
 
+def test_the_bye_of_a_session_that_was_replaced_is_sent_until_it_is_answered(
+    model: ModelDaemon,
+) -> None:
+    client = Session()
+    exchange(client, model)
+    (replaced,) = model.sessions
+    client.submit(batch([]))
+    client.receive(
+        wire.encode_frame(Message.BATCH, replaced, _sent_one(client), error=WireError.STALE)
+    )
+    bye = wire.decode_reply(client.frame() or b"")
+    assert (bye.message, bye.session) == (Message.BYE, replaced)
+    client.sent()  # and it is lost
+    exchange(client, model)
+    assert client.busy
+    assert replaced in model.sessions
+    client.resend()
+    exchange(client, model)
+    assert not client.busy
+    assert list(model.sessions) == [client.id]
+
+
+def _sent_one(client: Session) -> int:
+    """Send the next message. Return its sequence."""
+    sequence = wire.decode_reply(client.frame() or b"").sequence
+    client.sent()
+    return sequence
+
+
 def test_bye_closes(model: ModelDaemon) -> None:
     client = Session()
     exchange(client, model)
@@ -467,12 +496,9 @@ def test_a_session_that_ends_is_not_replaced_for_what_has_no_answer(model: Model
     client = Session()
     exchange(client, model)
     client.submit(batch([]))
-    head = wire.decode_reply(client.frame() or b"")
-    client.sent()
+    sequence = _sent_one(client)
     client.bye()
-    refusal = wire.encode_frame(
-        Message.BATCH, client.id, head.sequence, error=WireError.SESSION_EXPIRED
-    )
+    refusal = wire.encode_frame(Message.BATCH, client.id, sequence, error=WireError.SESSION_EXPIRED)
     client.receive(refusal)
     assert client.state is State.CLOSED
 

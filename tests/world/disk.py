@@ -51,6 +51,11 @@ class File:
         self.now[at:end] = data
         self.dirty.update(range(at // SECTOR, -(-end // SECTOR)))
 
+    def change(self, at: int) -> None:
+        """A bit of the medium changes."""
+        self.medium[at] ^= 1
+        self.now[at] ^= 1
+
     def sync(self) -> None:
         """Write the dirty sectors, and the length."""
         self._fit()
@@ -171,8 +176,7 @@ class SimulatedDisk(Disk):
             return None
         file = files[number % len(files)]
         at = int(place * min(file.held + SECTOR, len(file.medium)))
-        file.medium[at] ^= 1
-        file.now[at] ^= 1
+        file.change(at)
         return file, at
 
     def lose(self, folder: Path, number: int) -> str | None:

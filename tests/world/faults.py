@@ -22,7 +22,7 @@ from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
 from world.cell import Cell
 from world.clients import LIMIT_S
-from world.disk import PAGE, Trouble
+from world.disk import PAGE, File, Trouble
 from world.network import Disturbance
 from world.oracle import Violation
 from world.script import CLIENTS, MS, RESUMER, S
@@ -361,9 +361,10 @@ def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
     cell.world.schedule.after(span_ns, cell.daemon.quicken)
 
 
-def rot(cell: Cell, file: int, byte: float, cut: bool) -> None:
-    """Change a byte of a WAL file on the medium, and perhaps cut the power."""
-    found = cell.world.disk.rot(_wal(cell), file, byte)
+def rot(cell: Cell, file: int, byte: float, cut: bool, dead: bool = False) -> None:
+    """Change a byte of a WAL file on the medium, and perhaps cut the power. `dead`: one that the
+    newest snapshot made superfluous, in the segment that a recovery begins with."""
+    found = _rot_dead(cell, byte) if dead else cell.world.disk.rot(_wal(cell), file, byte)
     if found is None:
         return
     _count(cell, "disk")
@@ -371,6 +372,20 @@ def rot(cell: Cell, file: int, byte: float, cut: bool) -> None:
     cell.rotten |= _costs(cell)
     if cut:
         cell.world.schedule.after(AGAIN_NS, partial(power_cut, cell, AGAIN_NS, False))
+
+
+def _rot_dead(cell: Cell, byte: float) -> tuple[File, int] | None:
+    """Returns the file, and where; None if there is no such byte."""
+    files = cell.world.disk.folder(_wal(cell)).now
+    snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
+    older = files[snapshots[-1]].older if snapshots else {}
+    segments = [files[name] for name in sorted(files) if name.endswith(SEGMENT)]
+    begins = [one for one in segments if older.get(one, 0) > 2 * PAGE and not one.dirty]
+    if not begins:
+        return None
+    at = PAGE + int(byte * (older[begins[-1]] - 2 * PAGE))
+    begins[-1].change(at)
+    return begins[-1], at
 
 
 def _wal(cell: Cell) -> Path:

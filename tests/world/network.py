@@ -66,8 +66,6 @@ class End:
     subjects: tuple[bytes, ...] = ()
     greetings: Counter[bytes] = field(default_factory=Counter)
     """How often each HELLO has arrived."""
-    byes: set[int] = field(default_factory=set)
-    """Sessions whose owner has sent BYE."""
 
 
 class Connection:
@@ -199,8 +197,6 @@ class SimulatedChannel:
         if connection is None:
             return False
         data = bytes(frame)
-        if message_of(data) == layout.Message.BYE:
-            self.end.byes.add(wire.FRAME.unpack_from(data)[3])
         transport = connection.transport
         self._network.carry(connection, data, lambda: transport.arrived(connection, data))
         return True

@@ -301,7 +301,9 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "disk_full": (1, _span),
     "short_write": (2, lambda rng: {"times": rng.randrange(1, 4)}),
     "slow_disk": (2, lambda rng: {"commit_ns": rng.choice([MS, 20 * MS, 300 * MS]), **_span(rng)}),
-    "rot": (2, lambda rng: {**_rot(rng), "cut": rng.random() < 0.5}),
+    "rot": (
+        3, lambda rng: {**_rot(rng), "cut": rng.random() < 0.5, "dead": rng.random() < 0.5}
+    ),
     "ruin": (2, _ruin),
     "cut_at_copy": (
         3, lambda rng: {**_client(rng), "span_ns": rng.randrange(20 * MS, 100 * MS)}
