@@ -137,6 +137,8 @@ class Cell:
             }  # fmt: skip
         if shards > 1:
             more |= {"shard": self.number, "shards": shards}
+        elif setting.durable_namespace:
+            more["durable_namespaces"] = (NAMESPACE,)
         if setting.virtual:
             more |= {"clock": "virtual", "wall_origin_ns": 10**18}
         return Config(
@@ -181,14 +183,15 @@ class Cell:
 
     def client(self, number: int) -> SimulatedClient:
         """A new process of a client."""
-        world = self.world
+        world, setting = self.world, self.world.script.setting
         partition = Partition(self.number, {}) if self._shards > 1 else None
         client = SimulatedClient(
-            world.machine, world.network, "w", NAMESPACE, durable=self.durable(number),
-            partition=partition, uid=number if world.script.setting.uids else 0,
-            boot_offset_ns=world.script.setting.boot_offsets_ns[number],
-            resume=self._resume_of(number), hasty=world.script.setting.hasty[number],
-            queue_limit=SHORT_QUEUE if world.script.setting.short_queue else QUEUE_LIMIT,
+            world.machine, world.network, "w", NAMESPACE,
+            durable=setting.wal and setting.durable[number],
+            partition=partition, uid=number if setting.uids else 0,
+            boot_offset_ns=setting.boot_offsets_ns[number],
+            resume=self._resume_of(number), hasty=setting.hasty[number],
+            queue_limit=SHORT_QUEUE if setting.short_queue else QUEUE_LIMIT,
         )  # fmt: skip
         client.begun = self.oracle.moment()
         client.on_expired(partial(self._session_lost, number, client.begun))
@@ -215,9 +218,9 @@ class Cell:
         self._ended(self.oracle.operations[str(key)], outcome)
 
     def durable(self, client: int) -> bool:
-        """Whether a client asks for durable answers."""
+        """Whether a client gets durable answers."""
         setting = self.world.script.setting
-        return setting.wal and setting.durable[client]
+        return setting.wal and (setting.durable_namespace or setting.durable[client])
 
     def _subscribe(self) -> None:
         number = len(self.subscribers)

@@ -20,6 +20,7 @@ from purgatoryd.shm_layout.errors import ArenaMismatch, BadPath, WalCopied, WalN
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
+from world import work
 from world.cell import Cell
 from world.clients import LIMIT_S
 from world.disk import PAGE, File, Trouble
@@ -148,12 +149,22 @@ def drop_session(cell: Cell, client: int, late_ns: int) -> None:
         cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
 
 
-def ask_durably(cell: Cell, client: int, span_ns: int) -> None:
+def drop_busy(cell: Cell, late_ns: int, **watches: Any) -> None:
+    """An operator ends a client's session soon after the client watched much at once."""
+    work.watch_many(cell, **watches)
+    cell.world.schedule.after(late_ns, partial(drop_session, cell, watches["client"], 0))
+
+
+def ask_durably(cell: Cell, client: int, span_ns: int, lost: int) -> None:
     """Let a client ask for durable answers for a while at a daemon without a WAL: its batches are
-    refused whole, and it replaces its session."""
+    refused whole, and it replaces its session. `lost`: so many frames are lost after a batch and
+    its answer."""
     one = cell.clients[client]
     if one.usable:
         _count(cell, "client")
+        if lost:
+            disturb(cell, client, "delay", 2, 0)
+            disturb(cell, client, "lose", lost, 0)
         if client == RESUMER:
             cell.dropped.add(client)
             cell.inherited.clear()
@@ -503,9 +514,9 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__.rstrip("_"): function
     for function in (
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
-        leave, reuse_pid, drop_session, ask_durably, lose_answer, crowd, kill_daemon, freeze_daemon,
-        stop_daemon, terminate, drain, wrong_start, move, kill_snapshot, disk, fail_sync, disk_full,
-        short_write, slow_disk, rot, lose_file, ruin, power_cut, cut_at_copy, lose_name,
-        step_wall, drift, suspend,
+        leave, reuse_pid, drop_session, drop_busy, ask_durably, lose_answer, crowd, kill_daemon,
+        freeze_daemon, stop_daemon, terminate, drain, wrong_start, move, kill_snapshot, disk,
+        fail_sync, disk_full, short_write, slow_disk, rot, lose_file, ruin, power_cut, cut_at_copy,
+        lose_name, step_wall, drift, suspend,
     )
 }  # fmt: skip

@@ -55,7 +55,9 @@ class Setting:
     virtual: bool
     shards: int
     durable: tuple[bool, ...]
-    """Of each client."""
+    """Whether each client asks for durable answers."""
+    durable_namespace: bool
+    """Whether the daemon gives durable answers to all."""
     boot_offsets_ns: tuple[int, ...]
     """Of each client's time namespace."""
     capacity: int
@@ -277,7 +279,15 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "drop_session": (
         2, lambda rng: {**_client(rng), "late_ns": rng.choice([0, rng.randrange(S)])}
     ),
-    "ask_durably": (3, lambda rng: {**_client(rng), "span_ns": rng.randrange(50 * MS)}),
+    "drop_busy": (
+        2, lambda rng: {**_watch_many(rng), "count": 70, "late_ns": rng.randrange(10 * MS)}
+    ),
+    "ask_durably": (
+        3,
+        lambda rng: {
+            **_client(rng), "span_ns": rng.randrange(50 * MS), "lost": rng.choice([0, 1, 2])
+        },
+    ),
     "freeze_subscriber": (
         3, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_span(rng)}
     ),
@@ -365,12 +375,14 @@ def script(seed: int, steps: int = 400) -> Script:
 
 def _setting(rng: random.Random, seed: int) -> Setting:
     wal = rng.random() < 0.7
+    shards = 2 if rng.random() < 0.1 else 1
     return Setting(
         seed=seed,
         wal=wal,
         virtual=rng.random() < 0.1,
-        shards=2 if rng.random() < 0.1 else 1,
+        shards=shards,
         durable=tuple(rng.random() < 0.5 for _ in range(CLIENTS)),
+        durable_namespace=wal and shards == 1 and rng.random() < 0.2,
         boot_offsets_ns=tuple(
             rng.choice([-3600, 3600]) * S if rng.random() < 0.15 else 0 for _ in range(CLIENTS)
         ),
