@@ -102,7 +102,7 @@ class Cell:
         self.operator = Operator(self)
         self.clients: list[SimulatedClient] = []
         self.guests: list[SimulatedClient] = []
-        self.expected: type[PurgatorydError] | None = None
+        self.expected: tuple[type[PurgatorydError], ...] = ()
         """How the start that follows is refused."""
         self.subscribers: list[SimulatedSubscriber] = []
         self.deliveries: list[Deliveries] = []
@@ -374,10 +374,10 @@ class Cell:
         self.world.note("refused", type(error).__name__)
         disk = self.world.disk
         troubled = disk.full or disk.failed != self._failed_calls or bool(disk.troubles)
-        if self.expected is not None:
+        if self.expected:
             if not isinstance(error, self.expected):
-                raise Violation(f"a start was not refused as {self.expected.__name__}: {text}")
-            self.expected = None
+                names = " or ".join(one.__name__ for one in self.expected)
+                raise Violation(f"a start was not refused as {names}: {text}")
         elif isinstance(error, WalCopied):
             self.daemon.as_restored = True
         elif self.daemon.import_path is not None and isinstance(error, (ArenaInUse, WalMismatch)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,16 @@ from purgatoryd.daemon.retention import SNAPSHOTS_KEPT
 from purgatoryd.daemon.snapshot import save_export
 from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.errors import ArenaMismatch, BadPath, WalCopied, WalNeeded
+from purgatoryd.shm_layout.errors import (
+    ArenaInUse,
+    ArenaMismatch,
+    ArenaTooSmall,
+    BadPath,
+    PurgatorydError,
+    WalCopied,
+    WalMismatch,
+    WalNeeded,
+)
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
@@ -33,10 +42,14 @@ AGAIN_NS = 5 * MS
 LEAVES_S = LIMIT_S + BYE_S + 0.1
 """A client that is not frozen ends within so long of its clock once it is closed."""
 COPY_COMMIT_NS = 20 * MS
-OF_THE_WAL = ("wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments")
-"""Settings that a daemon without a WAL leaves out."""
+OF_THE_WAL = frozenset({"wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments"})
+NO_WAL: dict[str, Any] = {one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL}
 NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
+
+Errors = tuple[type[PurgatorydError], ...]
+"""What refuses a start; none: it is not tried."""
+Wrong = AbstractContextManager[Errors]
 
 
 def _count(cell: Cell, kind: str) -> None:
@@ -185,6 +198,20 @@ def kill_daemon(cell: Cell, calls: int) -> None:
     cell.daemon.fuse.left = calls
 
 
+def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
+    """Kill the daemon, or cut the power, and kill the next one while it starts, perhaps with
+    another size."""
+    if not cell.daemon.alive:
+        return
+    if cut:
+        power_cut(cell, AGAIN_NS, answered=False)
+    else:
+        cell.daemon.kill()
+    cell.daemon.fuse.left = calls
+    if capacity is not None:
+        cell.daemon.next_config = replace(cell.daemon.config, capacity=capacity)
+
+
 def freeze_daemon(cell: Cell, span_ns: int) -> None:
     """Stop the daemon for a while."""
     if cell.daemon.alive:
@@ -235,46 +262,130 @@ def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
 def wrong_start(cell: Cell, kind: str) -> None:
     """Stop the daemon and start it with a wrong setting, or on another machine: the start is
     refused, and what is there stays as it is."""
-    machine, daemon = cell.world.machine, cell.daemon
     if not _stop_at_ease(cell):
         return
     _count(cell, "stop")
-    usual, boot_id, boot_begun_ns = daemon.next_config, machine.boot_id, machine.boot_begun_ns
-    cell.expected = ArenaMismatch
-    virtual = usual.clock == "virtual"
-    if kind == "clock":
-        daemon.next_config = replace(
-            usual, clock="real" if virtual else "virtual", wall_origin_ns=0
-        )
-    elif kind == "shard":
-        daemon.next_config = replace(usual, shard=2, shards=3)
-    elif kind == "boot id":
-        machine.boot_id = bytes(16)
-    elif kind == "boot clock" and not virtual:
-        machine.boot_begun_ns = cell.world.schedule.now_ns - MS
-    elif kind == "no WAL" and usual.wal_dir:
-        none: dict[str, Any] = {
-            one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL
-        }
-        daemon.next_config, cell.expected = replace(usual, **none), WalNeeded
-    elif kind == "copied WAL" and usual.wal_dir:
-        _copy_birth(Path(usual.wal_dir) / usual.name)
-        cell.expected, daemon.as_restored = WalCopied, False
-    elif kind == "no birth" and usual.wal_dir:
-        path = Path(usual.wal_dir) / usual.name / wal_birth.NAME
-        path.unlink()
-        path.mkdir()
-        cell.expected = BadPath
-    else:
-        cell.expected = None
-        return
-    if daemon.start():
+    with WRONG_STARTS[kind](cell) as expected:
+        if expected:
+            _start_refused(cell, kind, expected)
+
+
+def _start_refused(cell: Cell, kind: str, expected: Errors) -> None:
+    cell.expected = expected
+    started = cell.daemon.start()
+    cell.expected = ()
+    if started and kind != "too small":  # which fits if little is in use
         raise Violation(f"a start with another {kind} was not refused")
-    cell.expected = None
-    daemon.next_config, machine.boot_id = usual, boot_id
-    machine.boot_begun_ns = boot_begun_ns
-    if kind == "no birth":
-        path.rmdir()
+    cell.daemon.stop()
+
+
+@contextmanager
+def _configured(cell: Cell, expected: Errors, **settings: Any) -> Iterator[Errors]:
+    """Other settings for the next start, and what refuses them."""
+    usual = cell.daemon.next_config
+    cell.daemon.next_config = replace(usual, **settings)
+    yield expected
+    cell.daemon.next_config = usual
+
+
+def _other_clock(cell: Cell) -> Wrong:
+    clock = "real" if cell.virtual else "virtual"
+    return _configured(cell, (ArenaMismatch,), clock=clock, wall_origin_ns=0)
+
+
+@contextmanager
+def _other_clock_without_arena(cell: Cell) -> Iterator[Errors]:
+    """What the WAL holds is redone in another arena."""
+    if not cell.daemon.config.wal_dir:
+        yield ()
+        return
+    cell.lose_arena()
+    with _other_clock(cell) as expected:
+        yield expected
+
+
+def _other_shard(cell: Cell) -> Wrong:
+    return _configured(cell, (ArenaMismatch,), shard=2, shards=3)
+
+
+def _too_small(cell: Cell) -> Wrong:
+    return _configured(cell, (ArenaTooSmall,), sessions=1)
+
+
+def _no_wal(cell: Cell) -> Wrong:
+    return _configured(cell, (WalNeeded,) if cell.daemon.config.wal_dir else (), **NO_WAL)
+
+
+@contextmanager
+def _another_wal(cell: Cell) -> Iterator[Errors]:
+    """A daemon without a WAL gets one that another daemon wrote."""
+    folder = cell.world.directory / "wal" / cell.daemon.config.name
+    if cell.daemon.config.wal_dir:
+        yield ()
+        return
+    cell.world.disk.put(folder / f"{1:016x}{SEGMENT}", bytes(PAGE))
+    with _configured(cell, (WalMismatch,), wal_dir=str(folder.parent)) as expected:
+        yield expected
+    cell.world.disk.empty(folder)
+
+
+@contextmanager
+def _import(cell: Cell) -> Iterator[Errors]:
+    """An export does not take the place of what is in use, nor of a WAL that was begun."""
+    if not cell.daemon.config.wal_dir:
+        yield ()
+        return
+    cell.daemon.import_path = _export(cell)
+    yield (ArenaInUse, WalMismatch)
+    cell.daemon.import_path = None
+
+
+@contextmanager
+def _copied_wal(cell: Cell) -> Iterator[Errors]:
+    if cell.daemon.config.wal_dir:
+        _copy_birth(_wal(cell))
+        cell.daemon.as_restored = False
+    yield (WalCopied,) if cell.daemon.config.wal_dir else ()
+
+
+@contextmanager
+def _no_birth(cell: Cell) -> Iterator[Errors]:
+    """The file by which a WAL knows that it is no copy cannot be read."""
+    if not cell.daemon.config.wal_dir:
+        yield ()
+        return
+    path = _wal(cell) / wal_birth.NAME
+    path.unlink()
+    path.mkdir()
+    yield (BadPath,)
+    path.rmdir()
+
+
+@contextmanager
+def _other_boot(cell: Cell) -> Iterator[Errors]:
+    machine = cell.world.machine
+    usual, machine.boot_id = machine.boot_id, bytes(16)
+    yield (ArenaMismatch,)
+    machine.boot_id = usual
+
+
+@contextmanager
+def _other_boot_clock(cell: Cell) -> Iterator[Errors]:
+    """A boot clock that is behind the arena's."""
+    machine = cell.world.machine
+    usual = machine.boot_begun_ns
+    if not cell.virtual:
+        machine.boot_begun_ns = cell.world.schedule.now_ns - MS
+    yield () if cell.virtual else (ArenaMismatch,)
+    machine.boot_begun_ns = usual
+
+
+WRONG_STARTS: dict[str, Callable[[Cell], Wrong]] = {
+    "clock": _other_clock, "clock without an arena": _other_clock_without_arena,
+    "shard": _other_shard, "too small": _too_small, "no WAL": _no_wal,
+    "another WAL": _another_wal, "import": _import, "copied WAL": _copied_wal,
+    "no birth": _no_birth, "boot id": _other_boot, "boot clock": _other_boot_clock,
+}  # fmt: skip
 
 
 def _stop_at_ease(cell: Cell) -> bool:
@@ -306,14 +417,24 @@ def move(cell: Cell) -> None:
     if not _stop_at_ease(cell):
         return
     _count(cell, "stop")
-    directory = cell.world.directory
-    with closing(Reader.attach(daemon.paths)) as reader:
-        save_export(reader, directory / "export")
-    daemon.import_path = directory / f"import{cell.number}" / "export"
-    disk.put(daemon.import_path, (directory / "export").read_bytes())
+    exported = _export(cell)
     if daemon.config.wal_dir:
-        disk.empty(Path(daemon.config.wal_dir) / daemon.config.name)
+        disk.empty(_wal(cell))
     cell.move()
+    daemon.import_path = exported
+    if cell.world.script.setting.durable_namespace:
+        with _configured(cell, (WalNeeded,), durable_namespaces=(), **NO_WAL) as expected:
+            _start_refused(cell, "durability", expected)
+
+
+def _export(cell: Cell) -> Path:
+    """An export of what the stopped daemon left."""
+    saved = cell.world.directory / "export"
+    with closing(Reader.attach(cell.daemon.paths)) as reader:
+        save_export(reader, saved)
+    path = cell.world.directory / f"import{cell.number}" / "export"
+    cell.world.disk.put(path, saved.read_bytes())
+    return path
 
 
 def kill_snapshot(cell: Cell) -> None:
@@ -515,8 +636,8 @@ STEPS: dict[str, Callable[..., None]] = {
     for function in (
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
         leave, reuse_pid, drop_session, drop_busy, ask_durably, lose_answer, crowd, kill_daemon,
-        freeze_daemon, stop_daemon, terminate, drain, wrong_start, move, kill_snapshot, disk,
-        fail_sync, disk_full, short_write, slow_disk, rot, lose_file, ruin, power_cut, cut_at_copy,
-        lose_name, step_wall, drift, suspend,
+        kill_start, freeze_daemon, stop_daemon, terminate, drain, wrong_start, move, kill_snapshot,
+        disk, fail_sync, disk_full, short_write, slow_disk, rot, lose_file, ruin, power_cut,
+        cut_at_copy, lose_name, step_wall, drift, suspend,
     )
 }  # fmt: skip

@@ -432,10 +432,9 @@ class Oracle:
             one for one in named if abs(one.deadline_ns - deadline_ns) <= one.slack_ns + LATE_NS
         ]
         if len(near) == 1:
-            near[0].ticket = ticket
             key.become(near)
         for timer in near or named:
-            timer.parked = True
+            timer.ticket, timer.parked = ticket, True
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
         """The timers that a ticket may stand for; they may have fired since the answer."""

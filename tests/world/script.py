@@ -24,7 +24,8 @@ STRANGE = (
 )  # fmt: skip
 """Messages of strangers."""
 WRONG = (
-    "clock", "shard", "boot id", "boot clock", "no WAL", "copied WAL", "no birth",
+    "clock", "clock without an arena", "shard", "too small", "no WAL", "another WAL", "import",
+    "copied WAL", "no birth", "boot id", "boot clock",
 )  # fmt: skip
 """Faults of a wrong start."""
 
@@ -224,6 +225,10 @@ def _crowd(rng: random.Random) -> Arguments:
     return {"count": rng.randrange(2, 14), "uid": rng.randrange(CLIENTS), **_span(rng)}
 
 
+def _capacity(rng: random.Random) -> int | None:
+    return rng.choice([None, 24, 64, 128, 512])
+
+
 def _calls(rng: random.Random) -> int:
     return rng.choice([0, rng.randrange(60), rng.randrange(2000)])
 
@@ -267,7 +272,7 @@ WORK: dict[str, tuple[int, Draw]] = {
 }  # fmt: skip
 FAULTS: dict[str, tuple[int, Draw]] = {
     "disturb": (40, lambda rng: {**_client(rng), **_disturb(rng)}),
-    "storm": (6, _storm),
+    "storm": (8, _storm),
     "break": (6, _client),
     "disturb_subscriber": (
         12, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_disturb(rng)}
@@ -292,19 +297,23 @@ FAULTS: dict[str, tuple[int, Draw]] = {
         3, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_span(rng)}
     ),
     "kill_daemon": (8, lambda rng: {"calls": _calls(rng)}),
+    "kill_start": (
+        3,
+        lambda rng: {
+            "calls": rng.choice([rng.randrange(60), rng.randrange(600)]),
+            "capacity": _capacity(rng), "cut": rng.random() < 0.3,
+        },
+    ),
     "freeze_daemon": (4, _span),
     "stop_daemon": (
-        2,
-        lambda rng: {
-            "capacity": rng.choice([None, 24, 64, 128, 512]), "asked": rng.random() < 0.5,
-        },
+        2, lambda rng: {"capacity": _capacity(rng), "asked": rng.random() < 0.5}
     ),
     "terminate": (2, lambda rng: {"calls": _calls(rng)}),
     "drain": (
         2, lambda rng: {**_span(rng), "calls": rng.choice([None, rng.randrange(400)])}
     ),
     "crowd": (1, _crowd),
-    "wrong_start": (3, lambda rng: {"kind": rng.choice(WRONG)}),
+    "wrong_start": (5, lambda rng: {"kind": rng.choice(WRONG)}),
     "move": (2, lambda rng: {}),
     "disk": (8, _disk),
     "fail_sync": (2, lambda rng: {"span_ns": rng.randrange(100 * MS)}),

@@ -57,6 +57,19 @@ class Seam:
         if self.running is not None:
             self.running.burn()
 
+    def crossed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, which crosses the seam when it begins and when it ends."""
+
+        def call(*arguments: Any) -> Any:
+            if self.running is None:
+                return function(*arguments)
+            self.cross()
+            result = function(*arguments)
+            self.cross()
+            return result
+
+        return call
+
     def run(self, fuse: Fuse | None, work: Callable[[], Any]) -> Any:
         """Run `work` as the process of `fuse`; None: outside of all processes."""
         before, self.running = self.running, fuse
@@ -76,19 +89,6 @@ class CrossedLibrary:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._library, name)
         if callable(found):
-            found = self._crossed(found)
+            found = self._seam.crossed(found)
         setattr(self, name, found)
         return found
-
-    def _crossed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        seam = self._seam
-
-        def call(*arguments: Any) -> Any:
-            if seam.running is None:
-                return function(*arguments)
-            seam.cross()
-            result = function(*arguments)
-            seam.cross()
-            return result
-
-        return call

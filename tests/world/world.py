@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from purgatoryd.clients import route
 from purgatoryd.daemon import recovery
 from purgatoryd.daemon.log import log
-from purgatoryd.shm_layout import arena, paths, wal
+from purgatoryd.shm_layout import arena, paths, shm, wal
 from purgatoryd.shm_layout.shards import Placement, ShardTable, write_table
 from purgatoryd.shm_layout.shm import ArenaFile
 from world.cell import NAMESPACE, Cell
@@ -36,14 +36,15 @@ CHECK_STEPS = 50
 FAR_NS = 4000 * S
 """Later than every deadline."""
 PATCHED: tuple[Any, ...] = (arena, wal, recovery)
+NAMING: tuple[tuple[Any, str], ...] = (
+    (shm, "replace"), (shm, "unlink"), (ArenaFile, "link"), (ArenaFile, "unlink"),
+)  # fmt: skip
 
 
 @contextmanager
 def crossed(seam: Seam) -> Iterator[None]:
-    """Let calls into the core cross the seam, and note which arena files a process opens."""
-    libraries = [module.lib for module in PATCHED]
-    for module, library in zip(PATCHED, libraries, strict=True):
-        module.lib = CrossedLibrary(library, seam)
+    """Let calls into the core, and those that name arena files, cross the seam. Note which arena
+    files a process opens."""
     open_file = ArenaFile.__init__
 
     def opened(file: ArenaFile, *arguments: Any) -> None:
@@ -51,13 +52,19 @@ def crossed(seam: Seam) -> Iterator[None]:
         if seam.running is not None:
             seam.running.files.append(file)
 
-    ArenaFile.__init__ = opened  # type: ignore[method-assign, assignment]
-    try:
+    with ExitStack() as patched:
+        for module in PATCHED:
+            _patch(patched, module, "lib", CrossedLibrary(module.lib, seam))
+        for owner, name in NAMING:
+            _patch(patched, owner, name, seam.crossed(getattr(owner, name)))
+        _patch(patched, ArenaFile, "__init__", opened)
         yield
-    finally:
-        ArenaFile.__init__ = open_file  # type: ignore[method-assign]
-        for module, library in zip(PATCHED, libraries, strict=True):
-            module.lib = library
+
+
+def _patch(patched: ExitStack, owner: Any, name: str, new: Any) -> None:
+    """Replace an attribute until `patched` ends."""
+    patched.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, new)
 
 
 class World:
@@ -214,12 +221,11 @@ def _steps() -> dict[str, Callable[..., None]]:
 @contextmanager
 def remembered_paths() -> Iterator[None]:
     """Let the paths of a daemon be made once: clients look for theirs many times."""
-    make = paths.paths_in
-    paths.paths_in = route.paths_in = cache(make)
-    try:
+    remembered = cache(paths.paths_in)
+    with ExitStack() as patched:
+        for module in (paths, route):
+            _patch(patched, module, "paths_in", remembered)
         yield
-    finally:
-        paths.paths_in = route.paths_in = make
 
 
 @contextmanager
