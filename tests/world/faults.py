@@ -417,11 +417,12 @@ def move(cell: Cell) -> None:
     if not _stop_at_ease(cell):
         return
     _count(cell, "stop")
-    exported = _export(cell)
-    if daemon.config.wal_dir:
-        disk.empty(_wal(cell))
+    daemon.import_path, exported = None, _export(cell)
     cell.move()
     daemon.import_path = exported
+    if daemon.config.wal_dir:
+        _start_refused(cell, "import over a WAL", (WalMismatch,))
+        disk.empty(_wal(cell))
     if cell.world.script.setting.durable_namespace:
         with _configured(cell, (WalNeeded,), durable_namespaces=(), **NO_WAL) as expected:
             _start_refused(cell, "durability", expected)

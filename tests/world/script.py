@@ -300,7 +300,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "kill_start": (
         3,
         lambda rng: {
-            "calls": rng.choice([rng.randrange(60), rng.randrange(600)]),
+            "calls": rng.choice([rng.randrange(40), rng.randrange(150), rng.randrange(600)]),
             "capacity": _capacity(rng), "cut": rng.random() < 0.3,
         },
     ),
