@@ -19,12 +19,12 @@ from purgatoryd.daemon.main import loop_of
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.retention import Keep
 from purgatoryd.daemon.snapshot import saving, tidy_and_tell
-from purgatoryd.daemon.store import Opening, owned
+from purgatoryd.daemon.store import Opening, open_arena, owned
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.wal import Wal, locked
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.errors import PurgatorydError
+from purgatoryd.shm_layout.errors import AlreadyRunning, PurgatorydError
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import has_stopped
@@ -177,6 +177,8 @@ class SimulatedDaemon:
         """Whether the next start accepts what a damaged WAL has before its damage."""
         self.as_restored = False
         """Whether the next start accepts a copy of a WAL."""
+        self.rivalled = False
+        """Whether another process starts at the signal that comes during the next start."""
         self.import_path: Path | None = None
         """An export that the next start begins with."""
         self.next_config = config
@@ -201,7 +203,7 @@ class SimulatedDaemon:
         self.observe.starting()
         fuse, self.fuse = self.fuse, Fuse()
         self.fuse.left = fuse.left  # a kill that was planned meanwhile
-        self.fuse.on_signal = self._on_signal
+        self.fuse.signal_left, self.fuse.on_signal = fuse.signal_left, self._on_signal
         self.frozen = False
         self.starts += 1
         try:
@@ -284,6 +286,16 @@ class SimulatedDaemon:
             self._terminated = True
             self.reaper.stop()
             self.wake()
+        elif self.rivalled:
+            self.rivalled = False
+            with suppress(AlreadyRunning):
+                self.seam.run(Fuse(), self._start_rival)
+
+    def _start_rival(self) -> None:
+        """Another process starts with the same name, from another run directory, and ends."""
+        host = SimulatedHost(self.machine, self.machine.next_pid())
+        with owned(Opening(self.config, self.paths, host=host)) as opening:
+            open_arena(opening).close()
 
     def kill(self) -> None:
         """Kill the process at once, between two of its calls."""

@@ -196,6 +196,13 @@ class SimulatedDisk(Disk):
         file.sync()
         self.folder(path.parent).sync()
 
+    @contextmanager
+    def mistaken(self, folder: Path, other: Path) -> Iterator[None]:
+        """Let a folder have the files of another one for a while."""
+        right, self._folders[folder] = self.folder(folder), self.folder(other)
+        yield
+        self._folders[folder] = right
+
     def empty(self, folder: Path) -> None:
         """Remove all files of a folder for good."""
         self._folders[folder] = Folder()

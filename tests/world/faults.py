@@ -17,6 +17,7 @@ from purgatoryd.daemon.snapshot import save_export
 from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
+    AlreadyRunning,
     ArenaInUse,
     ArenaMismatch,
     ArenaTooSmall,
@@ -28,7 +29,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
-from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
+from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, segments
 from world import work
 from world.cell import Cell
 from world.clients import LIMIT_S
@@ -42,7 +43,9 @@ AGAIN_NS = 5 * MS
 LEAVES_S = LIMIT_S + BYE_S + 0.1
 """A client that is not frozen ends within so long of its clock once it is closed."""
 COPY_COMMIT_NS = 20 * MS
-OF_THE_WAL = frozenset({"wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments"})
+OF_THE_WAL = frozenset({
+    "wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments", "durable_namespaces",
+})  # fmt: skip
 NO_WAL: dict[str, Any] = {one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL}
 NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
@@ -330,6 +333,31 @@ def _another_wal(cell: Cell) -> Iterator[Errors]:
 
 
 @contextmanager
+def _wal_of_another(cell: Cell) -> Iterator[Errors]:
+    """The other shard's WAL."""
+    cells, disk = cell.world.cells, cell.world.disk
+    other = cells[1 - cell.number] if len(cells) > 1 else cell
+    if other is cell or not cell.daemon.config.wal_dir or not segments(_wal(other), disk):
+        yield ()
+        return
+    with disk.mistaken(_wal(cell), _wal(other)):
+        yield (WalMismatch,)
+
+
+@contextmanager
+def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
+    """Others may write to the WAL's folder, or to the one above."""
+    if not cell.daemon.config.wal_dir:
+        yield ()
+        return
+    folder = _wal(cell).parent if above else _wal(cell)
+    mode = folder.stat().st_mode
+    folder.chmod(0o777)
+    yield (BadPath,)
+    folder.chmod(mode)
+
+
+@contextmanager
 def _import(cell: Cell) -> Iterator[Errors]:
     """An export does not take the place of what is in use, nor of a WAL that was begun."""
     if not cell.daemon.config.wal_dir:
@@ -383,9 +411,26 @@ def _other_boot_clock(cell: Cell) -> Iterator[Errors]:
 WRONG_STARTS: dict[str, Callable[[Cell], Wrong]] = {
     "clock": _other_clock, "clock without an arena": _other_clock_without_arena,
     "shard": _other_shard, "too small": _too_small, "no WAL": _no_wal,
-    "another WAL": _another_wal, "import": _import, "copied WAL": _copied_wal,
+    "another WAL": _another_wal, "WAL of another": _wal_of_another,
+    "open folder": partial(_open_folder, above=False),
+    "open parent": partial(_open_folder, above=True), "import": _import, "copied WAL": _copied_wal,
     "no birth": _no_birth, "boot id": _other_boot, "boot clock": _other_boot_clock,
 }  # fmt: skip
+
+
+def two_starts(cell: Cell, calls: int, lost: bool) -> None:
+    """Start the daemon of a name twice at once: the other start begins and ends after so many
+    calls of this one. `lost`: the arena is gone, so that there is no file to lock."""
+    if not _stop_at_ease(cell):
+        return
+    _count(cell, "stop")
+    if lost:
+        cell.lose_arena()
+    daemon = cell.daemon
+    daemon.rivalled, daemon.fuse.signal_left = True, calls
+    cell.may_fail = (AlreadyRunning,)
+    daemon.start()
+    daemon.rivalled, daemon.fuse.signal_left, cell.may_fail = False, None, ()
 
 
 def _stop_at_ease(cell: Cell) -> bool:
@@ -424,7 +469,7 @@ def move(cell: Cell) -> None:
         _start_refused(cell, "import over a WAL", (WalMismatch,))
         disk.empty(_wal(cell))
     if cell.world.script.setting.durable_namespace:
-        with _configured(cell, (WalNeeded,), durable_namespaces=(), **NO_WAL) as expected:
+        with _configured(cell, (WalNeeded,), **NO_WAL) as expected:
             _start_refused(cell, "durability", expected)
 
 
@@ -637,8 +682,8 @@ STEPS: dict[str, Callable[..., None]] = {
     for function in (
         disturb, storm, disturb_subscriber, break_, freeze_client, freeze_subscriber, kill_client,
         leave, reuse_pid, drop_session, drop_busy, ask_durably, lose_answer, crowd, kill_daemon,
-        kill_start, freeze_daemon, stop_daemon, terminate, drain, wrong_start, move, kill_snapshot,
-        disk, fail_sync, disk_full, short_write, slow_disk, rot, lose_file, ruin, power_cut,
-        cut_at_copy, lose_name, step_wall, drift, suspend,
+        kill_start, freeze_daemon, stop_daemon, terminate, drain, two_starts, wrong_start, move,
+        kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot, lose_file, ruin,
+        power_cut, cut_at_copy, lose_name, step_wall, drift, suspend,
     )
 }  # fmt: skip

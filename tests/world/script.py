@@ -24,8 +24,9 @@ STRANGE = (
 )  # fmt: skip
 """Messages of strangers."""
 WRONG = (
-    "clock", "clock without an arena", "shard", "too small", "no WAL", "another WAL", "import",
-    "copied WAL", "no birth", "boot id", "boot clock",
+    "clock", "clock without an arena", "shard", "too small", "no WAL", "another WAL",
+    "WAL of another", "open folder", "open parent", "import", "copied WAL", "no birth", "boot id",
+    "boot clock",
 )  # fmt: skip
 """Faults of a wrong start."""
 
@@ -313,7 +314,8 @@ FAULTS: dict[str, tuple[int, Draw]] = {
         2, lambda rng: {**_span(rng), "calls": rng.choice([None, rng.randrange(400)])}
     ),
     "crowd": (1, _crowd),
-    "wrong_start": (5, lambda rng: {"kind": rng.choice(WRONG)}),
+    "two_starts": (3, lambda rng: {"calls": rng.randrange(80), "lost": rng.random() < 0.7}),
+    "wrong_start": (6, lambda rng: {"kind": rng.choice(WRONG)}),
     "move": (2, lambda rng: {}),
     "disk": (8, _disk),
     "fail_sync": (2, lambda rng: {"span_ns": rng.randrange(100 * MS)}),
@@ -340,7 +342,7 @@ OF_THE_DISK = frozenset((
     "disk", "fail_sync", "disk_full", "short_write", "slow_disk", "rot", "ruin", "lose_file",
     "cut_at_copy", "kill_snapshot",
 ))  # fmt: skip
-WITHOUT_WAL = frozenset({"ask_durably"})
+WITHOUT_WAL = frozenset({"ask_durably", "two_starts"})
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
 OF_THE_WALL_CLOCK = frozenset({"step_wall", "drift"})
 HEAVY: dict[str, tuple[int, Draw]] = {
