@@ -39,7 +39,7 @@ class Batch(Letter):
 
     __slots__ = (
         "at_ns", "behind", "body", "calls", "count", "doubtful", "names", "names_bytes", "order",
-        "packed_boot_ns", "places", "rows", "sequence", "settle",
+        "packed_boot_ns", "places", "rows", "sequence", "settle", "settle_some",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,8 @@ class Batch(Letter):
         self.names_bytes = names_bytes
         self.body = body
         self.settle = settle
+        self.settle_some: Callable[[Sequence[int], bytes], None] | None = None
+        """Receives the results of some records before `settle` has those of all."""
         self.at_ns = at_ns
         self.rows = b""
         self.packed_boot_ns = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
@@ -395,7 +395,9 @@ class Packer:
         """Closes the open batch, if it holds anything, and returns it."""
         if not self._pending:
             return None
-        batch = self._builder.batch(_Settlement(self, self._pending), self.at_ns)
+        settlement = _Settlement(self, self._pending)
+        batch = self._builder.batch(settlement, self.at_ns)
+        batch.settle_some = settlement.some
         batch.packed_boot_ns = self._host.boot_ns()
         batch.calls = self._pending
         self.sealed.append(batch)
@@ -428,22 +430,33 @@ class _Settlement:
             return
         if isinstance(outcome, Partial):
             outcome, error = outcome
-        end = len(self.pending) * wire.RESULT.size
-        for number, keys in wire.decode_ended(outcome[end:]).items():
-            self.pending[number].ended += keys
-        for pending, (word, deadline_ns) in zip(
-            self.pending, wire.decode_results(outcome[:end]), strict=True
-        ):
+        self._hand_over(self.pending, outcome, error)
+
+    def some(self, places: Sequence[int], results: bytes) -> None:
+        """Hand over the results of the calls at these places; the others have none yet."""
+        self._hand_over([self.pending[place] for place in places], results, None)
+
+    def _hand_over(
+        self, calls: Sequence[Pending], outcome: bytes, error: DaemonError | None
+    ) -> None:
+        end = len(calls) * wire.RESULT.size
+        ended = wire.decode_ended(outcome[end:])
+        results = wire.decode_results(outcome[:end])
+        for number, (pending, (word, deadline_ns)) in enumerate(zip(calls, results, strict=True)):
+            if pending.done:  # it was among some
+                continue
+            pending.ended += ended.get(number, [])
             pending.word = word
             pending.deadline_ns = deadline_ns
-            pending.error = error if word == 0 else None
-            pending.done = True
-            if pending.on_done is not None:
-                pending.on_done(pending)
+            self._settle(pending, error if word == 0 else None)
 
     def _fail(self, error: DaemonError) -> None:
         for pending in self.pending:
-            pending.error = error
-            pending.done = True
-            if pending.on_done is not None:
-                pending.on_done(pending)
+            if not pending.done:
+                self._settle(pending, error)
+
+    def _settle(self, pending: Pending, error: DaemonError | None) -> None:
+        pending.error = error
+        pending.done = True
+        if pending.on_done is not None:
+            pending.on_done(pending)

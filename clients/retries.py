@@ -21,7 +21,7 @@ from purgatoryd.shm_layout.layout import Op, Status
 
 WAITING_MAX = 4096
 """Number of waiting records at which no new batch is sent."""
-_BUSY, _ARMED = int(Status.BUSY), int(Status.ADDED)
+_BUSY = int(Status.BUSY)
 _SIZE = wire.RESULT.size
 _NONE = bytes(_SIZE)
 _REFUSED = wire.RESULT.pack(_BUSY, 0)
@@ -137,14 +137,6 @@ class Whole:
             self._ended[places[n]] = keys
         return refused
 
-    def armed(self) -> list[int]:
-        """Return the numbers of the watches that armed an operation."""
-        return [
-            place
-            for place, result in enumerate(self._results)
-            if result[0] == _ARMED and self.rows[place].record[0] == Op.WATCH
-        ]
-
     def lose(self, places: Sequence[int], error: DaemonError) -> None:
         """Give up these records: their outcome is unknown, or they are not sent."""
         self.error = error
@@ -161,10 +153,19 @@ class Whole:
     @property
     def outcome(self) -> bytes | Partial:
         """The answers to all parts, in the order of the records."""
-        ended = sorted(self._ended.items())
-        results = b"".join(self._results)
-        results += b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
+        results = self._answers(range(self.batch.count))
         return results if self.error is None else Partial(results, self.error)
+
+    def hand_over(self, places: Sequence[int]) -> None:
+        """Give the calls of these records their answers; other records are sent again."""
+        if self.batch.settle_some is not None and places:
+            self.batch.settle_some(places, self._answers(places))
+
+    def _answers(self, places: Sequence[int]) -> bytes:
+        """The answers to these records, and the keys that they ended."""
+        results = b"".join(self._results[place] for place in places)
+        ended = ((n, self._ended[place]) for n, place in enumerate(places) if place in self._ended)
+        return results + b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
 
 
 # ---- all batches ---------------------------------------------------------------------------
@@ -213,12 +214,6 @@ class Retries:
             self._release(whole, places)
             self._finish(whole)
 
-    def session_ended(self, error: DaemonError) -> None:
-        """Give up the operations that were armed: they end with the session that owned them."""
-        for whole in self._wholes:
-            if places := whole.armed():
-                whole.lose(places, error)
-
     def abandon(self, calls: Set[object]) -> int:
         """Stop sending the waiting records of these calls: BUSY is their answer.
 
@@ -266,6 +261,8 @@ class Retries:
         self.settled += len(done & whole.refused)
         self._release(whole, done)
         self._finish(whole)
+        if whole in self._wholes:
+            whole.hand_over(sorted(done))
 
     def _wait(self, whole: Whole, places: Sequence[int]) -> None:
         for place in places:

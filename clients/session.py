@@ -460,7 +460,6 @@ class Session:
         lost = [b for b in self._flight.values() if b not in certain]
         error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
         self._flight.clear()
-        self.retries.session_ended(error)
         for part in (b for b in certain if b.places is not None):
             self.retries.returned(part)
         self._waiting.extendleft(reversed([b for b in certain if b.places is None]))

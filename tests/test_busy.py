@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 import numpy as np
@@ -30,12 +31,12 @@ from purgatoryd.clients import (
 )
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.conditions import encode
-from purgatoryd.clients.packing import Builder
+from purgatoryd.clients.packing import Builder, Entry, Packer, Pending, PendingCount
 from purgatoryd.clients.retries import Retries, rows_of
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
-from purgatoryd.shm_layout.host import Host
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import KeyType, Message, PutMode, Status, WireError
 
 pytestmark = pytest.mark.tier("check")
@@ -213,31 +214,24 @@ def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
     assert advance.keys == watch.keys[2:]
 
 
-def test_an_operation_that_was_armed_beside_a_busy_one_ends_with_its_session() -> None:
-    builder, name = Builder(), b"\x04\x06shoporders"
-    watched = encode(AllOf({"r-1": 1}))
-    for key in (b"armed", b"refused"):
-        builder.watch(
-            name, watched.kind, KeyType.STR, key, 0, 5, b"", 0, watched.watched, False
-        )  # fmt: skip
-    builder.put(name, PutMode.REPLACE, KeyType.STR, b"timer", 0, 5, b"")
-    outcomes: list[Outcome] = []
-    retries = Retries()
+def test_a_call_has_its_answer_while_another_one_of_its_batch_is_busy() -> None:
+    packer, ends = Packer(HOST), list[int]()
+    for number, key in enumerate((b"first", b"busy", b"last")):
+        pending = PendingCount(key, lambda _, number=number: ends.append(number))  # type: ignore[misc]
+        fields = (PutMode.REPLACE, KeyType.BYTES, key, 0, 5, b"")
+        packer.add(Entry(pending, b"\x01\x01nt", Builder.put, fields))
+    batch, retries = packer.seal(), Retries()
+    assert batch is not None
     words = (77 << 8 | Status.ADDED, Status.BUSY, 78 << 8 | Status.ADDED)
-    retries.refused(
-        builder.batch(outcomes.append), b"".join(wire.RESULT.pack(word, 0) for word in words)
-    )
-    error = SessionExpired(session=1, in_doubt=0)
-    retries.session_ended(error)
+    retries.refused(batch, b"".join(wire.RESULT.pack(word, 0) for word in words))
+    assert ends == [0, 2]
+    assert [one.word for one in cast(list[Pending], batch.calls)] == [words[0], 0, words[2]]
     retries.begin_round()
     again = retries.again(in_flight=False)
     assert again is not None
     again.settle(wire.RESULT.pack(79 << 8 | Status.ADDED, 0))
-    (outcome,) = outcomes
-    assert isinstance(outcome, Partial)
-    assert outcome.error is error
-    found = [word for word, _ in wire.decode_results(outcome.results)]
-    assert found == [0, 79 << 8 | Status.ADDED, 78 << 8 | Status.ADDED]
+    assert ends == [0, 2, 1]
+    assert not packer.queued
 
 
 class Caller:
