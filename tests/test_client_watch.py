@@ -9,6 +9,9 @@ from typing import Any, cast
 import pytest
 
 from purgatoryd.daemon.client_watch import ENDS_PER_ITERATION, FOREVER_NS, ClientWatch
+from purgatoryd.daemon.commands import Commands
+from purgatoryd.daemon.transport import Message
+from purgatoryd.shm_layout import layout, wire
 
 pytestmark = pytest.mark.tier("check")
 
@@ -66,6 +69,17 @@ class Clients:
         """The sessions that ended up to a time."""
         self.watch.serve(now_ns)
         return sorted(self.arena.ended)
+
+
+def test_a_session_that_sends_over_another_connection_is_watched_there() -> None:
+    said: list[tuple[int, int, int]] = []
+    commands: Any = object.__new__(Commands)
+    commands._owners, commands._arena = {}, SimpleNamespace(inbox_to=lambda session: None)
+    commands.clients = SimpleNamespace(speaks=lambda *arguments: said.append(arguments))
+    for route, connection in ((b"a", 8), (b"a", 8), (b"b", CONNECTION)):
+        message = Message(route, b"", 0, 0, PID, 0, connection)
+        commands._received(message, wire.encode_frame(layout.Message.PING, 7))
+    assert said == [(7, PID, 8), (7, PID, CONNECTION)]
 
 
 def test_sessions_of_the_arena_end_after_their_grace_unless_they_speak() -> None:

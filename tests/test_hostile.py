@@ -36,6 +36,7 @@ from purgatoryd.daemon.admission_control import (
     AdmissionControl,
 )
 from purgatoryd.daemon.listeners import SHUT_MAX, Listeners
+from purgatoryd.daemon.transport import Peer
 
 pytestmark = pytest.mark.tier("test")
 
@@ -251,6 +252,21 @@ def test_a_peer_that_connects_too_often_has_to_pause() -> None:
         assert [admission.admits(NOBODY) for _ in range(3 * CONNECTS_PER_S)].count(True) == (
             CONNECTS_PER_S / STEP
         )
+        admission.close()
+
+
+def test_a_connection_has_unread_bytes_until_they_are_read() -> None:
+    ours, theirs = socket.socketpair()
+    with zmq.Context() as context, ours, theirs:
+        admission = AdmissionControl(context)
+        admission._peers[ours.fileno()] = Peer(0, NOBODY, os.getpid())
+        asked = {ours.fileno(), theirs.fileno()}
+        theirs.send(b"x")
+        ours.send(b"x")
+        assert admission.unread(asked) == {ours.fileno()}, "only that of a peer"
+        ours.recv(1)
+        assert admission.unread(asked) == set()
+        admission._peers.clear()
         admission.close()
 
 

@@ -5,25 +5,31 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import zmq
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from real_daemon import PATIENCE_S
 
 from purgatoryd.clients.batch import Batch, Outcome
+from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.client import Client
+from purgatoryd.clients.core import BUSY_MAX_S, BUSY_S, Core
 from purgatoryd.clients.engine import CallThread
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
-from purgatoryd.shm_layout.host import HOST
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import Message, WireError
 
 pytestmark = pytest.mark.tier("check")
@@ -347,6 +353,19 @@ def test_a_batch_sent_twice_to_an_evicted_session_is_in_doubt(model: ModelDaemon
     assert model.applied == [1]
 
 
+def test_records_are_in_doubt_from_being_sent_to_their_answer(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.submit(batch([]))
+    request = client.frame()
+    assert request is not None
+    assert client.in_doubt() == 0
+    client.sent()
+    assert client.in_doubt() == 1
+    client.receive(model.handle(request))
+    assert client.in_doubt() == 0
+
+
 def test_all_that_was_sent_twice_is_in_doubt_and_the_rest_moves_over(model: ModelDaemon) -> None:
     client, outcomes = Session(), list[Outcome]()
     exchange(client, model)
@@ -496,3 +515,93 @@ def test_acknowledgements_come_in_messages_of_the_size_that_is_allowed(model: Mo
         counts.append(wire.decode_reply(frame).records)
         client.sent()
     assert counts == [1024, 1024, 452]
+
+
+# ---- connections ---------------------------------------------------------------------------
+
+
+def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
+    endpoint = f"ipc://{daemon_dir}/socket"
+    with closing(Channel(endpoint)) as channel, zmq.Context() as context:
+        assert not channel.wait(0)
+        with context.socket(zmq.ROUTER) as daemon:
+            daemon.bind(endpoint)
+            assert channel.wait(PATIENCE_S)
+            assert channel.reconnected()
+            assert channel.connected
+            assert not channel.reconnected()
+        assert channel.wait(PATIENCE_S)
+        assert not channel.reconnected()
+        assert not channel.connected
+
+
+class SteppedHost(Host):
+    """A host whose clock the test sets."""
+
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class SilentChannel:
+    """A connection to a daemon that does not answer."""
+
+    def __init__(self, endpoint: str, *_: object) -> None:
+        self.endpoints = [endpoint]
+        self.connected = True
+
+    def redirect(self, endpoint: str) -> None:
+        self.endpoints.append(endpoint)
+
+    def reconnected(self) -> bool:
+        return False
+
+    def receive(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_silent_or_lost_daemon_is_looked_for_where_the_namespace_is(
+    monkeypatch: pytest.MonkeyPatch, *, connected: bool
+) -> None:
+    host, channels, found = SteppedHost(), list[SilentChannel](), ["here"]
+
+    def open_channel(*arguments: Any) -> Any:
+        channels.append(SilentChannel(*arguments))
+        return channels[-1]
+
+    core = Core("demo", "shop", host=host, open_channel=open_channel)
+    monkeypatch.setattr(core, "_find", lambda: found[0])
+    assert core.try_open()
+    core.expect(answer=True)
+    found[0] = "there"
+    core.look()
+    core.ask_again()
+    assert channels[0].endpoints == ["here"]
+    channels[0].connected = connected
+    if connected:
+        host.now_s = core.resend_at_s
+        core.ask_again()
+    else:
+        core.look()
+    assert channels[0].endpoints == ["here", "there"]
+
+
+def test_the_pause_before_busy_calls_doubles_until_one_is_taken() -> None:
+    host, rounds = SteppedHost(), list[float]()
+    core = Core("demo", "shop", host=host)
+    retries = SimpleNamespace(
+        in_round=False, waiting=1, settled=0, begin_round=lambda: rounds.append(host.now_s)
+    )
+    core.session.retries = cast("Any", retries)
+    pauses = []
+    for number in range(10):
+        retries.settled = int(number == 9)
+        core.push()
+        pauses.append(core.retry_at_s - host.now_s)
+        host.now_s = core.retry_at_s
+        core.push()
+        assert rounds.pop() == host.now_s
+    expected = [min(BUSY_S * 2**number, BUSY_MAX_S) for number in range(9)] + [BUSY_S]
+    assert pauses == pytest.approx(expected)
