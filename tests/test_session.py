@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import closing
@@ -530,9 +531,26 @@ def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
             assert channel.reconnected()
             assert channel.connected
             assert not channel.reconnected()
+            assert not channel.wait(0), "space to send was not asked for"
+            assert channel.wait(PATIENCE_S, to_send=True)
         assert channel.wait(PATIENCE_S)
         assert not channel.reconnected()
         assert not channel.connected
+
+
+def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:
+    endpoint, kicked = f"ipc://{daemon_dir}/socket", os.eventfd(0, os.EFD_NONBLOCK)
+    with closing(Channel(endpoint)) as channel, zmq.Context() as context:
+        os.eventfd_write(kicked, 1)
+        assert not channel.wait(PATIENCE_S, kicked=kicked)
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(kicked)
+        with context.socket(zmq.ROUTER) as daemon:
+            daemon.bind(endpoint)
+            assert channel.wait(PATIENCE_S, kicked=kicked)
+            os.eventfd_write(kicked, 1)
+            assert channel.wait(PATIENCE_S, kicked=kicked), "the connection was not taken"
+    os.close(kicked)
 
 
 class SteppedHost(Host):
