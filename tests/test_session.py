@@ -29,7 +29,12 @@ from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
+from purgatoryd.shm_layout.errors import (
+    DaemonError,
+    InvalidArgument,
+    MessageRefused,
+    SessionExpired,
+)
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import Message, WireError
 
@@ -577,6 +582,14 @@ class SilentChannel:
 
     def receive(self) -> None:
         return None
+
+
+@pytest.mark.parametrize(
+    "option", ["remote", "durable", "ledger", "worker", "numa_local", "partition", "resume"]
+)
+def test_an_option_of_another_type_is_refused_before_a_connection(option: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{option} must be "):
+        Core("demo", "shop", **{option: object()})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("connected", [True, False])
