@@ -536,3 +536,13 @@ def test_the_command_refuses_what_run_refuses(daemon_dir: Path) -> None:
     code, _, err = command("--cpus", "x")
     assert code == Exit.USAGE
     assert "cpus = 'x' (flag): must be a list" in err
+
+
+@pytest.mark.parametrize("priority", [3, 0])
+def test_children_are_scheduled_as_usual(priority: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, int, Any]] = []
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *arguments: set_to.append(arguments))
+    placement._schedule(priority)
+    policy = os.SCHED_FIFO if priority else os.SCHED_OTHER
+    assert set_to[0] == (0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+    assert {row[1] for row in set_to} == {policy | os.SCHED_RESET_ON_FORK}
