@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from real_daemon import PATIENCE_S
 
+from purgatoryd.clients.arguments import LIMIT_S, check_limit_s
 from purgatoryd.clients.batch import Batch, Outcome
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.client import Client
@@ -312,6 +314,19 @@ def test_an_interrupted_call_has_its_handle_if_it_was_packed(packed: bool) -> No
     assert hasattr(caught.value, "handle") is packed
 
 
+def test_calls_that_do_not_fit_the_queue_wait_for_space() -> None:
+    packer = Packer(HOST)
+    core = SimpleNamespace(packer=packer)
+    jobs: Any = SimpleNamespace(
+        core=core, _planned=set(), space=lambda *_: [1.0], awaited=lambda *_: [2.0]
+    )
+    entries = [
+        Entry(PendingCancel(key, None), b"n", Builder.cancel, (1, key.encode(), 0)) for key in "abc"
+    ]
+    waited = [(due_s, packer.queued) for due_s in Jobs.several(jobs, 2, entries, 10.0)]
+    assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "for space, then for each answer"
+
+
 def test_a_batch_is_sealed_once_it_is_full() -> None:
     packer = Packer(HOST)
     one = Entry(PendingCancel("k", None), b"n", Builder.cancel, (1, b"k", 0))
@@ -330,6 +345,22 @@ def test_a_resent_batch_is_the_same_bytes(model: ModelDaemon) -> None:
     client.sent()
     client.resend()
     assert client.frame() == first
+
+
+@pytest.mark.parametrize(
+    ("wanted", "wal", "durable"),
+    [(None, 0, False), (None, 1, True), (False, 1, False), (True, 1, True)],
+)
+def test_batches_are_durable_if_wanted_or_if_the_daemon_has_a_wal(
+    model: ModelDaemon, wanted: bool | None, wal: int, durable: bool
+) -> None:
+    client = Session(durable=wanted)
+    exchange(client, model)
+    assert client.welcome is not None
+    client.welcome = client.welcome._replace(wal=wal)
+    client.submit(batch([]))
+    flags = wire.FRAME.unpack_from(client.frame() or b"")[9]
+    assert bool(flags & layout.FLAG_DURABLE) is durable
 
 
 def test_an_idle_session_that_was_evicted_is_replaced_silently(model: ModelDaemon) -> None:
@@ -590,6 +621,15 @@ class SilentChannel:
 def test_an_option_of_another_type_is_refused_before_a_connection(option: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{option} must be "):
         Core("demo", "shop", **{option: object()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "limit_s"),
+    [(0, 0.0), (1.5, 1.5), (-1, 0.0), (-math.inf, 0.0), (-(10**400), 0.0), (10**400, LIMIT_S),
+     (math.inf, LIMIT_S)],
+)  # fmt: skip
+def test_a_limit_of_any_size_is_a_number_of_seconds(given: float, limit_s: float) -> None:
+    assert check_limit_s(given) == limit_s
 
 
 @pytest.mark.parametrize("connected", [True, False])
