@@ -5,9 +5,9 @@ tests and records which of them run which line, in the processes that they start
 try` then makes one change at a time in a copy of the tree: those of the list that have no result.
 It finds a line by its text, so the list stays valid while other lines change. It runs the tests of
 `make test` that cover the line, then those that only `make test-all` runs, until one fails. Each
-result is written at once, so an interrupted run continues. A mutant that no test kills is judged by
-hand: its `fate` becomes "equivalent", with a `reason`. `before` is the fate before a test was added
-or moved to `make test`.
+result is written at once, so an interrupted run continues. `mutants.py prove` runs tests that were
+written for a mutant. A mutant that no test kills is judged by hand: its `fate` becomes
+"equivalent", with a `reason`. `before` is the fate before a test was added or moved to `make test`.
 
 The mutants of the C core are those of tests/crash/mutate.py.
 """
@@ -553,6 +553,37 @@ def try_command(again: tuple[str, ...], tests: int, seconds: float, only: str) -
             rows[number] = row | result | {"commit": came_from["commit"]}
             print("{fate:16} {file}:{line} {change}".format(**rows[number]), flush=True)
             keep(came_from, stored["drawn"], rows)
+
+
+@main.command("prove")
+@click.argument("place", metavar="FILE:LINE")
+@click.argument("tests", nargs=-1, required=True)
+def prove_command(place: str, tests: tuple[str, ...]) -> None:
+    """Keep the mutant in a line of this checkout as killed, if TESTS pass without it and one fails
+    with it."""
+    stored: dict[str, Any] = json.loads(KEPT.read_text())
+    rows: list[dict[str, Any]] = stored["mutants"]
+    came_from = origin("python", *sys.argv)
+    file, _, line = place.partition(":")
+    found = [(number, mutant) for number, row in enumerate(rows) if row["file"] == file
+             and (mutant := located(row)) is not None and mutant.line == int(line)]  # fmt: skip
+    if len(found) != 1:
+        raise click.ClickException(f"{place} has no mutant of the list")
+    ((number, mutant),) = found
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        tree = open_tree(Path(folder))
+        sound = run_tests(tree, [*tests])
+        (tree / mutant.file).write_bytes(mutant.applied())
+        trial = run_tests(tree, [*tests])
+    if sound.killed_by or not trial.killed_by:
+        raise click.ClickException(f"without the mutant: {sound}; with it: {trial}")
+    row = rows[number]
+    before = row.get("before", row["fate"])
+    rows[number] = row | listed(mutant) | {
+        "fate": f"killed by {NEW}", "killed_by": trial.killed_by, "before": before,
+        "commit": came_from["commit"],
+    }  # fmt: skip
+    keep(came_from, stored["drawn"], rows)
 
 
 def keep(
