@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,12 +27,13 @@ from purgatoryd.clients.batch import Batch, Outcome
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.core import BUSY_MAX_S, BUSY_S, Core
-from purgatoryd.clients.engine import CallThread
+from purgatoryd.clients.engine import Call, CallThread, Engine
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import (
+    Closed,
     DaemonError,
     InvalidArgument,
     MessageRefused,
@@ -325,6 +327,19 @@ def test_calls_that_do_not_fit_the_queue_wait_for_space() -> None:
     ]
     waited = [(due_s, packer.queued) for due_s in Jobs.several(jobs, 2, entries, 10.0)]
     assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "for space, then for each answer"
+
+
+def test_a_broken_engine_refuses_calls_in_its_queue() -> None:
+    engine: Any = object.__new__(Engine)
+    engine._requests, engine._calls, engine._at_end = SimpleQueue(), [], lambda: None
+    call: Call[None] = Call(iter(()))  # type: ignore[arg-type]
+    for request in (call, lambda: None):
+        engine._requests.put(request)
+    engine._refuse(Closed("client"))
+    assert engine._requests.empty()
+    assert call.done
+    with pytest.raises(Closed):
+        call.outcome()
 
 
 def test_a_batch_is_sealed_once_it_is_full() -> None:
