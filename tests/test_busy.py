@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import pickle
 import random
+import struct
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -218,6 +219,22 @@ def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
     assert [trigger.keys for trigger in triggers] == [watch.keys[2:]] * len(on_watched)
     assert complete.keys[0][3:] == b"shopr-22"
     assert complete.keys != watch.keys[2:], "a key of an operation"
+
+
+def test_keys_that_a_record_ended_come_with_the_answer_to_all_parts() -> None:
+    outcomes: list[Outcome] = []
+    builder = Builder()
+    for key in (b"a", b"b"):
+        builder.trigger(b"\x01\x00n", Op.CANCEL_FOR_KEY, KeyType.BYTES, key, 0)
+    retries, batch = Retries(), builder.batch(outcomes.append)
+    busy, done = wire.RESULT.pack(Status.BUSY, 0), wire.RESULT.pack(Status.DONE, 1)
+    ended = (struct.pack("<II", 0, 3) + b"one", struct.pack("<II", 1, 5) + b"other")
+    retries.refused(batch, busy + done + ended[1])
+    retries.begin_round()
+    again = retries.again(in_flight=False)
+    assert again is not None
+    again.settle(done + ended[0])
+    assert outcomes == [2 * done + ended[0] + ended[1]]
 
 
 def test_a_key_is_free_once_its_busy_record_is_taken() -> None:

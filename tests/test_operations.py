@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from purgatoryd.clients import InvalidArgument, Operation, When
+from purgatoryd.clients import Closed, InvalidArgument, Operation, When
 from purgatoryd.clients.conditions import encode
 from purgatoryd.clients.operations import Book
 from purgatoryd.clients.packing import PendingCount
@@ -137,3 +137,14 @@ def test_codes_of_errors_begin_at_1() -> None:
     for code in (0, ERROR_MAX + 1):
         with pytest.raises(InvalidArgument):
             check_error(code)
+
+
+def test_only_the_first_end_of_an_operation_counts() -> None:
+    called: list[Operation] = []
+    op = operation(lambda: False)
+    op.add_done_callback(called.append)
+    op._end(None, InvalidArgument("first"))
+    op._end(None, Closed("client"))
+    with pytest.raises(InvalidArgument, match="first"):
+        op.result(0)
+    assert called == [op]

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from real_daemon import PATIENCE_S
 
+from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.arguments import LIMIT_S, check_limit_s
 from purgatoryd.clients.batch import Batch, Outcome
 from purgatoryd.clients.channel import Channel
@@ -31,6 +32,7 @@ from purgatoryd.clients.engine import Call, CallThread, Engine
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
+from purgatoryd.clients.subscriber import CHECK_S, FIRST_CHECK_S, PROBATION_S, Inbox
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import (
     Closed,
@@ -645,6 +647,30 @@ def test_an_option_of_another_type_is_refused_before_a_connection(option: str) -
 )  # fmt: skip
 def test_a_limit_of_any_size_is_a_number_of_seconds(given: float, limit_s: float) -> None:
     assert check_limit_s(given) == limit_s
+
+
+def test_a_partitioned_client_has_a_timeout_for_calls_without_one() -> None:
+    client = AsyncPartitionedClient("demo", timeout=3.0)
+    assert [client._limit_s(timeout) for timeout in (None, 0.0, 7.0)] == [3.0, 0.0, 7.0]
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_subscription_that_is_live_is_checked_seldom(proven: bool) -> None:
+    inbox: Any = object.__new__(Inbox)
+    inbox._host = SteppedHost()
+    inbox._probation()
+    distances = []
+    for now_s in range(20):
+        if proven and now_s == 1:
+            inbox._trust(float(now_s))
+        else:
+            inbox._schedule(float(now_s))
+        distances.append(inbox._check_s - now_s)
+    if proven:
+        assert distances == [2 * FIRST_CHECK_S] + 19 * [CHECK_S]
+    else:
+        doubled = [FIRST_CHECK_S * 2 ** (number + 1) for number in range(20)]
+        assert distances == pytest.approx([d if d < PROBATION_S else CHECK_S for d in doubled])
 
 
 @pytest.mark.parametrize("connected", [True, False])
