@@ -242,6 +242,11 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
         admission.close()
 
 
+def test_the_page_states_how_often_a_peer_may_connect() -> None:
+    page = Path(__file__).parents[1] / "docs" / "security.md"
+    assert f"then {CONNECTS_PER_S} in a second;" in page.read_text()
+
+
 def test_a_peer_that_connects_too_often_has_to_pause() -> None:
     with zmq.Context() as context:
         admission = AdmissionControl(context)
