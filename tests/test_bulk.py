@@ -266,6 +266,14 @@ def test_bad_rows(core: Core, table: Any) -> None:
         pack_puts(core, table, "t", "error")
 
 
+@pytest.mark.parametrize("shorter", ["key", "delay", "topic", "payload"])
+def test_columns_have_one_length(core: Core, shorter: str) -> None:
+    table: dict[str, list[Any]]
+    table = {"key": ["a", "b"], "delay": [1, 1], "topic": ["t", "t"], "payload": [b"", b""]}
+    with pytest.raises(InvalidRows, match="differ in length"):
+        pack_puts(core, table | {shorter: table[shorter][:1]}, "t", "error")
+
+
 def test_a_bad_row_is_named(core: Core) -> None:
     with pytest.raises(InvalidRows) as caught:
         pack_puts(core, [("a", 1), ("b",)], "t", "error")
