@@ -27,18 +27,18 @@ from wal_segment_driver import (
     segment_files,
 )
 
-from purgatoryd.daemon import wal
+from purgatoryd.daemon import recovery, wal
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.store import Opening, open_arena, remove_arena, wal_end
 from purgatoryd.shm_layout import wal as wal_of_arena
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.errors import BadPath, WalDamaged
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import PutMode
 from purgatoryd.shm_layout.paths import paths_in
-from purgatoryd.shm_layout.wal import Buffer, segments, snapshots
+from purgatoryd.shm_layout.wal import Buffer, segments, snapshots, uuid_of
 
 pytestmark = pytest.mark.tier("test")
 
@@ -358,3 +358,13 @@ def test_a_damaged_header_before_the_snapshot_is_only_reported(
         open_arena(opening).close()
     (warning,) = warnings
     assert re.search(f"{first.path.name}.*nothing is lost", warning)
+
+
+def test_a_segment_of_another_arena_after_the_snapshot_is_damage(tmp_path: Path) -> None:
+    write_two_segments(tmp_path, 1)
+    _, newest = segments(tmp_path)
+    own, other = uuid_of(newest.path), bytes(16)
+    assert recovery._is_own(newest, own, 0, HOST.disk)
+    assert not recovery._is_own(newest, other, newest.lsn, HOST.disk)
+    with pytest.raises(WalDamaged, match="another uuid"):
+        recovery._is_own(newest, other, newest.lsn - 1, HOST.disk)
