@@ -13,8 +13,9 @@ import pytest
 from purgatoryd.clients import times
 from purgatoryd.clients.bulk import pack_cancels, pack_puts
 from purgatoryd.clients.core import Core
+from purgatoryd.clients.retries import all_busy
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import InvalidKey, InvalidPayload, InvalidRows, InvalidTime
+from purgatoryd.shm_layout.errors import Busy, InvalidKey, InvalidPayload, InvalidRows, InvalidTime
 from purgatoryd.shm_layout.layout import ClockKind, TimeKind
 
 pytestmark = pytest.mark.tier("check")
@@ -176,6 +177,20 @@ def test_no_rows(core: Core) -> None:
     assert (result.done, result.ok, len(result), batches) == (True, True, 0, [])
 
 
+def test_rows_that_were_never_sent_leave_the_queue_as_busy(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = layout.BATCH_RECORDS + 5
+    result, (sent, unsent) = pack_puts(core, [(f"{n}", 1) for n in range(rows)], "t", "keep")
+    core.packer.bulk(sent)
+    sent.settle(all_busy(sent))
+    monkeypatch.setattr(core, "abandon", lambda calls: True)
+    with pytest.raises(Busy) as refused:
+        result.abandon([unsent])
+    assert refused.value.rows == tuple(range(rows))
+    assert core.packer.queued == 0
+
+
 def test_many_topics_and_large_payloads_split_batches(core: Core) -> None:
     keys = [f"k{i}" for i in range(1000)]
     topics = [f"t{i}" for i in range(1000)]
@@ -249,6 +264,14 @@ def test_bad_time_columns(core: Core, column: str, values: Any) -> None:
 def test_bad_rows(core: Core, table: Any) -> None:
     with pytest.raises(InvalidRows):
         pack_puts(core, table, "t", "error")
+
+
+@pytest.mark.parametrize("shorter", ["key", "delay", "topic", "payload"])
+def test_columns_have_one_length(core: Core, shorter: str) -> None:
+    table: dict[str, list[Any]]
+    table = {"key": ["a", "b"], "delay": [1, 1], "topic": ["t", "t"], "payload": [b"", b""]}
+    with pytest.raises(InvalidRows, match="differ in length"):
+        pack_puts(core, table | {shorter: table[shorter][:1]}, "t", "error")
 
 
 def test_a_bad_row_is_named(core: Core) -> None:

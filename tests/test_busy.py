@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import pickle
 import random
+import struct
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -37,7 +39,7 @@ from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
 from purgatoryd.shm_layout.host import HOST, Host
-from purgatoryd.shm_layout.layout import KeyType, Message, PutMode, Status, WireError
+from purgatoryd.shm_layout.layout import KeyType, Message, Op, PutMode, Status, WireError
 
 pytestmark = pytest.mark.tier("check")
 
@@ -208,10 +210,55 @@ def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
     builder.watch(
         name, watched.kind, KeyType.STR, b"w", 0, 5, b"payload", 0, watched.watched, False
     )  # fmt: skip
-    builder.trigger(name, layout.Op.ADVANCE_KEY, KeyType.BYTES, b"r-22", 7)
-    watch, advance = rows_of(builder.batch(lambda outcome: None))
+    on_watched = (
+        Op.ADVANCE_KEY, Op.BUMP, Op.FAIL, Op.CLEAR, Op.FORGET, Op.CANCEL_FOR_KEY
+    )  # fmt: skip
+    for op in (*on_watched, Op.COMPLETE):
+        builder.trigger(name, op, KeyType.BYTES, b"r-22", 7)
+    watch, *triggers, complete = rows_of(builder.batch(lambda outcome: None))
     assert [key[3:] for key in watch.keys] == [b"shopw", b"shopr-1", b"shopr-22"]
-    assert advance.keys == watch.keys[2:]
+    assert [trigger.keys for trigger in triggers] == [watch.keys[2:]] * len(on_watched)
+    assert complete.keys[0][3:] == b"shopr-22"
+    assert complete.keys != watch.keys[2:], "a key of an operation"
+
+
+def test_keys_that_a_record_ended_come_with_the_answer_to_all_parts() -> None:
+    outcomes: list[Outcome] = []
+    builder = Builder()
+    for key in (b"a", b"b"):
+        builder.trigger(b"\x01\x00n", Op.CANCEL_FOR_KEY, KeyType.BYTES, key, 0)
+    retries, batch = Retries(), builder.batch(outcomes.append)
+    busy, done = wire.RESULT.pack(Status.BUSY, 0), wire.RESULT.pack(Status.DONE, 1)
+    ended = (struct.pack("<II", 0, 3) + b"one", struct.pack("<II", 1, 5) + b"other")
+    retries.refused(batch, busy + done + ended[1])
+    retries.begin_round()
+    again = retries.again(in_flight=False)
+    assert again is not None
+    again.settle(done + ended[0])
+    assert outcomes == [2 * done + ended[0] + ended[1]]
+
+
+def test_a_key_is_free_once_its_busy_record_is_taken() -> None:
+    retries, number = Retries(), itertools.count(1)
+
+    def puts(*keys: bytes) -> Batch:
+        builder = Builder()
+        for key in keys:
+            builder.put(b"\x01\x01nt", PutMode.REPLACE, KeyType.BYTES, key, 0, 5, b"")
+        batch = builder.batch(lambda outcome: None)
+        batch.order = next(number)
+        return batch
+
+    busy, added = wire.RESULT.pack(Status.BUSY, 0), wire.RESULT.pack(1 << 8 | Status.ADDED, 0)
+    retries.refused(puts(b"a", b"b"), 2 * busy)
+    retries.begin_round()
+    again = retries.again(in_flight=False)
+    assert again is not None
+    again.settle(added + busy)
+    assert (retries.waiting, retries.settled) == (1, 1)
+    later = puts(b"a")
+    assert retries.free(later) is later
+    assert retries.free(puts(b"b")) is None
 
 
 def test_a_call_has_its_answer_while_another_one_of_its_batch_is_busy() -> None:

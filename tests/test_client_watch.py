@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,6 +10,9 @@ from typing import Any, cast
 import pytest
 
 from purgatoryd.daemon.client_watch import ENDS_PER_ITERATION, FOREVER_NS, ClientWatch
+from purgatoryd.daemon.commands import Commands
+from purgatoryd.daemon.transport import Message
+from purgatoryd.shm_layout import layout, wire
 
 pytestmark = pytest.mark.tier("check")
 
@@ -66,6 +70,28 @@ class Clients:
         """The sessions that ended up to a time."""
         self.watch.serve(now_ns)
         return sorted(self.arena.ended)
+
+
+def test_a_session_that_sends_over_another_connection_is_watched_there() -> None:
+    said: list[tuple[int, int, int]] = []
+    commands: Any = object.__new__(Commands)
+    commands._owners, commands._arena = {}, SimpleNamespace(inbox_to=lambda session: None)
+    commands.clients = SimpleNamespace(speaks=lambda *arguments: said.append(arguments))
+    for session, route, connection in (
+        (7, b"a", 8), (6, b"a", 8), (7, b"a", 8), (7, b"b", CONNECTION), (6, b"a", 8)
+    ):  # fmt: skip
+        message = Message(route, b"", 0, 0, PID, 0, connection)
+        commands._received(message, wire.encode_frame(layout.Message.PING, session))
+    assert said == [(7, PID, 8), (6, PID, 8), (7, PID, CONNECTION)]
+
+
+def test_a_quarter_of_the_descriptors_watches_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
+    clients = Clients({1: 0, 2: 0, 3: 0})
+    clients.peers.peer = lambda fd: SimpleNamespace(pid=fd, sessions=set())
+    for session in (1, 2, 3):
+        clients.watch.speaks(session, PID + session, PID + session)
+    assert len(clients.watched) == 2
 
 
 def test_sessions_of_the_arena_end_after_their_grace_unless_they_speak() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -424,6 +426,20 @@ def test_an_older_kernel_does_not_take_a_later_process_for_the_client() -> None:
     with ours:
         theirs.close()
         assert processes.open_pidfd(ours.fileno(), os.getpid()) is None
+
+
+@pytest.mark.tier("check")
+def test_a_connection_that_cannot_be_polled_is_not_the_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(timeout_ms: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    connection = SimpleNamespace(register=lambda *_: None, poll=fail)
+    monkeypatch.setattr(processes, "select", SimpleNamespace(poll=lambda: connection))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not processes._is_peer(ours, os.getpid())
 
 
 # ---- messages that outlive their connection --------------------------------------------------

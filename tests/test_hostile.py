@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
@@ -36,6 +38,8 @@ from purgatoryd.daemon.admission_control import (
     AdmissionControl,
 )
 from purgatoryd.daemon.listeners import SHUT_MAX, Listeners
+from purgatoryd.daemon.sockets import WATCH_MAX_NS, WATCH_NS, Sockets
+from purgatoryd.daemon.transport import Peer
 
 pytestmark = pytest.mark.tier("test")
 
@@ -238,6 +242,11 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
         admission.close()
 
 
+def test_the_page_states_how_often_a_peer_may_connect() -> None:
+    page = Path(__file__).parents[1] / "docs" / "security.md"
+    assert f"then {CONNECTS_PER_S} in a second;" in page.read_text()
+
+
 def test_a_peer_that_connects_too_often_has_to_pause() -> None:
     with zmq.Context() as context:
         admission = AdmissionControl(context)
@@ -252,6 +261,43 @@ def test_a_peer_that_connects_too_often_has_to_pause() -> None:
             CONNECTS_PER_S / STEP
         )
         admission.close()
+
+
+def test_a_connection_has_unread_bytes_until_they_are_read() -> None:
+    ours, theirs = socket.socketpair()
+    with zmq.Context() as context, ours, theirs:
+        admission = AdmissionControl(context)
+        admission._peers[ours.fileno()] = Peer(0, NOBODY, os.getpid())
+        asked = {ours.fileno(), theirs.fileno()}
+        theirs.send(b"x")
+        ours.send(b"x")
+        assert admission.unread(asked) == {ours.fileno()}, "only that of a peer"
+        ours.recv(1)
+        assert admission.unread(asked) == set()
+        admission._peers.clear()
+        admission.close()
+
+
+def test_connections_get_as_much_time_as_passed_since_the_last_look() -> None:
+    now_ns = 10**9
+
+    def serve() -> bool:
+        nonlocal now_ns
+        now_ns += WATCH_NS // 4
+        return True
+
+    watched: Any = object.__new__(Sockets)
+    watched._host = SimpleNamespace(boot_ns=lambda: now_ns)
+    watched._zap = SimpleNamespace(serve=serve)
+    watched.admission = SimpleNamespace(iterate=lambda now_ns: False, due_ns=0)
+    watched._ask_ns, watched._watched_ns, watched._watched = 0, now_ns, frozenset()
+    for pause_ns, work_ns in (
+        (0, WATCH_NS), (3 * WATCH_NS, 3 * WATCH_NS), (2 * WATCH_MAX_NS, WATCH_MAX_NS),
+    ):  # fmt: skip
+        now_ns += pause_ns
+        begun_ns = now_ns
+        assert watched.keep_watch(now_ns, frozenset())
+        assert now_ns - begun_ns == work_ns
 
 
 # ---- listeners -------------------------------------------------------------------------------

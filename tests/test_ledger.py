@@ -90,6 +90,15 @@ def test_calls_are_noted_with_what_they_found(daemon: StartDaemon, tmp_path: Pat
 
 
 @pytest.mark.tier("check")
+def test_ledgers_make_their_directory_and_share_it(tmp_path: Path) -> None:
+    directory = tmp_path / "parent" / "ledger"
+    for sequence in (1, 2):
+        with Ledger(directory) as ledger:
+            ledger.lost(Source(b"", 7, 1), Lagged("shop", "orders", sequence, sequence))
+    assert sorted(noted["sequence"] for noted in lines(directory)) == [1, 2]
+
+
+@pytest.mark.tier("check")
 def test_a_full_buffer_is_written_without_a_flush(tmp_path: Path) -> None:
     with Ledger(tmp_path, buffer_bytes=200) as ledger:
         for first in (1, 2):

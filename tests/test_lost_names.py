@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
@@ -37,6 +39,7 @@ from purgatoryd.daemon import sockets, store
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
+from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again
 from purgatoryd.shm_layout import memory, shm, topology
@@ -535,3 +538,14 @@ def test_a_copy_that_did_not_take_the_place_goes(
         assert opening.lock.holds(paths.private)
         own = 5  # each file and its mapping, and a lock
         eventually(lambda: memory_files(os.getpid()) == others + own)
+
+
+@pytest.mark.tier("check")
+def test_the_state_is_settled_with_each_loss_and_return_of_names() -> None:
+    settled: list[bool] = []
+    reaper: Any = object.__new__(Reaper)
+    reaper.arena = SimpleNamespace(set_nameless=lambda *, nameless: None)
+    reaper._settle = lambda: settled.append(reaper._nameless)
+    for why in ("a foreign file is in the way", ""):
+        reaper._set_nameless(why)
+    assert settled == [True, False]

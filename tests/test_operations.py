@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from purgatoryd.clients import Operation, When
+from purgatoryd.clients import Closed, InvalidArgument, Operation, When
 from purgatoryd.clients.conditions import encode
 from purgatoryd.clients.operations import Book
 from purgatoryd.clients.packing import PendingCount
+from purgatoryd.clients.purgatory import ERROR_MAX, check_error
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import RawOutcome
@@ -129,3 +130,21 @@ def test_a_check_that_comes_before_the_answer_is_answered_or_released(
     book.work()
     assert book.completions() == [(op, VERSION)]
     assert book.acks() == [(TICKET - 1, VERSION, SLOT)]
+
+
+def test_codes_of_errors_begin_at_1() -> None:
+    assert [check_error(code) for code in (1, ERROR_MAX)] == [1, ERROR_MAX]
+    for code in (0, ERROR_MAX + 1):
+        with pytest.raises(InvalidArgument):
+            check_error(code)
+
+
+def test_only_the_first_end_of_an_operation_counts() -> None:
+    called: list[Operation] = []
+    op = operation(lambda: False)
+    op.add_done_callback(called.append)
+    op._end(None, InvalidArgument("first"))
+    op._end(None, Closed("client"))
+    with pytest.raises(InvalidArgument, match="first"):
+        op.result(0)
+    assert called == [op]

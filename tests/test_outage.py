@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -26,7 +27,7 @@ from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpir
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
 from purgatoryd.daemon.reaper import Reaper
-from purgatoryd.daemon.transport import REQUEST_HWM
+from purgatoryd.daemon.transport import REQUEST_HWM, Message
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.host import HOST
@@ -357,6 +358,31 @@ def test_messages_have_waited_until_libzmq_and_the_loop_have_taken_them() -> Non
     assert not commands.caught_up()
     commands.note_wakeup()
     assert not commands.caught_up()
+
+
+@pytest.mark.tier("check")
+def test_messages_behind_a_deferred_one_wait_in_their_order() -> None:
+    messages = [Message(b"a", b"%d" % number, 0, 0, 0, 0, 7) for number in range(4)]
+    applied: list[bytes] = []
+    commands: Any = object.__new__(Commands)
+
+    def apply(message: Message) -> bool:
+        applied.append(message.body)
+        if applied.count(b"1") == 1 and message.body == b"1":
+            commands._deferred = message
+        return True
+
+    commands._apply, commands._had_its_share = apply, lambda uid: False
+    commands._deferred, commands._unfinished, commands._waiting_bytes = None, deque(), 0
+    commands._behind = {b"a": deque()}
+    for message in messages[1:]:
+        commands._wait_behind(message)
+    commands._go_on(messages[0])
+    assert applied == [b"0", b"1"]
+    assert [*commands._behind[b"a"]] == messages[2:]
+    commands.arrived()
+    assert applied == [b"0", b"1", b"1", b"2", b"3"]
+    assert (commands._behind, [*commands._unfinished], commands._waiting_bytes) == ({}, [], 0)
 
 
 def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(

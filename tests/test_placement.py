@@ -26,6 +26,7 @@ from purgatoryd.cli.placement import (
     settled,
 )
 from purgatoryd.cli.shards import Named
+from purgatoryd.clients import numa_local
 from purgatoryd.daemon import placement
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.placement_plan import PlacementPlan, plan_placement
@@ -536,3 +537,24 @@ def test_the_command_refuses_what_run_refuses(daemon_dir: Path) -> None:
     code, _, err = command("--cpus", "x")
     assert code == Exit.USAGE
     assert "cpus = 'x' (flag): must be a list" in err
+
+
+@pytest.mark.parametrize("priority", [3, 0])
+def test_children_are_scheduled_as_usual(priority: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, int, Any]] = []
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *arguments: set_to.append(arguments))
+    placement._schedule(priority)
+    policy = os.SCHED_FIFO if priority else os.SCHED_OTHER
+    assert set_to[0] == (0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+    assert {row[1] for row in set_to} == {policy | os.SCHED_RESET_ON_FORK}
+
+
+def test_a_client_of_a_daemon_without_a_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[object] = []
+    monkeypatch.setattr(numa_local, "worker_cpus", lambda *_: {0})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *arguments: moved.append(arguments))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    numa_local.pin_numa_local(None, None)
+    assert moved == []
+    numa_local.pin_numa_local(0, None)
+    assert moved

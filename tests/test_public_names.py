@@ -9,4 +9,4 @@ pytestmark = pytest.mark.tier("check")
 
 
 def test_public_names_are_the_listed_ones() -> None:
-    assert public_names.text() == public_names.NAMES.read_text()
+    assert public_names.printed() == public_names.NAMES.read_text()

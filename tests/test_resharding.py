@@ -43,6 +43,7 @@ from purgatoryd.shm_layout.errors import (
     WalMismatch,
 )
 from purgatoryd.shm_layout.layout import DaemonState, Status
+from purgatoryd.shm_layout.merge import NamespaceStats, Route
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table
 from purgatoryd.shm_layout.wal import Walk, segments
@@ -396,6 +397,16 @@ def test_what_cannot_be_resharded_is_named(begin: Callable[..., Deployment]) -> 
     error = refused(one, 3)
     assert isinstance(error, Unplaceable)
     assert (error.namespace, str(elsewhere) in error.reason) == ("a", True)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_topics_of_a_partitioned_namespace_begin_again(partitions: int) -> None:
+    """Each of its shards has counted their notices from 1."""
+    shards = tuple(range(partitions))
+    old = ShardTable("demo", 1, 1, 3, {"n": Placement("n", shards)})
+    new = ShardTable("demo", 2, 2, 1, {"n": Placement("n", (0,) * partitions)})
+    routes = resharding._routes(old, new, 0, {"n": NamespaceStats(topics=1)})
+    assert routes == {"n": Route((0,) * partitions, fresh_topics=partitions > 1)}
 
 
 def test_operations_in_a_partitioned_namespace_cannot_be_placed(

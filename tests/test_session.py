@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import zmq
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from real_daemon import PATIENCE_S
 
+from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
+from purgatoryd.clients.arguments import LIMIT_S, check_limit_s
 from purgatoryd.clients.batch import Batch, Outcome
+from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.client import Client
-from purgatoryd.clients.engine import CallThread
+from purgatoryd.clients.core import BUSY_MAX_S, BUSY_S, Core
+from purgatoryd.clients.engine import Call, CallThread, Engine
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
+from purgatoryd.clients.subscriber import CHECK_S, FIRST_CHECK_S, PROBATION_S, Inbox
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
-from purgatoryd.shm_layout.host import HOST
+from purgatoryd.shm_layout.errors import (
+    Closed,
+    DaemonError,
+    InvalidArgument,
+    MessageRefused,
+    SessionExpired,
+)
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import Message, WireError
 
 pytestmark = pytest.mark.tier("check")
@@ -300,6 +318,32 @@ def test_an_interrupted_call_has_its_handle_if_it_was_packed(packed: bool) -> No
     assert hasattr(caught.value, "handle") is packed
 
 
+def test_calls_that_do_not_fit_the_queue_wait_for_space() -> None:
+    packer = Packer(HOST)
+    core = SimpleNamespace(packer=packer)
+    jobs: Any = SimpleNamespace(
+        core=core, _planned=set(), space=lambda *_: [1.0], awaited=lambda *_: [2.0]
+    )
+    entries = [
+        Entry(PendingCancel(key, None), b"n", Builder.cancel, (1, key.encode(), 0)) for key in "abc"
+    ]
+    waited = [(due_s, packer.queued) for due_s in Jobs.several(jobs, 2, entries, 10.0)]
+    assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "for space, then for each answer"
+
+
+def test_a_broken_engine_refuses_calls_in_its_queue() -> None:
+    engine: Any = object.__new__(Engine)
+    engine._requests, engine._calls, engine._at_end = SimpleQueue(), [], lambda: None
+    call: Call[None] = Call(iter(()))  # type: ignore[arg-type]
+    for request in (call, lambda: None):
+        engine._requests.put(request)
+    engine._refuse(Closed("client"))
+    assert engine._requests.empty()
+    assert call.done
+    with pytest.raises(Closed):
+        call.outcome()
+
+
 def test_a_batch_is_sealed_once_it_is_full() -> None:
     packer = Packer(HOST)
     one = Entry(PendingCancel("k", None), b"n", Builder.cancel, (1, b"k", 0))
@@ -318,6 +362,22 @@ def test_a_resent_batch_is_the_same_bytes(model: ModelDaemon) -> None:
     client.sent()
     client.resend()
     assert client.frame() == first
+
+
+@pytest.mark.parametrize(
+    ("wanted", "wal", "durable"),
+    [(None, 0, False), (None, 1, True), (False, 1, False), (True, 1, True)],
+)
+def test_batches_are_durable_if_wanted_or_if_the_daemon_has_a_wal(
+    model: ModelDaemon, wanted: bool | None, wal: int, durable: bool
+) -> None:
+    client = Session(durable=wanted)
+    exchange(client, model)
+    assert client.welcome is not None
+    client.welcome = client.welcome._replace(wal=wal)
+    client.submit(batch([]))
+    flags = wire.FRAME.unpack_from(client.frame() or b"")[9]
+    assert bool(flags & layout.FLAG_DURABLE) is durable
 
 
 def test_an_idle_session_that_was_evicted_is_replaced_silently(model: ModelDaemon) -> None:
@@ -345,6 +405,19 @@ def test_a_batch_sent_twice_to_an_evicted_session_is_in_doubt(model: ModelDaemon
     assert isinstance(error, SessionExpired)
     assert error.in_doubt == 1
     assert model.applied == [1]
+
+
+def test_records_are_in_doubt_from_being_sent_to_their_answer(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.submit(batch([]))
+    request = client.frame()
+    assert request is not None
+    assert client.in_doubt() == 0
+    client.sent()
+    assert client.in_doubt() == 1
+    client.receive(model.handle(request))
+    assert client.in_doubt() == 0
 
 
 def test_all_that_was_sent_twice_is_in_doubt_and_the_rest_moves_over(model: ModelDaemon) -> None:
@@ -522,3 +595,151 @@ def test_acknowledgements_come_in_messages_of_the_size_that_is_allowed(model: Mo
         counts.append(wire.decode_reply(frame).records)
         client.sent()
     assert counts == [1024, 1024, 452]
+
+
+# ---- connections ---------------------------------------------------------------------------
+
+
+def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
+    endpoint = f"ipc://{daemon_dir}/socket"
+    with closing(Channel(endpoint)) as channel, zmq.Context() as context:
+        assert not channel.wait(0)
+        with context.socket(zmq.ROUTER) as daemon:
+            daemon.bind(endpoint)
+            assert channel.wait(PATIENCE_S)
+            assert channel.reconnected()
+            assert channel.connected
+            assert not channel.reconnected()
+            assert not channel.wait(0), "space to send was not asked for"
+            assert channel.wait(PATIENCE_S, to_send=True)
+        assert channel.wait(PATIENCE_S)
+        assert not channel.reconnected()
+        assert not channel.connected
+
+
+def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:
+    endpoint, kicked = f"ipc://{daemon_dir}/socket", os.eventfd(0, os.EFD_NONBLOCK)
+    with closing(Channel(endpoint)) as channel, zmq.Context() as context:
+        os.eventfd_write(kicked, 1)
+        assert not channel.wait(PATIENCE_S, kicked=kicked)
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(kicked)
+        with context.socket(zmq.ROUTER) as daemon:
+            daemon.bind(endpoint)
+            assert channel.wait(PATIENCE_S, kicked=kicked)
+            os.eventfd_write(kicked, 1)
+            assert channel.wait(PATIENCE_S, kicked=kicked), "the connection was not taken"
+    os.close(kicked)
+
+
+class SteppedHost(Host):
+    """A host whose clock the test sets."""
+
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class SilentChannel:
+    """A connection to a daemon that does not answer."""
+
+    def __init__(self, endpoint: str, *_: object) -> None:
+        self.endpoints = [endpoint]
+        self.connected = True
+
+    def redirect(self, endpoint: str) -> None:
+        self.endpoints.append(endpoint)
+
+    def reconnected(self) -> bool:
+        return False
+
+    def receive(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "option", ["remote", "durable", "ledger", "worker", "numa_local", "partition", "resume"]
+)
+def test_an_option_of_another_type_is_refused_before_a_connection(option: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{option} must be "):
+        Core("demo", "shop", **{option: object()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "limit_s"),
+    [(0, 0.0), (1.5, 1.5), (-1, 0.0), (-math.inf, 0.0), (-(10**400), 0.0), (10**400, LIMIT_S),
+     (math.inf, LIMIT_S)],
+)  # fmt: skip
+def test_a_limit_of_any_size_is_a_number_of_seconds(given: float, limit_s: float) -> None:
+    assert check_limit_s(given) == limit_s
+
+
+def test_a_partitioned_client_has_a_timeout_for_calls_without_one() -> None:
+    client = AsyncPartitionedClient("demo", timeout=3.0)
+    assert [client._limit_s(timeout) for timeout in (None, 0.0, 7.0)] == [3.0, 0.0, 7.0]
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_subscription_that_is_live_is_checked_seldom(proven: bool) -> None:
+    inbox: Any = object.__new__(Inbox)
+    inbox._host = SteppedHost()
+    inbox._probation()
+    distances = []
+    for now_s in range(20):
+        if proven and now_s == 1:
+            inbox._trust(float(now_s))
+        else:
+            inbox._schedule(float(now_s))
+        distances.append(inbox._check_s - now_s)
+    if proven:
+        assert distances == [2 * FIRST_CHECK_S] + 19 * [CHECK_S]
+    else:
+        doubled = [FIRST_CHECK_S * 2 ** (number + 1) for number in range(20)]
+        assert distances == pytest.approx([d if d < PROBATION_S else CHECK_S for d in doubled])
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_silent_or_lost_daemon_is_looked_for_where_the_namespace_is(
+    monkeypatch: pytest.MonkeyPatch, *, connected: bool
+) -> None:
+    host, channels, found = SteppedHost(), list[SilentChannel](), ["here"]
+
+    def open_channel(*arguments: Any) -> Any:
+        channels.append(SilentChannel(*arguments))
+        return channels[-1]
+
+    core = Core("demo", "shop", host=host, open_channel=open_channel)
+    monkeypatch.setattr(core, "_find", lambda: found[0])
+    assert core.try_open()
+    core.expect(answer=True)
+    found[0] = "there"
+    core.look()
+    core.ask_again()
+    assert channels[0].endpoints == ["here"]
+    channels[0].connected = connected
+    if connected:
+        host.now_s = core.resend_at_s
+        core.ask_again()
+    else:
+        core.look()
+    assert channels[0].endpoints == ["here", "there"]
+
+
+def test_the_pause_before_busy_calls_doubles_until_one_is_taken() -> None:
+    host, rounds = SteppedHost(), list[float]()
+    core = Core("demo", "shop", host=host)
+    retries = SimpleNamespace(
+        in_round=False, waiting=1, settled=0, begin_round=lambda: rounds.append(host.now_s)
+    )
+    core.session.retries = cast("Any", retries)
+    pauses = []
+    for number in range(10):
+        retries.settled = int(number == 9)
+        core.push()
+        pauses.append(core.retry_at_s - host.now_s)
+        host.now_s = core.retry_at_s
+        core.push()
+        assert rounds.pop() == host.now_s
+    expected = [min(BUSY_S * 2**number, BUSY_MAX_S) for number in range(9)] + [BUSY_S]
+    assert pauses == pytest.approx(expected)

@@ -37,7 +37,7 @@ from purgatoryd.daemon.deployment import Deployment, Registry
 from purgatoryd.daemon.lifecycle import DeploymentLifecycle
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import _set_up_namespaces, serve
-from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
+from purgatoryd.daemon.shard import ENDS_MAX, MOVES, UNANSWERED_PINGS_MAX, Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
@@ -565,6 +565,25 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     assert said == ["r", "R"]  # the one that starts is notified once it is ready
     assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]
     assert one._shards[1]._stale
+
+
+def test_a_reload_waits_for_the_answer_of_each_shard_that_does_not_hang() -> None:
+    one = looks_after(State.READY, State.READY)
+    one._lifecycle.state = DaemonState.READY
+    said: list[str] = []
+    one._manager = cast(
+        "Any", SimpleNamespace(reloading=lambda: said.append("r"), ready=lambda: said.append("R"))
+    )
+    answers, hangs = one._shards
+    one._reload()
+    one._pass_on_reload(0)
+    answers._reloaded = answers._reload
+    one._pass_on_reload(0)
+    assert [each.reloads for each in one._shards] == [False, True]
+    assert said == ["r"]
+    hangs.unanswered_pings = UNANSWERED_PINGS_MAX
+    one._pass_on_reload(0)
+    assert said == ["r", "R"]
 
 
 def test_each_iteration_passes_a_reload_on() -> None:

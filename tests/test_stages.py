@@ -306,3 +306,15 @@ def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
     assert timestamps.done_boot_ns == 0
     lib.pg_served(core.a, now_ns + 70)
     assert timestamps.done_boot_ns - timestamps.applied_boot_ns == now_ns + 70 - begun_ns
+
+
+def test_answers_that_follow_one_another_share_a_record() -> None:
+    noted: list[tuple[int, ...]] = []
+    arena: Any = SimpleNamespace(wal_buffer_full=False, replied=lambda *row: noted.append(row))
+    replies = Replies(arena)
+    for session, sequence in ((1, 1), (1, 2), (2, 1), (1, 3), (1, 5)):
+        reply = wire.encode_frame(Message.BATCH, session, sequence)
+        replies.add(reply, 10 * sequence, 10 * sequence + 1)
+    replies.append()
+    assert sorted(noted) == [(1, 1, 3, 10, 31), (1, 5, 1, 50, 51), (2, 1, 1, 10, 11)]
+    assert not replies

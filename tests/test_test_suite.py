@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tiers import wide
 
 pytestmark = pytest.mark.tier("test")
 
@@ -129,6 +130,18 @@ def test_with_others(n):
     assert not list(folder.glob("alone*"))
     (folder / f"other{n}").unlink()
 """
+IMPORTS_PYSPARK = """
+import sys
+import pytest
+
+pytestmark = pytest.mark.tier("test")
+
+def test_before():
+    pass
+
+def test_imports():
+    sys.modules["pyspark"] = sys
+"""
 
 
 class Run(NamedTuple):
@@ -205,6 +218,21 @@ def test_a_test_that_is_to_run_alone_does(run: Callable[..., Run], tmp_path: Pat
     done = run(ALONE, "-n3", "--dist=loadgroup", RUNNING=str(tmp_path / "running"))
     assert done.code == pytest.ExitCode.OK, done.output
     assert len(done.outcomes) == 15
+
+
+@pytest.mark.parametrize(
+    ("at", "workers"), [("test_imports", []), wide("collection", []), ("collection", ["-n1"])]
+)
+def test_a_process_that_imports_pyspark_without_a_test_of_it_fails_the_run(
+    at: str, workers: list[str], run: Callable[..., Run]
+) -> None:
+    source, importer = IMPORTS_PYSPARK, "test_it.py::test_imports"
+    if at == "collection":
+        source, importer = source.replace("    sys.", "    pass\nsys."), "test_it.py"
+    done = run(source, *workers)
+    assert done.outcomes == {"test_before": "PASSED", "test_imports": "PASSED"}
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert f"\n{importer} imported PySpark" in done.output
 
 
 # ---- promises ----------------------------------------------------------------------------------

@@ -31,16 +31,17 @@ from real_daemon import (
 from stored_arena import ARENAS, EXPORTS, WALS, Stored, StoredExport, StoredWal
 from tiers import sample, wide
 
+from purgatoryd import shm_layout
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Lagged, Notice, Purgatory, Subscriber
 from purgatoryd.clients.stream import Stream
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.store import Opening, open_arena
+from purgatoryd.daemon.store import Opening, open_arena, wal_end
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import Arena, Reader
+from purgatoryd.shm_layout.arena import Arena, Previous, Reader
 from purgatoryd.shm_layout.errors import OtherAbi
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import (
@@ -52,13 +53,14 @@ from purgatoryd.shm_layout.layout import (
     NOTICE_OF_OPERATION,
     RELEASED_LAYOUTS,
     WIRE_VERSION,
+    ArenaState,
     Cause,
     KeyType,
     Message,
     size_of,
 )
 from purgatoryd.shm_layout.paths import Paths, paths_in
-from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, Walk, segments, snapshots
+from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, GroupCommit, Walk, segments, snapshots
 from purgatoryd.shm_layout.wal import contents as contents_of
 
 pytestmark = pytest.mark.tier("all")
@@ -407,6 +409,70 @@ def test_every_format_of_the_wal_is_stored() -> None:
     assert f"wal-{lib.PG_WAL_MAJOR}.{lib.PG_WAL_MINOR}" in names
 
 
+# ---- conversion, with today's layout in the place of an earlier one -----------------------------
+
+
+@pytest.fixture
+def earlier(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, arenas of today's layout count as arenas of an earlier one."""
+    return lambda: monkeypatch.setattr(shm_layout.arena, "converts", lambda layout_id: True)
+
+
+def arm_five(arena: Arena) -> None:
+    """Arms timers 1 to 5 of a new session."""
+    now_ns = HOST.boot_ns()
+    asked = os.geteuid(), os.getpid(), now_ns, now_ns
+    _, reply = arena.handle(wire.encode_hello(b"a client's nonce"), *asked)
+    session = wire.decode_reply(bytes(reply)).session
+    for number in range(1, 6):
+        arena.handle(batch(session, number, [put(b"%d" % number, FAR_NS)]), *asked)
+
+
+@pytest.mark.tier("check")
+def test_a_converted_arena_has_the_timers(paths: Paths, earlier: Callable[[], None]) -> None:
+    steps: list[str] = []
+    opening = Opening(Config(name="demo", capacity=100), paths, step=steps.append)
+    arena = open_arena(opening)
+    arm_five(arena)
+    arena.close()
+    earlier()
+    converted = open_arena(opening)
+    assert "converting the arena of an earlier version" in steps
+    converted.check()
+    converted.set_state(ArenaState.READY)
+    converted.close()
+    reader = Reader.attach(paths)
+    assert {info.key for info in infos(reader)} == {str(number) for number in range(1, 6)}
+    reader.close()
+
+
+@pytest.mark.tier("check")
+@pytest.mark.parametrize("converts", [False, True])
+def test_an_arena_begins_a_wal_with_a_snapshot_unless_it_is_converted(
+    paths: Paths, earlier: Callable[[], None], *, converts: bool
+) -> None:
+    """A converted arena is replaced by a new one, which has a snapshot of its own."""
+    wal = paths.directory / "wal" / "demo"
+    opening = Opening(Config(name="demo", capacity=100, wal_dir=str(wal.parent)), paths, force=True)
+    with locked(wal):
+        arena: Arena | Previous | None = open_arena(opening)
+        assert isinstance(arena, Arena)
+        arm_five(arena)
+        end = wal_end(arena, opening)
+        GroupCommit(arena, wal, 1 << 20, end, opening.host.disk).close()
+        if converts:
+            arena.close()
+            earlier()
+            arena = Previous.attach(paths.arena, paths.private)
+        assert arena is not None
+        (newest,) = segments(wal)
+        os.truncate(newest.path, newest.bytes // 2)
+        wal_end(arena, opening)
+        assert segments(wal) == []
+        assert bool(snapshots(wal)) is not converts
+        arena.close()
+
+
 # ---- the next minor ------------------------------------------------------------------------------
 
 
@@ -488,12 +554,7 @@ print([frame.lsn for frame in walk.frames()])
 
 def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
     """Arms timers as if killed at the last one's frame; the number of those that count."""
-    now_ns = HOST.boot_ns()
-    asked = os.geteuid(), os.getpid(), now_ns, now_ns
-    _, reply = arena.handle(wire.encode_hello(b"a client's nonce"), *asked)
-    session = wire.decode_reply(bytes(reply)).session
-    for number in range(1, 6):
-        arena.handle(batch(session, number, [put(b"%d" % number, FAR_NS)]), *asked)
+    arm_five(arena)
     buffer, at = arena.wal_buffer, 0
     ring = ffi.cast("uint8_t *", buffer) + lib.PG_WAL_BUFFER_HEAD
     while at + ffi.cast("struct pg_frame_head *", ring + at).bytes != buffer.appended:

@@ -70,7 +70,7 @@ def renamed(section: str) -> Iterator[tuple[str, str]]:
 
 
 def test_the_table_of_names_tells_today_s_names() -> None:
-    sections = public_names.sections()
+    sections = public_names.stored()
     options = {f"--{line.rpartition('--')[2]}" for line in sections["options"]}
     for section, names in (
         ("Options", options), ("Metrics", set(sections["metrics"])),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from real_daemon import Daemon, boot_ns
 
 from purgatoryd.clients import Client, Subscriber
+from purgatoryd.daemon import waiting
 from purgatoryd.daemon.waiting import Waiter
 
 pytestmark = pytest.mark.tier("test")
@@ -134,3 +138,18 @@ def test_a_reused_descriptor_number_is_watched() -> None:
     os.close(second)
     os.close(speaker)
     waiter.close()
+
+
+def test_a_wait_without_a_timer_is_refused_and_holds_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: int) -> int:
+        ctypes.set_errno(errno.EMFILE)
+        return -1
+
+    monkeypatch.setattr(waiting, "_LIBC", SimpleNamespace(timerfd_create=fail))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Too many open files") as caught:
+        Waiter()
+    assert caught.value.errno == errno.EMFILE
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -8,6 +8,7 @@ more subsets of sectors.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -26,11 +27,18 @@ from wal_segment_driver import (
     segment_files,
 )
 
-from purgatoryd.daemon import wal
+from purgatoryd.daemon import recovery, wal
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.log import log
+from purgatoryd.daemon.store import Opening, open_arena, remove_arena, wal_end
+from purgatoryd.shm_layout import wal as wal_of_arena
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.errors import BadPath, WalDamaged
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import PutMode
-from purgatoryd.shm_layout.wal import Buffer, segments, snapshots
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.wal import Buffer, segments, snapshots, uuid_of
 
 pytestmark = pytest.mark.tier("test")
 
@@ -322,3 +330,41 @@ def test_a_folder_of_another_user_takes_no_wal(
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(BadPath, match="is foreign"):
         wal._refuse_open_folder(tmp_path)
+
+
+def test_a_damaged_header_before_the_snapshot_is_only_reported(
+    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(log, "warning", warnings.append)
+    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+    folder = daemon_dir / "wal" / "demo"
+    opening = Opening(
+        Config(name="demo", capacity=100, wal_dir=str(folder.parent)), paths_in(daemon_dir, "demo")
+    )
+    with wal.locked(folder):
+        for nonce in (b"a", b"b"):  # the second time, recovery and a snapshot come first
+            arena, now_ns = open_arena(opening), HOST.boot_ns()
+            asked = os.geteuid(), os.getpid(), now_ns, now_ns
+            arena.handle(wire.encode_hello(16 * nonce), *asked)
+            end, disk = wal_end(arena, opening), opening.host.disk
+            wal_of_arena.GroupCommit(arena, folder, 1 << 20, end, disk).close()
+            arena.close()
+            remove_arena(opening.paths)
+        first, _ = segments(folder)
+        damaged = bytearray(first.path.read_bytes())
+        damaged[40] ^= 1
+        first.path.write_bytes(damaged)
+        open_arena(opening).close()
+    (warning,) = warnings
+    assert re.search(f"{first.path.name}.*nothing is lost", warning)
+
+
+def test_a_segment_of_another_arena_after_the_snapshot_is_damage(tmp_path: Path) -> None:
+    write_two_segments(tmp_path, 1)
+    _, newest = segments(tmp_path)
+    own, other = uuid_of(newest.path), bytes(16)
+    assert recovery._is_own(newest, own, 0, HOST.disk)
+    assert not recovery._is_own(newest, other, newest.lsn, HOST.disk)
+    with pytest.raises(WalDamaged, match="another uuid"):
+        recovery._is_own(newest, other, newest.lsn - 1, HOST.disk)

@@ -1,11 +1,13 @@
 """Mutants of the daemon and the clients: the tests that run a changed line have to notice it.
 
-`mutants.py cover` runs the tests and records which of them run which line, in the processes that
-they start, too. `mutants.py try` then changes one sampled line at a time in a copy of the tree.
-It runs the tests of `make test` that cover the line, then those that only `make test-all` runs,
-until one fails. Each result is written at once, so an interrupted run continues. A mutant that no
-test kills is judged by hand: its `fate` becomes "equivalent", with a `reason`. `before` is the fate
-before a test was added or moved to `make test`.
+`mutants.py draw` samples lines and one change of each, and lists them. `mutants.py cover` runs the
+tests and records which of them run which line, in the processes that they start, too. `mutants.py
+try` then makes one change at a time in a copy of the tree: those of the list that have no result.
+It finds a line by its text, so the list stays valid while other lines change. It runs the tests of
+`make test` that cover the line, then those that only `make test-all` runs, until one fails. Each
+result is written at once, so an interrupted run continues. `mutants.py prove` runs tests that were
+written for a mutant. A mutant that no test kills is judged by hand: its `fate` becomes
+"equivalent", with a `reason`. `before` is the fate before a test was added or moved to `make test`.
 
 The mutants of the C core are those of tests/crash/mutate.py.
 """
@@ -24,7 +26,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +41,8 @@ from world.find_bugs import copy
 FOLDERS = ("daemon", "clients")
 KEPT = RESULTS / "python_mutants.json"
 WORK = ROOT / "build" / "mutants"
+UNTRIED, GONE = "not tried", "line is gone"
+"""Fates of a mutant without a result, and of one whose line has another text since."""
 NEW, OLD = "test", "all"
 """Tiers: the tests of `make test`, and those that only `make test-all` runs."""
 UNMEASURED = {
@@ -77,6 +82,10 @@ class Mutant(NamedTuple):
 
     file: str
     line: int
+    column: int
+    """Bytes between the first character of the line's text and the change."""
+    text: str
+    """The line without its indentation."""
     begin: int
     end: int
     before: str
@@ -127,7 +136,10 @@ class Changes(ast.NodeVisitor):
     def _add(self, begin: int, end: int, after: str) -> None:
         line = self.source.count(b"\n", 0, begin) + 1
         before = self.source[begin:end].decode()
-        self.found.append(Mutant(self.file, line, begin, end, before, after))
+        whole = self.source[self.starts[line - 1] : self.starts[line]]
+        column = begin - self.starts[line - 1] - (len(whole) - len(whole.lstrip()))
+        text = whole.strip().decode()
+        self.found.append(Mutant(self.file, line, column, text, begin, end, before, after))
 
     def swap(self, left: ast.expr, right: ast.expr, operator: ast.AST) -> None:
         """Another operator between two operands."""
@@ -257,6 +269,31 @@ def sample(count: int, seed: int) -> list[Mutant]:
     chosen = chance.sample(sorted(by_line), count)
     return [next(filter(parses, chance.sample(found, len(found))))
             for found in map(by_line.__getitem__, chosen)]  # fmt: skip
+
+
+def listed(mutant: Mutant) -> dict[str, Any]:
+    """A row of the list, without a result."""
+    return {
+        "file": mutant.file, "line": mutant.line, "column": mutant.column,
+        "change": mutant.change, "text": mutant.text, "fate": UNTRIED, "killed_by": None,
+    }  # fmt: skip
+
+
+@cache
+def changes(file: str) -> list[Mutant]:
+    """All mutants of a file."""
+    return Changes(file).found
+
+
+def located(row: Mapping[str, Any]) -> Mutant | None:
+    """The mutant of a row, in the line that has its text; None if there is none any more. Of
+    several such lines the nearest counts."""
+    same = ("column", "change", "text")
+    found = [
+        mutant for mutant in (changes(row["file"]) if (ROOT / row["file"]).exists() else [])
+        if all(getattr(mutant, name) == row[name] for name in same)
+    ]  # fmt: skip
+    return min(found, key=lambda mutant: abs(mutant.line - row["line"]), default=None)
 
 
 def parses(mutant: Mutant) -> bool:
@@ -440,11 +477,7 @@ def try_one(tree: Path, mutant: Mutant, tiers: dict[str, Coverage]) -> dict[str,
     """The result of one mutant: a row of the list."""
     changed = tree / mutant.file
     original = changed.read_bytes()
-    row: dict[str, Any] = {
-        "file": mutant.file, "line": mutant.line, "change": mutant.change,
-        "text": (ROOT / mutant.file).read_text().splitlines()[mutant.line - 1].strip(),
-        "fate": "not covered", "killed_by": None,
-    }  # fmt: skip
+    row = listed(mutant) | {"fate": "not covered"}
     began = time.monotonic()
     changed.write_bytes(mutant.applied())
     try:
@@ -476,6 +509,16 @@ def main() -> None:
     pass
 
 
+@main.command("draw")
+@click.option("--count", default=200, show_default=True, help="Mutants of the sample.")
+@click.option("--seed", default=18, show_default=True, help="Seed of the sample.")
+def draw_command(count: int, seed: int) -> None:
+    """List sampled mutants of the files of this checkout, and forget the earlier list."""
+    came_from = origin("python", *sys.argv)
+    drawn = {"seed": seed, "commit": came_from["commit"]}
+    keep(came_from, drawn, [listed(mutant) for mutant in sample(count, seed)])
+
+
 @main.command("cover")
 @click.argument("tiers", nargs=-1, type=click.Choice([NEW, OLD]))
 def cover_command(tiers: tuple[str, ...]) -> None:
@@ -485,37 +528,72 @@ def cover_command(tiers: tuple[str, ...]) -> None:
 
 
 @main.command("try")
-@click.option("--count", default=200, show_default=True, help="Mutants of the sample.")
-@click.option("--seed", default=18, show_default=True, help="Seed of the sample.")
 @click.option("--again", multiple=True, help="Fates to try once more.")
 @click.option("--tests", default=Limits().tests, show_default=True, help="Most tests for each.")
 @click.option(
     "--seconds", default=Limits().seconds, show_default=True, help="Most time of these tests."
 )
-@click.option("--only", default=None, help="Only mutants of files that contain this.")
-def try_command(
-    count: int, seed: int, again: tuple[str, ...], tests: int, seconds: float, only: str | None
-) -> None:
+@click.option("--only", default="", help="Only mutants of files that contain this.")
+def try_command(again: tuple[str, ...], tests: int, seconds: float, only: str) -> None:
     """Try the mutants that have no result."""
-    stored: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"mutants": []}
-    rows = {(row["file"], row["line"], row["change"]): row for row in stored["mutants"]}
+    stored: dict[str, Any] = json.loads(KEPT.read_text())
+    rows: list[dict[str, Any]] = stored["mutants"]
     limits = Limits(tests, seconds)
     tiers = {tier: Coverage(tier, limits) for tier in (NEW, OLD) if (WORK / tier / "data").exists()}
-    came_from = stored.get("origin") or origin("python", *sys.argv)
+    came_from = origin("python", *sys.argv)
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         tree = open_tree(Path(folder))
-        for mutant in sample(count, seed):
-            key = (mutant.file, mutant.line, mutant.change)
-            if (key in rows and rows[key]["fate"] not in again) or (only or "") not in mutant.file:
+        for number, row in enumerate(rows):
+            if row["fate"] not in (UNTRIED, *again) or only not in row["file"]:
                 continue
-            rows[key] = try_one(tree, mutant, tiers)
-            print(f"{rows[key]['fate']:16} {mutant.file}:{mutant.line} {mutant.change}", flush=True)
-            fates = Counter(row["fate"] for row in rows.values())
-            write_result(
-                KEPT,
-                {"origin": came_from, "seed": seed, "counts": dict(fates),
-                 "mutants": list(rows.values())},
-            )  # fmt: skip
+            mutant = located(row)
+            result = {"fate": GONE} if mutant is None else try_one(tree, mutant, tiers)
+            if row["fate"] not in (UNTRIED, result["fate"]):
+                result["before"] = row["fate"]
+            rows[number] = row | result | {"commit": came_from["commit"]}
+            print("{fate:16} {file}:{line} {change}".format(**rows[number]), flush=True)
+            keep(came_from, stored["drawn"], rows)
+
+
+@main.command("prove")
+@click.argument("place", metavar="FILE:LINE")
+@click.argument("tests", nargs=-1, required=True)
+def prove_command(place: str, tests: tuple[str, ...]) -> None:
+    """Keep the mutant in a line of this checkout as killed, if TESTS pass without it and one fails
+    with it."""
+    stored: dict[str, Any] = json.loads(KEPT.read_text())
+    rows: list[dict[str, Any]] = stored["mutants"]
+    came_from = origin("python", *sys.argv)
+    file, _, line = place.partition(":")
+    found = [(number, mutant) for number, row in enumerate(rows) if row["file"] == file
+             and (mutant := located(row)) is not None and mutant.line == int(line)]  # fmt: skip
+    if len(found) != 1:
+        raise click.ClickException(f"{place} has no mutant of the list")
+    ((number, mutant),) = found
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        tree = open_tree(Path(folder))
+        sound = run_tests(tree, [*tests])
+        (tree / mutant.file).write_bytes(mutant.applied())
+        trial = run_tests(tree, [*tests])
+    if sound.killed_by or not trial.killed_by:
+        raise click.ClickException(f"without the mutant: {sound}; with it: {trial}")
+    row = rows[number]
+    before = row.get("before", row["fate"])
+    rows[number] = row | listed(mutant) | {
+        "fate": f"killed by {NEW}", "killed_by": trial.killed_by, "before": before,
+        "commit": came_from["commit"],
+    }  # fmt: skip
+    keep(came_from, stored["drawn"], rows)
+
+
+def keep(
+    came_from: Mapping[str, Any], drawn: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write the list. `came_from`: the newest run; `drawn`: seed and commit of the sample."""
+    counts = Counter(str(row["fate"]) for row in rows)
+    write_result(
+        KEPT, {"origin": came_from, "drawn": drawn, "counts": dict(counts), "mutants": rows}
+    )
 
 
 if __name__ == "__main__":

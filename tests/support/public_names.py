@@ -10,6 +10,8 @@ import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -127,6 +129,22 @@ def text() -> str:
         f"## {kind}: {len(names)}\n" + "".join(f"{name}\n" for name in names)
         for kind, names in sections().items()
     )
+
+
+def printed() -> str:
+    """The same from a process of its own: it imports all modules, PySpark with them."""
+    return subprocess.run(
+        [sys.executable, __file__], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def stored() -> dict[str, list[str]]:
+    """Every name of the stored copy, by kind."""
+    names: dict[str, list[str]] = {}
+    for section in NAMES.read_text().split("## ")[1:]:
+        title, *lines = section.split("\n")
+        names[title.rpartition(":")[0]] = [line for line in lines if line]
+    return names
 
 
 if __name__ == "__main__":

@@ -19,10 +19,15 @@ from typing import Any
 import pytest
 
 SPARK = Path(__file__).resolve().parents[1] / "spark"
+IMPORTER = pytest.StashKey[str]()
+"""The first test, or test file, after which this process had imported PySpark."""
+FOREIGN = pytest.StashKey[list[str]]()
+"""The same of each process that had no test of Spark."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: runs while no other test does")
+    config.stash[FOREIGN] = []
 
 
 def of_spark(item: pytest.Item) -> bool:
@@ -70,10 +75,51 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         try:
             return (yield)
         finally:
+            _note_pyspark(item)
             fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may have the file open still
 
 
+# ---- PySpark in one process --------------------------------------------------------------------
+
+
+def _note_pyspark(node: pytest.Collector | pytest.Item) -> None:
+    if "pyspark" in sys.modules:
+        node.config.stash.setdefault(IMPORTER, node.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _note_pyspark(collector)
+    return report
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails a process without tests of Spark that imported PySpark."""
-    if "pyspark" in sys.modules and not any(map(of_spark, session.items)):
-        raise pytest.UsageError("a test outside of tests/spark imported PySpark")
+    """Fail the run if a process without tests of Spark imported PySpark. A worker only reports it:
+    pytest-xdist ignores its exit code."""
+    config = session.config
+    importer = config.stash.get(IMPORTER, None)
+    if importer is not None and not any(map(of_spark, session.items)):
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["importer"] = importer
+        else:
+            config.stash[FOREIGN].append(importer)
+    if config.stash[FOREIGN]:
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the report of a worker that has finished."""
+    output = getattr(node, "workeroutput", {})  # a worker that crashed has none
+    if "importer" in output:
+        node.config.stash[FOREIGN].append(output["importer"])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for importer in config.stash[FOREIGN]:
+        terminalreporter.write_line(f"{importer} imported PySpark outside of tests/spark")
