@@ -154,10 +154,14 @@ def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
     trigger = [sys.executable, "-c",
                "import sys; from purgatoryd.clients import Purgatory\n"
                f"with Purgatory({NAME!r}, timeout={PATIENCE_S}) as p:\n"
+               " print('connected', flush=True)\n"
                " sys.stdin.readline()\n"
                f" print(p.advance('cold', {REACHED}) + p.advance('hot', {REACHED}))"]  # fmt: skip
     process = subprocess.Popen(trigger, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
+    assert process.stdout is not None
+    if process.stdout.readline() != "connected\n":
+        raise SystemExit("the process that advances did not connect")
     with (
         urgent(pid, DAEMON),
         urgent(os.getpid(), PROBER),
