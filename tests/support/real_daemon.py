@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Protocol, TypeVar
 
 import posix_ipc
 import pytest
+from template import Process, begin
 
 from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 from purgatoryd.shm_layout import wire
@@ -55,7 +55,7 @@ class Daemon:
         self.env = clean_environment(directory) | dict(env or {})
         self.python = python
         self.paths: Paths = paths_in(directory, name)
-        self.process: subprocess.Popen[bytes]
+        self.process: Process
         self.start()
 
     @property
@@ -85,16 +85,9 @@ class Daemon:
 
     def begin(self) -> None:
         """Starts the process."""
-        command = [self.python, "-m", "purgatoryd.cli", "run", "--name", self.name, *self.args]
+        arguments = ["run", "--name", self.name, *self.args]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                cwd=self.dir,
-                env=self.env,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-            )
+            self.process = begin(self.python, arguments, self.dir, self.env, log)
 
     def await_ready(self) -> None:
         """Returns when a process that was begun is ready. Raises DaemonFailed."""

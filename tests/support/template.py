@@ -1,0 +1,233 @@
+"""Start `python -m purgatoryd.cli` without importing it again.
+
+Importing takes most of the CPU time of a daemon that a test starts. A template process, one for
+each process of pytest, has imported the package. `begin` has it fork a child, which gets its own
+arguments, environment, working directory and files, and is a child of the process that asked.
+
+A process is started in the ordinary way if a fork would differ from it: another interpreter, a
+variable that only a new interpreter or the loader reads, or a caller whose limits, user, umask,
+CPUs, signals or namespaces are not those of the template.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any, Protocol
+
+MODULES = "purgatoryd.cli.app", "purgatoryd.cli.service", "purgatoryd.daemon.main"
+OF_A_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "COVERAGE", "COV_", "TZ", "LANG", "LC_")
+"""Prefixes of variables that only the start of an interpreter reads."""
+_INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNew", "Secc", "Cpus")
+_SET_CHILD_SUBREAPER = 36
+_LARGEST = 1 << 17
+
+
+class Process(Protocol):
+    """The part of subprocess.Popen that tests use."""
+
+    pid: int
+    returncode: int | None
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What it prints."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class Forked:
+    """A child process that the template forked."""
+
+    def __init__(self, pid: int, stdout: IO[bytes]) -> None:
+        self.pid, self.stdout = pid, stdout
+        self.returncode: int | None = None
+        self._ended = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._ended)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended. Raises TimeoutExpired."""
+        if self.poll() is None:
+            poller = select.poll()
+            poller.register(self._ended, select.POLLIN)
+            poller.poll(None if timeout is None else timeout * 1000)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(["purgatoryd"], timeout or 0.0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._ended, sig)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def begin(
+    python: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stderr: IO[bytes]
+) -> Process:
+    """Start `python -m purgatoryd.cli ARGUMENTS`, with a pipe for its stdout."""
+    if python == sys.executable and _of_a_start(env) == _of_a_start(os.environ):
+        with _TEMPLATE.lock:
+            if _TEMPLATE.usable():
+                return _TEMPLATE.fork(arguments, cwd, env, stderr)
+    return subprocess.Popen(
+        [python, "-m", "purgatoryd.cli", *arguments],
+        cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=stderr, bufsize=0,
+    )  # fmt: skip
+
+
+def _of_a_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(OF_A_START)}
+
+
+def surroundings() -> list[str]:
+    """What a child inherits from this thread, apart from files, environment and directory."""
+    status = Path("/proc/thread-self/status").read_text().splitlines()
+    files = [Path("/proc/self", name).read_text() for name in ("limits", "cgroup", "oom_score_adj")]
+    spaces = [os.readlink(space) for space in sorted(Path("/proc/self/ns").iterdir())]
+    scheduled = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    kept = [line for line in status if line.startswith(_INHERITED)]
+    return [*kept, *files, *spaces, str(scheduled)]
+
+
+class Template:
+    """The template of this process of pytest; it ends with it."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._owner, self._surroundings = os.getpid(), surroundings()
+        self._started = _of_a_start(os.environ)
+        self._channel: socket.socket | None = None
+
+    def usable(self) -> bool:
+        """Whether a child of the template would be as a child of the caller is."""
+        return (
+            os.getpid() == self._owner
+            and surroundings() == self._surroundings
+            and _of_a_start(os.environ) == self._started
+        )
+
+    def fork(
+        self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stderr: IO[bytes]
+    ) -> Forked:
+        """Have the template fork a child of this process."""
+        channel = self._channel = self._channel or _start()
+        request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env)}
+        ours, theirs = os.pipe()
+        _adopt(1)  # the child's own parent ends at once: this process becomes the next one
+        try:
+            files = [theirs, stderr.fileno()]
+            socket.send_fds(channel, [json.dumps(request).encode()], files)
+            pid = int(channel.recv(64))
+            channel.recv(64)  # the child's own parent has ended
+        finally:
+            _adopt(0)
+            os.close(theirs)
+        return Forked(pid, os.fdopen(ours, "rb", buffering=0))
+
+
+_TEMPLATE = Template()
+
+
+def _start() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+    with theirs:
+        subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    return ours
+
+
+def _adopt(orphans: int) -> None:
+    """1: orphans among the descendants of this process become its children; 0: no longer."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, orphans, 0, 0, 0)
+
+
+# ---- in the template ------------------------------------------------------------------------
+
+
+def serve(channel: socket.socket) -> Any:
+    """Fork one child for each request; returns the request in the child, None at the end."""
+    while True:
+        message, files, _, _ = socket.recv_fds(channel, _LARGEST, 2)
+        if not message:
+            return None
+        first = os.fork()
+        if not first:
+            _fork_again(channel)
+            _become(files)
+            return json.loads(message)
+        os.waitpid(first, 0)
+        channel.send(b"ended")
+        for file in files:
+            os.close(file)
+
+
+def _fork_again(channel: socket.socket) -> None:
+    """End the first child; return in the second one, once it has its parent."""
+    first = os.getpid()
+    if second := os.fork():
+        channel.send(str(second).encode())
+        os._exit(0)
+    while os.getppid() == first:
+        time.sleep(0.0002)
+
+
+def _become(files: Sequence[int]) -> None:
+    """Take stdout and stderr, and close all other files."""
+    for standard, file in enumerate(files, 1):
+        os.dup2(file, standard)
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    for module in MODULES:
+        __import__(module)
+    if (request := serve(channel)) is not None:
+        channel.detach()
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        sys.argv[1:] = request["arguments"]
+        runpy.run_module("purgatoryd.cli", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
