@@ -107,7 +107,8 @@ def build() -> None:
     sources = sorted([*core, *(ROOT / "benchmarks" / "core").glob("*.c")])
     BINARY.parent.mkdir(exist_ok=True)
     include = f"-I{ROOT / 'shm_layout'}"
-    command = [*compiler(), *FLAGS, include, "-o", str(BINARY), *map(str, sources), "-lm"]
+    more = shlex.split(os.environ.get("CFLAGS", ""))
+    command = [*compiler(), *FLAGS, *more, include, "-o", str(BINARY), *map(str, sources), "-lm"]
     subprocess.run(command, check=True)
 
 
