@@ -9,6 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 from real_daemon import PATIENCE_S, Daemon
+from template import run
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -17,10 +18,7 @@ BASE = [sys.executable, "-m", "purgatoryd.cli"]
 
 
 def cli(daemon: Daemon, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*BASE, *args, "--name", daemon.name]
-    return subprocess.run(
-        command, env=daemon.env, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    return run((*args, "--name", daemon.name), daemon.env, stdin, PATIENCE_S)
 
 
 def answer(daemon: Daemon, *args: str, code: Exit = Exit.DONE) -> Any:

@@ -1,8 +1,9 @@
 """Start `python -m purgatoryd.cli` without importing it again.
 
-Importing takes most of the CPU time of a daemon that a test starts. A template process, one for
-each process of pytest, has imported the package. `begin` has it fork a child, which gets its own
-arguments, environment, working directory and files, and is a child of the process that asked.
+Importing takes most of the CPU time of a daemon, or of a command, that a test starts. A template
+process has imported the package; each process of pytest has one for daemons and one for commands.
+It forks a child, which gets its own arguments, environment, working directory and files, and is a
+child of the process that asked.
 
 A process is started in the ordinary way if a fork would differ from it: another interpreter, a
 variable that only a new interpreter or the loader reads, or a caller whose limits, user, umask,
@@ -22,11 +23,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
 
-MODULES = "purgatoryd.cli.app", "purgatoryd.cli.service", "purgatoryd.daemon.main"
+DAEMON = "purgatoryd.cli.app", "purgatoryd.cli.service", "purgatoryd.daemon.main"
+COMMANDS = tuple(
+    f"purgatoryd.cli.{name}"
+    for name in ("app", "timers", "notices", "arena", "purgatory", "namespaces", "sessions")
+)
 OF_A_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "COVERAGE", "COV_", "TZ", "LANG", "LC_")
 """Prefixes of variables that only the start of an interpreter reads."""
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNew", "Secc", "Cpus")
@@ -99,14 +107,47 @@ def begin(
     python: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stderr: IO[bytes]
 ) -> Process:
     """Start `python -m purgatoryd.cli ARGUMENTS`, with a pipe for its stdout."""
-    if python == sys.executable and _of_a_start(env) == _of_a_start(os.environ):
-        with _TEMPLATE.lock:
-            if _TEMPLATE.usable():
-                return _TEMPLATE.fork(arguments, cwd, env, stderr)
+    if python == sys.executable and _DAEMONS.usable(env):
+        ours, theirs = os.pipe()
+        try:
+            pid = _DAEMONS.fork(arguments, cwd, env, [os.dup(0), theirs, os.dup(stderr.fileno())])
+        except BaseException:
+            os.close(ours)
+            raise
+        return Forked(pid, os.fdopen(ours, "rb", buffering=0))
     return subprocess.Popen(
         [python, "-m", "purgatoryd.cli", *arguments],
         cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=stderr, bufsize=0,
     )  # fmt: skip
+
+
+def run(
+    arguments: Sequence[str], env: Mapping[str, str], stdin: str, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m purgatoryd.cli ARGUMENTS` to its end. Raises TimeoutExpired."""
+    command = [sys.executable, "-m", "purgatoryd.cli", *arguments]
+    if not _COMMANDS.usable(env):
+        return subprocess.run(
+            command, env=env, input=stdin, capture_output=True, text=True, timeout=timeout
+        )
+    (source, sink), *outputs = (os.pipe() for _ in range(3))
+    pid = _COMMANDS.fork(arguments, Path.cwd(), env, [source, *(theirs for _, theirs in outputs)])
+    files = [os.fdopen(ours, "rb") for ours, _ in outputs]
+    process = Forked(pid, files[0])
+    with ThreadPoolExecutor() as pool, files[0], files[1]:
+        said = [pool.submit(file.read) for file in files]
+        pool.submit(_write, sink, stdin.encode())
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()
+        texts = [one.result().decode() for one in said]
+    return subprocess.CompletedProcess(command, process.wait(), *texts)
+
+
+def _write(sink: int, text: bytes) -> None:
+    with suppress(BrokenPipeError), os.fdopen(sink, "wb") as file:
+        file.write(text)
 
 
 def _of_a_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -124,54 +165,57 @@ def surroundings() -> list[str]:
 
 
 class Template:
-    """The template of this process of pytest; it ends with it."""
+    """A template of this process of pytest; it ends with it."""
 
-    def __init__(self) -> None:
-        self.lock = Lock()
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules, self._lock = modules, Lock()
         self._owner, self._surroundings = os.getpid(), surroundings()
         self._started = _of_a_start(os.environ)
         self._channel: socket.socket | None = None
 
-    def usable(self) -> bool:
+    def usable(self, env: Mapping[str, str]) -> bool:
         """Whether a child of the template would be as a child of the caller is."""
         return (
             os.getpid() == self._owner
+            and _of_a_start(env) == self._started
             and surroundings() == self._surroundings
-            and _of_a_start(os.environ) == self._started
         )
 
     def fork(
-        self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], stderr: IO[bytes]
-    ) -> Forked:
-        """Have the template fork a child of this process."""
-        channel = self._channel = self._channel or _start()
+        self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], files: Sequence[int]
+    ) -> int:
+        """Have the template fork a child of this process, which gets `files` as stdin, stdout and
+        stderr; they are closed here. Returns its process id."""
         request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env)}
-        ours, theirs = os.pipe()
-        _adopt(1)  # the child's own parent ends at once: this process becomes the next one
         try:
-            files = [theirs, stderr.fileno()]
-            socket.send_fds(channel, [json.dumps(request).encode()], files)
-            pid = int(channel.recv(64))
-            channel.recv(64)  # the child's own parent has ended
+            with self._lock:
+                channel = self._channel = self._channel or self._start()
+                _adopt(1)  # the child's own parent ends at once: this process becomes the next one
+                try:
+                    socket.send_fds(channel, [json.dumps(request).encode()], files)
+                    pid = int(channel.recv(64))
+                    channel.recv(64)  # the child's own parent has ended
+                finally:
+                    _adopt(0)
         finally:
-            _adopt(0)
-            os.close(theirs)
-        return Forked(pid, os.fdopen(ours, "rb", buffering=0))
+            for file in files:
+                os.close(file)
+        return pid
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *self._modules],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+        return ours
 
 
-_TEMPLATE = Template()
-
-
-def _start() -> socket.socket:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
-    with theirs:
-        subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-    return ours
+_DAEMONS = Template(DAEMON)
+_COMMANDS = Template(COMMANDS)
 
 
 def _adopt(orphans: int) -> None:
@@ -185,7 +229,7 @@ def _adopt(orphans: int) -> None:
 def serve(channel: socket.socket) -> Any:
     """Fork one child for each request; returns the request in the child, None at the end."""
     while True:
-        message, files, _, _ = socket.recv_fds(channel, _LARGEST, 2)
+        message, files, _, _ = socket.recv_fds(channel, _LARGEST, 3)
         if not message:
             return None
         first = os.fork()
@@ -210,16 +254,16 @@ def _fork_again(channel: socket.socket) -> None:
 
 
 def _become(files: Sequence[int]) -> None:
-    """Take stdout and stderr, and close all other files."""
-    for standard, file in enumerate(files, 1):
+    """Take stdin, stdout and stderr, and close all other files."""
+    for standard, file in enumerate(files):
         os.dup2(file, standard)
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    for module in MODULES:
-        __import__(module)
+    for module in sys.argv[2:]:
+        import_module(module)
     if (request := serve(channel)) is not None:
         channel.detach()
         os.chdir(request["cwd"])
