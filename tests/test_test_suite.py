@@ -11,8 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
+from command_line import cli
+from real_daemon import StartDaemon
+from template import Forked
 from tiers import wide
+
+from purgatoryd.cli.exits import Exit
 
 pytestmark = pytest.mark.tier("test")
 
@@ -269,3 +275,38 @@ def test_each_promise_has_a_test_in_make_test() -> None:
         assert [name for name in names if not runs_in_make_test(name)] == [], promise
         for path in re.findall(r"`(tests/[\w/.]+)", longer):
             assert (TESTS.parent / path).is_file(), path
+
+
+# ---- processes of the template -----------------------------------------------------------------
+
+
+def test_a_forked_daemon_is_a_child_with_files_and_a_folder_of_its_own(daemon: StartDaemon) -> None:
+    demo = daemon("demo")
+    assert isinstance(demo.process, Forked)
+    process = psutil.Process(demo.pid)
+    assert (process.ppid(), process.cwd()) == (os.getpid(), str(demo.dir))
+    assert [file.path for file in process.open_files()].count(str(demo.dir / "demo.stderr")) == 1
+    demo.stop()
+    assert demo.process.returncode == 0
+
+
+def test_a_caller_that_differs_from_the_template_starts_an_interpreter(
+    daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0o27)
+    try:
+        assert not isinstance(daemon("masked").process, Forked)
+    finally:
+        os.umask(before)
+    assert not isinstance(daemon("seeded", env={"PYTHONHASHSEED": "7"}).process, Forked)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    assert not isinstance(daemon("inherits").process, Forked)
+
+
+def test_a_command_of_the_template_reads_stdin_and_ends_with_its_code(daemon: StartDaemon) -> None:
+    demo = daemon("demo")
+    added = cli(demo, "add", "k", "--delay", "1h", "--payload-file", "-", stdin="héllo")
+    assert added.returncode == Exit.DONE, added.stderr
+    assert "héllo" in cli(demo, "get", "k", "--json").stdout
+    unknown = cli(demo, "get", "no such key")
+    assert (unknown.returncode, unknown.stdout) == (Exit.NEGATIVE, "unknown no such key\n")

@@ -160,8 +160,8 @@ def surroundings() -> list[str]:
     files = [Path("/proc/self", name).read_text() for name in ("limits", "cgroup", "oom_score_adj")]
     spaces = [os.readlink(space) for space in sorted(Path("/proc/self/ns").iterdir())]
     scheduled = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
-    kept = [line for line in status if line.startswith(_INHERITED)]
-    return [*kept, *files, *spaces, str(scheduled)]
+    lines = [line for line in status if line.startswith(_INHERITED)]
+    return [*lines, *files, *spaces, str(scheduled)]
 
 
 class Template:
