@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from flight_runs import FlightRuns, run_flights
 from real_daemon import Daemon, StartDaemon, remove_arena_files
-from small_plans import SMALL_PLANS
+from small_plans import MANY_PLANS, SMALL_PLANS
 
 from purgatoryd.pipeline.session import ON_ONE_BOX, session
 from purgatoryd.shm_layout.paths import paths_in
@@ -92,7 +92,7 @@ def spark() -> Iterator[SparkSession]:
     A command that finds it gives it the defaults once more, so these are of the tests, too.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (SMALL_PLANS | {"spark.sql.files.minPartitionNum": "2"}).items():
+        for name, value in (SMALL_PLANS | MANY_PLANS).items():
             patch.setitem(ON_ONE_BOX, name, value)
         made = session("local[2,2]", name="tests")
         yield made
