@@ -437,6 +437,20 @@ def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
         patch.setattr(parts, name, mortal(getattr(parts, name)))
 
 
+class WrittenBefore:
+    """Stands in for a DataFrame that Spark wrote into `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.write = folder, self
+
+    def options(self, **_: str) -> WrittenBefore:
+        return self
+
+    def parquet(self, path: str, mode: str) -> None:
+        shutil.rmtree(path, ignore_errors=mode == "overwrite")
+        shutil.copytree(self.folder, path)
+
+
 @pytest.mark.tier("all")
 def test_until_its_last_step_a_commit_has_done_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -445,10 +459,13 @@ def test_until_its_last_step_a_commit_has_done_nothing(
     none = {which.name: spark.createDataFrame([], which.spark()) for which in layer.tables}
     with layer.writing():
         layer.commit(none, {one: ("old",)})
+    again: dict[str, Any] = {
+        name: WrittenBefore(next((tmp_path / "gold" / name).iterdir())) for name in none
+    }
     while layer.sources() == {one: ("old",)}:
         with monkeypatch.context() as patch, suppress(Killed), layer.writing():
             dying_at(patch, step)
-            layer.commit(none, {one: ("new",)})
+            layer.commit(again, {one: ("new",)})
         step += 1
     assert layer.sources() == {one: ("new",)}
     assert step - 2 >= len(layer.tables) * 4 + 1  # files may be none
