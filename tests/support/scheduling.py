@@ -2,7 +2,8 @@
 
 A pytest plugin, for runs with `-n` and for runs next to each other. A test that is marked `alone`
 runs while no other test of this checkout does; such tests come last. Tests that share a fixture of
-their module go to one worker, so that it is made once.
+their module go to one worker, so that it is made once. They come first, because such a fixture may
+take minutes: a guest machine, containers, packages.
 
 Tests in tests/spark share one JVM. They run in a process of their own, because each worker of
 pytest-xdist imports all files that it collects: no other process imports PySpark.
@@ -46,7 +47,7 @@ def _shares(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Groups tests before pytest-xdist looks, and puts those that run alone behind all others."""
+    """Groups tests before pytest-xdist looks; groups come first, tests that run alone last."""
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.xdist_group("alone"))
@@ -54,8 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif _shares(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+    items.sort(key=_place)
     yield
+
+
+def _place(item: pytest.Item) -> int:
+    if item.get_closest_marker("alone"):
+        return 2
+    return 0 if item.get_closest_marker("xdist_group") else 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
