@@ -714,6 +714,7 @@ def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) 
     assert "in no ledger 11 timers and operations that were armed" in reported.stdout
     assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in reported.stdout
     ship(in_parts / "demo", Lake(lake), "eagle")
+    assert invoke("audit", "--lake", lake, "--require-coverage", "100%").exit_code == 0
     lose(Lake(lake), Wal().uuid, 1)
     broken = invoke("report", "--lake", lake, *ledger, "--out", page, "--json")
     assert broken.exit_code == 5
