@@ -62,11 +62,11 @@ def save_snapshot(
         raise AssertionError("nothing to wait for")
 
 
-def save_export(handle: Handle, path: Path) -> None:
+def save_export(handle: Handle, path: Path, host: Host = HOST) -> None:
     """Writes a snapshot as a file of that name. Raises WalUnwritable."""
 
     def write(file: BinaryIO) -> str:
-        write_snapshot(handle, file, quiet=True)
+        write_snapshot(handle, file, quiet=True, host=host)
         return path.name
 
     try:

@@ -477,7 +477,7 @@ def _export(cell: Cell) -> Path:
     """An export of what the stopped daemon left."""
     saved = cell.world.directory / "export"
     with closing(Reader.attach(cell.daemon.paths)) as reader:
-        save_export(reader, saved)
+        save_export(reader, saved, cell.world.host())
     path = cell.world.directory / f"import{cell.number}" / "export"
     cell.world.disk.put(path, saved.read_bytes())
     return path
