@@ -327,7 +327,11 @@ class Book:
             self._tell(operation, raw)
 
     def _remember(self, raw: RawOutcome) -> None:
-        """A CHECK too: it is sent again only to an owner that acknowledges nothing at all."""
+        """A CHECK too: it is sent again only to an owner that acknowledges nothing at all. After
+        an outcome it is late: the outcome stays, because it is not sent again."""
+        known = self._orphans.get(raw.ticket)
+        if known is not None and known.cause != 0:
+            return
         if len(self._orphans) >= _ORPHANS_MAX:
             del self._orphans[next(iter(self._orphans))]
         self._orphans[raw.ticket] = raw._replace(payload=b"")

@@ -12,6 +12,7 @@ from purgatoryd.clients.operations import Book
 from purgatoryd.clients.packing import PendingCount
 from purgatoryd.clients.purgatory import ERROR_MAX, check_error
 from purgatoryd.clients.session import Session
+from purgatoryd.shm_layout.errors import SessionExpired
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import RawOutcome
 
@@ -69,6 +70,31 @@ def test_an_outcome_before_the_watchs_answer_takes_the_place_of_a_check(book: Bo
     book.work()
     assert op.result(0).cause == "expired"
     assert (asked, book.open, book.acks()) == ([], 0, [(TICKET, 0, SLOT)])
+
+
+def test_a_check_after_an_outcome_does_not_take_its_place(book: Book) -> None:
+    op = operation(lambda: True)
+    book.expect(op)
+    book.take([outcome_of(Cause.EXPIRED), outcome_of(0)])
+    book.armed(op, added())
+    book.work()
+    assert op.result(0).cause == "expired"
+    assert book.open == 0
+
+
+def test_the_first_end_of_an_operation_counts_and_it_answers_no_check(book: Book) -> None:
+    op = operation(lambda: True)
+    book.expect(op)
+    book.armed(op, added())
+    book.take([outcome_of(0)])
+    first = SessionExpired(session=1, in_doubt=0)
+    op._end(None, first)  # another thread has learned of it
+    op._end(None, SessionExpired(session=2, in_doubt=0))
+    book.work()
+    assert (book.completions(), book.acks()) == ([], [])
+    with pytest.raises(SessionExpired) as raised:
+        op.result(0)
+    assert raised.value is first
 
 
 def test_a_check_of_what_nobody_waits_for_is_passed_over(book: Book) -> None:
