@@ -247,7 +247,7 @@ class Commands:
             self._received(message, message.body)
         elif state == Handled.WAIT:
             self._deferred = message
-        elif state == Handled.AGAIN:
+        else:  # AGAIN
             self._wait(message)
         self._note_cost(message.uid, begun_boot_ns)
         return state != Handled.AGAIN
