@@ -281,6 +281,25 @@ def test_a_call_has_its_answer_while_another_one_of_its_batch_is_busy() -> None:
     assert not packer.queued
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_record_that_stays_busy_ends_with_its_client(in_flight: bool) -> None:
+    builder, outcomes, retries = Builder(), list[Outcome](), Retries()
+    builder.put(b"\x01\x01nt", PutMode.REPLACE, KeyType.STR, b"timer", 0, 5, b"")
+    retries.refused(builder.batch(outcomes.append), wire.RESULT.pack(Status.BUSY, 0))
+    error = SessionExpired(session=1, in_doubt=0)
+    if in_flight:
+        retries.begin_round()
+        part = retries.again(in_flight=False)
+        assert part is not None
+        part.settle(error)
+    else:
+        retries.fail(error)
+    (outcome,) = outcomes
+    assert isinstance(outcome, Partial)
+    assert outcome.error is error
+    assert not retries
+
+
 class Caller:
     """Makes batches and notes the outcome of each record."""
 

@@ -150,3 +150,32 @@ def test_a_session_of_an_unknown_connection_ends_unless_the_connection_becomes_k
     clients.watch.heartbeat()
     assert clients.ended_at(999 + GRACE_NS) == []
     assert clients.ended_at(1000 + GRACE_NS) == [1]
+
+
+def test_a_process_that_ended_unnoticed_is_not_taken_for_the_next_one_with_its_pid() -> None:
+    clients = Clients({})
+    clients.arena.graces |= {1: 0, 2: 0}
+    clients.watch.speaks(1, PID, CONNECTION)
+    clients.ended_pidfds = [PIDFD]
+    clients.watch.speaks(2, PID, CONNECTION)
+    clients.ended_pidfds = []
+    assert clients.ended_at(1000) == [1]
+    assert clients.watched == [PIDFD]
+
+
+def test_a_process_whose_connection_has_closed_is_not_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clients = Clients({})
+    clients.arena.graces |= {1: 0}
+    monkeypatch.setattr(clients.watch._watcher, "watch", lambda *_: None)
+    clients.watch.speaks(1, PID, CONNECTION)
+    clients.close_connection()
+    assert clients.ended_at(1000) == []
+    assert clients.ended_at(1000 + GRACE_NS) == [1]
+
+
+def test_a_session_that_is_not_there_is_not_watched() -> None:
+    clients = Clients({})
+    clients.watch.speaks(1, PID, CONNECTION)
+    assert (clients.watched, clients.ended_at(FOREVER_NS)) == ([], [])

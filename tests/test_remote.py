@@ -382,6 +382,11 @@ def test_what_comes_is_given_and_what_is_lost_is_said(stream: Stream) -> None:
     assert drain(stream) == [200_018]
 
 
+def test_a_message_of_another_number_of_frames_is_passed_over(stream: Stream) -> None:
+    stream.take(message(1, 1)[:1])
+    assert drain(stream) == []
+
+
 def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
     stream.take(message(100_001, 0))
     assert drain(stream) == []

@@ -449,12 +449,36 @@ def test_a_batch_that_never_left_can_be_withdrawn(model: ModelDaemon) -> None:
 
 
 def test_a_hello_refused_for_good_settles_what_waits() -> None:
-    client, outcomes = Session(), list[Outcome]()
+    client, outcomes, answers = Session(), list[Outcome](), list[object]()
     client.submit(batch(outcomes))
+    client.ask(Query(lambda number, session: b"", answers.append))
     hello = wire.decode_reply(client.frame() or b"")
     client.receive(wire.encode_frame(Message.HELLO, 0, hello.sequence, error=WireError.VERSION))
     assert client.state is State.CLOSED
     assert isinstance(outcomes[0], MessageRefused)
+    assert isinstance(answers[0], MessageRefused)
+
+
+@pytest.mark.parametrize("why", [WireError.STOPPING, WireError.BUSY])
+def test_a_batch_refused_for_now_is_sent_again(why: WireError, model: ModelDaemon) -> None:
+    client, outcomes = Session(), list[Outcome]()
+    exchange(client, model)
+    client.submit(batch(outcomes))
+    sent = wire.decode_reply(client.frame() or b"")
+    client.sent()
+    client.receive(wire.encode_frame(Message.BATCH, client.id, sent.sequence, error=why))
+    assert outcomes == []
+    client.resend()
+    exchange(client, model)
+    assert isinstance(outcomes[0], bytes)
+
+
+def test_a_message_of_an_unknown_kind_is_passed_over(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.receive(wire.encode_frame(Message.PUBLISH, client.id, 1))
+    assert client.state is State.OPEN
+    assert client.frame() is None
 
 
 @pytest.mark.parametrize("why", [WireError.SESSIONS_FULL, WireError.WRONG_SHARD])
