@@ -36,8 +36,13 @@ class File:
         self.dirty: set[int] = set()
         """Sectors that a sync will write."""
         self.older: dict[File, int] = {}
-        """The other files of its folder when it was made, and what each held by then."""
+        """The other files of its folder when it was made, and where the last write to each began:
+        it may hold records that are not in this file."""
         self.written_wall_ns = written_wall_ns
+        self.began = 0
+        """Where the last write of group commit began."""
+        self._goes_on_at = 0
+        """Where group commit writes what a short write left."""
 
     @property
     def held(self) -> int:
@@ -50,6 +55,12 @@ class File:
             self.now.extend(bytes(end - len(self.now)))
         self.now[at:end] = data
         self.dirty.update(range(at // SECTOR, -(-end // SECTOR)))
+
+    def write_group(self, at: int, count: int, written: int) -> None:
+        """Note that group commit wrote so many of the bytes of a group at `at`."""
+        if at != self._goes_on_at:
+            self.began = at
+        self._goes_on_at = at + written if written < count else 0
 
     def change(self, at: int) -> None:
         """A bit of the medium changes."""
@@ -282,7 +293,7 @@ class SimulatedDisk(Disk):
         folder = self.folder(path.parent)
         if path.name in folder.now:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        older = {file: file.held for file in folder.now.values()}
+        older = {file: file.began for file in folder.now.values()}
         file = folder.now[path.name] = File(self._wall_ns())
         file.older = older
         folder.changed()
@@ -447,6 +458,7 @@ class _Table:
         def work() -> int:
             written = self._disk.short(count)
             self._disk.write(self._files[number], raw[:written], at)
+            self._files[number].write_group(at, count, written)
             return written
 
         return self._attempt(work)

@@ -558,10 +558,10 @@ def _rot_dead(cell: Cell, byte: float) -> tuple[File, int] | None:
     snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
     older = files[snapshots[-1]].older if snapshots else {}
     segments = [files[name] for name in sorted(files) if name.endswith(SEGMENT)]
-    begins = [one for one in segments if older.get(one, 0) > 2 * PAGE and not one.dirty]
+    begins = [one for one in segments if older.get(one, 0) > PAGE and not one.dirty]
     if not begins:
         return None
-    at = PAGE + int(byte * (older[begins[-1]] - 2 * PAGE))
+    at = PAGE + int(byte * (older[begins[-1]] - PAGE))
     begins[-1].change(at)
     return begins[-1], at
 
@@ -584,7 +584,7 @@ def _costs(cell: Cell) -> bool:
     begun = sum(name.removesuffix(SEGMENT) <= begin for name in segments[1:])
     needed = [files[name] for name in segments[begun:]]
     return any(
-        file in needed and not PAGE <= at < older.get(file, 0) - PAGE for file, at in cell.rots
+        file in needed and not PAGE <= at < older.get(file, 0) for file, at in cell.rots
     )
 
 
