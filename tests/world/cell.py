@@ -28,7 +28,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import FLAG_RESUME, Cause, Message, Status
 from world.clients import LIMIT_S, QUEUE_LIMIT, SHORT_QUEUE, SimulatedClient
-from world.daemons import SimulatedDaemon
+from world.daemons import EVERY_UID, SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
 from world.network import ADMIN, End, SimulatedChannel
@@ -47,6 +47,8 @@ FORCED_AFTER = 3
 """Refused starts after which an operator forces the next one."""
 RESUME_S = 20_000.0
 """Longer than every world."""
+ANYBODY = 2**32 - 1
+"""Owner of a namespace that has none."""
 EMPTIED_AFTER = 6
 """Refused starts after which an operator begins with an empty WAL."""
 
@@ -121,6 +123,8 @@ class Cell:
         """Moment at which all clients were served again after them."""
         self.restarts = True
         """Whether a daemon that ended is started again."""
+        self.barred: int | None = None
+        """A client whose uid may not connect."""
         self.rots: list[tuple[File, int]] = []
         """Files of the WAL that were damaged, and where."""
         self.may_lose_arena = self.rotten = self.draining = False
@@ -143,6 +147,8 @@ class Cell:
             more["durable_namespaces"] = (NAMESPACE,)
         if setting.virtual:
             more |= {"clock": "virtual", "wall_origin_ns": 10**18}
+        if "iteration" in setting.small_limits:
+            more["budget"] = 1
         return Config(
             name, capacity=setting.capacity,
             payload_bytes=(8 if setting.heavy else 1) * MIB,
@@ -180,8 +186,8 @@ class Cell:
         """Start everything."""
         self.daemon.start()
         self.clients = [self.client(n) for n in range(CLIENTS)]
-        for _ in range(SUBSCRIBERS):
-            self._subscribe()
+        for number in range(SUBSCRIBERS):
+            self._subscribe(number)
 
     def client(self, number: int) -> SimulatedClient:
         """A new process of a client."""
@@ -189,7 +195,7 @@ class Cell:
         partition = Partition(self.number, {}) if self._shards > 1 else None
         client = SimulatedClient(
             world.machine, world.network, "w", NAMESPACE,
-            durable=setting.wal and setting.durable[number],
+            durable=setting.wal and setting.durable[number], hidden=setting.hidden[number],
             partition=partition, uid=number if setting.uids else 0,
             boot_offset_ns=setting.boot_offsets_ns[number],
             resume=self._resume_of(number), hasty=setting.hasty[number],
@@ -222,18 +228,23 @@ class Cell:
     def durable(self, client: int) -> bool:
         """Whether a client gets durable answers."""
         setting = self.world.script.setting
-        return setting.wal and (setting.durable_namespace or setting.durable[client])
+        return setting.wal and (setting.durable_namespace or setting.durable[client] is not False)
 
-    def _subscribe(self) -> None:
-        number = len(self.subscribers)
+    def _subscribe(
+        self, number: int, topics: list[str] | None = None, *, whole: bool = False
+    ) -> None:
         deliveries = Deliveries(self.oracle, lambda: self._stream_of(number))
-        self.deliveries.append(deliveries)
-        self.subscribers.append(
-            SimulatedSubscriber(
-                self.world.machine, self.world.network, self.daemon.config.name, NAMESPACE, None,
-                partial(self._deliver, deliveries),
-            )
+        self.deliveries[number:] = [deliveries, *self.deliveries[number + 1 :]]
+        subscriber = SimulatedSubscriber(
+            self.world.machine, self.world.network, self.daemon.config.name, NAMESPACE, topics,
+            partial(self._deliver, deliveries), whole=whole,
         )  # fmt: skip
+        self.subscribers[number:] = [subscriber, *self.subscribers[number + 1 :]]
+
+    def renew_subscriber(self, number: int, topics: list[str] | None, *, whole: bool) -> None:
+        """End a subscriber's process; the next one wants these topics."""
+        self.subscribers[number].die()
+        self._subscribe(number, topics, whole=whole)
 
     def _stream_of(self, number: int) -> int:
         inbox = self.subscribers[number].inbox
@@ -273,7 +284,7 @@ class Cell:
         partition = Partition(self.number, {}) if self._shards > 1 else None
         guest = SimulatedClient(
             world.machine, world.network, "w", NAMESPACE, durable=False, partition=partition,
-            uid=uid if world.script.setting.uids else 0,
+            uid=uid if world.script.setting.uids else 0, owns=False,
         )  # fmt: skip
         self.daemon.pids.add(guest.host.pid)
         self.guests.append(guest)
@@ -355,8 +366,10 @@ class Cell:
 
     def committed(self, arena: Any) -> None:
         """A group was committed."""
-        buffer = arena.wal_buffer
-        if buffer is not None and int(buffer.committed_lsn) == int(buffer.next_lsn) - 1:
+        buffer, reaper = arena.wal_buffer, self.daemon.reaper
+        if buffer is None or reaper is None:
+            return
+        if reaper.wal.committed_lsn == int(buffer.next_lsn) - 1:  # it is 0 before a first snapshot
             self.oracle.committed()
 
     def ended(self) -> None:
@@ -469,6 +482,7 @@ class Cell:
     def answered(self, call: Call, pending: Any) -> None:
         """A single call has an outcome."""
         word = int(pending.word)
+        self.world.note(type(pending.why()).__name__)
         status = IN_DOUBT if pending.error is not None or word == 0 else word & 0xFF
         self.judge(call, status, word >> 8, int(pending.deadline_ns))
 
@@ -526,6 +540,9 @@ class Cell:
         self.end_guests(list(self.guests))
         self.daemon.fuse.left = self.daemon.fuse.signal_left = self.at_durable_answer = None
         self.daemon.thaw()
+        self.daemon.doomed_snapshots = 0
+        self.daemon.quicken()
+        self.let_in()
         for client in self.clients:
             client.thaw()
             client.limit_s = LIMIT_S
@@ -551,11 +568,23 @@ class Cell:
         self.dropped.clear()
         self.resume()
         self._set(park_beyond_ns=0)
-        self._set(quota_timers=0)
+        self._set(quota_timers=0, quota_ops=0, owner_uid=ANYBODY)
         self.world.pass_time(S)
         self._ask_all()
         self._unpark_all()
         self.world.pass_time(20 * S)
+
+    def let_in(self) -> None:
+        """Let every uid connect again. A client that was refused has ended for good: its successor
+        begins."""
+        client, self.barred = self.barred, None
+        if client is None:
+            return
+        self.daemon.next_uids = EVERY_UID
+        self.daemon.stop()
+        if self.clients[client].alive:
+            self.end_client(client)
+        self.begin_client(client)
 
     def resume(self) -> None:
         """Give up a drain."""

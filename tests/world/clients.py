@@ -16,7 +16,7 @@ from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_un
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AnyCondition
 from purgatoryd.clients.core import NEVER_S, Core
-from purgatoryd.clients.jobs import Job, Jobs, Started
+from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
 from purgatoryd.clients.operations import Book, Operation
 from purgatoryd.clients.packing import (
     Entry,
@@ -96,14 +96,17 @@ class SimulatedClient:
         name: str,
         namespace: str,
         *,
-        durable: bool,
+        durable: bool | None,
         uid: int = 0,
         boot_offset_ns: int = 0,
         partition: Partition | None = None,
         resume: Resume | None = None,
         hasty: bool = False,
         queue_limit: int = QUEUE_LIMIT,
+        hidden: bool = False,
+        owns: bool = True,
     ) -> None:
+        """`hidden`: in another pid namespace than the daemon. `owns`: it may own operations."""
         self.limit_s = HASTY_S if hasty else LIMIT_S
         self._queue_limit = queue_limit
         self.machine = machine
@@ -117,15 +120,17 @@ class SimulatedClient:
         """Moment at which the process began."""
         self.errors = 0
         self._network = network
-        self._uid = uid
+        self._uid, self._hidden = uid, hidden
         self._resumes = resume is not None
         self.core = Core(
             name, namespace, durable=durable, partition=partition, resume=resume, host=self.host,
             open_channel=self._open_channel,
         )  # fmt: skip
         self.book = Book(self.wake, self.host)
-        own_book(self.core, self.book, resume)
-        self.jobs = Jobs(self.core, Owner(self.core, self.book).speak, listens=True)
+        if owns:
+            own_book(self.core, self.book, resume)
+        after = Owner(self.core, self.book).speak if owns else nothing
+        self.jobs = Jobs(self.core, after, listens=owns)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
         """Calls without an outcome, and what reports it."""
         self._unpacked: set[Pending | BulkResult] = set()
@@ -135,7 +140,7 @@ class SimulatedClient:
         self._begin(self.jobs.greeted(LIMIT_S))
 
     def _open_channel(self, endpoint: str, *_: object, immediate: bool = True) -> Any:
-        end = End(self.host, self._uid, COMMANDS)
+        end = End(self.host, self._uid, COMMANDS, hidden=self._hidden)
         end.wake = self.wake
         self.ends.append(end)
         return SimulatedChannel(self._network, end, endpoint, immediate=immediate)
@@ -270,10 +275,10 @@ class SimulatedClient:
 
     def add_many(
         self, rows: list[Any], topic: str, mode: str, bulk_load: BulkLoad | None,
-        report: Callable[[BulkResult], None],
+        report: Callable[[BulkResult], None], *, wait: bool = True,
     ) -> None:  # fmt: skip
-        """Add many timers."""
-        self._bulk(pack_puts(self.core, rows, topic, mode, bulk_load), report)
+        """Add many timers. Without `wait` the call ends before the answers have come."""
+        self._bulk(pack_puts(self.core, rows, topic, mode, bulk_load), report, wait=wait)
 
     def cancel_many(self, keys: list[str], report: Callable[[BulkResult], None]) -> None:
         """Cancel many timers."""
@@ -284,12 +289,13 @@ class SimulatedClient:
         self._bulk(pack_unparks(self.core, rows, None), report)
 
     def _bulk(
-        self, packed: Any, report: Callable[[BulkResult], None], *, last: bool = False
-    ) -> None:
+        self, packed: Any, report: Callable[[BulkResult], None], *,
+        last: bool = False, wait: bool = True,
+    ) -> None:  # fmt: skip
         result, batches = packed
         self._expect(result, report)
         self._begin(
-            self.jobs.submitted(self._queue_limit, result, batches, True, self.limit_s, last=last)
+            self.jobs.submitted(self._queue_limit, result, batches, wait, self.limit_s, last=last)
         )
 
     def bulk_load(
@@ -309,12 +315,14 @@ class SimulatedClient:
 
         self._begin(work())
 
-    def flush(self) -> None:
-        """Wait for all answers, and raise the refusals that nobody has seen."""
+    def flush(self, *, raises: bool) -> None:
+        """Wait for all answers, and raise the refusals that nobody has seen, or leave that to the
+        next flush."""
 
         def work() -> Job[None]:
             yield from self.jobs.flushed(self.limit_s)
-            self.core.raise_reported()
+            if raises:
+                self.core.raise_reported()
 
         self._begin(work())
 
@@ -363,7 +371,7 @@ class SimulatedClient:
     def close(self) -> None:
         """End the session and the process cleanly."""
         self.leaving = True
-        self._begin(self.jobs.closing(LIMIT_S))
+        self._begin(self.jobs.closing(self.limit_s))
 
     @property
     def usable(self) -> bool:

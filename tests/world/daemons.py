@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Generator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 WAKE_NS = 5_000
 """From an event to the first instruction of the loop."""
-"""Time that a commit takes."""
 SNAPSHOT_NS = 2_000_000
-"""Time between two steps of the process that writes snapshots."""
-_OPEN = Access(frozenset({0}), frozenset(range(CLIENTS)), frozenset(), everybody=False)
+"""Usual time between two steps of the process that writes snapshots."""
+EVERY_UID = frozenset(range(CLIENTS))
+"""Uids of clients."""
 _UNPLACED: Any = SimpleNamespace(
     look=lambda arena: None, settle=lambda *_: None, plan=SimpleNamespace(spin_ns=0)
 )
@@ -81,6 +81,7 @@ class SnapshotProcess:
         self._directory, self._keep = directory, keep
         self._host = SimulatedHost(daemon.machine, daemon.machine.next_pid())
         self._steps = self._write(arena) if snapshot else _nothing()
+        self._doomed = snapshot and daemon.dooms_snapshot()
         self._later()
 
     def poll(self) -> int | None:
@@ -95,12 +96,12 @@ class SnapshotProcess:
         return self.returncode
 
     def _later(self) -> None:
-        self._daemon.schedule.after(SNAPSHOT_NS, self._step)
+        self._daemon.schedule.after(self._daemon.snapshot_ns, self._step)
 
     def _step(self) -> None:
         if self.returncode is not None:
             return
-        if self._parent.dead:
+        if self._parent.dead or self._doomed:
             self.kill()
             return
         try:
@@ -119,15 +120,14 @@ class SnapshotProcess:
         self._end(0)
 
     def _write(self, arena: str) -> Generator[None, None, None]:
-        reader = Reader(ArenaFile.open(arena, read_only=True))
-        try:
-            for lsn in saving(reader, self._directory, self._host, quiet=False):
+        with ExitStack() as stack:
+            reader = stack.enter_context(closing(Reader(ArenaFile.open(arena, read_only=True))))
+            waits: Any = saving(reader, self._directory, self._host, quiet=False)
+            for lsn in stack.enter_context(closing(waits)):
                 while int(reader.wal_buffer.committed_lsn) < lsn:
                     if has_stopped(reader.wal_buffer):
                         raise OSError(5, "the WAL has stopped")
                     yield
-        finally:
-            reader.close()
 
     def _end(self, code: int) -> None:
         if self.returncode is None:
@@ -184,6 +184,12 @@ class SimulatedDaemon:
         self.next_config = config
         """Of the next start."""
         self.commit_ns = self._usual_commit_ns = commit_ns
+        self.snapshot_ns = SNAPSHOT_NS
+        """Time between two steps of the process that writes snapshots."""
+        self.doomed_snapshots = 0
+        """So many of the processes that write snapshots are killed before they have done it."""
+        self.next_uids = EVERY_UID
+        """Uids that may connect to the next process."""
         self._stack = ExitStack()
         self._asleep = self._committing = self._terminated = False
         self._wake_number = 0
@@ -244,8 +250,9 @@ class SimulatedDaemon:
         self.processes.alive = self.pids
         transport: Any = self.transport
         processes: Any = self.processes
+        access = Access(frozenset({0}), self.next_uids, frozenset(), everybody=False)
         reaper = self._stack.enter_context(
-            loop_of(opening, transport, _OPEN, lifecycle, _UNPLACED, processes)
+            loop_of(opening, transport, access, lifecycle, _UNPLACED, processes)
         )
         transport.wake = self.wake
         self.observe.started(reaper.arena)
@@ -270,9 +277,9 @@ class SimulatedDaemon:
     def _stop(self) -> None:
         assert self.reaper is not None
         reaper = self.reaper
-        reaper.stop()
-        while reaper.iterate() is not None or not reaper.stopping:
-            pass
+        if not reaper.stopping:  # else its last iteration is over
+            reaper.stop()
+            reaper.iterate()
         reaper.finish()
         self.observe.committed(reaper.arena)
         self._stack.close()
@@ -339,6 +346,14 @@ class SimulatedDaemon:
 
     # ---- freeze --------------------------------------------------------------------------------
 
+    @property
+    def sleeps_ns(self) -> int:
+        """How long the loop means to sleep."""
+        until_ns = self.reaper._until_ns if self.reaper is not None else None
+        if until_ns is None:
+            return 0
+        return max(0, until_ns + self.machine.boot_begun_ns - self.schedule.now_ns)
+
     def freeze(self) -> None:
         """Stop the process as SIGSTOP does."""
         if self.alive:
@@ -347,11 +362,12 @@ class SimulatedDaemon:
             self._stands_still()
             self.freezes += 1
 
-    def thaw(self) -> None:
-        """Let it go on."""
+    def thaw(self, read_in_ns: int = 0) -> None:
+        """Let it go on; its sockets read after `read_in_ns` what came meanwhile."""
         if self.alive and self.frozen:
             assert self.transport is not None
-            self.frozen = self.transport.frozen = False
+            self.frozen = False
+            self.transport.thaw(read_in_ns)
             self._runs_again()
             self.transport.network.changed()
             self._iterate_soon()
@@ -420,15 +436,22 @@ class SimulatedDaemon:
     _committed = False
 
     def _sleep(self, until_boot_ns: int) -> None:
-        assert self.transport is not None
         self._asleep = True
-        if self.transport.pending(commands=True) or self._committed:
+        if self._missed_wakeup():
             self._iterate_soon()
             return
         wait_ns = until_boot_ns + self.machine.boot_begun_ns - self.schedule.now_ns
         self._wake_number += 1
         number = self._wake_number
         self.schedule.after(max(0, wait_ns) + WAKE_NS, lambda: self._timed_out(number))
+
+    def _missed_wakeup(self) -> bool:
+        """Whether something came while the loop ran. A loop that takes no commands does not wake up
+        for them."""
+        assert self.reaper is not None
+        assert self.transport is not None
+        commands = not self.reaper._commands.full
+        return self._committed or self.transport.pending(commands=commands)
 
     def _timed_out(self, number: int) -> None:
         if number == self._wake_number and self._asleep and not self.frozen:
@@ -493,9 +516,14 @@ class SimulatedDaemon:
         self.snapshot = SnapshotProcess(self, arena, directory, keep, snapshot=snapshot)
         return self.snapshot
 
+    def dooms_snapshot(self) -> bool:
+        """Whether the process that begins to write a snapshot will be killed."""
+        self.doomed_snapshots -= (doomed := self.doomed_snapshots > 0)
+        return doomed
+
     def quicken(self) -> None:
-        """Let commits be quick again."""
-        self.commit_ns = self._usual_commit_ns
+        """Let commits and snapshots be quick again."""
+        self.commit_ns, self.snapshot_ns = self._usual_commit_ns, SNAPSHOT_NS
 
     # ---- the machine ---------------------------------------------------------------------------
 

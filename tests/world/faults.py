@@ -31,15 +31,22 @@ from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, segments
 from world import work
-from world.cell import Cell
-from world.clients import LIMIT_S
+from world.cell import RESTART_NS, Cell
+from world.clients import HASTY_S, LIMIT_S, SimulatedClient
+from world.daemons import EVERY_UID
 from world.disk import PAGE, File, Trouble
-from world.network import Disturbance
+from world.network import RECONNECT_NS, Disturbance
 from world.oracle import Violation
-from world.script import CLIENTS, MS, RESUMER, S
+from world.script import CLIENTS, MS, RESUMER, TOPICS, S
 from world.world import FAR_NS
 
 AGAIN_NS = 5 * MS
+OPENS_NS = 10_000
+"""After so long a new client opens its connection."""
+ATTEMPTS_NS = 8 * S
+"""A daemon fails for good to write its first snapshot within so long."""
+SLOW_SNAPSHOT = 10
+"""How much longer than a commit a step of a snapshot takes on a slow disk."""
 LEAVES_S = LIMIT_S + BYE_S + 0.1
 """A client that is not frozen ends within so long of its clock once it is closed."""
 COPY_COMMIT_NS = 20 * MS
@@ -107,12 +114,47 @@ def freeze_subscriber(cell: Cell, subscriber: int, span_ns: int) -> None:
     cell.world.schedule.after(span_ns, one.thaw)
 
 
-def kill_client(cell: Cell, client: int, span_ns: int) -> None:
-    """Kill a client; its successor begins later."""
+def cut(cell: Cell, client: int, span_ns: int) -> None:
+    """Break a client's connections, and the next ones as soon as a message has arrived; then stop
+    the client for a while. So the daemon learns of a message when its connection is gone."""
+    break_(cell, client)
+    for end in cell.clients[client].ends:
+        end.disturbances.insert(0, Disturbance("cut", 1))
+    cell.world.schedule.after(RECONNECT_NS + MS, partial(freeze_client, cell, client, span_ns))
+
+
+def kill_subscriber(cell: Cell, subscriber: int, topics: list[str] | None, whole: bool) -> None:
+    """Kill a subscriber; its successor begins at once."""
+    _count(cell, "client")
+    cell.renew_subscriber(subscriber, topics, whole=whole)
+
+
+def bar(cell: Cell, client: int, span_ns: int) -> None:
+    """Start the daemon again without the right of a client's uid to connect. Later it has it
+    again."""
+    uid = client if cell.world.script.setting.uids else 0
+    if cell.barred is not None or uid == 0 or not cell.daemon.alive:
+        return
+    _count(cell, "stop")
+    cell.barred = client
+    cell.dropped.add(client)
+    cell.daemon.next_uids = EVERY_UID - {uid}
+    cell.daemon.stop()
+    cell.clients[client].limit_s = HASTY_S
+    work.rush(cell, client, 0, 3, S, 8)
+    cell.world.schedule.after(2 * RESTART_NS, partial(work.get, cell, client, 1))
+    cell.world.schedule.after(max(span_ns, 3 * RESTART_NS), cell.let_in)
+
+
+def kill_client(cell: Cell, client: int, span_ns: int, doubled: int) -> None:
+    """Kill a client; its successor begins later. So many frames of the successor arrive twice."""
     if cell.clients[client].alive:
         cell.end_client(client)
         _count(cell, "client")
         cell.world.schedule.after(span_ns, partial(cell.begin_client, client))
+        if doubled:
+            doubles = partial(disturb, cell, client, "double", doubled, 0)
+            cell.world.schedule.after(span_ns + OPENS_NS, doubles)
 
 
 def leave(cell: Cell, client: int, span_ns: int, lost: int) -> None:
@@ -215,20 +257,26 @@ def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
         cell.daemon.next_config = replace(cell.daemon.config, capacity=capacity)
 
 
-def freeze_daemon(cell: Cell, span_ns: int) -> None:
-    """Stop the daemon for a while."""
+def freeze_daemon(cell: Cell, span_ns: int, read_in_ns: int, late: bool) -> None:
+    """Stop the daemon for a while, or until it is so `late`. Its sockets read what came meanwhile
+    after `read_in_ns`."""
     if cell.daemon.alive:
+        if late:
+            span_ns += cell.daemon.sleeps_ns
         cell.daemon.freeze()
         _count(cell, "freeze")
-        cell.world.schedule.after(span_ns, cell.daemon.thaw)
+        cell.world.schedule.after(span_ns, partial(cell.daemon.thaw, read_in_ns))
 
 
-def stop_daemon(cell: Cell, capacity: int | None, asked: bool) -> None:
+def stop_daemon(cell: Cell, capacity: int | None, asked: bool, publishes: bool) -> None:
     """Stop the daemon cleanly, by a signal or by the STOP command; the next one may have another
-    size."""
+    size. `publishes`: notices are published just before."""
     if not cell.daemon.alive:
         return
     _count(cell, "stop")
+    if publishes:
+        for topic in TOPICS:
+            work.publish(cell, topic)
     if asked:
         cell.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n))
     else:
@@ -259,7 +307,16 @@ def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
     """Open sessions of many more clients, until none is left; all of them end at once."""
     guests = [cell.guest(uid) for _ in range(count)]
     _count(cell, "client")
+    cell.world.schedule.after(span_ns // 2, partial(_drop_guest, cell, guests[0]))
     cell.world.schedule.after(span_ns, partial(cell.end_guests, guests))
+
+
+def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
+    """An operator ends the session of a client that owns no operation; then it asks a question."""
+    session = guest.core.session.id
+    if guest in cell.guests and session:
+        cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
+        cell.world.schedule.after(MS, lambda: guest.get("k", lambda _: None))
 
 
 def wrong_start(cell: Cell, kind: str) -> None:
@@ -483,10 +540,15 @@ def _export(cell: Cell) -> Path:
     return path
 
 
-def kill_snapshot(cell: Cell) -> None:
-    """Kill the process that writes a snapshot."""
+def kill_snapshot(cell: Cell, more: int) -> None:
+    """Kill the process that writes a snapshot, and `more` of those that follow: with some, the
+    daemon, too, which needs a snapshot once it runs again."""
+    _count(cell, "snapshot")
+    cell.daemon.doomed_snapshots = more
+    if more:
+        kill_daemon(cell, 0)
+        cell.world.pass_time(ATTEMPTS_NS)
     if cell.daemon.snapshot is not None:
-        _count(cell, "snapshot")
         cell.daemon.snapshot.kill()
 
 
@@ -533,8 +595,8 @@ def short_write(cell: Cell, times: int) -> None:
 
 
 def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
-    """Let commits take longer for a while."""
-    cell.daemon.commit_ns = commit_ns
+    """Let commits and snapshots take longer for a while."""
+    cell.daemon.commit_ns, cell.daemon.snapshot_ns = commit_ns, SLOW_SNAPSHOT * commit_ns
     _count(cell, "disk")
     cell.world.schedule.after(span_ns, cell.daemon.quicken)
 
@@ -583,9 +645,7 @@ def _costs(cell: Cell) -> bool:
     begin, older = sound[-1].removesuffix(SNAPSHOT), files[sound[-1]].older
     begun = sum(name.removesuffix(SEGMENT) <= begin for name in segments[1:])
     needed = [files[name] for name in segments[begun:]]
-    return any(
-        file in needed and not PAGE <= at < older.get(file, 0) for file, at in cell.rots
-    )
+    return any(file in needed and not PAGE <= at < older.get(file, 0) for file, at in cell.rots)
 
 
 def lose_file(cell: Cell, file: int) -> None:
@@ -684,6 +744,7 @@ STEPS: dict[str, Callable[..., None]] = {
         leave, reuse_pid, drop_session, drop_busy, ask_durably, lose_answer, crowd, kill_daemon,
         kill_start, freeze_daemon, stop_daemon, terminate, drain, two_starts, wrong_start, move,
         kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot, lose_file, ruin,
-        power_cut, cut_at_copy, lose_name, step_wall, drift, suspend,
+        power_cut, cut_at_copy, lose_name, step_wall, drift, suspend, cut, kill_subscriber,
+        bar,
     )
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Simulated connections between clients and daemons: the daemon's transport, and its peers' ends.
 
 A connection carries frames in order and takes LATENCY_NS for each. Faults lose, double, delay or
-swap the frames of a connection, or break it; what is under way then is gone.
+swap the frames of a connection, hand them over late, or break it; what is under way then is gone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from purgatoryd.daemon.transport import Message, Peer
@@ -39,7 +40,7 @@ class Disturbance:
     """What happens to the next frames in one direction of a connection."""
 
     kind: str
-    """"lose", "double", "delay" or "swap"."""
+    """"lose", "double", "delay", "swap", "cut" or "late"."""
     frames: int
     delay_ns: int = 0
 
@@ -56,6 +57,10 @@ class End:
     received: deque[Any] = field(default_factory=deque)
     made: int = 0
     """Connections made since the owner looked."""
+    hidden: bool = False
+    """Whether the daemon's kernel does not know the pid: that of another pid namespace."""
+    unready: int = 0
+    """So many receives return nothing although something has come."""
     lossy: bool = False
     """Whether a frame was lost since the last connection was made."""
     disturbances: list[Disturbance] = field(default_factory=list)
@@ -67,6 +72,11 @@ class End:
     greetings: Counter[bytes] = field(default_factory=Counter)
     """How often each HELLO has arrived."""
 
+    @property
+    def pid(self) -> int:
+        """The pid that the daemon sees."""
+        return 0 if self.hidden else self.host.pid
+
 
 class Connection:
     """One connection, from the end that made it to a daemon."""
@@ -76,7 +86,7 @@ class Connection:
         self.end = end
         self.transport = transport
         self.open = True
-        self.peer = Peer(end.kind, end.uid, end.host.pid)
+        self.peer = Peer(end.kind, end.uid, end.pid)
         self.route = number.to_bytes(5, "big")
         self.under_way = 0
 
@@ -148,6 +158,11 @@ class Network:
             if connection.open:
                 deliver()
 
+        def cut() -> None:
+            if connection.open:
+                deliver()
+                self.break_connection(connection.end)
+
         latency_ns = LATENCY_NS
         disturbances = connection.end.disturbances
         if disturbances:
@@ -165,6 +180,10 @@ class Network:
                 latency_ns += one.delay_ns
             elif one.kind == "swap":  # the next frame overtakes this one
                 latency_ns = 3 * LATENCY_NS
+            elif one.kind == "cut":  # the frame arrives, and then the connection breaks
+                arrive = cut
+            elif one.kind == "late":  # the socket has it, and does not say so at once
+                connection.end.unready += 1
         self.schedule.after(latency_ns, arrive)
 
 
@@ -202,6 +221,9 @@ class SimulatedChannel:
         return True
 
     def receive(self) -> bytes | None:
+        if self.end.unready:
+            self.end.unready -= 1
+            return None
         return self.end.received.popleft() if self.end.received else None
 
     def reconnected(self) -> bool:
@@ -296,6 +318,10 @@ class SimulatedTransport:
         self._endpoints = tuple(endpoints)
         self.wake: Callable[[], None] = lambda: None
         self.frozen = False
+        self._unread: deque[Callable[[], None]] = deque()
+        """What hands over each message that the kernel has and the socket has not."""
+        self._unread_of: set[int] = set()
+        """Connections of these messages."""
         self.alive = True
         self.watch_due_ns = FOREVER_NS
 
@@ -338,11 +364,27 @@ class SimulatedTransport:
             end.greetings[data] += 1
         now_ns = self.network.schedule.now_ns - self._host.machine.boot_begun_ns
         message = Message(
-            connection.route, data, end.uid, end.uid, end.host.pid, now_ns, connection.number
+            connection.route, data, end.uid, end.uid, end.pid, now_ns, connection.number
         )
         requests = self.admin if end.kind == ADMIN else self.commands
+        if self.frozen or self._unread:
+            self._unread.append(partial(requests.waiting.append, message))
+            self._unread_of.add(connection.number)
+            return
         requests.waiting.append(message)
         self.wake()
+
+    def thaw(self, read_in_ns: int) -> None:
+        """The process goes on; its socket reads what the kernel has after `read_in_ns`."""
+        self.frozen = False
+        self.network.schedule.after(read_in_ns, self._read)
+
+    def _read(self) -> None:
+        if not self.frozen:
+            while self._unread:
+                self._unread.popleft()()
+            self._unread_of.clear()
+            self.wake()
 
     def deliver(self, connection: Connection, data: Any) -> None:
         """Send a frame to a peer."""
@@ -367,7 +409,7 @@ class SimulatedTransport:
         return set(self.connections)
 
     def unread(self, fds: Set[int]) -> set[int]:
-        return set()  # what has arrived waits in a request socket
+        return self._unread_of & fds
 
     def ready(self) -> frozenset[int]:
         """Descriptors that have news."""

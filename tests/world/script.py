@@ -20,7 +20,7 @@ ACTIONS = ("open", "close", "status", "forget")
 """On a bulk load."""
 STRANGE = (
     "short", "magic", "version", "unknown", "long", "hello", "stop", "sessions", "drop", "advance",
-    "bulk_load",
+    "bulk_load", "ping",
 )  # fmt: skip
 """Messages of strangers."""
 WRONG = (
@@ -29,6 +29,9 @@ WRONG = (
     "boot clock",
 )  # fmt: skip
 """Faults of a wrong start."""
+
+SMALL_LIMITS = ("iteration", "window", "share", "memory", "first snapshot", "client")
+"""Groups of limits.py."""
 
 Arguments = dict[str, Any]
 Draw = Callable[[random.Random], Arguments]
@@ -56,8 +59,8 @@ class Setting:
     wal: bool
     virtual: bool
     shards: int
-    durable: tuple[bool, ...]
-    """Whether each client asks for durable answers."""
+    durable: tuple[bool | None, ...]
+    """Whether each client asks for durable answers; None: if the daemon has a WAL."""
     durable_namespace: bool
     """Whether the daemon gives durable answers to all."""
     boot_offsets_ns: tuple[int, ...]
@@ -79,6 +82,10 @@ class Setting:
     """Few calls of a client may be without an answer."""
     resumes: bool
     """A later process of client RESUMER takes over the operations of an earlier one."""
+    hidden: tuple[bool, ...]
+    """Whether each client is in another pid namespace than the daemon."""
+    small_limits: tuple[str, ...]
+    """Groups of limits of the product that are small."""
 
 
 class Script(NamedTuple):
@@ -140,6 +147,7 @@ def _many(rng: random.Random) -> Arguments:
         "mode": rng.choice(["error", "replace"]),
         "delay_ns": _delay_ns(rng),
         "topic": rng.choice(TOPICS),
+        "wait": rng.random() < 0.8,
     }
 
 
@@ -176,7 +184,7 @@ def _watch_key(rng: random.Random) -> Arguments:
 
 def _disturb(rng: random.Random) -> Arguments:
     return {
-        "kind": rng.choice(["lose", "double", "delay", "swap"]),
+        "kind": rng.choice(["lose", "double", "delay", "swap", "late"]),
         "frames": rng.choice([1, 1, 2, 5]),
         "delay_ns": rng.choice([rng.randrange(MS), rng.randrange(50 * MS), rng.randrange(S)]),
     }
@@ -234,6 +242,29 @@ def _calls(rng: random.Random) -> int:
     return rng.choice([0, rng.randrange(60), rng.randrange(2000)])
 
 
+def _watch_only(rng: random.Random) -> Arguments:
+    return {"key": rng.randrange(WATCH_KEYS)}
+
+
+def _kill(rng: random.Random) -> Arguments:
+    return {**_client(rng), **_span(rng), "doubled": rng.choice([0, 0, 10])}
+
+
+def _freeze(rng: random.Random) -> Arguments:
+    late = rng.random() < 0.4
+    span_ns = rng.randrange(100 * MS) if late else _span_ns(rng)
+    read_in_ns = rng.choice([0, span_ns + rng.randrange(20 * MS)])
+    return {"span_ns": span_ns, "read_in_ns": read_in_ns, "late": late}
+
+
+def _quota(rng: random.Random) -> Arguments:
+    return {
+        "timers": rng.choice([0, 0, 5]),
+        "ops": rng.choice([0, 0, 0, 50]),
+        "owner": rng.choice([2**32 - 1, 2**32 - 1, rng.randrange(CLIENTS)]),
+    }
+
+
 def _span(rng: random.Random) -> Arguments:
     return {"span_ns": _span_ns(rng)}
 
@@ -267,19 +298,23 @@ WORK: dict[str, tuple[int, Draw]] = {
     "settle": (1, lambda rng: {}),
     "ping": (1, lambda rng: {}),
     "list_sessions": (1, lambda rng: {}),
-    "flush": (1, _client),
+    "flush": (2, lambda rng: {**_client(rng), "raises": rng.random() < 0.6}),
+    "add_far": (1, _key),
+    "look": (2, lambda rng: {**_client(rng), "number": rng.randrange(1000)}),
+    "late_check": (2, lambda rng: {**_watch_key(rng), **_span(rng)}),
     "stranger": (2, _stranger),
-    "quota": (1, lambda rng: {"timers": rng.choice([0, 0, 5])}),
+    "quota": (1, _quota),
 }  # fmt: skip
 FAULTS: dict[str, tuple[int, Draw]] = {
     "disturb": (40, lambda rng: {**_client(rng), **_disturb(rng)}),
-    "storm": (8, _storm),
+    "storm": (18, _storm),
     "break": (6, _client),
     "disturb_subscriber": (
         12, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_disturb(rng)}
     ),
+    "cut": (2, lambda rng: {**_client(rng), **_span(rng)}),
     "freeze_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
-    "kill_client": (3, lambda rng: {**_client(rng), **_span(rng)}),
+    "kill_client": (3, _kill),
     "leave": (2, lambda rng: {**_client(rng), **_span(rng), "lost": rng.choice([0, 1, 2])}),
     "lose_answer": (1, _client),
     "drop_session": (
@@ -297,7 +332,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "freeze_subscriber": (
         3, lambda rng: {"subscriber": rng.randrange(SUBSCRIBERS), **_span(rng)}
     ),
-    "kill_daemon": (8, lambda rng: {"calls": _calls(rng)}),
+    "kill_daemon": (19, lambda rng: {"calls": _calls(rng)}),
     "kill_start": (
         3,
         lambda rng: {
@@ -305,9 +340,22 @@ FAULTS: dict[str, tuple[int, Draw]] = {
             "capacity": _capacity(rng), "cut": rng.random() < 0.3,
         },
     ),
-    "freeze_daemon": (4, _span),
+    "kill_subscriber": (
+        2,
+        lambda rng: {
+            "subscriber": rng.randrange(SUBSCRIBERS),
+            "topics": rng.choice([None, None, ["a"], ["a", "b"]]),
+            "whole": rng.random() < 0.3,
+        },
+    ),
+    "freeze_daemon": (4, _freeze),
+    "bar": (3, lambda rng: {**_client(rng), **_span(rng)}),
     "stop_daemon": (
-        2, lambda rng: {"capacity": _capacity(rng), "asked": rng.random() < 0.5}
+        2,
+        lambda rng: {
+            "capacity": _capacity(rng), "asked": rng.random() < 0.5,
+            "publishes": rng.random() < 0.5,
+        },
     ),
     "terminate": (2, lambda rng: {"calls": _calls(rng)}),
     "drain": (
@@ -317,7 +365,7 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     "two_starts": (3, lambda rng: {"calls": rng.randrange(80), "lost": rng.random() < 0.7}),
     "wrong_start": (6, lambda rng: {"kind": rng.choice(WRONG)}),
     "move": (2, lambda rng: {}),
-    "disk": (8, _disk),
+    "disk": (12, _disk),
     "fail_sync": (2, lambda rng: {"span_ns": rng.randrange(100 * MS)}),
     "disk_full": (1, _span),
     "short_write": (2, lambda rng: {"times": rng.randrange(1, 4)}),
@@ -331,11 +379,11 @@ FAULTS: dict[str, tuple[int, Draw]] = {
     ),
     "lose_file": (1, lambda rng: {"file": rng.randrange(100)}),
     "power_cut": (2, lambda rng: {**_span(rng), "answered": rng.random() < 0.5}),
-    "kill_snapshot": (1, lambda rng: {}),
+    "kill_snapshot": (1, lambda rng: {"more": rng.choice([0, 0, 3])}),
     "step_wall": (2, lambda rng: {"by_ns": rng.choice([-1, 1]) * rng.randrange(10 * S)}),
     "drift": (1, lambda rng: {"ppm": rng.randrange(-500, 500)}),
     "suspend": (1, lambda rng: {"span_ns": rng.randrange(20 * S)}),
-    "lose_name": (1, lambda rng: {"private": rng.random() < 0.5}),
+    "lose_name": (2, lambda rng: {"private": rng.random() < 0.5}),
     "reuse_pid": (1, _client),
 }  # fmt: skip
 OF_THE_DISK = frozenset((
@@ -346,9 +394,15 @@ WITHOUT_WAL = frozenset({"ask_durably", "two_starts"})
 OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
 OF_THE_WALL_CLOCK = frozenset({"step_wall", "drift"})
 HEAVY: dict[str, tuple[int, Draw]] = {
-    "burst": (20, lambda rng: {**_client(rng), "count": rng.randrange(10, 60)}),
+    "burst": (
+        20,
+        lambda rng: {**_client(rng), "count": rng.randrange(10, 70), "rows": rng.choice([0, 0, 7])},
+    ),
     "rush": (40, lambda rng: {**_rush(rng), "size": rng.choice([300, 60_000])}),
     "slow_disk": (10, FAULTS["slow_disk"][1]),
+    "wade": (3, lambda rng: {**_watch_key(rng), "timeout_ns": _span_ns(rng)}),
+    "cancel_crowd": (3, _watch_only),
+    "overfill": (3, _watch_key),
 }
 
 
@@ -373,7 +427,8 @@ def script(seed: int, steps: int = 400) -> Script:
     }
     if setting.resumes:
         work["watch"] = (40, lambda rng: {**_watch(rng), "client": RESUMER})
-        faults["kill_client"] = (12, lambda rng: {"client": RESUMER, **_span(rng)})
+        work["succeed"] = (8, _watch_only)
+        faults["kill_client"] = (12, lambda rng: {**_kill(rng), "client": RESUMER})
     # Some kinds of faults are missing in each world, so that others meet undisturbed.
     missing = {kind for kind in faults if rng.random() < 0.3}
     if rng.random() < 0.4:  # times are exact over a reboot
@@ -392,7 +447,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         wal=wal,
         virtual=rng.random() < 0.1,
         shards=shards,
-        durable=tuple(rng.random() < 0.5 for _ in range(CLIENTS)),
+        durable=tuple(rng.choice([True, False, None]) for _ in range(CLIENTS)),
         durable_namespace=wal and shards == 1 and rng.random() < 0.2,
         boot_offsets_ns=tuple(
             rng.choice([-3600, 3600]) * S if rng.random() < 0.15 else 0 for _ in range(CLIENTS)
@@ -402,11 +457,13 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         replay_capacity=rng.choice([64, 256]),
         heavy=wal and rng.random() < 0.2,
         parks=wal and rng.random() < 0.15,
-        uids=rng.random() < 0.2,
+        uids=rng.random() < 0.3,
         commit_ns=rng.choice([MS // 10, MS, 5 * MS]),
         resumes=rng.random() < 0.3,
-        hasty=tuple(rng.random() < 0.1 for _ in range(CLIENTS)),
+        hasty=tuple(rng.random() < 0.2 for _ in range(CLIENTS)),
         short_queue=rng.random() < 0.2,
+        hidden=tuple(rng.random() < 0.1 for _ in range(CLIENTS)),
+        small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
     )
 
 

@@ -19,6 +19,7 @@ NO_SESSION = 0xFFFF_FFFF
 _PING = wire.encode_frame(Message.PING, 0, 1)
 MESSAGES: dict[str, bytes] = {
     "short": b"abc",
+    "ping": _PING,
     "magic": bytes(4) + _PING[4:],
     "version": _PING[:4] + b"\xff\xff" + _PING[6:],
     "unknown": wire.encode_frame(999, 0, 1),
@@ -30,8 +31,10 @@ MESSAGES: dict[str, bytes] = {
     "advance": wire.encode_frame(Message.ADVANCE, 0, 1, at_ns=0),
     "bulk_load": wire.encode_bulk_load(1, 0, b"\x7f" * 16, BulkLoadAction.STATUS),
 }
-MAY = {PLAIN_UID: {"sessions"}, ADMIN_UID: {"sessions", "bulk_load"}}
+MAY = {PLAIN_UID: {"sessions"}, ADMIN_UID: {"sessions", "bulk_load", "ping"}}
 """Messages that are answered, by the uid of their sender."""
+WITHOUT_SESSION = {"ping", "long"}
+"""Messages that the command socket answers everybody who may connect."""
 
 
 class Stranger:
@@ -39,6 +42,8 @@ class Stranger:
 
     def __init__(self, cell: Cell, kind: str, uid: int, *, admin: bool, session: int) -> None:
         self._kind, self._uid = kind, uid
+        self._may = kind in MAY.get(uid, ())
+        self._may |= not admin and uid != UNKNOWN_UID and kind in WITHOUT_SESSION
         self._foreign = session
         self._end = End(cell.world.host(), uid, ADMIN if admin else COMMANDS)
         self._end.wake = self._receive
@@ -63,6 +68,5 @@ class Stranger:
 
     def _judge(self, reply: wire.Reply) -> None:
         """A reply that is no refusal is a violation, unless the sender may have it."""
-        may = self._kind in MAY.get(self._uid, ())
-        if reply.error == WireError.NONE and not may:
+        if reply.error == WireError.NONE and not self._may:
             raise Violation(f"{self._kind} of uid {self._uid} was answered")

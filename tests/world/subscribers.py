@@ -27,7 +27,10 @@ class SimulatedSubscriber:
         namespace: str,
         topics: list[str] | None,
         take: Callable[[Notice | Lagged], None],
+        *,
+        whole: bool = False,
     ) -> None:
+        """`whole`: with all notices that the arena has, not only those from now on."""
         self.machine = machine
         self.schedule = machine.schedule
         self.alive, self.frozen = True, False
@@ -36,7 +39,7 @@ class SimulatedSubscriber:
         self._host = SimulatedHost(machine, machine.next_pid())
         self._network = network
         self._arguments = (name, namespace, topics)
-        self._take = take
+        self._take, self._whole = take, whole
         self._looks = 0
         self._look_at_ns: int | None = None
         self._open()
@@ -52,8 +55,9 @@ class SimulatedSubscriber:
         name, namespace, topics = self._arguments
         try:
             self.inbox = Inbox(
-                name, namespace, topics, 1000, None, host=self._host, subscribe=self._subscribe
-            )
+                name, namespace, topics, 1000, None, whole=self._whole,
+                host=self._host, subscribe=self._subscribe,
+            )  # fmt: skip
         except PurgatorydError:
             self.schedule.after(RETRY_NS, self._open)
             return

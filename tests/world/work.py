@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
 from purgatoryd.clients.purgatory import Watch
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.layout import BulkLoadAction, Message, Op, Status
+from purgatoryd.shm_layout.errors import CallTimeout, InvalidTime, PurgatorydError
+from purgatoryd.shm_layout.layout import (
+    TIME_MAX_NS,
+    BulkLoadAction,
+    ClockKind,
+    Message,
+    Op,
+    Status,
+)
 from world.cell import NAMESPACE, Cell
-from world.oracle import IN_DOUBT, Call, Operation, Timer
-from world.script import KEYS, MS, S
+from world.clients import HASTY_S
+from world.oracle import ARMED, IN_DOUBT, Call, Operation, Timer, Violation
+from world.script import CLIENTS, KEYS, MS, RESUMER, WATCH_KEYS, S
 from world.strangers import ADMIN_UID, UNKNOWN_UID, Stranger
 
+WADE_OPERATIONS, WADE_ADVANCES, WADE_NEED = 60, 81, 10**7
+CROWD, PADDING = 25, "-" * 235
+"""Operations of each client, and a part of their keys."""
+OVERFULL, CANCELS = 80, 4
+"""Operations that do not fit into an inbox, and how many of them are cancelled."""
+FAR = 10**9
+"""More than a watermark ever rises."""
 PARK_BEYOND_NS = 60 * S
 SETTLE_NS = 5 * S
 """After so long a subscriber has noticed what it lacks."""
@@ -81,7 +99,7 @@ def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None
                 name, partial(cell.answered, call), topic="a", payload=call.timer.payload,
                 mode="replace", wait=True, delay_ns=delay_ns,
             )  # fmt: skip
-            core.set_time(None)
+            core.set_time(core.check_time(None))
 
 
 def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
@@ -122,9 +140,10 @@ def get(cell: Cell, client: int, key: int) -> None:
 
 
 def add_many(
-    cell: Cell, client: int, keys: list[Any], mode: str, delay_ns: int, topic: str, size: int = 8
-) -> None:
-    """Add many timers in one call."""
+    cell: Cell, client: int, keys: list[Any], mode: str, delay_ns: int, topic: str, size: int = 8,
+    wait: bool = True,
+) -> None:  # fmt: skip
+    """Add many timers in one call, which may end before the answers have come."""
     names = [name for key in keys if (name := free(cell, client, key))]
     if not names:
         return
@@ -134,13 +153,17 @@ def add_many(
         for call in calls
         if call.timer is not None
     ]
-    cell.clients[client].add_many(rows, topic, mode, None, partial(_all_answered, cell, calls))
+    report = partial(_all_answered, cell, calls)
+    cell.clients[client].add_many(rows, topic, mode, None, report, wait=wait)
 
 
-def burst(cell: Cell, client: int, count: int) -> None:
-    """Add so many large timers that the WAL buffer fills while the disk is slow."""
+def burst(cell: Cell, client: int, count: int, rows: int) -> None:
+    """Add so many large timers that the WAL buffer fills while the disk is slow, and so many rows
+    of a bulk load behind them."""
     keys = [f"burst{number}" for number in range(count)]
     add_many(cell, client, keys, "replace", 50 * MS, "a", 50_000)
+    if rows:
+        bulk_load(cell, client, 0, 0, rows, 0, 50 * MS)
 
 
 def cancel_many(cell: Cell, client: int, keys: list[int]) -> None:
@@ -160,10 +183,44 @@ def _all_answered(cell: Cell, calls: list[Call], result: Any) -> None:
         cell.judge(call, known, ticket, deadline_boot_ns)
 
 
-def flush(cell: Cell, client: int) -> None:
-    """Wait for the answers to all calls."""
+def flush(cell: Cell, client: int, raises: bool) -> None:
+    """Wait for the answers to all calls. Without `raises` the next flush raises the refusals."""
     if cell.clients[client].usable:
-        cell.clients[client].flush()
+        cell.clients[client].flush(raises=raises)
+
+
+def add_far(cell: Cell, client: int, key: int) -> None:
+    """Add a timer so late that no real clock reaches it: the client refuses it if it knows the
+    daemon's time, else the daemon does. No call waits for a time of a real clock, either."""
+    name = free(cell, client, key)
+    if name is None or cell.virtual:
+        return
+    _check_time(cell, client)
+    add = partial(
+        cell.clients[client].add, name, topic="a", payload=b"", mode="replace", wait=True,
+        delay_ns=TIME_MAX_NS,
+    )  # fmt: skip
+    if cell.clients[client].core.delay_clock == ClockKind.VIRTUAL:
+        call = _call(cell, client, "replace", name, 0, "a", 0)
+        add(report=lambda pending: _refused(cell, call, pending))
+        return
+    try:
+        add(report=lambda _: None)
+    except InvalidTime:
+        return
+    raise Violation("a timer beyond the end of time was not refused")
+
+
+def _check_time(cell: Cell, client: int) -> None:
+    with suppress(InvalidTime):
+        cell.clients[client].core.check_time(cell.now_ns())
+        raise Violation("a call may wait for a time of a real clock")
+
+
+def _refused(cell: Cell, call: Call, pending: Any) -> None:
+    if pending.error is None and pending.status in ARMED:
+        raise Violation("a timer beyond the end of time was armed")
+    cell.answered(call, pending)
 
 
 # ---- operations --------------------------------------------------------------------------------
@@ -222,16 +279,17 @@ def _trigger(
 
 
 def watch_many(
-    cell: Cell, client: int, targets: dict[int, int], need: int, count: int, timeout_ns: int
-) -> None:
-    """Arm many operations on the sum of the same keys."""
+    cell: Cell, client: int, targets: dict[int, int], need: int, count: int, timeout_ns: int,
+    padding: str = "",
+) -> None:  # fmt: skip
+    """Arm many operations on the sum of the same keys. `padding`: a part of their keys."""
     one = cell.clients[client]
     if not one.usable:
         return
     named = {f"w{key}": target for key, target in targets.items()}
     deadline_ns = 0 if cell.virtual else cell.now_ns() + timeout_ns
     operations = [
-        Operation(f"o{client}.{cell.world.number()}", "sum", named, need + n, deadline_ns)
+        Operation(f"o{client}{padding}.{cell.world.number()}", "sum", named, need + n, deadline_ns)
         for n in range(count)
     ]
     for operation in operations:
@@ -248,13 +306,17 @@ def watch_many(
 
 def advance_many(cell: Cell, client: int, keys: list[int], count: int) -> None:
     """Raise several watermarks by one, many times, in one call."""
-    if not cell.clients[client].usable:
-        return
-    names = [f"w{keys[n % len(keys)]}" for n in range(count)]
+    if cell.clients[client].usable:
+        names = [f"w{keys[n % len(keys)]}" for n in range(count)]
+        _advance_rows(cell, client, [(name, 1) for name in names])
+
+
+def _advance_rows(cell: Cell, client: int, steps: list[tuple[str, int]]) -> None:
+    """Raise watermarks, in order, each by so much."""
     rows: list[tuple[str, int]] = []
     issued: list[int] = []
-    for name in names:
-        watermark = cell.oracle.watch_key(name).possible + 1
+    for name, by in steps:
+        watermark = cell.oracle.watch_key(name).possible + by
         issued.append(cell.oracle.advancing(name, watermark))
         rows.append((name, watermark))
     durable, sent_ns = cell.durable(client), cell.now_ns()
@@ -343,6 +405,95 @@ def extend_operation(cell: Cell, client: int, number: int, span_ns: int) -> None
             cell.clients[client].extend(real, span_ns / 1e9)
 
 
+def look(cell: Cell, client: int, number: int) -> None:
+    """Ask an operation for its outcome without waiting, and for a call at its end."""
+    found = _own(cell, client, number)
+    if found is None:
+        return
+    operation, real = found
+    called: list[object] = []
+    real.add_done_callback(called.append)
+    if bool(called) != real.done:
+        raise Violation(f"{operation}: ended, but the callback was not called")
+    try:
+        real.result(0)
+    except CallTimeout:
+        if real.done:
+            raise Violation(f"{operation}: ended, but has no outcome") from None
+    except PurgatorydError:
+        pass
+
+
+def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
+    """Arm many operations on the sum of all keys, and raise one key many times in one batch, each
+    time by more than a sixth of what is missing. The daemon looks at all of the operations each
+    time, and goes on in the next iteration. A second batch waits behind."""
+    if not cell.clients[client].usable:
+        return
+    total = sum(cell.oracle.watch_key(f"w{n}").possible for n in range(WATCH_KEYS))
+    watch_many(
+        cell, client, dict.fromkeys(range(WATCH_KEYS), 0), total + WADE_NEED, WADE_OPERATIONS,
+        timeout_ns,
+    )  # fmt: skip
+    left = [int(WADE_NEED * 0.82**n) for n in range(WADE_ADVANCES)]
+    steps = [(f"w{key}", more - less) for more, less in pairwise(left)]
+    for some in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
+        cell.clients[client].core.packer.seal()  # each in a message of its own
+        _advance_rows(cell, client, some)
+
+
+def overfill(cell: Cell, client: int, key: int) -> None:
+    """Arm more operations than the inbox of a session has space for, and cancel some, in a hurry:
+    those that stay refused are given up. The others expire."""
+    one = cell.clients[client]
+    if not one.usable or cell.virtual:
+        return
+    usual_s, one.limit_s = one.limit_s, HASTY_S
+    need = FAR + cell.oracle.watch_key(f"w{key}").possible
+    watch_many(cell, client, {key: 0}, need, OVERFULL, 2 * S)
+    last = [operation for operation, _ in cell.operations[client][-CANCELS:]]
+    for operation in last:
+        operation.cancelled = True
+    one.core.packer.seal()
+    one.cancel_many([operation.key for operation in last], lambda _: None)
+    one.limit_s = usual_s
+
+
+def cancel_crowd(cell: Cell, key: int) -> None:
+    """Arm many operations with long keys, and cancel all of them by one watch key: the keys do not
+    fit into one answer."""
+    need = FAR + cell.oracle.watch_key(f"w{key}").possible
+    for client in range(CLIENTS):
+        watch_many(cell, client, {key: 0}, need, CROWD, 600 * S, PADDING)
+    cell.world.schedule.after(20 * MS, partial(cancel_for_key, cell, CLIENTS - 1, key))
+
+
+def late_check(cell: Cell, client: int, key: int, span_ns: int) -> None:
+    """Ask a client for its own condition while it is frozen: its operation expires meanwhile."""
+    watch(cell, client, "client", {key: 1}, 1, 10 * MS, None, ahead=True)
+    cell.world.schedule.after(5 * MS, cell.clients[client].freeze)
+    cell.world.schedule.after(6 * MS, partial(let_hold, cell, (client + 1) % CLIENTS, key))
+    cell.world.schedule.after(12 * MS + span_ns, cell.clients[client].thaw)
+
+
+def succeed(cell: Cell, key: int) -> None:
+    """Kill a client that owns an operation with a condition of its own. While its successor waits
+    for the answer to its first watch, it is asked for that condition."""
+    watch(cell, RESUMER, "client", {key: 1}, 1, 600 * S, None, ahead=True)
+
+    def again() -> None:
+        if cell.clients[RESUMER].alive:
+            cell.end_client(RESUMER)
+            cell.begin_client(RESUMER)
+        cell.world.schedule.after(MS, first_watch)
+
+    def first_watch() -> None:
+        watch(cell, RESUMER, "all", {key: 5}, 1, S, None, ahead=True)
+        bump(cell, RESUMER + 1, key, 1)
+
+    cell.world.schedule.after(20 * MS, again)
+
+
 # ---- bulk loads --------------------------------------------------------------------------------
 
 
@@ -420,16 +571,19 @@ def list_sessions(cell: Cell) -> None:
 
 def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
     """Send a message that the daemon has to refuse."""
-    works = kind in ("hello", "long") and not admin
-    if uid == ADMIN_UID and (works or kind in ("stop", "drop", "advance")):
+    if uid != UNKNOWN_UID and kind == "hello" and not admin:
         return
-    if uid == UNKNOWN_UID or not works:
+    if uid == ADMIN_UID and kind in ("stop", "drop"):
+        return
+    if uid != ADMIN_UID or kind != "advance" or cell.now_ns() > 0:  # nobody goes back from 0
         Stranger(cell, kind, uid, admin=admin, session=cell.clients[0].core.session.id)
 
 
-def quota(cell: Cell, timers: int) -> None:
-    """Set a quota of the namespace, and what is parked."""
-    changes = {"quota_timers": timers}
+def quota(cell: Cell, timers: int, ops: int, owner: int) -> None:
+    """Set quotas of the namespace and its owner, and what is parked."""
+    changes = {"quota_timers": timers, "quota_ops": ops}
+    if cell.world.script.setting.uids:
+        changes["owner_uid"] = owner
     if cell.world.script.setting.parks:
         changes["park_beyond_ns"] = PARK_BEYOND_NS
     cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes))
@@ -447,6 +601,7 @@ STEPS: dict[str, Callable[..., None]] = {
         add, add_at, rush, cancel, get, add_many, burst, cancel_many, flush, watch, watch_many,
         advance, advance_many, bump, fail, clear, forget, cancel_for_key, let_hold, end_operation,
         extend_operation, bulk_load, manage_bulk_load, publish, settle, ping, list_sessions,
-        stranger, quota, move_clock,
+        stranger, quota, move_clock, add_far, look, wade, cancel_crowd, overfill, late_check,
+        succeed,
     )
 }  # fmt: skip

@@ -24,6 +24,7 @@ from world.cell import NAMESPACE, Cell
 from world.daemons import bind
 from world.disk import SimulatedDisk
 from world.hosts import Machine, SimulatedHost
+from world.limits import limited
 from world.network import Network
 from world.oracle import Violation
 from world.schedule import Schedule
@@ -236,8 +237,9 @@ def world_of(script: Script) -> Iterator[World]:
     os.environ["PURGATORYD_DIR"] = str(directory)
     world = World(script, directory)
     put, log._put = log._put, world.log  # type: ignore[method-assign, assignment]
+    limits = limited(script.setting.small_limits)
     try:
-        with crossed(world.seam), remembered_paths():
+        with limits, crossed(world.seam), remembered_paths():
             try:
                 yield world
             finally:
