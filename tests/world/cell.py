@@ -198,7 +198,7 @@ class Cell:
             durable=setting.wal and setting.durable[number], hidden=setting.hidden[number],
             partition=partition, uid=number if setting.uids else 0,
             boot_offset_ns=setting.boot_offsets_ns[number],
-            resume=self._resume_of(number), hasty=setting.hasty[number],
+            resume=self._resume_of(number), hasty=setting.hasty[number] and not self.finishing,
             queue_limit=SHORT_QUEUE if setting.short_queue else QUEUE_LIMIT,
         )  # fmt: skip
         client.begun = self.oracle.moment()

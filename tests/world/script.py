@@ -391,7 +391,7 @@ OF_THE_DISK = frozenset((
     "cut_at_copy", "kill_snapshot",
 ))  # fmt: skip
 WITHOUT_WAL = frozenset({"ask_durably", "two_starts"})
-OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name"})
+OF_REAL_TIME = frozenset({"step_wall", "drift", "suspend", "lose_name", "drop_busy"})
 OF_THE_WALL_CLOCK = frozenset({"step_wall", "drift"})
 HEAVY: dict[str, tuple[int, Draw]] = {
     "burst": (
