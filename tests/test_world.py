@@ -23,7 +23,7 @@ OF_FOUND_BUGS: dict[int, str] = {
     20000001: "clock-rounding",
     20000005: "any-fails-by-one, bye-of-another",
     20000021: "busy-overtaken, damaged-dead-bytes",
-    20000031: "armed-beside-busy",
+    20000031: "armed-while-busy",
     20000052: "deserted-session",
     20000095: "copy-not-doubtful",
     20000169: "deserted-bye-lost",
