@@ -110,7 +110,7 @@ Found = TypeVar("Found")
 
 
 class Pending:
-    """One packed call. `done` turns True exactly once, when its batch settles."""
+    """One packed call. `done` turns True exactly once, when the call has its outcome."""
 
     __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "packed", "word")
 

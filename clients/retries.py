@@ -151,6 +151,11 @@ class Whole:
         return list(self.waiting) if of in calls else []
 
     @property
+    def complete(self) -> bool:
+        """True if every record has its answer, or will get none."""
+        return not (self.in_flight or self.waiting)
+
+    @property
     def outcome(self) -> bytes | Partial:
         """The answers to all parts, in the order of the records."""
         results = self._answers(range(self.batch.count))
@@ -261,7 +266,7 @@ class Retries:
         self.settled += len(done & whole.refused)
         self._release(whole, done)
         self._finish(whole)
-        if whole in self._wholes:
+        if not whole.complete:
             whole.hand_over(sorted(done))
 
     def _wait(self, whole: Whole, places: Sequence[int]) -> None:
@@ -282,7 +287,7 @@ class Retries:
                     del self._busy[key]
 
     def _finish(self, whole: Whole) -> None:
-        if not whole.in_flight and not whole.waiting:
+        if whole.complete:
             self._wholes.remove(whole)
             whole.batch.settle(whole.outcome)
 

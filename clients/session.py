@@ -193,7 +193,7 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """True while a batch or a question has no answer."""
+        """True while a batch, a question or the BYE of a replaced session has no answer."""
         return bool(
             self._flight or self._waiting or self._queries or self.retries or self._deserted
         )

@@ -409,7 +409,7 @@ def test_every_format_of_the_wal_is_stored() -> None:
     assert f"wal-{lib.PG_WAL_MAJOR}.{lib.PG_WAL_MINOR}" in names
 
 
-# ---- conversion, with today's layout in the place of an earlier one -----------------------------
+# ---- conversion; today's layout stands for an earlier one ---------------------------------------
 
 
 @pytest.fixture

@@ -398,7 +398,7 @@ def test_a_kill_at_any_step_of_a_commit_changes_nothing(
     spark: SparkSession, begun: Lake, expected: dict[str, list[str]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of a commit of silver, and then of one of gold."""
+    """First a commit of silver is killed, then one of gold."""
     lake = copy_of(begun, tmp_path)
     for segment in segments_of(SMALL)[2:]:
         put(lake, segment)

@@ -50,7 +50,7 @@ class Process(Protocol):
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """What it prints."""
+        """Return the pipe that it prints to."""
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
@@ -155,7 +155,7 @@ def _of_a_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def surroundings() -> list[str]:
-    """What a child inherits from this thread, apart from files, environment and directory."""
+    """List what a child inherits from this thread, apart from files, environment and directory."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     files = [Path("/proc/self", name).read_text() for name in ("limits", "cgroup", "oom_score_adj")]
     spaces = [os.readlink(space) for space in sorted(Path("/proc/self/ns").iterdir())]
@@ -219,7 +219,7 @@ _COMMANDS = Template(COMMANDS)
 
 
 def _adopt(orphans: int) -> None:
-    """1: orphans among the descendants of this process become its children; 0: no longer."""
+    """With 1, make orphans among the descendants of this process its children; with 0, do not."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, orphans, 0, 0, 0)
 
 

@@ -187,7 +187,7 @@ class SimulatedDaemon:
         self.snapshot_ns = SNAPSHOT_NS
         """Time between two steps of the process that writes snapshots."""
         self.doomed_snapshots = 0
-        """So many of the processes that write snapshots are killed before they have done it."""
+        """Number of processes that write snapshots and are killed before they are done."""
         self.next_uids = EVERY_UID
         """Uids that may connect to the next process."""
         self._stack = ExitStack()

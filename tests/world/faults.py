@@ -53,13 +53,15 @@ COPY_COMMIT_NS = 20 * MS
 OF_THE_WAL = frozenset({
     "wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments", "durable_namespaces",
 })  # fmt: skip
+"""Settings that a daemon without a WAL leaves out."""
 NO_WAL: dict[str, Any] = {one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL}
 NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
 
 Errors = tuple[type[PurgatorydError], ...]
-"""What refuses a start; none: it is not tried."""
+"""What refuses a start."""
 Wrong = AbstractContextManager[Errors]
+"""What is wrong with a start, while it is tried."""
 
 
 def _count(cell: Cell, kind: str) -> None:
@@ -147,7 +149,7 @@ def bar(cell: Cell, client: int, span_ns: int) -> None:
 
 
 def kill_client(cell: Cell, client: int, span_ns: int, doubled: int) -> None:
-    """Kill a client; its successor begins later. So many frames of the successor arrive twice."""
+    """Kill a client; its successor begins later. Its first `doubled` frames arrive twice."""
     if cell.clients[client].alive:
         cell.end_client(client)
         _count(cell, "client")
@@ -322,12 +324,12 @@ def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
 def wrong_start(cell: Cell, kind: str) -> None:
     """Stop the daemon and start it with a wrong setting, or on another machine: the start is
     refused, and what is there stays as it is."""
-    if not _stop_at_ease(cell):
+    where, wrong = WRONG_STARTS[kind]
+    if not where(cell) or not _stop_at_ease(cell):
         return
     _count(cell, "stop")
-    with WRONG_STARTS[kind](cell) as expected:
-        if expected:
-            _start_refused(cell, kind, expected)
+    with wrong(cell) as expected:
+        _start_refused(cell, kind, expected)
 
 
 def _start_refused(cell: Cell, kind: str, expected: Errors) -> None:
@@ -355,10 +357,7 @@ def _other_clock(cell: Cell) -> Wrong:
 
 @contextmanager
 def _other_clock_without_arena(cell: Cell) -> Iterator[Errors]:
-    """What the WAL holds is redone in another arena."""
-    if not cell.daemon.config.wal_dir:
-        yield ()
-        return
+    """Lose the arena, so that the start makes another one, with another clock."""
     cell.lose_arena()
     with _other_clock(cell) as expected:
         yield expected
@@ -373,16 +372,13 @@ def _too_small(cell: Cell) -> Wrong:
 
 
 def _no_wal(cell: Cell) -> Wrong:
-    return _configured(cell, (WalNeeded,) if cell.daemon.config.wal_dir else (), **NO_WAL)
+    return _configured(cell, (WalNeeded,), **NO_WAL)
 
 
 @contextmanager
 def _another_wal(cell: Cell) -> Iterator[Errors]:
     """A daemon without a WAL gets one that another daemon wrote."""
     folder = cell.world.directory / "wal" / cell.daemon.config.name
-    if cell.daemon.config.wal_dir:
-        yield ()
-        return
     cell.world.disk.put(folder / f"{1:016x}{SEGMENT}", bytes(PAGE))
     with _configured(cell, (WalMismatch,), wal_dir=str(folder.parent)) as expected:
         yield expected
@@ -392,21 +388,13 @@ def _another_wal(cell: Cell) -> Iterator[Errors]:
 @contextmanager
 def _wal_of_another(cell: Cell) -> Iterator[Errors]:
     """The other shard's WAL."""
-    cells, disk = cell.world.cells, cell.world.disk
-    other = cells[1 - cell.number] if len(cells) > 1 else cell
-    if other is cell or not cell.daemon.config.wal_dir or not segments(_wal(other), disk):
-        yield ()
-        return
-    with disk.mistaken(_wal(cell), _wal(other)):
+    with cell.world.disk.mistaken(_wal(cell), _wal(_other(cell))):
         yield (WalMismatch,)
 
 
 @contextmanager
 def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
     """Others may write to the WAL's folder, or to the one above."""
-    if not cell.daemon.config.wal_dir:
-        yield ()
-        return
     folder = _wal(cell).parent if above else _wal(cell)
     mode = folder.stat().st_mode
     folder.chmod(0o777)
@@ -417,9 +405,6 @@ def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
 @contextmanager
 def _import(cell: Cell) -> Iterator[Errors]:
     """An export does not take the place of what is in use, nor of a WAL that was begun."""
-    if not cell.daemon.config.wal_dir:
-        yield ()
-        return
     cell.daemon.import_path = _export(cell)
     yield (ArenaInUse, WalMismatch)
     cell.daemon.import_path = None
@@ -427,18 +412,14 @@ def _import(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _copied_wal(cell: Cell) -> Iterator[Errors]:
-    if cell.daemon.config.wal_dir:
-        _copy_birth(_wal(cell))
-        cell.daemon.as_restored = False
-    yield (WalCopied,) if cell.daemon.config.wal_dir else ()
+    _copy_birth(_wal(cell))
+    cell.daemon.as_restored = False
+    yield (WalCopied,)
 
 
 @contextmanager
 def _no_birth(cell: Cell) -> Iterator[Errors]:
     """The file by which a WAL knows that it is no copy cannot be read."""
-    if not cell.daemon.config.wal_dir:
-        yield ()
-        return
     path = _wal(cell) / wal_birth.NAME
     path.unlink()
     path.mkdir()
@@ -459,20 +440,54 @@ def _other_boot_clock(cell: Cell) -> Iterator[Errors]:
     """A boot clock that is behind the arena's."""
     machine = cell.world.machine
     usual = machine.boot_begun_ns
-    if not cell.virtual:
-        machine.boot_begun_ns = cell.world.schedule.now_ns - MS
-    yield () if cell.virtual else (ArenaMismatch,)
+    machine.boot_begun_ns = cell.world.schedule.now_ns - MS
+    yield (ArenaMismatch,)
     machine.boot_begun_ns = usual
 
 
-WRONG_STARTS: dict[str, Callable[[Cell], Wrong]] = {
-    "clock": _other_clock, "clock without an arena": _other_clock_without_arena,
-    "shard": _other_shard, "too small": _too_small, "no WAL": _no_wal,
-    "another WAL": _another_wal, "WAL of another": _wal_of_another,
-    "open folder": partial(_open_folder, above=False),
-    "open parent": partial(_open_folder, above=True), "import": _import, "copied WAL": _copied_wal,
-    "no birth": _no_birth, "boot id": _other_boot, "boot clock": _other_boot_clock,
-}  # fmt: skip
+def _other(cell: Cell) -> Cell:
+    return cell.world.cells[cell.number - 1]
+
+
+def _anywhere(_: Cell) -> bool:
+    return True
+
+
+def _with_wal(cell: Cell) -> bool:
+    return bool(cell.daemon.config.wal_dir)
+
+
+def _without_wal(cell: Cell) -> bool:
+    return not _with_wal(cell)
+
+
+def _with_another_wal(cell: Cell) -> bool:
+    other = _other(cell)
+    there = other is not cell and _with_wal(cell)
+    return there and bool(segments(_wal(other), cell.world.disk))
+
+
+def _in_real_time(cell: Cell) -> bool:
+    return not cell.virtual
+
+
+WRONG_STARTS: dict[str, tuple[Callable[[Cell], bool], Callable[[Cell], Wrong]]] = {
+    "clock": (_anywhere, _other_clock),
+    "clock without an arena": (_with_wal, _other_clock_without_arena),
+    "shard": (_anywhere, _other_shard),
+    "too small": (_anywhere, _too_small),
+    "no WAL": (_with_wal, _no_wal),
+    "another WAL": (_without_wal, _another_wal),
+    "WAL of another": (_with_another_wal, _wal_of_another),
+    "open folder": (_with_wal, partial(_open_folder, above=False)),
+    "open parent": (_with_wal, partial(_open_folder, above=True)),
+    "import": (_with_wal, _import),
+    "copied WAL": (_with_wal, _copied_wal),
+    "no birth": (_with_wal, _no_birth),
+    "boot id": (_anywhere, _other_boot),
+    "boot clock": (_in_real_time, _other_boot_clock),
+}
+"""By kind: in which worlds it makes sense, and what is wrong."""
 
 
 def two_starts(cell: Cell, calls: int, lost: bool) -> None:
@@ -485,9 +500,9 @@ def two_starts(cell: Cell, calls: int, lost: bool) -> None:
         cell.lose_arena()
     daemon = cell.daemon
     daemon.rivalled, daemon.fuse.signal_left = True, calls
-    cell.may_fail = (AlreadyRunning,)
+    cell.expected = (AlreadyRunning,)
     daemon.start()
-    daemon.rivalled, daemon.fuse.signal_left, cell.may_fail = False, None, ()
+    daemon.rivalled, daemon.fuse.signal_left, cell.expected = False, None, ()
 
 
 def _stop_at_ease(cell: Cell) -> bool:
@@ -541,8 +556,8 @@ def _export(cell: Cell) -> Path:
 
 
 def kill_snapshot(cell: Cell, more: int) -> None:
-    """Kill the process that writes a snapshot, and `more` of those that follow: with some, the
-    daemon, too, which needs a snapshot once it runs again."""
+    """Kill the process that writes a snapshot, and `more` of those that follow. Unless `more` is 0,
+    kill the daemon as well: it needs a snapshot once it runs again."""
     _count(cell, "snapshot")
     cell.daemon.doomed_snapshots = more
     if more:

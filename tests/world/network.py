@@ -60,7 +60,7 @@ class End:
     hidden: bool = False
     """Whether the daemon's kernel does not know the pid: that of another pid namespace."""
     unready: int = 0
-    """So many receives return nothing although something has come."""
+    """Number of receives that return nothing although something has come."""
     lossy: bool = False
     """Whether a frame was lost since the last connection was made."""
     disturbances: list[Disturbance] = field(default_factory=list)
@@ -319,7 +319,7 @@ class SimulatedTransport:
         self.wake: Callable[[], None] = lambda: None
         self.frozen = False
         self._unread: deque[Callable[[], None]] = deque()
-        """What hands over each message that the kernel has and the socket has not."""
+        """Calls that hand over the messages that the kernel has and the socket has not."""
         self._unread_of: set[int] = set()
         """Connections of these messages."""
         self.alive = True

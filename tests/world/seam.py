@@ -24,7 +24,7 @@ class Fuse:
         self.calls = 0
         self.signal_left: int | None = None
         """How many calls later a signal arrives. None: none arrives."""
-        self.on_signal: Callable[[], None] | None = None
+        self.on_signal: Callable[[], None] = lambda: None
         self.files: list[Any] = []
         """Arena files that the process has opened."""
 
@@ -42,8 +42,7 @@ class Fuse:
             self.signal_left -= 1
             if self.signal_left < 0:
                 self.signal_left = None
-                if self.on_signal is not None:
-                    self.on_signal()
+                self.on_signal()
 
 
 class Seam:

@@ -34,7 +34,7 @@ MESSAGES: dict[str, bytes] = {
 MAY = {PLAIN_UID: {"sessions"}, ADMIN_UID: {"sessions", "bulk_load", "ping"}}
 """Messages that are answered, by the uid of their sender."""
 WITHOUT_SESSION = {"ping", "long"}
-"""Messages that the command socket answers everybody who may connect."""
+"""Messages to which the command socket replies, whoever may connect."""
 
 
 class Stranger:
