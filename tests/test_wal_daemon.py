@@ -985,9 +985,12 @@ def with_dead_bytes(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerI
 
 
 def inside(folder: Path) -> bool:
-    """True if the newest snapshot is behind the second record of its segment."""
+    """True if the newest snapshot is behind the first group of its segment."""
     newest = snapshots(folder)[-1].lsn
-    return newest - max(file.lsn for file in segments(folder) if file.lsn <= newest) > 1
+    walk = Walk()
+    walk.enter([file.path for file in segments(folder) if file.lsn <= newest][-1])
+    ends = [walk.lsn for _ in walk.groups()]
+    return bool(ends) and ends[0] < newest
 
 
 def flip_in_the_middle(path: Path) -> None:
