@@ -1093,7 +1093,9 @@ struct pg_wal_bucket {
 
 enum pg_wal_segment_flag { PG_WAL_BEGAN_EMPTY = 1 }; /* the arena held nothing before record 1,
                                                             which is the first of this file */
-/* The first bytes of every segment and snapshot file; zeros up to PG_WAL_SEGMENT_HEAD. */
+/* The first bytes of every segment and snapshot file; zeros up to PG_WAL_SEGMENT_HEAD. Every
+ * version keeps the magic, the version and the checksum at these offsets, so that a damaged header
+ * is not taken for one of another version. */
 struct pg_wal_segment {
     uint64_t magic;               /* PG_WAL_SEGMENT_MAGIC or PG_SNAPSHOT_MAGIC */
     uint32_t major;

@@ -165,12 +165,12 @@ static bool header_is_sound(const struct pg_wal_segment *h, struct pg_fault *why
 {
     if (h->magic != PG_WAL_SEGMENT_MAGIC && h->magic != PG_SNAPSHOT_MAGIC)
         return refused(why, "magic of a WAL segment", 0, PG_WAL_SEGMENT_MAGIC, h->magic);
-    if (h->major != PG_WAL_MAJOR)
-        return refused(why, "version of a WAL segment", offsetof(struct pg_wal_segment, major),
-                       PG_WAL_MAJOR, h->major);
     if (h->crc != header_crc(h))
         return refused(why, "checksum of a WAL segment's header",
                        offsetof(struct pg_wal_segment, crc), header_crc(h), h->crc);
+    if (h->major != PG_WAL_MAJOR)
+        return refused(why, "version of a WAL segment", offsetof(struct pg_wal_segment, major),
+                       PG_WAL_MAJOR, h->major);
     if (h->minor > PG_WAL_MINOR)
         return refused(why, "minor version of a WAL segment",
                        offsetof(struct pg_wal_segment, minor), PG_WAL_MINOR, h->minor);

@@ -125,6 +125,18 @@ def test_a_buffer_has_nothing_left_of_the_file_before(tmp_path: Path) -> None:
     assert ffi.buffer(buffer.read(long, 5))[:] == b"x" * 5
 
 
+def test_a_damaged_header_is_not_taken_for_another_version(
+    tmp_path: Path, written: Written
+) -> None:
+    file, path = written.files[0], tmp_path / "damaged"
+    size = ffi.sizeof("struct pg_wal_segment")
+    for at in range(size):
+        for damaged in (file[:at] + bytes([file[at] ^ 1]) + file[at + 1 :], file[:at]):
+            path.write_bytes(damaged)
+            with pytest.raises(WalDamaged):
+                wal_of_arena.Walk().enter(path)
+
+
 def is_prefix(walked: Walked, written: Written) -> None:
     """What came out is what went in, up to some group; and where records are said to be lost,
     they are the next ones, and whole groups."""
