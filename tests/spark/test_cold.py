@@ -445,6 +445,7 @@ def test_a_change_that_is_killed_is_there_whole_or_not_at_all(
     assert set(changed) == {False, True}
 
 
+@pytest.mark.costly("each kill is followed by a whole promotion")
 @pytest.mark.usefixtures("quick")
 def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
     tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch

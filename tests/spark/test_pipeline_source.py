@@ -92,6 +92,7 @@ def test_of_the_lake_no_more_is_read_than_is_asked_for(
     assert "GreaterThan(at," in plan
 
 
+@pytest.mark.costly("each tier is read by several Spark jobs")
 def test_openings_are_read_from_both_tiers(spark: SparkSession, wal: Path, lake: Lake) -> None:
     before = rows(read_openings(spark, None, [wal]))
     ship(wal, lake)
