@@ -113,8 +113,14 @@ class Opening:
     """Where the daemon runs."""
     begin_wal: Callable[..., Wal] = Wal
     """Makes the WAL; the arguments are those of Wal."""
-    lock: ArenaLock | None = None
+    held: ArenaLock | None = None
     """The arena's lock, from `owned`."""
+
+    @property
+    def lock(self) -> ArenaLock:
+        """The arena's lock, without which no arena is opened or replaced."""
+        assert self.held is not None
+        return self.held
 
     @property
     def wal(self) -> Path | None:
@@ -134,7 +140,7 @@ def owned(opening: Opening) -> Iterator[Opening]:
             shm.refuse_other_kind(name)
     names = [name for name in (paths.private, f"{paths.private}{NEW}") if shm.ours(name)]
     with closing(ArenaLock(paths.name, names)) as lock:
-        yield replace(opening, lock=lock)
+        yield replace(opening, held=lock)
 
 
 def open_arena(opening: Opening) -> Arena:
@@ -485,17 +491,15 @@ def _give_names(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
     except FileExistsError:
         raise _other_start(paths) from None
     try:
-        if lock and shm.exists(paths.private) and not lock.holds(paths.private):
+        if shm.exists(paths.private) and not lock.holds(paths.private):
             raise _other_start(paths)
         arena.link(f"{paths.arena}{NEXT}")
     except BaseException:
         shm.unlink(f"{paths.private}{NEW}")
         raise
-    if lock is not None:
-        lock.adopt(private.fd)
+    lock.adopt(private.fd)
     _take_place(paths)
-    if lock is not None:
-        lock.settle(paths.private)
+    lock.settle(paths.private)
 
 
 def _take_names_back(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
@@ -509,8 +513,7 @@ def _take_names_back(arena: ArenaFile, private: ArenaFile, opening: Opening) -> 
         (private, paths.private),
     ):
         file.unlink(name)
-    if opening.lock is not None:
-        opening.lock.release(private.fd)
+    opening.lock.release(private.fd)
 
 
 def _other_start(paths: Paths) -> AlreadyRunning:
@@ -522,17 +525,16 @@ def _clean_up(opening: Opening) -> None:
     gives its arena files their names at this moment, or has given them."""
     paths, lock = opening.paths, opening.lock
     born = f"{paths.private}{NEW}"
-    if lock is not None and shm.ours(born):
+    if shm.ours(born):
         lock.lock([born])
-    held = lock is None or lock.holds(born)  # else a file of this name is of a start that goes on
+    held = lock.holds(born)  # else a file of this name is of a start that goes on
     _take_place(paths)
     for name in (f"{paths.arena}{NEW}", *([born] if held else [])):
         if shm.ours(name):
             shm.unlink(name)
-    if lock is not None:
-        if shm.ours(paths.private):
-            lock.lock([paths.private])
-        lock.settle(paths.private)
+    if shm.ours(paths.private):
+        lock.lock([paths.private])
+    lock.settle(paths.private)
 
 
 def _remove(paths: Paths, suffix: str) -> None:

@@ -23,6 +23,7 @@ import raw_wire as raw
 import zmq
 from fault_driver import COMPLETE, EVERY, Fault, Victim, Walk, build_library, numbers
 from machine import needs
+from opened import opened
 from raw_wire import Raw
 from real_daemon import Daemon, notices, remove_arena_files
 from tiers import wide
@@ -31,7 +32,7 @@ from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.main import system_failures
-from purgatoryd.daemon.store import Opening, open_arena
+from purgatoryd.daemon.store import Opening
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import SystemFailure
@@ -217,7 +218,7 @@ def ended_well(victim: Victim, fault: Fault, code: int) -> None:
 
 def recovered(paths: Paths, tickets: set[int]) -> None:
     """What the next start does: all that was acknowledged is there, and all of it whole."""
-    arena = open_arena(Opening(CONFIG, paths))
+    arena = opened(Opening(CONFIG, paths))
     arena.check()
     arena.set_state(ArenaState.READY)
     arena.close()

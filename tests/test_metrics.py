@@ -13,12 +13,13 @@ import purgatory_driver as pd
 import pytest
 from core_driver import Core
 from core_peer import Peer, put
+from opened import opened
 from purgatory_driver import Purgatory, handle
 from real_daemon import Daemon, StartDaemon, eventually, used
 from wal_driver import HEAD_BYTES, Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.store import Opening, open_arena, wal_end
+from purgatoryd.daemon.store import Opening, wal_end
 from purgatoryd.daemon.wal import Wal as DaemonWal
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout._core import ffi, lib
@@ -428,7 +429,7 @@ def test_a_daemon_records_them_once_a_minute(daemon_dir: Path) -> None:
             return next(clock_ns)
 
     with locked(directory):
-        arena = open_arena(opening)
+        arena = opened(opening)
         end = wal_end(arena, opening)
         wal = DaemonWal(arena, paths.arena, directory, opening.config, end, Hasty())
         for _ in range(4):
@@ -453,7 +454,7 @@ def test_a_folder_that_cannot_be_listed_ends_no_daemon(
     directory = opening.wal
     assert directory is not None
     with locked(directory):
-        arena = open_arena(opening)
+        arena = opened(opening)
         end = wal_end(arena, opening)
         wal = DaemonWal(arena, paths.arena, directory, opening.config, end)
         with monkeypatch.context() as patch:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from deployment import KILLED, Deployment, deployments, kill_before, killed
+from opened import opened
 from real_daemon import PATIENCE_S, StartDaemon
 from shards_driver import FAR_NS, OWNED, PARTS, Ledger
 from tiers import wide
@@ -27,7 +28,7 @@ from purgatoryd.daemon import resharding
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.main import name_lock
-from purgatoryd.daemon.store import NEXT, Opening, open_arena, source
+from purgatoryd.daemon.store import NEXT, Opening, owned, source
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings
@@ -467,7 +468,7 @@ def test_an_arena_says_that_it_is_rebuilt_and_stopped_once_it_was_only_read(
     with one.opened() as shards:
         shards.cores[0].put(b"k", FAR_NS, namespace=b"a")
     monkeypatch.setattr(Arena, "rebuild", noted)
-    with source(one.resharding().opening(one.table, 0)) as arena:
+    with owned(one.resharding().opening(one.table, 0)) as opening, source(opening) as arena:
         assert arena is not None
     assert states == [(DaemonState.RECOVERING, os.getpid())]
     with contextlib.closing(Reader.attach(paths_in(one.directory, "demo-1-0"))) as reader:
@@ -483,7 +484,7 @@ def test_what_a_running_daemon_has_is_not_cleared_away(
     one.write(replace(one.table, shard_generation=2))
     paths = paths_in(one.directory, name)
     config = replace(one.config, name=name)
-    arena = open_arena(Opening(config, paths))
+    arena = opened(Opening(config, paths))
     arena.close()
     before = one.arena_files()
     with name_lock(paths), pytest.raises(AlreadyRunning):
@@ -500,7 +501,7 @@ def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) 
     opening = one.resharding().opening(one.table, 1)
     wrong = replace(opening, config=replace(opening.config, shard=0))
     with pytest.raises(ArenaMismatch) as caught:
-        open_arena(wrong)
+        opened(wrong)
     assert (caught.value.field, caught.value.found) == ("shard", "1 of 2")
 
 

@@ -16,6 +16,7 @@ import later_build
 import purgatory_driver as driver
 import pytest
 from machine import needs
+from opened import opened
 from purgatory_driver import Command
 from raw_wire import Raw, batch, put
 from real_daemon import (
@@ -37,7 +38,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Lagged, Notice, Purgatory, Subscriber
 from purgatoryd.clients.stream import Stream
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.store import Opening, open_arena, wal_end
+from purgatoryd.daemon.store import Opening, wal_end
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -432,11 +433,11 @@ def arm_five(arena: Arena) -> None:
 def test_a_converted_arena_has_the_timers(paths: Paths, earlier: Callable[[], None]) -> None:
     steps: list[str] = []
     opening = Opening(Config(name="demo", capacity=100), paths, step=steps.append)
-    arena = open_arena(opening)
+    arena = opened(opening)
     arm_five(arena)
     arena.close()
     earlier()
-    converted = open_arena(opening)
+    converted = opened(opening)
     assert "converting the arena of an earlier version" in steps
     converted.check()
     converted.set_state(ArenaState.READY)
@@ -455,7 +456,7 @@ def test_an_arena_begins_a_wal_with_a_snapshot_unless_it_is_converted(
     wal = paths.directory / "wal" / "demo"
     opening = Opening(Config(name="demo", capacity=100, wal_dir=str(wal.parent)), paths, force=True)
     with locked(wal):
-        arena: Arena | Previous | None = open_arena(opening)
+        arena: Arena | Previous | None = opened(opening)
         assert isinstance(arena, Arena)
         arm_five(arena)
         end = wal_end(arena, opening)
@@ -524,7 +525,7 @@ def test_the_next_minor_decides_the_frame_in_doubt_as_a_rebuild_would(
     config = Config(name="demo", capacity=100, wal_dir=str(paths.directory / "wal"))
     wal = paths.directory / "wal" / "demo"
     with locked(wal):
-        arena = open_arena(Opening(config, paths))
+        arena = opened(Opening(config, paths))
         appended = append_one_in_doubt(arena, seen=seen)
         arena.close()
     command = [sys.executable, "-c", OPENED, str(paths.directory)]
@@ -537,14 +538,15 @@ OPENED = """
 import sys
 from pathlib import Path
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.store import Opening, open_arena
+from purgatoryd.daemon.store import Opening, open_arena, owned
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.wal import Walk, segments
 folder = Path(sys.argv[1])
 config = Config(name="demo", capacity=100, wal_dir=str(folder / "wal"))
 with locked(folder / "wal" / "demo"):
-    arena = open_arena(Opening(config, paths_in(folder, "demo")))
+    with owned(Opening(config, paths_in(folder, "demo"))) as opening:
+        arena = open_arena(opening)
     arena.check()
 walk = Walk()
 walk.enter(segments(folder / "wal" / "demo")[0].path)
@@ -575,7 +577,7 @@ def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
 def test_the_next_minor_refuses_the_arena_of_another_shard(
     later: Mapping[str, str], paths: Paths
 ) -> None:
-    open_arena(Opening(Config(name="demo", shard=1, shards=4), paths)).close()
+    opened(Opening(Config(name="demo", shard=1, shards=4), paths)).close()
     command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "demo"]
     done = subprocess.run(
         command,

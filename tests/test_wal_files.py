@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from core_driver import Core, Fault
+from opened import opened
 from tiers import wide
 from wal_segment_driver import (
     WAL_BUFFER_BYTES,
@@ -30,7 +31,7 @@ from wal_segment_driver import (
 from purgatoryd.daemon import recovery, wal
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.store import Opening, open_arena, remove_arena, wal_end
+from purgatoryd.daemon.store import Opening, remove_arena, wal_end
 from purgatoryd.shm_layout import wal as wal_of_arena
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -356,7 +357,7 @@ def test_a_damaged_header_before_the_snapshot_is_only_reported(
     )
     with wal.locked(folder):
         for nonce in (b"a", b"b"):  # the second time, recovery and a snapshot come first
-            arena, now_ns = open_arena(opening), HOST.boot_ns()
+            arena, now_ns = opened(opening), HOST.boot_ns()
             asked = os.geteuid(), os.getpid(), now_ns, now_ns
             arena.handle(wire.encode_hello(16 * nonce), *asked)
             end, disk = wal_end(arena, opening), opening.host.disk
@@ -367,7 +368,7 @@ def test_a_damaged_header_before_the_snapshot_is_only_reported(
         damaged = bytearray(first.path.read_bytes())
         damaged[40] ^= 1
         first.path.write_bytes(damaged)
-        open_arena(opening).close()
+        opened(opening).close()
     (warning,) = warnings
     assert re.search(f"{first.path.name}.*nothing is lost", warning)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from opened import opened
 from real_daemon import remove_arena_files
 from shards_driver import OWNED, PARTS, Shards, as_arena, as_core, release
 
@@ -18,7 +19,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.resharding import Resharding, settle
-from purgatoryd.daemon.store import open_arena, wal_end
+from purgatoryd.daemon.store import wal_end
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Arena
@@ -138,7 +139,7 @@ class Deployment:
     def shard(self, shard: int, commit: bool) -> Iterator[Arena]:
         opening = self.resharding().opening(self.table, shard)
         with name_lock(opening.paths), locked(opening.wal):
-            arena = open_arena(opening)
+            arena = opened(opening)
             yield arena
             if commit and opening.wal is not None:
                 end = wal_end(arena, opening)

@@ -1,0 +1,12 @@
+"""Open the arena of a daemon that does not run, as its start does."""
+
+from __future__ import annotations
+
+from purgatoryd.daemon.store import Opening, open_arena, owned
+from purgatoryd.shm_layout.arena import Arena
+
+
+def opened(opening: Opening) -> Arena:
+    """Open the arena under its lock, which ends with this call. Raises as open_arena does."""
+    with owned(opening) as held:
+        return open_arena(held)
