@@ -452,10 +452,10 @@ class _Settlement:
 
     def _fail(self, error: DaemonError) -> None:
         for pending in self.pending:
-            if not pending.done:
-                self._settle(pending, error)
+            self._settle(pending, error)
 
     def _settle(self, pending: Pending, error: DaemonError | None) -> None:
+        assert not pending.done
         pending.error = error
         pending.done = True
         if pending.on_done is not None:

@@ -419,12 +419,14 @@ def _copied_wal(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _no_birth(cell: Cell) -> Iterator[Errors]:
-    """The file by which a WAL knows that it is no copy cannot be read."""
+    """The file by which a WAL knows that it is no copy cannot be read; then it is missing. It is
+    the one file that is on a real disk, and there the next start looks for a WAL, too."""
     path = _wal(cell) / wal_birth.NAME
     path.unlink()
     path.mkdir()
     yield (BadPath,)
     path.rmdir()
+    (_wal(cell) / f"{1:016x}{SEGMENT}").touch()
 
 
 @contextmanager
