@@ -59,7 +59,7 @@ def test_mutants_are_caught() -> None:
 
 
 @pytest.mark.tier("test")
-@pytest.mark.costly("a daemon and its workers at full load for seconds")
+@pytest.mark.costly("a daemon and its workers are busy for seconds")
 def test_kills_at_random_under_load_lose_and_double_nothing() -> None:
     script = str(ROOT / "tests" / "crash" / "soak.py")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
