@@ -388,8 +388,7 @@ class Admin(Closing):
             self._fork_guard.check()
             try:
                 self._endpoint = client_paths(self.name).admin_endpoint
-                # The answer to STOP is the last that the daemon sends before it is gone.
-                self._channel = Channel(self._endpoint, immediate=False)
+                self._channel = Channel(self._endpoint)
             except DaemonUnreachable as error:
                 if HOST.monotonic_s() > deadline_s:
                     raise DaemonUnreachable(
@@ -405,11 +404,11 @@ class Admin(Closing):
         sent = False
         while (remaining_s := deadline_s - HOST.monotonic_s()) > 0:
             self._fork_guard.check()
-            sent = sent or channel.send(frame)
+            new = channel.reconnected()
+            sent = (sent and not (new and again)) or channel.send(frame)
             data = channel.receive_soon() if sent else None
             if data is None:
                 channel.wait(min(remaining_s, PATIENCE_S), to_send=not sent)
-                sent = sent and not (channel.reconnected() and again)
             elif (reply := wire.decode_reply(data)).sequence == self._sequence:
                 return reply
         return None

@@ -132,21 +132,19 @@ Subscribe = Callable[..., Subscription]
 class Channel:
     """One connection to the daemon. Never blocks; the owner waits on the sockets.
 
-    Messages are queued only while there is a connection (ZMQ_IMMEDIATE), so a message that
-    was accepted before a connection broke is gone or was delivered, never delivered later:
-    the session decides what is sent again. The price is that an answer which was not read
-    when a connection broke is gone too; immediate=False keeps both.
+    A message is taken only on a connection that reconnected() has reported, so none goes out on a
+    new connection before the owner knows that what it sent on the one before may be lost. One that
+    was taken shortly before a connection broke may arrive on the next one; the protocol bears such
+    copies. With ZMQ_IMMEDIATE libzmq would drop them, but also the answers that were not read when
+    a connection broke: the last ones of a daemon that ends.
     """
 
-    def __init__(
-        self, endpoint: str, remote: Remote | None = None, *, immediate: bool = True
-    ) -> None:
+    def __init__(self, endpoint: str, remote: Remote | None = None) -> None:
         self.connected = False
         self.socket, self.monitor, self._close = opened(
             self, zmq.DEALER, _CONNECTED | zmq.Event.DISCONNECTED
         )
         self.socket.set(zmq.LINGER, 0)
-        self.socket.set(zmq.IMMEDIATE, immediate)
         self.socket.set(zmq.SNDHWM, SEND_HWM)
         self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.set(zmq.RCVTIMEO, SOON_MS)
@@ -162,11 +160,14 @@ class Channel:
     def redirect(self, endpoint: str) -> None:
         """Connects to another daemon instead; the socket and its descriptors stay."""
         self.socket.disconnect(self._endpoint)
+        self.connected = False
         self._endpoint = endpoint
         self.socket.connect(endpoint)
 
     def send(self, frame: bytes) -> bool:
-        """False if there is no connection, or its queue is full."""
+        """False if no connection was reported, or its queue is full."""
+        if not self.connected:
+            return False
         try:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -195,10 +196,12 @@ class Channel:
         return any(events)
 
     def wait(self, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
-        """Wait for a message, a new connection, or space to send; False if none came.
+        """Wait for a message, a new connection, or space to send on a connection; False if none
+        came.
 
         A write to the eventfd `kicked` also ends the wait, which resets it.
         """
+        to_send = to_send and self.connected
         if to_send is not self._to_send:
             self._to_send = to_send
             self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))

@@ -91,12 +91,14 @@ class Route:
 
     def _ask(self, paths: Paths) -> None:
         """Has the namespace placed. Asking again does no harm."""
+        now_ns = self.host.boot_ns()
         if self._asked is None:
-            self._asked = self._open_channel(paths.cmd_endpoint, immediate=False)
+            self._asked = self._open_channel(paths.cmd_endpoint)
             self._ask_boot_ns = 0
-        if self.host.boot_ns() - self._ask_boot_ns > ASK_AGAIN_NS:
-            self._ask_boot_ns = self.host.boot_ns()
-            self._asked.send(wire.encode_place(0, wire.encode_namespace(self.namespace)))
+        asks = self._asked.reconnected() or now_ns - self._ask_boot_ns > ASK_AGAIN_NS
+        place = wire.encode_place(0, wire.encode_namespace(self.namespace))
+        if asks and self._asked.send(place):
+            self._ask_boot_ns = now_ns
         data = self._asked.receive()
         if data is not None and (reply := wire.decode_reply(data)).error:
             self.close()

@@ -641,6 +641,25 @@ def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
         assert not channel.connected
 
 
+def test_a_channel_sends_on_no_connection_that_was_not_reported(daemon_dir: Path) -> None:
+    endpoint = f"ipc://{daemon_dir}/socket"
+    with closing(Channel(endpoint)) as channel, zmq.Context() as context:
+        for _ in range(2):
+            with context.socket(zmq.ROUTER) as daemon:
+                daemon.bind(endpoint)
+                assert channel.wait(PATIENCE_S)
+                assert not channel.send(b"early")
+                assert channel.reconnected()
+                assert channel.send(b"asked")
+                route, asked = daemon.recv_multipart()
+                assert asked == b"asked"
+                daemon.send_multipart([route, b"answer"])
+            assert channel.wait(PATIENCE_S)
+            while not channel.reconnected() and channel.connected:
+                assert channel.wait(PATIENCE_S)
+            assert channel.receive() == b"answer", "it was lost with the connection"
+
+
 def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:
     endpoint, kicked = f"ipc://{daemon_dir}/socket", os.eventfd(0, os.EFD_NONBLOCK)
     with closing(Channel(endpoint)) as channel, zmq.Context() as context:

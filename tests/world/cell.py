@@ -78,6 +78,7 @@ class Operator:
         """Send a request; `report` gets the reply if one comes."""
         self._sequence += 1
         self._asked[self._sequence] = report
+        self._channel.reconnected()
         self._channel.send(build(self._sequence))
 
     def _receive(self) -> None:

@@ -139,11 +139,11 @@ class SimulatedClient:
         self._iterates_at_ns: int | None = None
         self._begin(self.jobs.greeted(LIMIT_S))
 
-    def _open_channel(self, endpoint: str, *_: object, immediate: bool = True) -> Any:
+    def _open_channel(self, endpoint: str, *_: object) -> Any:
         end = End(self.host, self._uid, COMMANDS, hidden=self._hidden)
         end.wake = self.wake
         self.ends.append(end)
-        return SimulatedChannel(self._network, end, endpoint, immediate=immediate)
+        return SimulatedChannel(self._network, end, endpoint)
 
     # ---- the shell -----------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ class End:
     received: deque[Any] = field(default_factory=deque)
     made: int = 0
     """Connections made since the owner looked."""
+    queued: list[bytes] = field(default_factory=list)
+    """Frames that wait for the next connection."""
     hidden: bool = False
     """Whether the daemon's kernel does not know the pid: that of another pid namespace."""
     unready: int = 0
@@ -127,6 +129,9 @@ class Network:
                 end.made += 1
                 end.retry = attempt
                 transport.accept(end.connection)
+                queued, end.queued = end.queued, []
+                for frame in queued:
+                    self.send(end.connection, frame)
                 end.wake()
 
         self.schedule.after(LATENCY_NS, attempt)
@@ -149,6 +154,11 @@ class Network:
         connection.transport.lost(connection)
         self.schedule.after(RECONNECT_NS, end.retry)
         end.wake()
+
+    def send(self, connection: Connection, frame: bytes) -> None:
+        """Carry a frame of the end that made a connection."""
+        transport = connection.transport
+        self.carry(connection, frame, lambda: transport.arrived(connection, frame))
 
     def carry(self, connection: Connection, data: Any, deliver: Callable[[], None]) -> None:
         """Carry a frame over a connection, unless it breaks before."""
@@ -195,10 +205,7 @@ class SimulatedChannel:
 
     socket = monitor = None
 
-    def __init__(
-        self, network: Network, end: End, endpoint: str, remote: object = None, *,
-        immediate: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, network: Network, end: End, endpoint: str, remote: object = None) -> None:
         self._network = network
         self.end = end
         self._endpoint = endpoint
@@ -208,16 +215,18 @@ class SimulatedChannel:
     def redirect(self, endpoint: str) -> None:
         if endpoint != self._endpoint:
             self._endpoint = endpoint
+            self.connected = False
+            self.end.queued.clear()
             self._network.break_connection(self.end)
             self._network.changed()
 
     def send(self, frame: bytes) -> bool:
-        connection = self.end.connection
-        if connection is None:
+        if not self.connected:
             return False
-        data = bytes(frame)
-        transport = connection.transport
-        self._network.carry(connection, data, lambda: transport.arrived(connection, data))
+        if self.end.connection is None:
+            self.end.queued.append(bytes(frame))
+        else:
+            self._network.send(self.end.connection, bytes(frame))
         return True
 
     def receive(self) -> bytes | None:
@@ -236,6 +245,7 @@ class SimulatedChannel:
             self.end.connection.open = False
             self.end.connection.transport.lost(self.end.connection)
         self.end.connection = None
+        self.end.queued.clear()
         self._endpoint = ""
 
 

@@ -63,6 +63,7 @@ class Stranger:
 
     def _receive(self) -> None:
         if not self._sent:
+            self._channel.reconnected()
             self._sent = self._channel.send(self._message)
         while (data := self._channel.receive()) is not None:
             self._judge(wire.decode_reply(data))
