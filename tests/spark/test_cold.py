@@ -81,6 +81,7 @@ def daemon() -> TableDaemon:
     return TableDaemon()
 
 
+@pytest.mark.costly("each window is promoted by Spark jobs of its own")
 def test_what_was_loaded_is_promoted_window_by_window(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
