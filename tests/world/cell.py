@@ -5,6 +5,7 @@ A world of shards has several cells on one machine; they share its clocks, its d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -62,6 +63,7 @@ class Operator:
         self._end.wake = self._receive
         self._sequence = 0
         self._asked: dict[int, Callable[[wire.Reply], object]] = {}
+        self._unsent: deque[bytes] = deque()
         self._channel = SimulatedChannel(
             cell.world.network, self._end, cell.daemon.paths.admin_endpoint
         )
@@ -75,13 +77,19 @@ class Operator:
     def ask(
         self, build: Callable[[int], bytes], report: Callable[[wire.Reply], object] = lambda _: None
     ) -> None:
-        """Send a request; `report` gets the reply if one comes."""
+        """Send a request once there is a connection; `report` gets the reply if one comes."""
         self._sequence += 1
         self._asked[self._sequence] = report
+        self._unsent.append(build(self._sequence))
+        self._send()
+
+    def _send(self) -> None:
         self._channel.reconnected()
-        self._channel.send(build(self._sequence))
+        while self._unsent and self._channel.send(self._unsent[0]):
+            self._unsent.popleft()
 
     def _receive(self) -> None:
+        self._send()
         while (data := self._channel.receive()) is not None:
             reply = wire.decode_reply(data)
             report = self._asked.pop(reply.sequence, None)
@@ -232,11 +240,11 @@ class Cell:
     def _subscribe(
         self, number: int, topics: list[str] | None = None, *, whole: bool = False
     ) -> None:
-        deliveries = Deliveries(self.oracle, lambda: self._stream_of(number))
+        deliveries = Deliveries(self.oracle, lambda: self._stream_of(number), topics)
         self.deliveries[number:] = [deliveries, *self.deliveries[number + 1 :]]
         subscriber = SimulatedSubscriber(
             self.world.machine, self.world.network, self.daemon.config.name, NAMESPACE, topics,
-            partial(self._deliver, deliveries), whole=whole,
+            partial(self._deliver, deliveries), whole=whole, opened=deliveries.opened,
         )  # fmt: skip
         self.subscribers[number:] = [subscriber, *self.subscribers[number + 1 :]]
 

@@ -55,13 +55,15 @@ def bind(path: Path) -> None:
 
 
 def _let_go(file: ArenaFile) -> None:
-    """Close what a dead process had open. Its mapping may be part of a traceback, so that the lock
-    has to be released by itself."""
+    """Close what a dead process had open. A traceback may use its mapping, which then lasts as long
+    as that; the lock and the descriptor must not."""
     if file.fd >= 0:
         with suppress(OSError):
             fcntl.flock(file.fd, fcntl.LOCK_UN)
-    with suppress(BufferError, OSError):
-        file.close()
+            os.close(file.fd)
+        file.fd = -1
+    with suppress(BufferError):
+        file.memory.close()
 
 
 def _nothing() -> Generator[None, None, None]:

@@ -75,6 +75,8 @@ class Timer:
     """An answer named its deadline."""
     parked: bool = False
     """It fires once it was unparked."""
+    awaits_notice: bool = False
+    """An answer implies that it has fired, so its notice has to come."""
     fired: set[int] = field(default_factory=set)
     """Streams in which it has fired."""
 
@@ -220,6 +222,8 @@ class Operation:
     durable: bool = False
     """Its outcome is."""
     slack_ns: int = 0
+    awaits_notice: bool = False
+    """Its outcome has a notice, which has not come yet."""
 
     @property
     def fatal(self) -> int:
@@ -292,6 +296,8 @@ class Oracle:
         """Stream and ticket of each notice."""
         self.publications: set[bytes] = set()
         """Payloads that were published without a timer."""
+        self.awaited: set[bytes] = set()
+        """Those that were acknowledged and have no notice yet."""
         self.rows: dict[bytes, Row] = {}
         """Rows of bulk loads that were sent, by payload."""
         self.bulk_loads: dict[int, BulkLoad] = {}
@@ -400,6 +406,7 @@ class Oracle:
         elif status == Status.ADDED:
             free = None in key.states or any(state.due(now_ns) for state in armed)
             self._require(free, call, "added, but a timer is armed: {}", armed)
+            self._await(key)
         if status in (Status.KEPT, Status.EXTENDED):
             extended = status == Status.EXTENDED
             for one in self._same(call, key, ticket, deadline_ns, extended=extended):
@@ -456,6 +463,8 @@ class Oracle:
 
     def _gone(self, call: Call, key: Key, status: int, now_ns: int) -> None:
         """FIRED or UNKNOWN: no timer is armed, or not the one that was meant."""
+        if call.ticket in (0, *(timer.ticket for timer in key.armed)):
+            self._await(key)
         left: list[State] = []
         for state in key.states:
             meant = state is None or call.ticket in (0, state.ticket)
@@ -465,6 +474,12 @@ class Oracle:
                 left.append(None)
         self._require(left, call, "{}, but armed is {}", Status(status).name, key.armed)
         key.become(left)
+
+    def _await(self, key: Key) -> None:
+        """An answer implies that the timer of a key has fired. Counts if it is certain which one
+        was armed."""
+        if len(key.states) == 1 and key.armed:
+            key.armed[0].awaits_notice = True
 
     # ---- notices -------------------------------------------------------------------------------
 
@@ -491,6 +506,7 @@ class Oracle:
             due = sent.deadline_boot_ns + boot_begun_ns <= now_ns
             self._require(due or converted, sent, "sent early")
         if sent.payload in self.publications:
+            self.awaited.discard(sent.payload)
             return
         if sent.payload in self.rows:
             once = stream not in self.rows[sent.payload].fired
@@ -499,6 +515,7 @@ class Oracle:
             return
         if sent.key in self.operations:
             self.ended(self.operations[sent.key], Cause(sent.cause), now_ns)
+            self.operations[sent.key].awaits_notice = False
             return
         self._require(sent.payload in self.timers, sent, "nobody added it")
         self._judge_notice(stream, self.timers[sent.payload], sent, now_ns)
@@ -529,6 +546,11 @@ class Oracle:
     def publishing(self, payload: bytes) -> None:
         """A notice without a timer is about to be published."""
         self.publications.add(payload)
+
+    def was_published(self, payload: bytes, issued: int) -> None:
+        """A publication that was asked for at the moment `issued` was acknowledged."""
+        if issued > self.cut and not any(sent.payload == payload for sent in self.sent.values()):
+            self.awaited.add(payload)
 
     # ---- bulk loads ----------------------------------------------------------------------------
 
@@ -690,6 +712,7 @@ class Oracle:
     def arena_lost(self, wal: bool) -> None:
         """The arena is gone. With a WAL what was not committed may be undone; without, all is."""
         self.cut = self.moment()
+        self.awaited.clear()
         self._keep_rows(lambda bulk_load: bulk_load.durable if wal else set())
         for key in self.keys.values():
             if wal:
@@ -698,6 +721,7 @@ class Oracle:
                 key.states, key.undurable = [None], []
         for timer in self.timers.values():
             timer.shaky |= not timer.durable
+            timer.awaits_notice &= timer.durable and wal
             timer.deadline_ns = min(timer.deadline_ns, timer.durable_ns)
             timer.ended = timer.ended if timer.ended_durably else ""
         for one in self.watched.values():
@@ -705,6 +729,7 @@ class Oracle:
             one.history = [found for found in one.history if found[-1] <= one.sure]
         for operation in self.operations.values():
             operation.cause = operation.cause if operation.durable else None
+            operation.awaits_notice &= operation.durable
 
     def forced(self) -> None:
         """A damaged WAL was accepted: what it lacks may be undone, however old it is."""
@@ -712,13 +737,14 @@ class Oracle:
             key.states += [state for state in key.past if state not in key.states]
             key.states += [state for state in (None,) if state not in key.states]
         for timer in self.timers.values():
-            timer.ended, timer.shaky = "", True
+            timer.ended, timer.shaky, timer.awaits_notice = "", True, False
             timer.deadline_ns = min(timer.deadline_ns, timer.earliest_ns)
         for one in self.watched.values():
             one.sure = one.durable = 0
             one.history.clear()
+        self.awaited.clear()
         for operation in self.operations.values():
-            operation.cause = None
+            operation.cause, operation.awaits_notice = None, False
         self._keep_rows(lambda _: set())
 
     def _keep_rows(self, kept: Callable[[BulkLoad], set[str]]) -> None:
@@ -737,6 +763,17 @@ class Oracle:
     # ---- the end -------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All is over: every deadline is past, every daemon serves."""
+        """All is over: every deadline is past, every daemon serves. All that was acknowledged has
+        ended in a way that somebody knows of."""
         for name, key in self.keys.items():
             self._require(None in key.states, name, "never fired: {}", key.armed)
+        for timer in self.timers.values():
+            lost = timer.awaits_notice and not timer.fired
+            self._require(not lost, timer, "was lost: it is not armed, and no notice came")
+        for bulk_load in self.bulk_loads.values():
+            for row, payload in bulk_load.done.items():
+                self._require(self.rows[payload].fired, row, "a row of a bulk load was lost")
+        for operation in self.operations.values():
+            silent = operation.awaits_notice and operation.cause is not None
+            self._require(not silent, operation, "its outcome has no notice")
+        self._require(not self.awaited, sorted(self.awaited), "were published, and no notice came")

@@ -29,8 +29,10 @@ class SimulatedSubscriber:
         take: Callable[[Notice | Lagged], None],
         *,
         whole: bool = False,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
-        """`whole`: with all notices that the arena has, not only those from now on."""
+        """`whole`: with all notices that the arena has, not only those from now on; `opened` is
+        called when it is let in."""
         self.machine = machine
         self.schedule = machine.schedule
         self.alive, self.frozen = True, False
@@ -39,7 +41,7 @@ class SimulatedSubscriber:
         self._host = SimulatedHost(machine, machine.next_pid())
         self._network = network
         self._arguments = (name, namespace, topics)
-        self._take, self._whole = take, whole
+        self._take, self._whole, self._opened = take, whole, opened
         self._looks = 0
         self._look_at_ns: int | None = None
         self._open()
@@ -61,6 +63,7 @@ class SimulatedSubscriber:
         except PurgatorydError:
             self.schedule.after(RETRY_NS, self._open)
             return
+        self._opened()
         self.wake()
 
     def _subscribe(self, endpoint: str, subjects: Any, *_: object) -> Any:

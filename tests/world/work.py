@@ -21,6 +21,7 @@ from purgatoryd.shm_layout.layout import (
     Message,
     Op,
     Status,
+    WireError,
 )
 from world.cell import NAMESPACE, Cell
 from world.clients import HASTY_S
@@ -239,7 +240,7 @@ def watch(
     need += sum(now.values()) if kind == "sum" else 0
     key = f"o{client}.{cell.world.number()}"
     deadline_ns = 0 if cell.virtual else cell.now_ns() + timeout_ns
-    operation = Operation(key, kind, named, need, deadline_ns)
+    operation = Operation(key, kind, named, need, deadline_ns, awaits_notice=topic is not None)
     conditions: dict[str, Callable[[], Any]] = {
         "all": lambda: AllOf(named),
         "any": lambda: AnyOf(named),
@@ -537,10 +538,17 @@ def manage_bulk_load(
 
 def publish(cell: Cell, topic: str) -> None:
     """Publish a notice without a timer."""
-    payload = _payload(cell, 4)
+    payload, issued = _payload(cell, 4), cell.oracle.moment()
     cell.oracle.publishing(payload)
+
+    def report(reply: wire.Reply) -> None:
+        if reply.error == WireError.NONE:
+            ((word, _),) = wire.decode_results(reply.body[: wire.RESULT.size])
+            if word & 0xFF == Status.DONE:
+                cell.oracle.was_published(payload, issued)
+
     cell.operator.ask(
-        lambda n: wire.encode_publish(n, NAMESPACE.encode(), topic.encode(), "p", payload)
+        lambda n: wire.encode_publish(n, NAMESPACE.encode(), topic.encode(), "p", payload), report
     )
 
 
