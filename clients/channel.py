@@ -1,4 +1,4 @@
-"""A DEALER socket that says when it has reconnected. Owns its ZeroMQ context."""
+"""ZeroMQ sockets that report each new connection. Each has a context of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OpenChannel = Callable[..., "Channel"]
 
 
 def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
-    """Takes what a monitor socket has to tell: True for made, False for broken."""
+    """Yield the events of a monitor socket: True for a new connection, False for a broken one."""
     while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
         frame = monitor.recv()
         if monitor.get(zmq.RCVMORE):  # the second frame, the endpoint, may come after an interrupt
@@ -48,9 +48,9 @@ class Connection(NamedTuple):
 def opened(owner: object, kind: int, events: int) -> Connection:
     """Open a socket of a context of its own. `events`: what its monitor reports.
 
-    It is closed when `owner` is garbage, too. A context waits for its sockets without end, and
-    Python collects garbage in any order, so the function that closes them has references of its
-    own. An interrupt may come at any line: then the context is closed here.
+    Both sockets are also closed when `owner` is garbage. A context waits for its sockets without
+    end, and Python collects garbage in any order, so the function that closes them has references
+    of its own. An interrupt may come at any line: then the context is closed here.
     """
     context = zmq.Context()
     try:
@@ -98,7 +98,7 @@ class Subscription:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """Those that tell when a message or a new connection is there."""
+        """The sockets that become readable when a message or a new connection has come."""
         return self._socket, self._monitor
 
     def receive(self) -> list[bytes] | None:
@@ -130,13 +130,13 @@ Subscribe = Callable[..., Subscription]
 
 
 class Channel:
-    """One connection to the daemon. Never blocks; the owner waits on the sockets.
+    """One connection to the daemon. Only receive_soon() and wait() block.
 
-    A message is taken only on a connection that reconnected() has reported, so none goes out on a
-    new connection before the owner knows that what it sent on the one before may be lost. One that
-    was taken shortly before a connection broke may arrive on the next one; the protocol bears such
-    copies. With ZMQ_IMMEDIATE libzmq would drop them, but also the answers that were not read when
-    a connection broke: the last ones of a daemon that ends.
+    send() takes a message only on a connection that reconnected() has reported. So the owner knows
+    that messages of the previous connection may be lost before it sends on a new one. A message
+    taken shortly before a connection broke may still arrive on the next one; the protocol tolerates
+    such copies. With ZMQ_IMMEDIATE libzmq would drop them, but also the answers that were not read
+    when the connection broke, such as the last answers of a daemon that stops.
     """
 
     def __init__(self, endpoint: str, remote: Remote | None = None) -> None:
@@ -196,10 +196,10 @@ class Channel:
         return any(events)
 
     def wait(self, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
-        """Wait for a message, a new connection, or space to send on a connection; False if none
-        came.
+        """Wait for a message, a new or a broken connection, or, with `to_send`, space to send on a
+        connection; False if none came.
 
-        A write to the eventfd `kicked` also ends the wait, which resets it.
+        A write to the eventfd `kicked` also ends the wait; the eventfd is then reset.
         """
         to_send = to_send and self.connected
         if to_send is not self._to_send:

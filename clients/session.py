@@ -8,7 +8,7 @@ States:
 
     GREETING  a HELLO is out or must go out; batches wait
     OPEN      up to `window` batches are in flight
-    CLOSED    BYE was answered, or the daemon will not talk to us
+    CLOSED    the session has ended, or the daemon refused the HELLO for good
 
 A batch gets its sequence when it is first handed out and keeps its bytes from then on, so
 that a re-sent one is recognised and answered from the daemon's memory. When the daemon does
@@ -108,7 +108,7 @@ class Session:
         self.refusal: MessageRefused | None = None
         """Why the last HELLO was refused, until one is accepted."""
         self.astray: MessageRefused | None = None
-        """A shard does not know our namespace, until one does."""
+        """Refusal of a shard that does not know our namespace; None once a shard answers."""
         self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
         """Takes what the daemon pushes to the owner of operations."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
@@ -276,7 +276,7 @@ class Session:
     # ---- what comes in ---------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Takes one message of the daemon. Raises ProtocolError if it is none."""
+        """Take one message of the daemon. Raises ProtocolError if it is malformed."""
         reply = wire.decode_reply(data)
         self.fruitless = False
         handler = self._HANDLERS.get(reply.message)
@@ -307,7 +307,7 @@ class Session:
             self._outgoing.append(self._bye())
 
     def _address_again(self) -> None:
-        """What was in flight when the session moved: the same batches, under its id of now."""
+        """Address the batches in flight to the new id of a session that has moved."""
         batches = list(self._flight.values())
         self._hand_out_again(batches)
         for batch in batches:

@@ -165,7 +165,7 @@ def surroundings() -> list[str]:
 
 
 class Template:
-    """A template of this process of pytest; it ends with it."""
+    """A template process, which ends with this process of pytest."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules, self._lock = modules, Lock()
@@ -174,7 +174,7 @@ class Template:
         self._channel: socket.socket | None = None
 
     def usable(self, env: Mapping[str, str]) -> bool:
-        """Whether a child of the template would be as a child of the caller is."""
+        """Return whether a child of the template would inherit what a child of the caller does."""
         return (
             os.getpid() == self._owner
             and _of_a_start(env) == self._started

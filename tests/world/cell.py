@@ -55,7 +55,7 @@ EMPTIED_AFTER = 6
 
 
 class Operator:
-    """Who administers a daemon: a connection to its admin socket."""
+    """An administrator of a daemon, with a connection to its admin socket."""
 
     def __init__(self, cell: Cell) -> None:
         machine = cell.world.machine
@@ -119,7 +119,7 @@ class Cell:
         self.deliveries: list[Deliveries] = []
         self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
         self.inherited: set[str] = set()
-        """Operations of ended processes that a later process is to hear of."""
+        """Keys of operations of ended processes whose outcome a later process has to get."""
         self.at_durable_answer: Callable[[], None] | None = None
         """Planned for the moment at which a client gets one."""
         self.dropped: set[int] = set()
@@ -173,7 +173,7 @@ class Cell:
 
     @property
     def begun_ns(self) -> int:
-        """What the daemon's clock is behind the time of deadlines."""
+        """World time minus the daemon's boot clock; 0 if deadlines are on a virtual clock."""
         return 0 if self.virtual else self.world.machine.boot_begun_ns
 
     def now_ns(self) -> int:
@@ -349,7 +349,8 @@ class Cell:
         self.world.seam.run(None, self._arena.check)
 
     def steadiness(self) -> tuple[object, ...]:
-        """What changes whenever the daemon pauses, or cannot write."""
+        """Return figures that change whenever the daemon pauses or a call of the disk fails. The
+        last is True while the daemon does not run or cannot write."""
         disk, reaper = self.world.disk, self.daemon.reaper
         troubled = disk.full or bool(disk.troubles) or (reaper is None or bool(reaper.wal.errno))
         paused = (self.daemon.starts, self.daemon.freezes, self.world.machine.suspended_ns)

@@ -184,7 +184,7 @@ class SimulatedDaemon:
         self.import_path: Path | None = None
         """An export that the next start begins with."""
         self.next_config = config
-        """Of the next start."""
+        """Configuration of the next start."""
         self.commit_ns = self._usual_commit_ns = commit_ns
         self.snapshot_ns = SNAPSHOT_NS
         """Time between two steps of the process that writes snapshots."""
@@ -498,7 +498,8 @@ class SimulatedDaemon:
         self._commit_later()
 
     def _watch_table(self) -> None:
-        """A killed process does not write down why its WAL stopped."""
+        """Save the state of the WAL buffer at a kill: a killed process does not record why its WAL
+        stopped."""
         self._saved: tuple[int, ...] | None = None
         self.machine.disk.table.killed = partial(self.seam.run, None, self._save_state)
 

@@ -37,7 +37,7 @@ class File:
         """Sectors that a sync will write."""
         self.older: dict[File, int] = {}
         """The other files of its folder when it was made, and where the last write to each began:
-        it may hold records that are not in this file."""
+        that write may hold records that this file lacks."""
         self.written_wall_ns = written_wall_ns
         self.began = 0
         """Where the last write of group commit began."""
@@ -93,7 +93,7 @@ class File:
         self.now = bytearray(self.medium)
 
     def direct(self) -> bytes:
-        """What a direct read returns: the medium, once dirty sectors are written."""
+        """Write the dirty sectors, and return the bytes of the medium, as a direct read does."""
         self.sync()
         return bytes(self.medium)
 
@@ -120,7 +120,7 @@ class Folder:
 
     now: dict[str, File] = field(default_factory=dict)
     history: list[dict[str, File]] = field(default_factory=lambda: [{}])
-    """What the medium may have: the first for sure, the others if their changes got there."""
+    """Names that the medium may have: those of the last sync, then those after each change."""
 
     def changed(self) -> None:
         self.history.append(dict(self.now))

@@ -59,9 +59,9 @@ NAMED_AGAIN_NS = 5 * S
 """After so long without a pause a daemon has given its arena files their names again."""
 
 Errors = tuple[type[PurgatorydError], ...]
-"""What refuses a start."""
+"""Errors with which a wrong start may be refused."""
 Wrong = AbstractContextManager[Errors]
-"""What is wrong with a start, while it is tried."""
+"""A context in which a start is wrong; it yields the errors that may refuse the start."""
 
 
 def _count(cell: Cell, kind: str) -> None:
@@ -72,7 +72,8 @@ def _count(cell: Cell, kind: str) -> None:
 
 
 def disturb(cell: Cell, client: int, kind: str, frames: int, delay_ns: int) -> None:
-    """Lose, double, delay or swap the next frames of a client's connection."""
+    """Lose, double, delay or swap the next frames of a client's connections, or let the client
+    receive them late."""
     for end in cell.clients[client].ends:
         end.disturbances.append(Disturbance(kind, frames, delay_ns))
 
@@ -84,7 +85,7 @@ def storm(cell: Cell, client: int, disturbances: list[dict[str, Any]]) -> None:
 
 
 def disturb_subscriber(cell: Cell, subscriber: int, kind: str, frames: int, delay_ns: int) -> None:
-    """The same to a subscriber, whose socket drops messages and never doubles or swaps them."""
+    """Lose or delay the next frames of a subscriber: its socket never doubles or swaps messages."""
     for end in cell.subscribers[subscriber].ends:
         lossy = kind if kind in ("lose", "delay") else "lose"
         end.disturbances.append(Disturbance(lossy, frames, delay_ns))
@@ -149,7 +150,8 @@ def bar(cell: Cell, client: int, span_ns: int) -> None:
 
 
 def kill_client(cell: Cell, client: int, span_ns: int, doubled: int) -> None:
-    """Kill a client; its successor begins later. Its first `doubled` frames arrive twice."""
+    """Kill a client; its successor begins later, and the first `doubled` frames of the successor
+    arrive twice."""
     if cell.clients[client].alive:
         cell.end_client(client)
         _count(cell, "client")
@@ -195,8 +197,8 @@ def reuse_pid(cell: Cell, client: int) -> None:
 
 
 def drop_session(cell: Cell, client: int, late_ns: int) -> None:
-    """An operator ends a client's session. `late_ns`: the next messages are late, and its next
-    session is ended, too."""
+    """Have an operator end a client's session. Unless `late_ns` is 0, delay the next frames of the
+    client by this time, and end its session once more."""
     session = cell.clients[client].core.session.id
     if cell.clients[client].alive and session:
         _count(cell, "client")
@@ -260,8 +262,8 @@ def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
 
 
 def freeze_daemon(cell: Cell, span_ns: int, read_in_ns: int, late: bool) -> None:
-    """Stop the daemon for a while, or until it is so `late`. Its sockets read what came meanwhile
-    after `read_in_ns`."""
+    """Freeze the daemon for `span_ns`; if `late`, for this time after its loop means to wake up.
+    Its sockets read the messages of that time `read_in_ns` after the freeze."""
     if cell.daemon.alive:
         if late:
             span_ns += cell.daemon.sleeps_ns
@@ -306,7 +308,8 @@ def drain(cell: Cell, span_ns: int, calls: int | None) -> None:
 
 
 def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
-    """Open sessions of many more clients, until none is left; all of them end at once."""
+    """Open sessions of `count` more clients, which may fill the session table. An operator ends the
+    first of these sessions; the clients end together."""
     guests = [cell.guest(uid) for _ in range(count)]
     _count(cell, "client")
     cell.world.schedule.after(span_ns // 2, partial(_drop_guest, cell, guests[0]))
@@ -314,7 +317,7 @@ def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
 
 
 def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
-    """An operator ends the session of a client that owns no operation; then it asks a question."""
+    """Have an operator end the session of a guest; then the guest asks a question."""
     session = guest.core.session.id
     if guest in cell.guests and session:
         cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
@@ -419,8 +422,8 @@ def _copied_wal(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _no_birth(cell: Cell) -> Iterator[Errors]:
-    """The file by which a WAL knows that it is no copy cannot be read; then it is missing. It is
-    the one file that is on a real disk, and there the next start looks for a WAL, too."""
+    """Replace the file by which a WAL knows that it is no copy with a folder; then remove it.
+    The file is on the real disk. The next start looks there for segments, so leave one."""
     path = _wal(cell) / wal_birth.NAME
     path.unlink()
     path.mkdir()

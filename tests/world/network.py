@@ -37,7 +37,7 @@ def message_of(frame: bytes) -> int:
 
 @dataclass
 class Disturbance:
-    """What happens to the next frames in one direction of a connection."""
+    """A disturbance of the next frames of a connection, in either direction."""
 
     kind: str
     """"lose", "double", "delay", "swap", "cut" or "late"."""
@@ -112,7 +112,7 @@ class Network:
         """Frames disturbed, by kind."""
 
     def connect(self, end: End, endpoint: Callable[[], str]) -> None:
-        """Connect an end to whoever listens at its endpoint, and again whenever it breaks."""
+        """Connect an end to the daemon that listens at its endpoint, and again after each break."""
 
         def attempt() -> None:
             if end.connection is not None and end.connection.open:
@@ -127,6 +127,7 @@ class Network:
                 self._made += 1
                 end.connection = Connection(self._made, end, transport)
                 end.made += 1
+                end.lossy = False
                 end.retry = attempt
                 transport.accept(end.connection)
                 queued, end.queued = end.queued, []
@@ -160,8 +161,8 @@ class Network:
         transport = connection.transport
         self.carry(connection, frame, lambda: transport.arrived(connection, frame))
 
-    def carry(self, connection: Connection, data: Any, deliver: Callable[[], None]) -> None:
-        """Carry a frame over a connection, unless it breaks before."""
+    def carry(self, connection: Connection, data: Any, deliver: Callable[[], None]) -> bool:
+        """Carry a frame over a connection, unless it breaks before. False if the frame is lost."""
         self._note(*data) if isinstance(data, list) else self._note(data)
 
         def arrive() -> None:
@@ -183,7 +184,7 @@ class Network:
             self.disturbed[one.kind] = self.disturbed.get(one.kind, 0) + 1
             if one.kind == "lose":
                 connection.end.lossy = True
-                return
+                return False
             if one.kind == "double":
                 self.schedule.after(latency_ns, arrive)
             elif one.kind == "delay":
@@ -195,6 +196,7 @@ class Network:
             elif one.kind == "late":  # the socket has it, and does not say so at once
                 connection.end.unready += 1
         self.schedule.after(latency_ns, arrive)
+        return True
 
 
 # ---- the peers' ends ---------------------------------------------------------------------------
@@ -398,15 +400,16 @@ class SimulatedTransport:
 
     def deliver(self, connection: Connection, data: Any) -> None:
         """Send a frame to a peer."""
-        end = connection.end
-        connection.under_way += 1
+        end, copies = connection.end, [data]
 
         def arrive() -> None:
-            connection.under_way -= 1
+            connection.under_way -= len(copies)
+            copies.clear()
             end.received.append(data)
             end.wake()
 
-        self.network.carry(connection, data, arrive)
+        if self.network.carry(connection, data, arrive):
+            connection.under_way += 1
 
     # ---- Transport -----------------------------------------------------------------------------
 

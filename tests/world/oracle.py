@@ -1,9 +1,9 @@
-"""What may happen in a world. It knows the promises, and nothing of the product but constants.
+"""The oracle: the answers, notices and outcomes that the promises allow in a world.
 
-Times are world time. A key of a timer belongs to one client process after the other, with at most
-one call under way. So its state is known after each answer, unless an outcome is in doubt: then it
-is one of several. Each add has a payload of its own, and each operation a key of its own, so that
-every notice names what it is for.
+It imports only constants of the product. Times are world time, or the daemon's virtual time. Each
+key of a timer belongs to one client, whose calls on it are applied in order. So the state of a key
+is known after each answer, unless an outcome is in doubt: then it is one of several. Each add has a
+payload of its own, and each operation a key of its own, so that every notice names its origin.
 
     state of a key     None, or the timer that is armed under it
     due                a timer whose deadline is past: it may have fired
@@ -47,9 +47,9 @@ class Timer:
     topic: str
     payload: bytes = field(repr=False)
     deadline_ns: int
-    """At least; the answer names it exactly."""
+    """Lower bound, until an answer names the exact deadline."""
     delay_ns: int = 0
-    """What was asked for."""
+    """Requested delay."""
     ticket: int = 0
     """0: no answer has named it."""
     earliest_ns: int = FOREVER_NS
@@ -112,9 +112,9 @@ class Call:
     key: str
     durable: bool
     timer: Timer | None = None
-    """What an add arms."""
+    """The timer that an add arms."""
     ticket: int = 0
-    """Of the timer that a cancel is for; 0 = any."""
+    """Ticket of the timer that a cancel is for; 0 = any."""
     issued: int = 0
     """Moment at which it was made."""
     answer: tuple[int, int, int, int] | None = None
@@ -161,7 +161,7 @@ class Key:
 
 @dataclass(eq=False)
 class Watched:
-    """What is known of a watch key."""
+    """The known state of a watch key."""
 
     sure: int = 0
     """A watermark that was acknowledged."""
@@ -169,7 +169,7 @@ class Watched:
     highest: int = 0
     """The highest watermark that was sent."""
     bumps: int = 0
-    """What all bumps add."""
+    """Sum of all bumps."""
     may_fail: bool = False
     forgets: int = 0
     """Calls under way that forget it."""
@@ -304,7 +304,7 @@ class Oracle:
         """By number."""
         self.answers: Counter[str] = Counter()
         self.stream_id = 0
-        """Of the arena that serves."""
+        """Stream of the arena in use."""
         self.outages: list[tuple[int, int]] = []
         """Times between which the daemon's loop did not run, if operations outlast that."""
         self._moment = 0
@@ -588,7 +588,7 @@ class Oracle:
     # ---- operations ----------------------------------------------------------------------------
 
     def watch_key(self, name: str) -> Watched:
-        """What is known of a watch key."""
+        """Return the known state of a watch key."""
         return self.watched.setdefault(name, Watched())
 
     def advancing(self, name: str, watermark: int) -> int:
@@ -633,7 +633,7 @@ class Oracle:
         return forgotten
 
     def lets_hold(self, operation: Operation) -> bool:
-        """What the client's own condition of an operation says."""
+        """Return whether the client's own condition of an operation may be true."""
         return any(self.watch_key(key).may_hold for key in operation.targets)
 
     def watching(self, operation: Operation) -> None:
@@ -681,8 +681,8 @@ class Oracle:
             self._require(operation.cancelled, operation, "cancelled by nobody")
 
     def _outlasts(self, operation: Operation) -> None:
-        """An operation that expired in a long outage: triggers that were sent before its deadline,
-        and answered in the grace after the outage, were applied before it expired."""
+        """Judge an operation that expired in a long outage. Its condition must not hold with the
+        triggers that were sent before its deadline and answered by the end of the grace."""
         deadline_ns = operation.deadline_ns
         ends_ns = [
             end_ns

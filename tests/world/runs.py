@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
     seed: int
     failure: str | None
-    """What was violated; None: nothing."""
+    """Class and text of the exception; None if the script passed."""
     digest: str
     faults: Counter[str]
     """By kind."""
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What kind of failure it was."""
+        """Class of the exception: failures of the same class count as the same failure."""
         return (self.failure or "").partition(":")[0]
 
 
@@ -86,7 +86,7 @@ def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Run]:
 
 
 class Tally:
-    """What many runs add up to."""
+    """Sums over many runs."""
 
     def __init__(self) -> None:
         self.runs: int = 0

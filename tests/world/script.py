@@ -1,7 +1,7 @@
-"""The script of a world: what happens in it, step by step, all of it decided by the seed.
+"""The script of a world: its setting and its steps, all decided by the seed.
 
-A step says all that it needs, so that a script without some of its steps is a script, too. A step
-that makes no sense where it stands does nothing.
+Each step carries all its arguments, so any subset of the steps is a valid script. A step that is
+impossible in the present state does nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a world is like."""
+    """The properties of a world that its seed chooses."""
 
     seed: int
     wal: bool
@@ -64,7 +64,7 @@ class Setting:
     durable_namespace: bool
     """Whether the daemon gives durable answers to all."""
     boot_offsets_ns: tuple[int, ...]
-    """Of each client's time namespace."""
+    """Offset of CLOCK_BOOTTIME in each client's time namespace."""
     capacity: int
     sessions: int
     replay_capacity: int
@@ -429,7 +429,7 @@ def script(seed: int, steps: int = 400) -> Script:
         work["watch"] = (40, lambda rng: {**_watch(rng), "client": RESUMER})
         work["succeed"] = (8, _watch_only)
         faults["kill_client"] = (12, lambda rng: {**_kill(rng), "client": RESUMER})
-    # Some kinds of faults are missing in each world, so that others meet undisturbed.
+    # Each world lacks some kinds of faults, so that the other kinds meet without them.
     missing = {kind for kind in faults if rng.random() < 0.3}
     if rng.random() < 0.4:  # times are exact over a reboot
         missing |= OF_THE_WALL_CLOCK
