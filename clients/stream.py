@@ -58,6 +58,9 @@ class Gap:
 
     position: Position
     last: int
+    stream_id: int
+    incarnation: int
+    """Of the topic whose notices they are, as is `stream_id`: another one has other numbers."""
 
 
 @dataclass(slots=True)
@@ -148,7 +151,7 @@ class Stream:
             self._adopt(position, incarnation)
             self._report(position)
             if sequence >= position.next:
-                self._todo.append(Gap(position, sequence))
+                self._todo.append(self._gap(position, sequence))
 
     def reconnected(self) -> None:
         """The daemon may be another one now, with another arena."""
@@ -193,21 +196,29 @@ class Stream:
         self._adopt(position, head.incarnation)
         behind = head.first - 1 if head.records else head.tail
         if behind >= position.next:
-            self._todo.appendleft(Gap(position, behind))
+            self._todo.appendleft(self._gap(position, behind))
             return True
         if head.records:
             self._deliver(position, head, arrival.body, arrival.received_ns)
         self._todo.popleft()
         return True
 
+    def _gap(self, position: Position, last: int) -> Gap:
+        return Gap(position, last, self.stream_id, position.incarnation)
+
+    def _is_over(self, gap: Gap) -> bool:
+        position = gap.position
+        same = (gap.stream_id, gap.incarnation) == (self.stream_id, position.incarnation)
+        return not same or gap.last < position.next
+
     def _fill(self, gap: Gap) -> bool:
         """Closes a gap, at most REPLAY_CHUNK notices at a time."""
         position = gap.position
-        if gap.last < position.next:
+        if not self._is_over(gap) and not self._current(self.stream_id) and not self._follow():
+            return False
+        if self._is_over(gap):
             self._todo.popleft()
             return True
-        if not self._current(self.stream_id) and not self._follow():
-            return False
         if self._reader is None:
             self._lose(position, gap.last)
             return True

@@ -84,7 +84,7 @@ class Inbox:
         high_water_mark = check_whole("high_water_mark", high_water_mark, 0, HWM_MAX)
         refuse_remote(numa_local=numa_local, remote=remote)
         self._remote = remote
-        self._route = route or Route(name, namespace)
+        self._route = route or Route(name, namespace, host=host)
         self._ledger = ledger
         self._noted: Notice | Lagged | None = None
         self._receiving = False
@@ -334,7 +334,8 @@ class Merged:
         shards = self._route.placed(paths, table).shards
         # By the shard's own name: never to one of another shard generation, whose topics are
         # others.
-        routes = [Route(table.daemon(shard), self._route.namespace) for shard in {*shards}]
+        namespace, host = self._route.namespace, self._route.host
+        routes = [Route(table.daemon(shard), namespace, host=host) for shard in {*shards}]
         before, self._inboxes = self._inboxes, _all_or_none(routes, self._open_one, whole)
         self._shard_generation = table.shard_generation
         self.poller = zmq.Poller()

@@ -12,6 +12,8 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
@@ -39,6 +41,7 @@ from purgatoryd.daemon import sockets
 from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.host import HOST
+from purgatoryd.shm_layout.layout import ArenaState, ClockKind
 
 pytestmark = pytest.mark.tier("test")
 
@@ -392,6 +395,42 @@ def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
     assert drain(stream) == []
     stream.take(message(100_002, 1))
     assert drain(stream) == [(100_001, 100_001), 100_002]
+
+
+class LostArena:
+    """What a subscriber sees of an arena whose replay buffer has nothing left."""
+
+    uuid, epoch, header = b"", 1, SimpleNamespace(clock_kind=ClockKind.BOOT)
+
+    def __init__(self, stream_id: int, newest: dict[str, tuple[int, int]]) -> None:
+        self.stream_id, self.newest, self.state = stream_id, newest, ArenaState.READY
+
+    def newest_sequences(self, _: str) -> dict[str, tuple[int, int]]:
+        return self.newest
+
+    def replay(self, _: str, __: str, ___: int, last: int) -> tuple[int, list[bytes]]:
+        return last, []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("again", ["stream", "topic"])
+def test_a_gap_of_an_earlier_numbering_hides_no_notice(again: str) -> None:
+    arenas: list[Any] = [LostArena(7, {"t": (1, 0)})]
+    stream = Stream("n", None, lambda: arenas[-1], HOST.boot_ns)
+    arenas[0].newest = {"t": (1, 1)}
+    stream.compare()  # notice 1 is missing
+    if again == "stream":
+        arenas[0].state = ArenaState.RETIRED
+        arenas.append(LostArena(8, {}))
+    else:
+        arenas[0].newest = {"t": (2, 0)}
+        stream.compare()
+    assert drain(stream) == [(1, 0)]
+    number = {"stream": (8, 1), "topic": (7, 2)}[again]
+    stream.take(message(1, 1, *number))
+    assert drain(stream) == [1]
 
 
 def test_another_stream_is_said(stream: Stream) -> None:

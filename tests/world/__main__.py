@@ -81,8 +81,8 @@ def main(
         if one.failure is not None:
             _say(f"seed {one.seed}: {one.failure}")
         if tally.runs % REPORT_RUNS == 0:
-            _say(f"{tally.runs} seeds, {tally.faults.total()} faults, {len(tally.failed)} failures")
-        if faults is not None and tally.faults.total() >= faults:
+            _say(f"{tally.runs} seeds, {tally.total} faults, {len(tally.failed)} failures")
+        if faults is not None and tally.total >= faults:
             break
     click.echo(json.dumps(tally.document(), indent=None if as_json else 1))
     if tally.failed:

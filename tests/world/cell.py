@@ -104,9 +104,11 @@ class Cell:
         self.world = world
         self.number = number
         self.oracle = Oracle()
+        self.usual = self._config(name, shards)
+        """Configuration of the first start."""
         self.daemon = SimulatedDaemon(
             world.machine, world.network, world.seam, world.directory,
-            self._config(name, shards), self, world.script.setting.commit_ns,
+            self.usual, self, world.script.setting.commit_ns,
         )  # fmt: skip
         if not self.virtual:
             self.oracle.outages = self.daemon.outages

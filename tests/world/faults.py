@@ -29,7 +29,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
 from purgatoryd.shm_layout.shm import MOUNT
-from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, segments
+from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
 from world import work
 from world.cell import RESTART_NS, Cell
 from world.clients import HASTY_S, LIMIT_S, SimulatedClient
@@ -56,6 +56,12 @@ OF_THE_WAL = frozenset({
 """Settings that a daemon without a WAL leaves out."""
 NO_WAL: dict[str, Any] = {one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL}
 NAMED_AGAIN_NS = 5 * S
+SIZES = (
+    "payload_bytes", "replay_capacity", "topics", "namespaces", "sessions", "watches", "watch_keys",
+    "inbox", "accounts", "bulk_loads", "bulk_load_rows",
+)  # fmt: skip
+LARGER = {64: 2, 512: 2}
+"""By capacity: how many times larger the other sizes are than at the first start."""
 """After so long without a pause a daemon has given its arena files their names again."""
 
 Errors = tuple[type[PurgatorydError], ...]
@@ -257,8 +263,15 @@ def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
     else:
         cell.daemon.kill()
     cell.daemon.fuse.left = calls
+    _resize(cell, capacity)
+
+
+def _resize(cell: Cell, capacity: int | None) -> None:
+    """Give the next start other sizes, all of which `capacity` decides; None: those of before."""
     if capacity is not None:
-        cell.daemon.next_config = replace(cell.daemon.config, capacity=capacity)
+        usual, times = cell.usual, LARGER.get(capacity, 1)
+        sizes = {name: times * getattr(usual, name) for name in SIZES}
+        cell.daemon.next_config = replace(cell.daemon.config, capacity=capacity, **sizes)
 
 
 def freeze_daemon(cell: Cell, span_ns: int, read_in_ns: int, late: bool) -> None:
@@ -285,8 +298,7 @@ def stop_daemon(cell: Cell, capacity: int | None, asked: bool, publishes: bool) 
         cell.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n))
     else:
         cell.daemon.stop()
-    if capacity is not None:
-        cell.daemon.next_config = replace(cell.daemon.config, capacity=capacity)
+    _resize(cell, capacity)
 
 
 def terminate(cell: Cell, calls: int) -> None:
@@ -469,7 +481,7 @@ def _without_wal(cell: Cell) -> bool:
 def _with_another_wal(cell: Cell) -> bool:
     other = _other(cell)
     there = other is not cell and _with_wal(cell)
-    return there and bool(segments(_wal(other), cell.world.disk))
+    return there and any(name.endswith(SEGMENT) for name in cell.world.disk.folder(_wal(other)).now)
 
 
 def _in_real_time(cell: Cell) -> bool:
