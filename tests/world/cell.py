@@ -33,7 +33,7 @@ from world.daemons import EVERY_UID, SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
 from world.network import ADMIN, End, SimulatedChannel
-from world.oracle import IN_DOUBT, Call, Operation, Oracle, Sent, Violation
+from world.oracle import IN_DOUBT, BulkLoad, Call, Operation, Oracle, Row, Sent, Violation
 from world.script import CLIENTS, MS, RESUMER, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
@@ -622,14 +622,15 @@ class Cell:
         parked: list[tuple[str, int, bytes]] = []
         waiting: set[bytes] = set(self.oracle.rows)
 
-        def report(payload: bytes, key: str, question: Any) -> None:
+        def report(payload: bytes, row: Row, question: Any) -> None:
             waiting.discard(payload)
             found = question.outcome()
             if found is not None and found.status == Status.PARKED:
-                parked.append((key, found.ticket, payload))
+                done = self.oracle.bulk_loads.get(row.bulk_load, BulkLoad()).done
+                parked.append((row.key, found.ticket, done.get(row.key, payload)))
 
         for payload, row in self.oracle.rows.items():
-            self.clients[0].get(row.key, partial(report, payload, row.key))
+            self.clients[0].get(row.key, partial(report, payload, row))
         self.world.until(lambda: not waiting, "all rows were asked for")
         return list({key: (key, ticket, payload) for key, ticket, payload in parked}.values())
 
