@@ -570,7 +570,10 @@ class Cell:
         until(lambda: not any(c.alive and c.leaving for c in self.clients), "closed clients end")
         for number in range(CLIENTS):
             self.begin_client(number)
-        until(lambda: all(not c.unsettled for c in self.clients), "all calls have an outcome")
+        # A watch may find no place until one of the operations before it has expired.
+        until(
+            lambda: all(not c.unsettled for c in self.clients), "all calls have an outcome", 700 * S
+        )
         until(lambda: all(c.served for c in self.clients), "all clients have a session")
         self._calm = self.oracle.moment()
         self.dropped.clear()
