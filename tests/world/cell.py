@@ -382,6 +382,10 @@ class Cell:
         if reaper.wal.committed_lsn == int(buffer.next_lsn) - 1:  # it is 0 before a first snapshot
             self.oracle.committed()
 
+    def ending(self, arena: Any) -> None:
+        """A process ends. Its arena tells the virtual time of what it did last."""
+        self._virtual_ns = int(arena.header.now_ns) if self.virtual else 0
+
     def ended(self) -> None:
         """A process has ended: its supervisor starts the next one."""
         if self.restarts and not self._restarting:

@@ -284,6 +284,7 @@ class SimulatedDaemon:
             reaper.iterate()
         reaper.finish()
         self.observe.committed(reaper.arena)
+        self.observe.ending(reaper.arena)
         self._stack.close()
 
     def terminate(self, calls: int) -> None:
@@ -311,6 +312,8 @@ class SimulatedDaemon:
         self._killed()
 
     def _killed(self) -> None:
+        if self.reaper is not None:
+            self.observe.ending(self.reaper.arena)
         self._recovers = True
         self._gone()
 
