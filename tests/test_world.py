@@ -32,10 +32,10 @@ OF_FOUND_BUGS: dict[int, str] = {
     20000013: "any-fails-by-one",
     20000021: "damaged-dead-bytes",
     20000025: "busy-overtaken",
-    20000031: "armed-while-busy",
     20000052: "deserted-session",
     20000095: "copy-not-doubtful",
     20000169: "deserted-bye-lost",
+    20000242: "armed-while-busy",
 }
 """Seeds that find bugs of world/bugs, and their names."""
 

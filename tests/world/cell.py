@@ -63,7 +63,7 @@ class Operator:
         self._end.wake = self._receive
         self._sequence = 0
         self._asked: dict[int, Callable[[wire.Reply], object]] = {}
-        self._unsent: deque[bytes] = deque()
+        self.unsent: deque[bytes] = deque()
         self._channel = SimulatedChannel(
             cell.world.network, self._end, cell.daemon.paths.admin_endpoint
         )
@@ -80,13 +80,13 @@ class Operator:
         """Send a request once there is a connection; `report` gets the reply if one comes."""
         self._sequence += 1
         self._asked[self._sequence] = report
-        self._unsent.append(build(self._sequence))
+        self.unsent.append(build(self._sequence))
         self._send()
 
     def _send(self) -> None:
         self._channel.reconnected()
-        while self._unsent and self._channel.send(self._unsent[0]):
-            self._unsent.popleft()
+        while self.unsent and self._channel.send(self.unsent[0]):
+            self.unsent.popleft()
 
     def _receive(self) -> None:
         self._send()
@@ -579,6 +579,7 @@ class Cell:
             lambda: all(not c.unsettled for c in self.clients), "all calls have an outcome", 700 * S
         )
         until(lambda: all(c.served for c in self.clients), "all clients have a session")
+        self._notice_drops()
         self._calm = self.oracle.moment()
         self.dropped.clear()
         self.resume()
@@ -588,6 +589,17 @@ class Cell:
         self._ask_all()
         self._unpark_all()
         self.world.pass_time(20 * S)
+
+    def _notice_drops(self) -> None:
+        """Let each client ask once after the operator's last request: one that is idle does not
+        know that its session was ended."""
+        until = self.world.until
+        until(lambda: not self.operator.unsent, "the operator's requests are sent")
+        self.world.pass_time(S)
+        asked: list[object] = []
+        for number, client in enumerate(self.clients):
+            client.get(f"k{number}.0", asked.append)
+        until(lambda: len(asked) == len(self.clients), "all clients have an answer")
 
     def let_in(self) -> None:
         """Let every uid connect again. A client that was refused has ended for good: its successor
