@@ -96,8 +96,7 @@ class Route:
             self._asked = self._open_channel(paths.cmd_endpoint)
             self._ask_boot_ns = 0
         asks = self._asked.reconnected() or now_ns - self._ask_boot_ns > ASK_AGAIN_NS
-        place = wire.encode_place(0, wire.encode_namespace(self.namespace))
-        if asks and self._asked.send(place):
+        if asks and self._asked.send(wire.encode_place(0, wire.encode_namespace(self.namespace))):
             self._ask_boot_ns = now_ns
         data = self._asked.receive()
         if data is not None and (reply := wire.decode_reply(data)).error:

@@ -60,7 +60,7 @@ class Gap:
     last: int
     stream_id: int
     incarnation: int
-    """Of the topic whose notices they are, as is `stream_id`: another one has other numbers."""
+    """`last` counts in this incarnation of the topic, and in this stream, alone."""
 
 
 @dataclass(slots=True)

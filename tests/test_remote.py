@@ -398,7 +398,7 @@ def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
 
 
 class LostArena:
-    """What a subscriber sees of an arena whose replay buffer has nothing left."""
+    """Stand-in for the reader of an arena whose replay buffer is empty."""
 
     uuid, epoch, header = b"", 1, SimpleNamespace(clock_kind=ClockKind.BOOT)
 

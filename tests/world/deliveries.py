@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from world.oracle import Oracle, Sent, Violation
@@ -27,7 +27,7 @@ class Deliveries:
     """Its topics; None = all."""
     topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
     before: dict[tuple[int, str], int] | None = None
-    """The newest sequence of each topic when it was let in; None = it was not yet."""
+    """The newest sequence of each topic when it was let in; None until then."""
     notices: int = 0
     lost: int = 0
 
@@ -61,8 +61,7 @@ class Deliveries:
 
     def finish(self) -> None:
         """Nothing more comes: all that was sent in the present stream has arrived or is lost."""
-        for place in self._unseen():
-            raise Violation(f"{place[1]}: sent up to {self.oracle.newest[place]}, received none")
+        self._judge_unseen()
         for (stream, topic), at in self.topics.items():
             if stream != self.oracle.stream_id:
                 continue
@@ -72,11 +71,12 @@ class Deliveries:
             if newest is not None and at.next != newest + 1:
                 raise Violation(f"{topic}: the last is {newest}, received up to {at.next - 1}")
 
-    def _unseen(self) -> Iterator[tuple[int, str]]:
-        """Topics of the present stream of which something was sent, and nothing received."""
+    def _judge_unseen(self) -> None:
+        """Judge topics of the present stream of which nothing was received."""
+        if self.before is None:
+            return
         for (stream, topic), newest in self.oracle.newest.items():
             wanted = stream == self.oracle.stream_id and topic in (self.wanted or [topic])
-            unseen = wanted and (stream, topic) not in self.topics
-            if unseen and self.before is not None:
-                before = self.before.get((stream, topic), 0)
-                yield from [(stream, topic)] if newest > before else []
+            sent = newest > self.before.get((stream, topic), 0)
+            if wanted and sent and (stream, topic) not in self.topics:
+                raise Violation(f"{topic}: sent up to {newest}, received none")

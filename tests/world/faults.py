@@ -56,13 +56,13 @@ OF_THE_WAL = frozenset({
 """Settings that a daemon without a WAL leaves out."""
 NO_WAL: dict[str, Any] = {one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL}
 NAMED_AGAIN_NS = 5 * S
+"""After so long without a pause a daemon has given its arena files their names again."""
 SIZES = (
     "payload_bytes", "replay_capacity", "topics", "namespaces", "sessions", "watches", "watch_keys",
     "inbox", "accounts", "bulk_loads", "bulk_load_rows",
 )  # fmt: skip
 LARGER = {64: 2, 512: 2}
 """By capacity: how many times larger the other sizes are than at the first start."""
-"""After so long without a pause a daemon has given its arena files their names again."""
 
 Errors = tuple[type[PurgatorydError], ...]
 """Errors with which a wrong start may be refused."""

@@ -294,8 +294,8 @@ class Oracle:
         self.newest: dict[tuple[int, str], int] = {}
         self.tickets: set[tuple[int, int]] = set()
         """Stream and ticket of each notice."""
-        self.publications: set[bytes] = set()
-        """Payloads that were published without a timer."""
+        self.publications: dict[bytes, bool] = {}
+        """By payload of a notice without a timer: whether it was sent."""
         self.awaited: set[bytes] = set()
         """Those that were acknowledged and have no notice yet."""
         self.rows: dict[bytes, Row] = {}
@@ -506,6 +506,7 @@ class Oracle:
             due = sent.deadline_boot_ns + boot_begun_ns <= now_ns
             self._require(due or converted, sent, "sent early")
         if sent.payload in self.publications:
+            self.publications[sent.payload] = True
             self.awaited.discard(sent.payload)
             return
         if sent.payload in self.rows:
@@ -545,11 +546,11 @@ class Oracle:
 
     def publishing(self, payload: bytes) -> None:
         """A notice without a timer is about to be published."""
-        self.publications.add(payload)
+        self.publications[payload] = False
 
     def was_published(self, payload: bytes, issued: int) -> None:
         """A publication that was asked for at the moment `issued` was acknowledged."""
-        if issued > self.cut and not any(sent.payload == payload for sent in self.sent.values()):
+        if issued > self.cut and not self.publications[payload]:
             self.awaited.add(payload)
 
     # ---- bulk loads ----------------------------------------------------------------------------
