@@ -133,8 +133,12 @@ crash-test: build ## the long versions: a kill at any instruction, mutants; powe
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 world: SEEDS ?= $(or $(SEED),1-1000)
-world: build ## simulated worlds under the oracle: SEEDS=1-1000 counts faults; SEED=7 replays one, with STEPS=3,17 of it alone
+world: build ## simulated worlds: SEEDS=1-1000 or FAULTS=3000000 counts faults; SEED=7 replays one, with STEPS=3,17 of it alone
+ifdef FAULTS
+	$(BIN)/python tests/crash/record.py world.json env PYTHONPATH=tests $(BIN)/python -m world 1- --faults $(FAULTS) --json $(ARGS)
+else
 	PYTHONPATH=tests $(BIN)/python -m world $(SEEDS) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
+endif
 
 # Each bug of tests/world/bugs, in a copy of the tree; an hour or more. NAMES="..." finds these alone.
 world-bugs: build/core.stamp ## bring known bugs into the tree, and find each from three seeds with simulated worlds

@@ -87,10 +87,10 @@ def mode_number(mode: str) -> int:
         raise InvalidArgument(f"mode {mode!r} is none of {', '.join(MODES)}") from None
 
 
-def _worker_name(worker: str | None, remote: Remote | None) -> bytes:
+def _worker_name(worker: str | None, remote: Remote | None, pid: int) -> bytes:
     """What HELLO says. Of local processes the daemon learns the pid without it."""
     if worker is None and remote is not None:
-        worker = f"{os.uname().nodename[:HOST_MAX]}:{os.getpid()}"
+        worker = f"{os.uname().nodename[:HOST_MAX]}:{pid}"
     return wire.encode_worker(worker or "")
 
 
@@ -131,7 +131,7 @@ class Core:
             host.random_bytes if resume is None else resume.nonces(host.random_bytes),
             durable=durable,
             ledger=ledger,
-            worker=_worker_name(worker, remote),
+            worker=_worker_name(worker, remote, host.pid),
             grace_ns=0 if resume is None else resume.grace_ns,
         )
         self.session.same_clock = remote is None

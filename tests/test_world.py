@@ -13,10 +13,12 @@ from enum import EnumType
 from pathlib import Path
 
 import pytest
+from world import __main__ as command
 from world import oracle
+from world.oracle import Violation
 from world.runs import part, run, run_seed, smallest
 from world.script import FAULTS, HEAVY, WORK, S, Script, Step, script
-from world.world import world_of
+from world.world import World, world_of
 
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.layout import Cause, Status
@@ -127,6 +129,29 @@ def test_the_smallest_script_that_fails_is_found() -> None:
     assert numbers == [17, 203]
     waits = [step.wait_ns for step in part(whole, numbers).steps]
     assert waits == [times_ns[0], times_ns[1] - times_ns[0]]
+
+
+def test_a_failing_seed_is_printed_as_steps_that_fail_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = script(1)._replace(steps=script(1).steps[:25])
+    culprit = whole.steps[17].arguments
+    do = World.do
+
+    def fails(self: World, step: Step) -> None:
+        if step.arguments == culprit:
+            raise Violation("planted")
+        do(self, step)
+
+    monkeypatch.setattr(World, "do", fails)
+    monkeypatch.setattr(command, "script", lambda _: whole)
+    command.minimise(run(whole))
+    printed = capsys.readouterr().err
+    assert "Violation: planted\nAgain: make world SEED=1 STEPS=17\n" in printed
+    with pytest.raises(SystemExit) as ended:
+        command.main(["1", "--steps", "17"], standalone_mode=False)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err in printed
 
 
 A_TIMER = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import fields, replace
+from errno import EIO
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from world.daemons import EVERY_UID
 from world.disk import PAGE, File, Trouble
 from world.network import RECONNECT_NS, Disturbance
 from world.oracle import Violation
-from world.script import CLIENTS, MS, RESUMER, TOPICS, S
+from world.script import CLIENTS, FOR_GOOD, MS, RESUMER, TOPICS, S
 from world.world import FAR_NS
 
 AGAIN_NS = 5 * MS
@@ -588,8 +589,10 @@ def kill_snapshot(cell: Cell, more: int) -> None:
 
 
 def disk(cell: Cell, kind: str, errno: int, times: int, span_ns: int) -> None:
-    """Let calls of one kind fail, once or for a while."""
+    """Let calls of one kind fail: once, for a while, or (with EIO) until the world heals."""
     trouble = cell.world.disk.troubles[kind] = Trouble(errno, times)
+    if errno == EIO and times == FOR_GOOD:
+        return
 
     def heal() -> None:
         if cell.world.disk.troubles.get(kind) is trouble:
