@@ -148,8 +148,8 @@ else
 	$(BIN)/python tests/crash/record.py world_bugs.json env PYTHONPATH=tests $(BIN)/python -m world.find_bugs --json $(ARGS)
 endif
 
-world-coverage: SEEDS ?= 1-600
-world-coverage: build/core.stamp ## lines and branches that the worlds of SEEDS=1-600 reach; writes benchmarks/results/world_coverage.json
+world-coverage: SEEDS ?= 1-1200
+world-coverage: build/core.stamp ## lines and branches that the worlds of SEEDS=1-1200 reach; writes benchmarks/results/world_coverage.json
 	$(BIN)/python tests/crash/record.py world_coverage.json env PYTHONPATH=tests COVERAGE_CORE=ctrace $(BIN)/python -m world.coverage $(SEEDS)
 
 # The first command takes an hour. The second one continues where it was interrupted.
