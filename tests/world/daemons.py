@@ -22,12 +22,12 @@ from purgatoryd.daemon.snapshot import saving, tidy_and_tell
 from purgatoryd.daemon.store import Opening, open_arena, owned
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.wal import Wal, locked
-from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout import shm, wal
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import AlreadyRunning, PurgatorydError
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shm import ArenaFile
-from purgatoryd.shm_layout.wal import has_stopped
+from purgatoryd.shm_layout.wal import GroupCommit, has_stopped
 from world.hosts import Machine, SimulatedHost
 from world.network import Network, SimulatedProcesses, SimulatedTransport
 from world.oracle import Violation
@@ -64,6 +64,14 @@ def _let_go(file: ArenaFile) -> None:
         file.fd = -1
     with suppress(BufferError):
         file.memory.close()
+
+
+def _close_commit(commit: GroupCommit) -> None:
+    """Close the descriptors of a dead process's group commit. Its memory is zero before it has
+    opened any; afterwards descriptor 0 is not among them."""
+    state = vars(commit).get("_c")
+    if state is not None and wal.lib.pg_group_commit_fd(state) > 0:
+        wal.lib.pg_group_commit_close(state)
 
 
 def _nothing() -> Generator[None, None, None]:
@@ -346,6 +354,8 @@ class SimulatedDaemon:
         self._stack = ExitStack()
         for file in self.fuse.files:
             _let_go(file)
+        for commit in self.fuse.commits:
+            _close_commit(commit)
         if self.transport is not None and self.reaper is None:
             self.transport.vanish()
 

@@ -27,6 +27,8 @@ class Fuse:
         self.on_signal: Callable[[], None] = lambda: None
         self.files: list[Any] = []
         """Arena files that the process has opened."""
+        self.commits: list[Any] = []
+        """Group commits that the process has begun."""
 
     def burn(self) -> None:
         """Count a call. Raises Killed if the process is dead, or ends here."""

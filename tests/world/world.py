@@ -45,13 +45,18 @@ NAMING: tuple[tuple[Any, str], ...] = (
 @contextmanager
 def crossed(seam: Seam) -> Iterator[None]:
     """Let calls into the core, and those that name arena files, cross the seam. Note which arena
-    files a process opens."""
-    open_file = ArenaFile.__init__
+    files a process opens, and which group commits it begins."""
+    open_file, begin_commit = ArenaFile.__init__, wal.GroupCommit.__init__
 
     def opened(file: ArenaFile, *arguments: Any) -> None:
         open_file(file, *arguments)
         if seam.running is not None:
             seam.running.files.append(file)
+
+    def begun(commit: wal.GroupCommit, *arguments: Any, **options: Any) -> None:
+        if seam.running is not None:
+            seam.running.commits.append(commit)
+        begin_commit(commit, *arguments, **options)
 
     with ExitStack() as patched:
         for module in PATCHED:
@@ -59,6 +64,7 @@ def crossed(seam: Seam) -> Iterator[None]:
         for owner, name in NAMING:
             _patch(patched, owner, name, seam.crossed(getattr(owner, name)))
         _patch(patched, ArenaFile, "__init__", opened)
+        _patch(patched, wal.GroupCommit, "__init__", begun)
         yield
 
 
