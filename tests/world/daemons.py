@@ -22,7 +22,8 @@ from purgatoryd.daemon.snapshot import saving, tidy_and_tell
 from purgatoryd.daemon.store import Opening, open_arena, owned
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.wal import Wal, locked
-from purgatoryd.shm_layout import shm, wal
+from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import AlreadyRunning, PurgatorydError
 from purgatoryd.shm_layout.paths import paths_in
@@ -70,8 +71,8 @@ def _close_commit(commit: GroupCommit) -> None:
     """Close the descriptors of a dead process's group commit. Its memory is zero before it has
     opened any; afterwards descriptor 0 is not among them."""
     state = vars(commit).get("_c")
-    if state is not None and wal.lib.pg_group_commit_fd(state) > 0:
-        wal.lib.pg_group_commit_close(state)
+    if state is not None and lib.pg_group_commit_fd(state) > 0:
+        lib.pg_group_commit_close(state)
 
 
 def _nothing() -> Generator[None, None, None]:
