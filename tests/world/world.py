@@ -144,11 +144,17 @@ class World:
 
     def until(self, fact: Callable[[], object], name: str, limit_ns: int = 300 * S) -> None:
         """Let time pass until a fact is true. Raises Violation."""
+        if not self.comes_true(fact, limit_ns):
+            raise Violation(f"did not come true: {name}")
+
+    def comes_true(self, fact: Callable[[], object], limit_ns: int) -> bool:
+        """Let time pass until a fact is true. False if it does not become true."""
         end_ns = self.schedule.now_ns + limit_ns
         while not fact():
             if self.schedule.now_ns > end_ns:
-                raise Violation(f"did not come true: {name}")
+                return False
             self.pass_time(50 * MS)
+        return True
 
     def finish(self) -> None:
         """Heal everything, and wait until all is over."""
