@@ -32,7 +32,6 @@ OF_FOUND_BUGS: dict[int, str] = {
     20000006: "bye-of-another",
     20000013: "any-fails-by-one",
     20000021: "damaged-dead-bytes",
-    20000025: "busy-overtaken",
     20000052: "deserted-session",
     20000095: "copy-not-doubtful",
     20000169: "deserted-bye-lost",

@@ -18,7 +18,11 @@ from recording import machine, write_result  # noqa: E402
 
 
 def _output(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    """What a command prints; to stdout if it fails, because it may have taken hours."""
+    done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(done.stdout)
+        sys.exit(done.returncode)
     return done.stdout
 
 
