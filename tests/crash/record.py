@@ -18,10 +18,10 @@ from recording import machine, write_result  # noqa: E402
 
 
 def _output(*command: str) -> str:
-    """What a command prints; to stdout if it fails, because it may have taken hours."""
+    """Return what a command prints. If it fails, print that: it may have taken hours."""
     done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        print(done.stdout)
+        print(done.stdout, end="")
         sys.exit(done.returncode)
     return done.stdout
 
