@@ -399,6 +399,22 @@ def _finish(model: Model, session: Session, wire_out: deque[bytes], wire_in: deq
 # ---- with real daemons -------------------------------------------------------------------------
 
 
+class TimeFlies(Host):
+    """The clock of a client's timeouts: it leaps while exactly `count` records wait to be sent
+    again. So no timeout ends before the daemon's answer is here, nor while records are in flight.
+    """
+
+    def __init__(self, client: Client | AsyncClient, count: int = 0) -> None:
+        self._retries = client._core.session.retries
+        self._leapt_s = 0.0
+        self.count = count
+
+    def monotonic_s(self) -> float:
+        if self.count and self._retries.waiting == self.count:
+            self._leapt_s += PATIENCE_S
+        return super().monotonic_s() + self._leapt_s
+
+
 class Stalled:
     """A daemon whose WAL waits for the disk between stall() and go_on()."""
 
@@ -417,6 +433,7 @@ class Stalled:
         self._after.touch()
         with Client("demo", namespace="filler", timeout=PATIENCE_S) as client:
             client.add("gate", HOUR_S)
+            client._core.host = TimeFlies(client, count=1)
             self._stack.enter_context(self._gate.closed())
             with pytest.raises(Busy) as refused:
                 self._fill(client)
@@ -424,7 +441,7 @@ class Stalled:
 
     def _fill(self, client: Client) -> None:
         for n in range(1000):
-            client.add(f"fill:{n}", HOUR_S, payload=bytes(60_000), timeout=2.0)
+            client.add(f"fill:{n}", HOUR_S, payload=bytes(60_000))
 
     def go_on(self) -> None:
         self._stack.close()
@@ -485,22 +502,6 @@ def test_bulk_calls_wait_until_the_daemon_is_not_busy(stalled: Stalled) -> None:
             assert timer.payload == last[key], "the last add of the key counts"
 
 
-class TimeFlies(Host):
-    """The clock of a client's timeouts: it leaps while exactly `count` records wait to be sent
-    again. So no timeout ends before the daemon's answer is here, nor while records are in flight.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._retries = client._core.session.retries
-        self._leapt_s = 0.0
-        self.count = 0
-
-    def monotonic_s(self) -> float:
-        if self.count and self._retries.waiting == self.count:
-            self._leapt_s += PATIENCE_S
-        return super().monotonic_s() + self._leapt_s
-
-
 @pytest.mark.tier("test")
 def test_a_call_that_stays_busy_says_which_rows_are_not_done(stalled: Stalled) -> None:
     with Client("demo", timeout=PATIENCE_S) as client:
@@ -537,11 +538,14 @@ def test_the_asyncio_client_sends_busy_calls_again(stalled: Stalled) -> None:
     async def run() -> None:
         async with AsyncClient("demo", timeout=PATIENCE_S) as client:
             await asyncio.to_thread(stalled.stall)
+            client._core.host = clock = TimeFlies(client, count=1)
             with pytest.raises(Busy):
-                await client.add("single", HOUR_S, timeout=0.1)
+                await client.add("single", HOUR_S)
+            clock.count = 2
             with pytest.raises(Busy) as many:
-                await client.add_many([("a", HOUR_S), ("b", HOUR_S)], timeout=0.1)
+                await client.add_many([("a", HOUR_S), ("b", HOUR_S)])
             assert many.value.rows == (0, 1)
+            clock.count = 0
             handles = [
                 (
                     await client.add("k", HOUR_S, payload=bytes(9000), wait=False),
