@@ -10,8 +10,8 @@ BIN    := $(VENV)/bin
 CPUS   := $(shell nproc)
 WORKERS ?= $(shell expr $(CPUS) + 1)
 
-CORE_C  := $(sort $(wildcard shm_layout/*.c))
-CORE_H  := $(sort $(wildcard shm_layout/*.h))
+CORE_C  := $(sort $(wildcard shm_layout/core/*/*.c))
+CORE_H  := $(sort $(wildcard shm_layout/*.h shm_layout/core/*.h shm_layout/core/*/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
 TESTS_H := $(sort $(wildcard tests/c/*.h tests/fuzz/*.h))
 GUEST_C := $(sort $(wildcard tests/guest/*.c))
@@ -29,7 +29,7 @@ STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror"
 STRICT   := -std=c11 -Wall -Wextra -Werror -pthread
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 
-SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)
+SAN_CORE  := $(CORE_C:shm_layout/core/%.c=build/sanitize/core/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
 LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
@@ -246,9 +246,9 @@ build/core.stamp: $(CORE_C) $(CORE_H) shm_layout/build_core.py $(VENV)/install.s
 
 # ---- C --------------------------------------------------------------------------------
 
-build/sanitize/%.o: shm_layout/%.c $(CORE_H)
+build/sanitize/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) $(STRICT) $(SANITIZE) -c -o $@ $<
+	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -c -o $@ $<
 
 build/sanitize/core.a: $(SAN_CORE)
 	@rm -f $@
@@ -262,7 +262,7 @@ build/sanitize/tests/%.o: tests/c/%.c $(TESTS_H) $(CORE_H)
 build/sanitize/tests/%: build/sanitize/tests/%.o build/sanitize/core.a
 	$(CC) -pthread $(SANITIZE) -o $@ $^
 
-build/thread/%: tests/c/%.c $(CORE_C:shm_layout/%.c=build/crash/seen/%.o) $(TESTS_H) $(CORE_H)
+build/thread/%: tests/c/%.c $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.o) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -w -pthread -g -O1 -fsanitize=thread -Ishm_layout -o $@ $(filter %.c %.o,$^)
 
@@ -275,20 +275,20 @@ build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
 	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C)
 
 # The core as it is in the extension: its own instructions are stepped.
-build/crash/core/%.o: shm_layout/%.c $(CORE_H)
+build/crash/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) $(STRICT) -O3 -fvisibility=hidden -c -o $@ $<
+	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -c -o $@ $<
 
-build/crash/crash: $(STEPS_C) $(CORE_C:shm_layout/%.c=build/crash/core/%.o) $(CRASH_H) $(TESTS_H) $(CORE_H)
+build/crash/crash: $(STEPS_C) $(CORE_C:shm_layout/core/%.c=build/crash/core/%.o) $(CRASH_H) $(TESTS_H) $(CORE_H)
 	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
 # The core with a call before each store, for stores.c and ThreadSanitizer's own use. The warning
 # that fences are not sanitized is of no interest.
-build/crash/seen/%.o: shm_layout/%.c $(CORE_H)
+build/crash/seen/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -w -O3 -fvisibility=hidden -fsanitize=thread -c -o $@ $<
+	$(CC) -std=c11 -w -O3 -fvisibility=hidden -fsanitize=thread -Ishm_layout -c -o $@ $<
 
-build/crash/stores: $(STORES_C) $(CORE_C:shm_layout/%.c=build/crash/seen/%.o) $(CRASH_H) $(TESTS_H)
+build/crash/stores: $(STORES_C) $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.o) $(CRASH_H) $(TESTS_H)
 	$(CC) $(STRICT) -O3 -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
 build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(CRASH_H) $(BENCH_H)

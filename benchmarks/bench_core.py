@@ -103,7 +103,7 @@ def compiler() -> list[str]:
 
 
 def build() -> None:
-    core = [path for path in (ROOT / "shm_layout").glob("*.c") if not path.name.startswith("_")]
+    core = list((ROOT / "shm_layout" / "core").rglob("*.c"))
     sources = sorted([*core, *(ROOT / "benchmarks" / "core").glob("*.c")])
     BINARY.parent.mkdir(exist_ok=True)
     include = f"-I{ROOT / 'shm_layout'}"

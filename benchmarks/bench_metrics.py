@@ -61,7 +61,7 @@ Run = Callable[[], float]
 
 def build(folder: Path, *flags: str) -> Path:
     """The load with a core of its own."""
-    core = [path for path in (ROOT / "shm_layout").glob("*.c") if not path.name.startswith("_")]
+    core = list((ROOT / "shm_layout" / "core").rglob("*.c"))
     sources = sorted([*core, ROOT / "benchmarks" / "metrics" / "arena.c"])
     binary = folder / f"arena{'-'.join(flags)}"
     compiler, more = (shlex.split(os.environ.get(n, "")) for n in ("CC", "CFLAGS"))

@@ -8,17 +8,17 @@ HERE = Path(__file__).resolve().parent
 
 
 def files(pattern: str) -> list[str]:
-    """Paths of this folder's files from the root of the tree: setuptools wants them so."""
-    return sorted(f"{HERE.name}/{path.name}" for path in HERE.glob(pattern))
+    """Return paths of this folder's files from the root of the tree, as setuptools wants them."""
+    return sorted(f"{HERE.name}/{path.relative_to(HERE)}" for path in HERE.rglob(pattern))
 
 
 ffibuilder = FFI()
 ffibuilder.cdef((HERE / "layout.h").read_text() + (HERE / "api.h").read_text())
 ffibuilder.set_source(
     "purgatoryd.shm_layout._core",
-    '#include "core.h"\n',
+    '#include "core/core.h"\n',
     py_limited_api=True,
-    sources=files("*.c"),
+    sources=files("core/**/*.c"),
     include_dirs=[HERE.name],
     depends=files("*.[ch]"),
     # Hidden symbols are called directly, not through the linkage table.

@@ -180,4 +180,4 @@ def test_sdist_holds_what_a_reader_needs(sdist: Path) -> None:
         names = {name.partition("/")[2] for name in packed.getnames()}
     needed = {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "setup.py", "tests/conftest.py"}
     assert needed <= names
-    assert {f"shm_layout/{p.name}" for p in (ROOT / "shm_layout").glob("*.[ch]")} <= names
+    assert {str(p.relative_to(ROOT)) for p in (ROOT / "shm_layout").rglob("*.[ch]")} <= names

@@ -87,7 +87,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     image, modules = next(kernels())
     folder = tmp_path_factory.mktemp("machine")
     program, disk, copy, log = (folder / name for name in ("init", "disk", "copy", "log"))
-    sources = [str(path) for path in sorted((ROOT / "shm_layout").glob("*.c"))]
+    sources = [str(path) for path in sorted((ROOT / "shm_layout" / "core").rglob("*.c"))]
     subprocess.run(
         ["cc", "-std=c11", "-O2", "-static", "-pthread", f"-I{ROOT / 'shm_layout'}", "-o", program,
          str(ROOT / "tests" / "guest" / "power_cut.c"), *sources],

@@ -33,8 +33,8 @@ vocabulary = load_script()
     ("path", "line"),
     [
         ("daemon/store.py", "    journal: Path | None"),
-        ("shm_layout/core.h", "struct pg_stage *stage;"),
-        ("shm_layout/timers.c", "/* Pops the outbox's oldest. */"),
+        ("shm_layout/core/core.h", "struct pg_stage *stage;"),
+        ("shm_layout/core/state/timers.c", "/* Pops the outbox's oldest. */"),
         ("clients/stream.py", "raise SnapshotRequired(1, 2)"),
         ("clients/core.py", "near: bool = False"),
         ("daemon/reaper.py", "turns += 1"),
@@ -53,10 +53,10 @@ def test_a_replaced_word_is_found(path: str, line: str) -> None:
     ("path", "line"),
     [
         ("daemon/log.py", 'JOURNALD = "/run/systemd/journal/socket"'),
-        ("shm_layout/wheel.c", "a level of the wheel"),
+        ("shm_layout/core/base/wheel.c", "a level of the wheel"),
         ("cli/exposition.py", 'labels=["daemon", "stage"]'),
         ("shm_layout/layout.h", "enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_PARKED };"),
-        ("shm_layout/redo.c", "static bool redo_arm(const struct redo *r)"),
+        ("shm_layout/core/recover/redo.c", "static bool redo_arm(const struct redo *r)"),
     ],
 )
 def test_a_word_in_another_sense_is_allowed(path: str, line: str) -> None:

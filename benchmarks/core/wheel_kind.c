@@ -1,5 +1,5 @@
 /* wheel_kind.c - the wheel of shm_layout, as the daemon uses it. */
-#include "core.h"
+#include "core/core.h"
 #include "timers.h"
 
 enum { TAKE_PREFETCH = 8, FANOUT = 256 };

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "core.h"
+#include "core/core.h"
 
 #define MS 1000000LL
 enum { BATCHES = 64, KEY_BYTES = 8, NAMES_BYTES = 8, BUDGET = 4096, OUT_BYTES = 1 << 22,

@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 enum { SECTOR = 512, FILE_BYTES = PG_WAL_SEGMENT_MIN, SECTORS = FILE_BYTES / SECTOR, FILES = 192,
        NAMES = 160, HISTORY = 8, DIRECTORY = 1000 };

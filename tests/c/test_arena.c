@@ -1,7 +1,7 @@
 /* The whole arena against a table of who is armed, and against hostile bytes, in memory that
  * ends where the arena ends, so that the sanitizers see every access beyond it. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 enum { KEYS = 48, OUT = 1 << 20, LAYOUT = 4711, KINDS = 3 };
 

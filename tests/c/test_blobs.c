@@ -1,7 +1,7 @@
 /* The blob allocator against a plain map of owners; argv[1] "bench" prints times instead. */
 #include "bench.h"
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 #define LARGEST 4113                 /* granules: key, payload and extension at their limits */
 

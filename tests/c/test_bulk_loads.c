@@ -1,7 +1,7 @@
 /* Rows of bulk loads against a table of what was done, and against hostile bytes; every message
  * lies in memory of exactly its own size. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 enum { IDS = 4, BULK_LOADS = 3, BLOCKS = 4, FIRSTS = 5, RECORDS = 6, LAYOUT = 4711,
       SECOND = 1000000000,

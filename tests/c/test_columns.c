@@ -2,7 +2,7 @@
  * with and without timestamps behind them, with any bytes in their fields, and some that
  * are none. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 enum { RECORDS = 300, BYTES = 1 << 20, ROUNDS = 200 };
 

@@ -2,7 +2,7 @@
  * said to be on disk is there afterwards, and what is there is a prefix of what was appended.
  * An argument is the number of power cuts; the seeds are the same every time. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 #include "disk.h"
 
 #include <time.h>

@@ -1,7 +1,7 @@
 /* The keyed hash against published values. hash.c is included, so that its rounds can be
  * those of the reference vectors. */
 #define keyed_hash keyed_hash_here
-#include "../../shm_layout/hash.c"
+#include "../../shm_layout/core/base/hash.c"
 
 #include "check.h"
 

@@ -1,7 +1,7 @@
 /* The key index against a table of who is in it; argv[1] "bench" prints times instead. */
 #include "bench.h"
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 /* What must stand in the index: hash of each id, and whether it is in. */
 struct model {

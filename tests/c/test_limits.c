@@ -2,7 +2,7 @@
  * the time to live of watch keys and of bulk loads, names and the rows that they are given. All on
  * a clock that the test moves. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 enum { LAYOUT = 4711, SECOND = 1000000000, MESSAGE = 4096, RECORDS = 4, TTL_S = 10,
       REPLAY_CAPACITY = 16, INBOX_MAX = 8 };

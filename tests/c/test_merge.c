@@ -1,6 +1,6 @@
 /* Tickets of shards, and what belongs to one shard out of the arenas of others. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 enum { LAYOUT = 4711, MS = 1000000, KEYS = 40, SHARDS = 3 };
 

@@ -1,6 +1,6 @@
 /* The buckets of the histograms, and what a span leaves in one. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 static uint64_t first_of(uint32_t bucket)
 {

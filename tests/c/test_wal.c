@@ -2,7 +2,7 @@
  * a ring that was used before; an answer without its effect; a ring that fills, a snapshot taken by
  * another thread while work goes on, frames of noise. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 #include <pthread.h>
 

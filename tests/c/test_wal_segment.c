@@ -2,7 +2,7 @@
  * may end, and what may stand behind it: the walk gives a prefix of what was written, and tells
  * a torn tail from damage exactly where that can be distinguished. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 enum { GROUPS = 6, SEGMENTS = 3, FIRST_LSN = 1000, FIRST_GROUP = 65533, BYTES = 16384 };
 

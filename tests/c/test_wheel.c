@@ -1,6 +1,6 @@
 /* The timing wheel and its slots against a plain list of deadline ticks. */
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 #define MS 1000000LL
 #define NEVER UINT64_MAX

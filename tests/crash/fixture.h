@@ -3,7 +3,7 @@
 #define PURGATORYD_FIXTURE_H
 
 #include "check.h"
-#include "core.h"
+#include "core/core.h"
 
 #define CLIENTS 2
 #define SESSIONS 3

@@ -32,7 +32,7 @@ from typing import Any
 from record import RESULTS, ROOT, origin
 from recording import write_result
 
-CORE = ROOT / "shm_layout"
+CORE = ROOT / "shm_layout" / "core"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 KEPT = RESULTS / "mutants.json"
 ALIVE, SAME_CODE = "alive", "same code"
@@ -86,7 +86,7 @@ PRIVATE = re.compile(
 )
 """Refusals, locals, the fields of a process's handle, what each start sets, and derived state."""
 
-COMPILE = ["cc", "-std=c11", "-fvisibility=hidden", "-w", f"-I{CORE}", f"-I{ROOT}/tests/c"]
+COMPILE = ["cc", "-std=c11", "-fvisibility=hidden", "-w", f"-I{CORE.parent}", f"-I{ROOT}/tests/c"]
 AS_SHIPPED = "-O3"
 QUICKLY = "-O1"
 STORES_SEEN = "-fsanitize=thread"
@@ -237,8 +237,14 @@ def noise(store: str) -> str:
     return f"noise(&({to}), sizeof({to}));"
 
 
+def path_of(file: str) -> Path:
+    """Return the path of a C file of the core. Their names are unique."""
+    (path,) = CORE.glob(f"*/{file}")
+    return path
+
+
 def lines_of(file: str) -> list[str]:
-    return (CORE / file).read_text().splitlines()
+    return path_of(file).read_text().splitlines()
 
 
 def place_of(text: str) -> str:
@@ -323,7 +329,7 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = (self.folder / "lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.headers = newest(*CORE.glob("*.h"), *(ROOT / "tests").glob("c*/*.h"))
+        self.headers = newest(*CORE.parent.rglob("*.h"), *(ROOT / "tests").glob("c*/*.h"))
         self.rounds = rounds
         self.numbers = {mutant: number for number, mutant in enumerate(mutants(), 1)}
         self.limits_s: dict[Path, float] = {}
@@ -335,7 +341,7 @@ class Bench:
     def core(self, prefix: str, *flags: str) -> list[Path]:
         """Its objects, with all mutants in them."""
         objects = [self.compile(self.written("choose", CHOOSE), "choose")]
-        for file in sorted(CORE.glob("*.c")):
+        for file in sorted(CORE.glob("*/*.c")):
             source = file
             if file.name in FILES:
                 source = self.written(f"woven-{file.stem}", woven(file.name, self.numbers))
@@ -426,7 +432,7 @@ class Bench:
     def shipped(self, file: str) -> bytes:
         """The machine code of a file without mutants."""
         with self.making:
-            return _code(self.compile(CORE / file, f"whole-{Path(file).stem}", AS_SHIPPED))
+            return _code(self.compile(path_of(file), f"whole-{Path(file).stem}", AS_SHIPPED))
 
 
 def newest(*files: Path) -> float:

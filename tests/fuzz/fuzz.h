@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core.h"
+#include "core/core.h"
 
 /* libFuzzer calls it, and tests/fuzz/main.c for every file of the corpus. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

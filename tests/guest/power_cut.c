@@ -7,7 +7,7 @@
  *   ack LSN          so far all is on disk                broken ...     and nothing after it
  */
 #define _GNU_SOURCE
-#include "core.h"
+#include "core/core.h"
 
 #include <dirent.h>
 #include <errno.h>

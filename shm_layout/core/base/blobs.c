@@ -1,0 +1,361 @@
+/* Key and payload bytes: a two-level segregated-fit allocator (TLSF: Masmano, Ripoll,
+ * Crespo, Real 2004) over granules, with the boundary tags only in free blocks.
+ *
+ * A bit per granule tells used from free, so a used blob needs no header: whether a
+ * neighbour is free is read from the map, its size from its own ends.  Two free blocks
+ * never touch.  take and give cost a constant number of steps.
+ */
+#include "core/core.h"
+
+/* A size class holds sizes from its floor up to the next class's. take looks through this
+ * many blocks of the request's own class when all larger classes are empty; below 64
+ * granules (1 KiB) every block of the class fits, so only larger requests can be refused
+ * with a block left that would do, and only one that stands deeper in its list. */
+#define OWN_CLASS_BLOCKS 32
+
+#define WORD 64
+#define FETCHED_GRANULES 16       /* of a block: four lines */
+
+/* Bits of the size below its five leading ones after the first: 0 under 64 granules. */
+static inline uint32_t step_bits(uint32_t granules)
+{
+    return 26 - (uint32_t)__builtin_clz(granules | 32);
+}
+
+/* first level * 32 + second level */
+static inline uint32_t class_of(uint32_t granules)
+{
+    uint32_t bits = step_bits(granules);
+    return (bits << 5) + (granules >> bits);
+}
+
+/* The lowest class all of whose blocks are large enough. */
+static inline uint32_t class_above(uint32_t granules)
+{
+    uint32_t below = ((uint32_t)1 << step_bits(granules)) - 1;
+    return class_of(granules) + ((granules & below) != 0);
+}
+
+static inline struct pg_blob_free *free_at(const struct blob_pool *p, uint32_t granule)
+{
+    return (struct pg_blob_free *)(void *)blob_at(p, granule);
+}
+
+/* ---- the map ---------------------------------------------------------------------- */
+
+/* One bit more than there are granules: the bits past the end are 1, so that the last
+ * block has a used neighbour like every other. */
+uint64_t blob_map_words(uint32_t granules) { return (uint64_t)granules / WORD + 1; }
+
+static inline bool is_used(const struct blob_pool *p, uint32_t granule)
+{
+    return p->map[granule / WORD] >> (granule % WORD) & 1;
+}
+
+/* Bits [from, from + count) of one word, count 1 .. 64. */
+static inline uint64_t word_bits(uint32_t from, uint32_t count)
+{
+    return ~(uint64_t)0 >> (WORD - count) << from;
+}
+
+/* How many of the granules from `at` on lie in one word of the map. */
+static inline uint32_t in_word(uint32_t at, uint32_t granules)
+{
+    uint32_t space = WORD - at % WORD;
+    return granules < space ? granules : space;
+}
+
+static inline void map_flip(struct blob_pool *p, uint32_t at, uint32_t granules)
+{
+    if (LIKELY(granules <= WORD - at % WORD)) {
+        p->map[at / WORD] ^= word_bits(at % WORD, granules);
+        return;
+    }
+    while (granules) {
+        uint32_t count = in_word(at, granules);
+        p->map[at / WORD] ^= word_bits(at % WORD, count);
+        at += count;
+        granules -= count;
+    }
+}
+
+static bool map_is_clear(const struct blob_pool *p, uint32_t at, uint32_t granules)
+{
+    while (granules) {
+        uint32_t count = in_word(at, granules);
+        if (p->map[at / WORD] & word_bits(at % WORD, count))
+            return false;
+        at += count;
+        granules -= count;
+    }
+    return true;
+}
+
+/* The first granule from `at` on that is used (or free), or the end of the pool. */
+static uint32_t map_find(const struct blob_pool *p, uint32_t at, bool used)
+{
+    uint64_t flip = used ? 0 : ~(uint64_t)0, word = at / WORD, words = blob_map_words(p->granules);
+    uint64_t bits = (p->map[word] ^ flip) & ~(uint64_t)0 << (at % WORD);
+    while (!bits && ++word < words)
+        bits = p->map[word] ^ flip;
+    return bits ? (uint32_t)(word * WORD + (uint32_t)__builtin_ctzll(bits)) : p->granules;
+}
+
+/* The next run of free granules from `at` on; 0 = none. */
+static inline uint32_t free_run(const struct blob_pool *p, uint32_t at, uint32_t *start)
+{
+    *start = map_find(p, at, false);
+    return *start == p->granules ? 0 : map_find(p, *start, true) - *start;
+}
+
+/* ---- the free lists ------------------------------------------------------------------ */
+
+static inline void link_block(struct blob_pool *p, uint32_t block, uint32_t granules)
+{
+    struct pg_blob_heap *heap = p->heap;
+    uint32_t class = class_of(granules), head = heap->heads[class];
+    struct pg_blob_free *b = free_at(p, block);
+
+    b->size = granules;
+    b->next = head;
+    b->previous = PG_NIL;
+    free_at(p, block + granules - 1)->size_at_end = granules;
+    if (head != PG_NIL)
+        free_at(p, head)->previous = block;
+    heap->heads[class] = block;
+    heap->second[class / 32] |= (uint32_t)1 << (class % 32);
+    heap->first |= (uint32_t)1 << (class / 32);
+    heap->free_blocks++;
+}
+
+static void class_emptied(struct pg_blob_heap *heap, uint32_t class)
+{
+    heap->second[class / 32] &= ~((uint32_t)1 << (class % 32));
+    if (heap->second[class / 32] == 0)
+        heap->first &= ~((uint32_t)1 << (class / 32));
+}
+
+static inline void unlink_block(struct blob_pool *p, uint32_t block)
+{
+    struct pg_blob_heap *heap = p->heap;
+    const struct pg_blob_free *b = free_at(p, block);
+
+    if (b->next != PG_NIL)
+        free_at(p, b->next)->previous = b->previous;
+    if (b->previous != PG_NIL) {
+        free_at(p, b->previous)->next = b->next;
+    } else {
+        uint32_t class = class_of(b->size);
+        heap->heads[class] = b->next;
+        if (b->next == PG_NIL)
+            class_emptied(heap, class);
+    }
+    heap->free_blocks--;
+}
+
+/* A block of this class or of the nearest one above that has any. */
+static inline uint32_t block_from(const struct pg_blob_heap *heap, uint32_t class)
+{
+    uint32_t level = class / 32, bits;
+    if (level >= PG_BLOB_FIRST_LEVELS)
+        return PG_NIL;
+    bits = heap->second[level] & ~(uint32_t)0 << (class % 32);
+    if (!bits) {
+        uint32_t levels = heap->first & ~(uint32_t)1 << level;
+        if (!levels)
+            return PG_NIL;
+        level = (uint32_t)__builtin_ctz(levels);
+        bits = heap->second[level];
+    }
+    return heap->heads[level * 32 + (uint32_t)__builtin_ctz(bits)];
+}
+
+static uint32_t block_of_own_class(const struct blob_pool *p, uint32_t granules)
+{
+    uint32_t block = p->heap->heads[class_of(granules)];
+    for (uint32_t i = 0; block != PG_NIL && i < OWN_CLASS_BLOCKS; i++) {
+        if (free_at(p, block)->size >= granules)
+            return block;
+        block = free_at(p, block)->next;
+    }
+    return PG_NIL;
+}
+
+static uint32_t block_for(const struct blob_pool *p, uint32_t granules)
+{
+    uint32_t block = block_from(p->heap, class_above(granules));
+    return LIKELY(block != PG_NIL) ? block : block_of_own_class(p, granules);
+}
+
+/* ---- take and give ------------------------------------------------------------------- */
+
+void blobs_init(struct blob_pool *p)
+{
+    blobs_rebuild_begin(p);
+    blobs_rebuild_end(p);
+}
+
+uint64_t blobs_used(const struct blob_pool *p) { return p->heap->used; }
+
+/* Fetches the block that is likely to be taken next, but for its begin, which unlinking needs. */
+static inline void next_fetch(const struct blob_pool *p, uint32_t block, uint32_t granules)
+{
+    const uint32_t lines = granules < FETCHED_GRANULES ? granules : FETCHED_GRANULES;
+    for (uint32_t at = 4; at < lines; at += 4)
+        __builtin_prefetch(blob_at(p, block + at), 1);
+}
+
+uint32_t blobs_take(struct blob_pool *p, uint32_t granules)
+{
+    uint32_t block = block_for(p, granules), size;
+    if (UNLIKELY(block == PG_NIL))
+        return PG_NIL;
+    size = free_at(p, block)->size;
+    next_fetch(p, free_at(p, block)->next, granules);
+    unlink_block(p, block);
+    if (size > granules)
+        link_block(p, block + granules, size - granules);
+    map_flip(p, block, granules);
+    p->heap->used += granules;
+    return block;
+}
+
+void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules)
+{
+    uint32_t start = blob, end = blob + granules;
+
+    map_flip(p, blob, granules);
+    p->heap->used -= granules;
+    if (!is_used(p, end)) {
+        uint32_t right = end;
+        end += free_at(p, right)->size;
+        unlink_block(p, right);
+    }
+    if (start > 0 && !is_used(p, start - 1)) {
+        start -= free_at(p, start - 1)->size_at_end;
+        unlink_block(p, start);
+    }
+    link_block(p, start, end - start);
+}
+
+/* ---- rebuild ------------------------------------------------------------------------- */
+
+void blobs_rebuild_begin(struct blob_pool *p)
+{
+    uint64_t words = blob_map_words(p->granules);
+    memset(p->heap, 0, sizeof *p->heap);
+    for (uint32_t class = 0; class < PG_BLOB_CLASSES; class++)
+        p->heap->heads[class] = PG_NIL;
+    touch(p->map, words * sizeof *p->map);
+    memset(p->map, 0, words * sizeof *p->map);
+    p->map[words - 1] = ~(uint64_t)0 << (p->granules % WORD);
+}
+
+bool blobs_rebuild_mark(struct blob_pool *p, uint32_t blob, uint32_t granules)
+{
+    if (granules == 0 || blob >= p->granules || granules > p->granules - blob)
+        return false;
+    if (!map_is_clear(p, blob, granules))
+        return false;
+    map_flip(p, blob, granules);
+    p->heap->used += granules;
+    return true;
+}
+
+void blobs_rebuild_end(struct blob_pool *p)
+{
+    uint32_t start, granules;
+    for (uint32_t at = 0; (granules = free_run(p, at, &start)) != 0; at = start + granules)
+        link_block(p, start, granules);
+}
+
+/* ---- check --------------------------------------------------------------------------- */
+
+static bool bad(struct pg_fault *fault, const char *detail, uint64_t where, uint64_t expected,
+                uint64_t found)
+{
+    return fault_set(fault, "blobs", detail, where, expected, found);
+}
+
+/* The map's free runs are the free blocks: sizes at both ends, number and sum. */
+static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
+{
+    uint64_t free = 0;
+    uint32_t runs = 0, start, granules;
+    uint64_t past = p->map[blob_map_words(p->granules) - 1] >> (p->granules % WORD);
+
+    if (past != ~(uint64_t)0 >> (p->granules % WORD))
+        return bad(fault, "granules past the end are not marked used", p->granules, ~(uint64_t)0,
+                   past);
+    for (uint32_t at = 0; (granules = free_run(p, at, &start)) != 0; at = start + granules) {
+        uint32_t size_at_end = free_at(p, start + granules - 1)->size_at_end;
+        if (free_at(p, start)->size != granules)
+            return bad(fault, "size at a free block's start", start, granules,
+                       free_at(p, start)->size);
+        if (size_at_end != granules)
+            return bad(fault, "size at a free block's end", start, granules, size_at_end);
+        free += granules;
+        runs++;
+    }
+    if (runs != p->heap->free_blocks)
+        return bad(fault, "free blocks", 0, runs, p->heap->free_blocks);
+    return free + p->heap->used == p->granules
+        || bad(fault, "used granules against the map", 0, p->granules - free, p->heap->used);
+}
+
+/* True if the block is a free run's start and belongs to the class. */
+static bool check_block(const struct blob_pool *p, uint32_t class, uint32_t block,
+                        uint32_t previous, struct pg_fault *fault)
+{
+    if (block >= p->granules)
+        return bad(fault, "a free list leaves the pool", class, p->granules, block);
+    if (is_used(p, block) || (block > 0 && !is_used(p, block - 1)))
+        return bad(fault, "a listed block is no free run", block, 0, class);
+    if (class_of(free_at(p, block)->size) != class)
+        return bad(fault, "class of a listed block", block, class_of(free_at(p, block)->size),
+                   class);
+    return free_at(p, block)->previous == previous
+        || bad(fault, "back link of a listed block", block, previous, free_at(p, block)->previous);
+}
+
+/* A back link has one value, so a block that is listed twice or a list that closes on
+ * itself fails there: the walk ends. */
+static bool check_list(const struct blob_pool *p, uint32_t class, uint64_t *listed,
+                       struct pg_fault *fault)
+{
+    uint32_t head = p->heap->heads[class], previous = PG_NIL;
+    bool bit = p->heap->second[class / 32] >> (class % 32) & 1;
+
+    if (bit != (head != PG_NIL))
+        return bad(fault, "second-level bit of a class", class, head != PG_NIL, bit);
+    for (uint32_t block = head; block != PG_NIL; block = free_at(p, block)->next) {
+        if (!check_block(p, class, block, previous, fault))
+            return false;
+        previous = block;
+        ++*listed;
+    }
+    return true;
+}
+
+static bool check_lists(const struct blob_pool *p, struct pg_fault *fault)
+{
+    uint64_t listed = 0;
+    for (uint32_t level = 0; level < PG_BLOB_FIRST_LEVELS; level++) {
+        bool bit = p->heap->first >> level & 1;
+        if (bit != (p->heap->second[level] != 0))
+            return bad(fault, "first-level bit", level, p->heap->second[level] != 0, bit);
+    }
+    for (uint32_t class = 0; class < PG_BLOB_CLASSES; class++)
+        if (!check_list(p, class, &listed, fault))
+            return false;
+    return listed == p->heap->free_blocks
+        || bad(fault, "blocks in the free lists", 0, p->heap->free_blocks, listed);
+}
+
+bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fault *fault)
+{
+    if (!check_runs(p, fault) || !check_lists(p, fault))
+        return false;
+    return p->heap->used == used_granules
+        || bad(fault, "granules the owners hold", 0, used_granules, p->heap->used);
+}

@@ -1,0 +1,79 @@
+/* memory.c - on which NUMA node memory is, and that it stays in RAM.
+ *
+ * Nodes are preferred, never required: where a node is full, the kernel takes from the next one.
+ * Required, it would end a process instead.
+ */
+#define _GNU_SOURCE
+#include "core/core.h"
+
+#include <errno.h>
+#include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { WORD_BITS = 8 * sizeof(unsigned long) };
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22                        /* Linux 5.14; glibc 2.35 */
+#endif
+
+struct nodes {
+    unsigned long bits[PG_NODES_MAX / WORD_BITS];
+};
+
+static struct nodes only(uint32_t node)
+{
+    struct nodes n = {{0}};
+    n.bits[node / WORD_BITS] = 1ul << node % WORD_BITS;
+    return n;
+}
+
+/* The kernel does not look at the last bit of as many as it is given. */
+static const unsigned long NODE_BITS = PG_NODES_MAX + 1;
+
+int pg_memory_prefer(uint32_t node)
+{
+    const struct nodes n = only(node);
+    return syscall(SYS_set_mempolicy, MPOL_PREFERRED, n.bits, NODE_BITS) == 0 ? 0 : errno;
+}
+
+static int bind(void *memory, uint64_t bytes, const struct nodes *n, unsigned flags)
+{
+    const long done = syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, n->bits, NODE_BITS, flags);
+    return done == 0 ? 0 : errno;
+}
+
+int pg_memory_bind(void *memory, uint64_t bytes, uint32_t node, int move)
+{
+    const struct nodes n = only(node);
+    if (!move)
+        return bind(memory, bytes, &n, 0);
+    madvise(memory, bytes, MADV_POPULATE_READ);      /* only what is mapped here is moved */
+    int error = bind(memory, bytes, &n, MPOL_MF_MOVE_ALL);
+    if (error == EPERM)                              /* what others map, too, is for CAP_SYS_NICE */
+        error = bind(memory, bytes, &n, MPOL_MF_MOVE);
+    return error;
+}
+
+int pg_memory_elsewhere(const void *memory, uint64_t bytes, uint32_t node, uint32_t *elsewhere)
+{
+    void *pages[PG_MEMORY_SAMPLES];
+    int found[PG_MEMORY_SAMPLES];
+    const uint64_t size = (uint64_t)sysconf(_SC_PAGESIZE), count = bytes / size;
+
+    *elsewhere = 0;
+    for (uint64_t i = 0; i < PG_MEMORY_SAMPLES; i++) {
+        const volatile uint8_t *page =
+            (const uint8_t *)memory + count * i / PG_MEMORY_SAMPLES * size;
+        (void)*page;                                 /* one that is not mapped is on no node */
+        pages[i] = (void *)(uintptr_t)page;
+    }
+    if (syscall(SYS_move_pages, 0, PG_MEMORY_SAMPLES, pages, NULL, found, 0) != 0)
+        return errno;
+    for (uint64_t i = 0; i < PG_MEMORY_SAMPLES; i++)
+        *elsewhere += found[i] != (int)node;
+    return 0;
+}
+
+int pg_memory_lock(void) { return mlockall(MCL_CURRENT) == 0 ? 0 : errno; }

@@ -1,0 +1,142 @@
+/* metrics.c - how long things take, counted in histograms.
+ *
+ * What a part of the core can tell it counts itself, with measure(); here comes what only its
+ * caller knows, and what is reported to the WAL. */
+
+#include "core/core.h"
+
+const struct pg_histogram *pg_histograms_of(const struct pg_arena *a) { return a->histograms; }
+
+void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns)
+{
+    measure(a, histogram, ns, 1);
+}
+
+/* Any value is sound, so it needs no record: after a kill it is not known, or it is there. */
+static void armed_finish(struct pg_arena *a, int64_t ended_boot_ns)
+{
+    for (uint32_t i = 0; i < a->armed_count; i++)
+        a->timestamps[a->armed[i]].done_boot_ns = ended_boot_ns;
+    a->armed_count = 0;
+}
+
+void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
+{
+    if (a->worked == NULL)
+        return;
+    armed_finish(a, ended_boot_ns);
+    a->worked->worked_ns += ended_boot_ns - a->real_boot_ns;
+    if (a->begun_boot_ns == 0)
+        return;                   /* it goes on */
+    measure(a, PG_HG_LOCAL, a->worked->worked_ns, 1);
+    measure(a, PG_HG_BATCH_SERVICE, ended_boot_ns - a->begun_boot_ns, 1);
+}
+
+/* The next outcome of the last message that was in none before; NULL = there is none. One that is
+ * sent again waits for its owner, not for us. */
+static struct pg_operation *notified_next(struct pg_arena *a)
+{
+    while (a->notified_count > 0) {
+        struct pg_operation *op = operation_at(a, a->notified_first);
+        a->notified_first = op->inbox_next;
+        a->notified_count--;
+        if (op->cause != 0 && !op->notified) {
+            op->notified = 1;
+            return op;
+        }
+    }
+    return NULL;
+}
+
+/* A virtual clock does not tell when an operation ended. */
+void pg_notified(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
+{
+    const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
+    for (const struct pg_operation *op; (op = notified_next(a)) != NULL;) {
+        measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, 1);
+        if (real)
+            measure(a, PG_HG_RESPONSE_QUEUE, built_boot_ns - op->ended_ns, 1);
+    }
+}
+
+void pg_untaken(struct pg_arena *a)
+{
+    while (notified_next(a) != NULL)
+        continue;
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+#define COUNTER(name) offsetof(struct pg_metrics, name)
+
+/* By status: where its counter is; 0 = it refuses nothing. */
+static const uint16_t refusals[] = {
+    [PG_ST_EXISTS] = COUNTER(refused_exists),
+    [PG_ST_FULL] = COUNTER(refused_full),
+    [PG_ST_FULL_PAYLOAD] = COUNTER(refused_payload),
+    [PG_ST_FULL_NAMESPACES] = COUNTER(refused_names),
+    [PG_ST_FULL_TOPICS] = COUNTER(refused_names),
+    [PG_ST_FULL_TICKETS] = COUNTER(refused_other),
+    [PG_ST_FULL_KEYS] = COUNTER(refused_keys),
+    [PG_ST_FULL_WATCHES] = COUNTER(refused_keys),
+    [PG_ST_FULL_ACCOUNTS] = COUNTER(refused_quota),
+    [PG_ST_TOO_FAR] = COUNTER(refused_other),
+    [PG_ST_DENIED] = COUNTER(refused_denied),
+    [PG_ST_BUSY] = COUNTER(refused_busy),
+    [PG_ST_QUOTA] = COUNTER(refused_quota),
+    [PG_ST_WRONG_SHARD] = COUNTER(refused_other),
+    [PG_ST_DUPLICATE] = COUNTER(refused_other),
+    [PG_ST_OVERFLOW] = COUNTER(refused_other),
+    [PG_ST_WAL] = COUNTER(refused_wal),
+    [PG_ST_STOPPING] = COUNTER(refused_stopping),
+    [PG_ST_FULL_BULK_LOADS] = COUNTER(refused_bulk_loads),
+    [PG_ST_FENCED] = COUNTER(refused_fenced),
+    [PG_ST_CLOSED] = COUNTER(refused_fenced),
+    [PG_ST_ARENA] = COUNTER(refused_other),
+};
+
+int pg_refused(struct pg_arena *a, uint32_t status)
+{
+    const bool refusal = status < sizeof refusals / sizeof *refusals && refusals[status] != 0;
+    if (refusal)
+        ++*(uint64_t *)((uint8_t *)a->metrics + refusals[status]);
+    return refusal;
+}
+
+/* ---- for the WAL ------------------------------------------------------------------------ */
+
+static uint32_t buckets_used(const struct pg_histogram *h)
+{
+    uint32_t used = 0;
+    for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)
+        used += h->counts[b] != 0;
+    return used;
+}
+
+uint32_t histograms_used(const struct pg_arena *a)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < PG_HISTOGRAMS; i++)
+        used += buckets_used(&a->histograms[i]);
+    return used;
+}
+
+/* Returns what stands behind the last one. */
+static struct pg_wal_bucket *buckets_write(const struct pg_histogram *h, struct pg_wal_bucket *to)
+{
+    for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)
+        if (h->counts[b] != 0)
+            *to++ = (struct pg_wal_bucket){.count = h->counts[b], .bucket = b};
+    return to;
+}
+
+void histograms_write(const struct pg_arena *a, struct pg_wal_histogram *to)
+{
+    struct pg_wal_bucket *buckets = (struct pg_wal_bucket *)(to + PG_HISTOGRAMS);
+    for (uint32_t i = 0; i < PG_HISTOGRAMS; i++) {
+        const struct pg_histogram *h = &a->histograms[i];
+        to[i] = (struct pg_wal_histogram){.sum_ns = h->sum_ns, .sum_high = h->sum_high,
+                                          .max_ns = h->max_ns, .buckets = buckets_used(h)};
+        buckets = buckets_write(h, buckets);
+    }
+}

@@ -1,0 +1,667 @@
+/* batch.c - applies the records of a batch that decode.c has proven whole, each once. */
+
+#include "core/front/request.h"
+
+/* ---- groups ---------------------------------------------------------------------------- */
+
+/* Records whose memory is fetched together, before the first of them is applied. */
+struct group {
+    uint32_t first, end;          /* numbers of the records */
+    uint32_t keys[PG_PREFETCH_MAX + 1];  /* of each: its first hash in key_hashes[]; last: end */
+    uint32_t arms;                /* records that may take a slot */
+    uint32_t watermark_count;
+    uint32_t watermarks[PG_PREFETCH_MAX]; /* places in the group, of records on watch keys */
+    uint64_t reach[PG_PREFETCH_MAX];     /* of each: up to which watermark it visits watchers */
+    uint32_t rows[PG_PREFETCH_MAX];      /* by place: the row that the watch key may have */
+    uint64_t scope;               /* of the key that was hashed last, and what it began with */
+    struct hash_scope begin;
+};
+
+#define NO_SCOPE UINT64_MAX
+
+static bool of_watermark(unsigned op)
+{
+    return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY;
+}
+
+static uint64_t reach_of(const wire_record *r)
+{
+    if (r->op == PG_OP_ADVANCE_KEY)
+        return r->value;
+    return r->op == PG_OP_FORGET || r->op == PG_OP_CLEAR ? 0 : UINT64_MAX;
+}
+
+/* key_hash; most keys have the scope of the one before. */
+static uint32_t group_hash(const struct pg_arena *a, struct group *g, uint32_t ns, unsigned type,
+                           const uint8_t *bytes, size_t len)
+{
+    const uint64_t scope = key_scope(ns, type);
+    if (UNLIKELY(scope != g->scope)) {
+        g->scope = scope;
+        g->begin = hash_begin(a->secret->secret, scope);
+    }
+    return key_hash_of(hash_in(&g->begin, bytes, len));
+}
+
+/* Returns how many there are. */
+static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns,
+                                const uint8_t *at, uint32_t bytes, uint32_t *hashes)
+{
+    const uint8_t *end = at + bytes;
+    uint32_t count = 0;
+    while (at != end) {
+        const wire_watch_key *k = (const wire_watch_key *)at;
+        at += sizeof *k;
+        hashes[count] = group_hash(a, g, ns, k->key_type, at, k->key_len);
+        index_prefetch(&a->watermark_index, hashes[count++]);
+        at += k->key_len;
+    }
+    return count;
+}
+
+/* Hashes all keys of a record; returns how many watch keys a WATCH has. */
+static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_record *r,
+                            const uint8_t *at, uint32_t n)
+{
+    const uint32_t ns = a->name_namespaces[r->name], place = n - g->first;
+    a->hashes[n] = group_hash(a, g, ns, r->key_type, at, r->key_len);
+    g->rows[place] = PG_NIL;
+    if (of_watermark(r->op)) {
+        g->watermarks[g->watermark_count] = place;
+        g->reach[g->watermark_count++] = reach_of(r);
+        index_prefetch(&a->watermark_index, a->hashes[n]);
+        return 0;
+    }
+    index_prefetch(&a->index, a->hashes[n]);
+    slots_prefetch(&a->slots, g->arms);
+    g->arms += op_rules[r->op].uses / NEEDS_TOPIC % 2;
+    return watch_keys_hash(a, g, ns, at + r->key_len + r->payload_len, r->ext_len,
+                           &a->key_hashes[g->keys[place]]);
+}
+
+/* Watch keys of a WATCH, at most: each has a byte at least. */
+static uint32_t watch_keys_most(const wire_record *r)
+{
+    return r->ext_len / (sizeof(struct pg_watch_key) + 1);
+}
+
+/* The group that begins with the record whose bytes stand at `at`. */
+static void group_begin(struct pg_arena *a, const struct request *q, struct group *g,
+                        const uint8_t *at)
+{
+    uint32_t n = g->first;
+    g->watermark_count = g->arms = g->keys[0] = 0;
+    for (; n < q->frame.count && n < g->first + PG_PREFETCH_MAX; n++) {
+        const wire_record *r = record_at(q, n);
+        uint32_t *keys = &g->keys[n - g->first];
+        if (keys[0] + watch_keys_most(r) > PG_WATCH_KEYS_MAX && n != g->first)
+            break;
+        keys[1] = keys[0] + record_hash(a, g, r, at, n);
+        at += record_bytes(r);
+    }
+    g->end = n;
+    prefetch_watermarks(a, &a->hashes[g->first], g->watermarks, g->reach, g->watermark_count,
+                        g->rows);
+}
+
+/* ---- applying one record ------------------------------------------------------------------ */
+
+struct step {
+    const struct request *q;
+    struct pg_session *session;
+    struct pg_reply_memory *memory;
+    const wire_record *record;
+    struct put put;               /* as far as the record has one */
+    const uint8_t *ext;
+    uint32_t n;                   /* number of the record */
+    struct group group;           /* which it is in */
+};
+
+static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const uint32_t *keys = &s->group.keys[s->n - s->group.first];
+    struct watch w = {.put = &s->put, .session = s->session->id,
+                      .threshold = s->record->value, .keys = s->ext,
+                      .keys_bytes = s->record->ext_len,
+                      .hashes = &a->key_hashes[keys[0]], .count = keys[1] - keys[0],
+                      .condition = s->record->mode, .notice = s->record->flags != 0};
+    return operations_watch(a, &w, result);
+}
+
+/* ---- records on watch keys ---------------------------------------------------------------- */
+
+/* What such a record has found stands in the session's intent as long as it is under way. Cut
+ * off by a kill or by the bound of a call it goes on with that, and with the answer so far:
+ * intent[0] its number + 1, [1] its watermark or where its ended keys begin, [2] op, [3] row. */
+static void intend(const struct step *s, uint64_t value, uint32_t row)
+{
+    uint64_t *intent = s->session->intent;
+    STORE_RELEASE(&intent[0], 0ull);
+    intent[1] = value;
+    intent[2] = s->record->op;
+    intent[3] = row;
+    STORE_RELEASE(&intent[0], s->n + 1ull);
+}
+
+static bool gives_birth(unsigned op)
+{
+    return op == PG_OP_ADVANCE_KEY || op == PG_OP_BUMP || op == PG_OP_FAIL;
+}
+
+/* PG_NIL: answered. */
+static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const uint32_t row = watermark_find(a, &s->put.key);
+    if (row == PG_NIL && gives_birth(s->record->op))
+        return watermark_born(a, &s->put.key, false, result);
+    if (row == PG_NIL)
+        answer(result, 0, PG_ST_UNKNOWN, 0);
+    return row;
+}
+
+/* Space for the keys that this batch ends. */
+static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    if (m->extra_blob != PG_NIL)
+        return true;
+    m->extra_bytes = 0;
+    STORE_RELEASE(&m->extra_blob, blobs_take(&a->blobs, blob_granules(PG_ENDED_KEYS_BYTES)));
+    if (m->extra_blob == PG_NIL)
+        return false;
+    a->metrics->blob_bytes += PG_ENDED_KEYS_BYTES;
+    return true;
+}
+
+/* What the record is to do, computed once. False: answered. */
+static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const uint32_t row = watermark_row(a, s, result);
+    uint64_t value = s->record->value;
+    if (row == PG_NIL)
+        return false;
+    if (s->record->op == PG_OP_BUMP &&
+        __builtin_add_overflow(value, a->watermarks[row].watermark, &value))
+        value = UINT64_MAX;
+    if (s->record->op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
+        answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
+        return false;
+    }
+    if (s->record->op == PG_OP_CANCEL_FOR_KEY)
+        value = s->memory->extra_bytes;
+    if (value > PG_WATERMARK_MAX) {
+        answer(result, 0, PG_ST_OVERFLOW, 0);
+        return false;
+    }
+    answer(result, 0, PG_ST_DONE, 0);
+    intend(s, value, row);
+    return true;
+}
+
+/* The ended keys are kept with the reply: u32 record number, u32 bytes, the keys. */
+static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t row, uint32_t begin,
+                           struct pg_result *result)
+{
+    struct pg_reply_memory *m = s->memory;
+    struct sink out = {blob_at(&a->blobs, m->extra_blob), begin, PG_ENDED_KEYS_BYTES, false};
+    uint32_t head[2] = {s->n, 0};
+    uint8_t *at = sink_take(&out, sizeof head);
+    if (at == NULL) {
+        answer(result, 0, PG_ST_MORE, 0);
+        return;
+    }
+    operations_cancel_for_key(a, row, &out, result);
+    head[1] = (uint32_t)(out.used - begin - sizeof head);
+    memcpy(at, head, sizeof head);
+    STORE_RELEASE(&m->extra_bytes, (uint32_t)out.used);
+}
+
+#define FAILURE_SET (1ull << 63)  /* in intent[1] of FAIL and CLEAR: the key has its new state */
+
+static bool failure_apply(struct pg_arena *a, const struct step *s, uint32_t row,
+                          struct pg_result *result)
+{
+    uint64_t *value = &s->session->intent[1];
+    /* A rebuild may have ended some, and with them forgotten the key. */
+    const bool goes_on = (*value & FAILURE_SET) != 0 || result->deadline_ns != 0;
+    const bool done = s->record->op == PG_OP_CLEAR
+                          ? operations_clear(a, row, goes_on, result)
+                          : operations_fail(a, row, (uint32_t)*value, goes_on, result);
+    if (!done)
+        STORE_RELEASE(value, *value | FAILURE_SET);
+    return done;
+}
+
+static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const uint64_t *intent = s->session->intent;
+    const bool goes_on = intent[0] == s->n + 1ull;
+    if (!goes_on && !watermark_begin(a, s, result))
+        return true;
+    const uint32_t row = (uint32_t)intent[3];
+    /* It may have been forgotten with its last watcher, which this record ended before. */
+    const bool gone = goes_on && !watermark_has_key(a, row, &s->put.key);
+    if (s->record->op == PG_OP_CANCEL_FOR_KEY) {
+        cancel_for_key(a, s, gone ? PG_NIL : row, (uint32_t)intent[1], result);
+        return true;
+    }
+    if (gone)
+        return true;
+    switch (s->record->op) {
+    case PG_OP_ADVANCE_KEY:
+    case PG_OP_BUMP: return operations_advance(a, row, intent[1], result);
+    case PG_OP_FAIL:
+    case PG_OP_CLEAR: return failure_apply(a, s, row, result);
+    default: watermark_drop(a, row); return true;
+    }
+}
+
+/* Gives back what the ended keys did not need, before the reply counts as remembered. */
+static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    const uint32_t used = blob_granules(m->extra_bytes), all = blob_granules(PG_ENDED_KEYS_BYTES);
+    if (m->sequence != 0 || m->extra_blob == PG_NIL || used == all)
+        return;
+    blobs_give(&a->blobs, m->extra_blob + used, all - used);
+    a->metrics->blob_bytes -= (uint64_t)(all - used) * PG_GRANULE;
+}
+
+static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    if (UNLIKELY(s->record->op == PG_OP_UNPARK))
+        timers_unpark(a, &s->put, s->record->value, result);
+    else
+        timers_put(a, &s->put, result);
+}
+
+/* A row of a bulk load is done once, and remembered. */
+static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    if (!bulk_load_admits(a, &s->put.key, s->session->bulk_load_first + s->n, result))
+        return;
+    timer_apply(a, s, result);
+    bulk_load_settle(a, result);
+}
+
+static bool arms(unsigned op)
+{
+    return op == PG_OP_PUT || op == PG_OP_WATCH || op == PG_OP_UNPARK;
+}
+
+static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    if (has_wal(a) && !wal_buffer_admits(a, result))
+        return true;
+    if (s->record->op == PG_OP_WATCH)
+        return watch_apply(a, s, result);
+    if (UNLIKELY(s->q->in_bulk_load))
+        row_apply(a, s, result);
+    else
+        timer_apply(a, s, result);
+    return true;
+}
+
+static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const struct key *key = &s->put.key;
+    if (s->q->in_bulk_load && !bulk_load_void(a, key, s->session->bulk_load_first + s->n, result))
+        return true;
+    return timers_cancel(a, key, s->record->value, result);
+}
+
+/* False: the bounded work of this call is used up; the same again continues. */
+static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const struct key *key = &s->put.key;
+    if (arms(s->record->op))
+        return arm_apply(a, s, result);
+    if (wal_buffer_full(a))
+        return wal_buffer_gives_up(a, result);
+    switch (s->record->op) {
+    case PG_OP_CANCEL: return cancel_apply(a, s, result);
+    case PG_OP_COMPLETE:
+        return operations_complete(a, key, s->session->id, s->record->value, result);
+    default: return watermark_apply(a, s, result);
+    }
+}
+
+/* Field by field: a copy of the whole would wait for the stores of its parts. */
+static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at)
+{
+    const wire_record *r = s->record;
+    struct put *p = &s->put;
+    p->key.bytes = at;
+    p->key.hash = a->hashes[s->n];
+    p->key.namespace_row = a->name_namespaces[r->name];
+    p->key.row_guess = s->group.rows[s->n - s->group.first];
+    p->key.len = r->key_len;
+    p->key.type = r->key_type;
+    p->payload = at + r->key_len;
+    p->payload_len = r->payload_len;
+    p->topic = a->name_rows[r->name];
+    p->mode = r->mode;
+    p->ticket = r->op == PG_OP_PUT ? r->value : 0;
+    p->time_kind = r->time_kind;
+    p->time_ns = r->time_ns;
+    s->ext = p->payload + r->payload_len;
+}
+
+/* Whether the owner and the quotas allow the record. A daemon that drains, or whose arena has lost
+ * its names, arms nothing. What arms or advances is counted once, though its work may need several
+ * calls. False: the result says why not. */
+static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
+{
+    const wire_record *r = s->record;
+    const unsigned access = a->name_access[r->name];
+    s->put.limited = access == ACCESS_QUOTA;
+    if ((a->draining || a->nameless) && arms(r->op)) {
+        answer(result, 0, a->draining ? PG_ST_STOPPING : PG_ST_ARENA, 0);
+        return false;
+    }
+    if (access == ACCESS_DENIED ||
+        (access == ACCESS_RESERVED && op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE))) {
+        answer(result, 0, PG_ST_DENIED, 0);
+        return false;
+    }
+    if (!s->put.limited || s->n < s->session->charged ||
+        (op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) == 0)
+        return true;
+    if (has_wal(a) && arms(r->op) && !wal_buffer_admits(a, result))
+        return false;             /* sent again, it is not counted twice */
+    s->session->charged = s->n + 1;
+    return quota_charge(a, a->name_namespaces[r->name], a->account, result);
+}
+
+/* ---- busy keys ------------------------------------------------------------------------------ */
+
+/* A record that is answered BUSY is sent again. Until the client has seen that answer, later
+ * records on its keys are answered BUSY as well, those of batches in flight included, so that
+ * sending again in order keeps the order of each key. The set is of hashes: two keys that share a
+ * bit cost a repetition, and share it in this set only, because `busy_first` is part of the
+ * place. */
+
+static bool busy_key(struct pg_session *s, uint32_t hash, bool watched, bool add)
+{
+    const uint32_t mixed = (hash ^ (watched ? 0x5bd1e995u : 0) ^ (uint32_t)s->busy_first) *
+                           0x9e3779b1u;
+    const uint32_t place = mixed / (UINT32_MAX / PG_BUSY_KEYS + 1);
+    const uint64_t bit = 1ull << place % 64;
+    if (add)
+        s->busy_keys[place / 64] |= bit;
+    return (s->busy_keys[place / 64] & bit) != 0;
+}
+
+/* Whether a key of the record is in the set; `add` puts all of them there. */
+static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
+{
+    const uint32_t *keys = &s->group.keys[s->n - s->group.first];
+    bool found = busy_key(s->session, a->hashes[s->n], of_watermark(s->record->op), add);
+    for (uint32_t i = keys[0]; i < keys[1]; i++)
+        found |= busy_key(s->session, a->key_hashes[i], true, add);
+    return found;
+}
+
+/* The set counts from the store of busy_last on. A kill before it, or before the record counts as
+ * applied, leaves at most bits of a record that is answered BUSY again. A namespace that is not
+ * there yet gives its keys other hashes once it is: until then every key is busy. */
+RARE static void busy_add(const struct pg_arena *a, const struct step *s)
+{
+    struct pg_session *session = s->session;
+    if (session->busy_last == 0) {
+        memset(session->busy_keys, 0, sizeof session->busy_keys);
+        session->busy_first = s->q->frame.sequence;
+    }
+    if (a->name_namespaces[s->record->name] == PG_NIL)
+        memset(session->busy_keys, 0xff, sizeof session->busy_keys);
+    else
+        busy_keys(a, s, true);
+    STORE_RELEASE(&session->busy_last, s->q->frame.sequence);
+}
+
+/* A namespace that is not there may be born again, with other hashes, before the record that the
+ * set is about is sent again. */
+RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
+                              struct pg_result *result)
+{
+    const bool refused = a->name_namespaces[s->record->name] == PG_NIL || busy_keys(a, s, false);
+    if (refused)
+        answer(result, 0, PG_ST_BUSY, 0);
+    return refused;
+}
+
+/* The client has seen the answers to all batches before the oldest one that it waits for. */
+static void busy_forget(struct pg_session *s, const struct request *q)
+{
+    if (UNLIKELY(s->busy_last != 0) && q->frame.sequence - q->frame.detail[1] > s->busy_last)
+        STORE_RELEASE(&s->busy_last, 0ull);
+}
+
+static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
+                         struct pg_result *result)
+{
+    if (UNLIKELY(name_refused(result)))
+        return true;
+    if (UNLIKELY(s->session->busy_last != 0) && busy_refuses(a, s, result))
+        return true;
+    if (UNLIKELY(a->restricted | a->draining | a->nameless | a->reserved) &&
+        !record_allowed(a, s, result))
+        return true;
+    put_read(a, s, at);
+    return op_apply(a, s, result);
+}
+
+static bool refuses(const struct pg_result *r)
+{
+    const unsigned status = r->ticket & 0xff;
+    return status >= PG_ST_FULL || status == PG_ST_EXISTS;
+}
+
+/* A record is BUSY because of the inbox, the WAL, or an earlier record. */
+RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
+{
+    const unsigned status = r->ticket & 0xff;
+    const bool inbox = r->deadline_ns != 0;          /* the session owns too many operations */
+    pg_refused(a, status == PG_ST_BUSY && !inbox && has_wal(a) ? PG_ST_WAL : status);
+    if (status == PG_ST_BUSY)
+        busy_add(a, s);
+}
+
+/* Result first, then the count of applied records: what counts as applied is answered.
+ * False: not all are applied yet. */
+static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
+                          struct pg_reply_memory *m)
+{
+    struct step s = {.q = q, .session = session, .memory = m, .put.account = a->account,
+                     .group.scope = NO_SCOPE};
+    struct pg_result *results = reply_results(a, m);
+    const uint8_t *at = q->area;
+    for (s.n = 0; s.n < q->frame.count; s.n++) {
+        s.record = record_at(q, s.n);
+        if (s.n >= session->applied) {
+            if (s.n >= s.group.end) {
+                s.group.first = s.n;
+                group_begin(a, q, &s.group, at);
+            }
+            if (!record_apply(a, &s, at, &results[s.n]))
+                return false;
+            if (UNLIKELY(refuses(&results[s.n])))
+                refusal_note(a, &s, &results[s.n]);
+            STORE_RELEASE(&session->applied, s.n + 1);
+        }
+        at += record_bytes(s.record);
+    }
+    return true;
+}
+
+/* ---- names --------------------------------------------------------------------------------- */
+
+/* Only what arms or advances gives birth to names. Their rows are held, so that a later name
+ * of the table does not take an earlier one's. */
+static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
+                         uint32_t uid)
+{
+    const unsigned uses = a->name_uses[i] & (a->draining || a->nameless ? NEEDS_NAMESPACE : ~0u);
+    a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
+    a->name_refusals[i] = (struct pg_result){0, 0};
+    a->name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
+    if (UNLIKELY(a->name_access[i] == ACCESS_DENIED))
+        return;                   /* no name is born by it */
+    if (UNLIKELY(name_reserved(ns) || name_reserved(topic))) {
+        a->name_access[i] = ACCESS_RESERVED;
+        a->name_namespaces[i] = names_find_namespace(a, ns);
+        a->reserved = true;
+        return;
+    }
+    a->name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->name_refusals[i])
+                                         : PG_NIL;
+    a->name_namespaces[i] = uses & NEEDS_NAMESPACE && a->name_rows[i] == PG_NIL
+                                ? names_namespace(a, ns, &a->name_refusals[i])
+                                : names_find_namespace(a, ns);
+    if (a->name_rows[i] != PG_NIL)
+        names_hold(a, a->name_rows[i]);
+    if (a->name_namespaces[i] != PG_NIL && (a->name_rows[i] != PG_NIL || !(uses & NEEDS_TOPIC)))
+        a->name_refusals[i] = (struct pg_result){0, 0};
+    if (a->name_namespaces[i] != PG_NIL)
+        a->durable |= a->namespaces[a->name_namespaces[i]].durability != 0;
+}
+
+/* Namespaces that a later name of the table gave birth to. */
+static void names_again(struct pg_arena *a, const struct request *q)
+{
+    const uint8_t *at = q->names;
+    for (uint32_t i = 0; i < q->frame.names; i++) {
+        struct name ns, topic;
+        at = names_next(at, &ns, &topic);
+        if (a->name_namespaces[i] == PG_NIL && a->name_access[i] != ACCESS_DENIED)
+            a->name_namespaces[i] = names_find_namespace(a, ns);
+    }
+}
+
+/* True: some name may be lacking. */
+static bool names_begin(struct pg_arena *a, const struct request *q,
+                        const struct pg_reply_memory *m)
+{
+    const struct pg_result *results = reply_results(a, m);
+    const uint8_t *at = q->names;
+    bool unknown = false, lacking = false;
+    account_begin(a);
+    a->reserved = false;
+    memset(a->name_uses, 0, sizeof a->name_uses);
+    for (uint32_t i = 0; i < q->frame.count; i++) {
+        const wire_record *r = record_at(q, i);
+        if (LIKELY(!name_refused(&results[i])))
+            a->name_uses[r->name] |= op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
+    }
+    for (uint32_t i = 0; i < q->frame.names; i++) {
+        struct name ns, topic;
+        at = names_next(at, &ns, &topic);
+        name_resolve(a, i, ns, topic, q->uid);
+        unknown |= a->name_namespaces[i] == PG_NIL;
+        lacking |= a->name_refusals[i].ticket != 0;
+    }
+    if (UNLIKELY(unknown))
+        names_again(a, q);
+    return lacking;
+}
+
+static bool name_lacks(const struct pg_arena *a, const wire_record *r)
+{
+    const unsigned uses = op_rules[r->op].uses;
+    return a->name_refusals[r->name].ticket != 0 &&
+           ((uses & NEEDS_TOPIC && a->name_rows[r->name] == PG_NIL) ||
+            (uses & NEEDS_NAMESPACE && a->name_namespaces[r->name] == PG_NIL));
+}
+
+/* Answers the records whose names are not to be had: see name_refused(). */
+RARE static void names_refuse(struct pg_arena *a, const struct request *q,
+                              const struct pg_session *s, const struct pg_reply_memory *m)
+{
+    struct pg_result *results = reply_results(a, m);
+    for (uint32_t n = s->applied; n < q->frame.count; n++) {
+        const struct pg_result *why = &a->name_refusals[record_at(q, n)->name];
+        if (name_lacks(a, record_at(q, n)))
+            answer(&results[n], why->ticket >> 8, why->ticket & 0xff, why->deadline_ns);
+    }
+}
+
+static void names_end(struct pg_arena *a, const struct request *q)
+{
+    for (uint32_t i = 0; i < q->frame.names; i++)
+        if (a->name_rows[i] != PG_NIL)
+            names_release(a, a->name_rows[i]);
+}
+
+/* ---- the batch ------------------------------------------------------------------------------ */
+
+bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request *q, uint32_t sum)
+{
+    struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
+    if (s->current == q->frame.sequence && m->checksum == sum && s->count == q->frame.count)
+        return true;              /* continued: its work was over the bound, or the daemon died */
+    STORE_RELEASE(&s->current, 0ull);         /* from here on none is under way */
+    reply_forget(a, m);
+    if (!reply_begin(a, s, m, q->frame.count))
+        return false;
+    m->checksum = sum;
+    STORE_RELEASE(&s->intent[0], 0ull);
+    s->applied = 0;
+    s->bulk_load = 0;
+    s->charged = 0;
+    busy_forget(s, q);
+    s->count = q->frame.count;
+    s->begun_boot_ns = a->real_boot_ns;
+    s->worked_ns = 0;
+    measure(a, PG_HG_REQUEST_QUEUE, a->real_boot_ns - q->received_boot_ns, 1);
+    STORE_RELEASE(&s->current, q->frame.sequence);
+    return true;
+}
+
+/* Of a batch that goes on after a kill another copy was received, later than it was begun. */
+static void timestamps_learn(struct pg_arena *a, const struct request *q,
+                             const struct pg_session *s)
+{
+    const bool before = s->begun_boot_ns < q->received_boot_ns;
+    a->sequence = q->frame.sequence;
+    a->batch_timestamps = (struct pg_timestamps){
+        .session = s->id, .sent_boot_ns = (int64_t)q->frame.detail[0],
+        .received_boot_ns = q->received_boot_ns,
+        .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
+}
+
+/* What arms begins a bulk load, in the namespace of the first name that is there; a batch of
+ * cancels only looks for it. */
+static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct request *q)
+{
+    uint32_t ns = PG_NIL;
+    unsigned uses = 0;
+    for (uint32_t i = q->frame.names; i-- > 0;)
+        ns = a->name_namespaces[i] != PG_NIL ? a->name_namespaces[i] : ns;
+    for (uint32_t i = 0; i < q->frame.count; i++)
+        uses |= op_rules[record_at(q, i)->op].uses;
+    const bool arms = (uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) != 0;
+    bulk_load_begin(a, s, &q->rows, arms && !a->draining && !a->nameless ? ns : PG_NIL);
+}
+
+bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s)
+{
+    struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
+
+    a->worked = s;
+    timestamps_learn(a, q, s);
+    const bool lacking = names_begin(a, q, m);
+    if (q->in_bulk_load)
+        rows_begin(a, s, q);
+    if (UNLIKELY(lacking))
+        names_refuse(a, q, s, m);
+    const bool whole = records_apply(a, q, s, m);
+    names_end(a, q);
+    if (!whole)
+        return false;
+    extra_trim(a, m);
+    STORE_RELEASE(&m->sequence, q->frame.sequence);
+    STORE_RELEASE(&s->last, q->frame.sequence);
+    STORE_RELEASE(&s->current, 0ull);
+    a->metrics->batches++;
+    a->metrics->records += q->frame.count;
+    a->begun_boot_ns = a->batch_timestamps.applied_boot_ns;
+    return true;
+}

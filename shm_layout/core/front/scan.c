@@ -1,0 +1,252 @@
+/* scan.c - readers of a live arena: copy first, trust only what did not change meanwhile. */
+
+#include "core/core.h"
+
+void *sink_take(struct sink *s, uint64_t bytes)
+{
+    if (s->full || bytes > s->size - s->used) {
+        s->full = true;
+        return NULL;
+    }
+    s->used += bytes;
+    return s->bytes + s->used - bytes;
+}
+
+void sink_put(struct sink *s, const void *bytes, uint64_t len)
+{
+    void *at = sink_take(s, len);
+    if (at != NULL && len != 0)
+        memcpy(at, bytes, len);
+}
+
+/* ---- armed timers ------------------------------------------------------------------------ */
+
+bool blob_inside(const struct pg_arena *a, uint32_t blob, uint64_t bytes)
+{
+    return bytes <= (uint64_t)PG_GRANULE * a->blobs.granules &&
+           (uint64_t)blob * PG_GRANULE <= (uint64_t)PG_GRANULE * a->blobs.granules - bytes;
+}
+
+static int64_t wall_of(const struct pg_hot *h, const uint8_t *blob)
+{
+    struct pg_ext ext;
+    if (!(h->flags & PG_F_WALL))
+        return NO_WALL;
+    memcpy(&ext, blob, sizeof ext);
+    return ext.value;
+}
+
+/* False: it is a timer, or a copy of two halves. */
+static bool operation_copy(const struct pg_hot *h, const struct pg_cold *c, const uint8_t *blob,
+                           struct pg_operation *op)
+{
+    if (!(h->flags & PG_F_OPERATION) || c->ext_len < sizeof *op)
+        return false;
+    memcpy(op, blob, sizeof *op);
+    return operation_ext_bytes(op) <= c->ext_len;
+}
+
+static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c,
+                      struct sink *out)
+{
+    const struct pg_topic *t = &a->topics[h->topic];
+    const struct name ns = namespace_name(a, t->namespace_row), topic = topic_name(a, h->topic);
+    const uint8_t *blob = blob_at(&a->blobs, c->blob);
+    const unsigned status = ctl_state(h->ctl) == PG_S_PARKED ? PG_ST_PARKED : PG_ST_FOUND;
+    struct pg_operation op;
+    const bool operation = operation_copy(h, c, blob, &op);
+    struct pg_info info = {.ticket = ctl_ticket(h->ctl) << 8 | status,
+                           .deadline_ns = h->deadline_ns, .wall_ns = wall_of(h, blob),
+                           .payload_len = c->payload_len, .key_len = c->key_len,
+                           .key_type = c->key_type, .namespace_len = (uint8_t)ns.len,
+                           .topic_len = (uint8_t)topic.len};
+    uint8_t *head = sink_take(out, sizeof info);
+    sink_put(out, ns.bytes, ns.len);
+    sink_put(out, topic.bytes, topic.len);
+    sink_put(out, blob + c->ext_len, (uint64_t)c->key_len + c->payload_len);
+    if (operation)
+        operation_info(a, &op, blob, &info, out);
+    if (head != NULL)
+        memcpy(head, &info, sizeof info);
+}
+
+bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
+{
+    if (h->topic >= a->topic_rows || c->payload_len > PG_PAYLOAD_MAX ||
+        !blob_inside(a, c->blob, (uint64_t)c->ext_len + c->key_len + c->payload_len))
+        return false;
+    const struct pg_topic *t = &a->topics[h->topic];
+    return t->name_len != 0 && t->name_len <= sizeof t->name &&
+           t->namespace_row < a->namespace_rows &&
+           a->namespaces[t->namespace_row].name_len <= PG_NAMESPACE_MAX;
+}
+
+bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out)
+{
+    const struct pg_hot h = a->slots.hot[slot];
+    const struct pg_cold c = a->slots.cold[slot];
+    const uint64_t before = out->used;
+
+    if (slot_copy_bounded(a, &h, &c))
+        info_copy(a, &h, &c, out);
+    atomic_thread_fence(memory_order_acquire);
+    if (!out->full && out->used != before && LOAD_ACQUIRE(&a->slots.hot[slot].ctl) == ctl &&
+        h.ctl == ctl)
+        return true;
+    out->used = before;
+    return false;
+}
+
+uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void *bytes,
+                 uint64_t size)
+{
+    struct sink out = {bytes, 0, size, false};
+    uint32_t found = 0;
+    while (*cursor < a->slots.capacity && found < max) {
+        const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[*cursor].ctl);
+        if (ctl_live(ctl))
+            found += info_write(a, *cursor, ctl, &out);
+        if (out.full)
+            break;
+        ++*cursor;
+    }
+    return out.used;
+}
+
+uint64_t pg_overdue(const struct pg_arena *a)
+{
+    uint64_t overdue = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        const struct pg_hot *h = &a->slots.hot[i];
+        overdue += ctl_state(LOAD_ACQUIRE(&h->ctl)) == PG_S_PARKED &&
+                   h->deadline_ns <= a->header->now_ns;
+    }
+    return overdue;
+}
+
+int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation op;
+
+    if (slot >= a->slots.capacity)
+        return NO_WALL;
+    const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[slot].ctl);
+    const uint32_t blob = a->slots.cold[slot].blob;
+    if (ctl_state(ctl) != PG_S_OUTCOME || !blob_inside(a, blob, sizeof op))
+        return NO_WALL;
+    memcpy(&op, blob_at(&a->blobs, blob), sizeof op);
+    atomic_thread_fence(memory_order_acquire);
+    return LOAD_ACQUIRE(&a->slots.hot[slot].ctl) == ctl ? op.ended_ns : NO_WALL;
+}
+
+void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations)
+{
+    *timers = *operations = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        const struct pg_hot *h = &a->slots.hot[i];
+        if (ctl_state(LOAD_ACQUIRE(&h->ctl)) != PG_S_FREE)
+            ++*(h->flags & PG_F_OPERATION ? operations : timers);
+    }
+}
+
+/* ---- notices of the past ------------------------------------------------------------------- */
+
+static bool entry_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *copy)
+{
+    const struct pg_entry *e = replay_at(a, position);
+    const uint64_t commit = LOAD_ACQUIRE(&e->commit);
+    *copy = *e;
+    atomic_thread_fence(memory_order_acquire);
+    return commit == position + 1 && LOAD_ACQUIRE(&e->commit) == commit;
+}
+
+/* Follows the topic's chain from its newest entry back to `first`. Returns how many
+ * positions of first..last were found, newest first. */
+static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t first,
+                           uint64_t last, uint64_t *positions)
+{
+    uint64_t at = LOAD_ACQUIRE(&a->topics[topic].last_position), found = 0;
+    struct pg_entry e;
+    while (at != 0 && entry_copy(a, at - 1, &e) && e.topic == topic && e.sequence >= first) {
+        if (e.sequence <= last && found <= last - first)
+            positions[found++] = at - 1;
+        if (e.previous >= at)
+            break;
+        at = e.previous;
+    }
+    return found;
+}
+
+/* How many of the found entries, oldest first, fit with their records. Withdrawn ones at
+ * the old end are skipped: *skip counts them. */
+static uint64_t replay_fit(const struct pg_arena *a, const uint64_t *positions, uint64_t found,
+                           uint64_t size, uint64_t *skip)
+{
+    struct pg_entry e;
+    uint64_t count = 0, used = sizeof(struct pg_notices);
+    for (*skip = 0; *skip < found && !entry_copy(a, positions[found - 1 - *skip], &e);)
+        ++*skip;
+    for (uint64_t i = *skip; i < found && entry_copy(a, positions[found - 1 - i], &e); i++) {
+        used += sizeof(struct pg_notice) + e.key_len + e.payload_len;
+        if (used > size)
+            break;
+        count++;
+    }
+    return count;
+}
+
+static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_notice *record,
+                       struct sink *out)
+{
+    struct pg_entry e;
+    if (!entry_copy(a, position, &e))
+        return false;
+    const uint64_t bytes = (uint64_t)e.key_len + e.payload_len;
+    if (!blob_inside(a, e.blob, bytes))
+        return false;
+    *record = notice_of(&e);
+    sink_put(out, blob_at(&a->blobs, e.blob), bytes);
+    atomic_thread_fence(memory_order_acquire);
+    return !out->full && LOAD_ACQUIRE(&replay_at(a, position)->commit) == position + 1;
+}
+
+/* Writes entries skip..skip+count, oldest first; false when one was overtaken meanwhile. */
+static bool replay_write(const struct pg_arena *a, uint32_t topic, uint64_t first,
+                         const uint64_t *oldest, uint64_t count, struct sink *out)
+{
+    const struct pg_notices head = notices_head(a, topic, first, (uint32_t)count);
+    struct pg_notice record;
+    sink_put(out, &head, sizeof head);
+    uint8_t *records = sink_take(out, count * sizeof record);
+    for (uint64_t i = 0; i < count; i++) {
+        if (!replay_one(a, *(oldest - i), &record, out))
+            return false;
+        memcpy(records + i * sizeof record, &record, sizeof record);
+    }
+    return true;
+}
+
+uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uint64_t last,
+                   uint64_t *positions, void *bytes, uint64_t size, uint64_t *lost, uint64_t *got)
+{
+    const uint64_t sequence = LOAD_ACQUIRE(&a->topics[topic].sequence);
+    *lost = *got = first - 1;
+    if (last > sequence)
+        last = sequence;
+    if (last < first)
+        return 0;
+    /* Each further try follows a withdrawal that happened during the one before. */
+    for (int tries = 0; tries < 1000; tries++) {
+        struct sink out = {bytes, 0, size, false};
+        uint64_t skip;
+        const uint64_t found = chain_walk(a, topic, first, last, positions);
+        const uint64_t count = replay_fit(a, positions, found, size, &skip);
+        *lost = last - (found - skip);
+        *got = *lost + count;
+        if (count == 0)
+            return 0;
+        if (replay_write(a, topic, *lost + 1, &positions[found - 1 - skip], count, &out))
+            return out.used;
+    }
+    return 0;
+}

@@ -1,0 +1,637 @@
+/* merge.c - what belongs to one shard, out of several arenas, into its fresh one.
+ *
+ * Tickets, times and bytes stay, and the sequences of a topic whose namespace is whole; slots,
+ * rows, positions and hashes are assigned again. The sources are not changed. Rows are counted past
+ * the end of their table, so that a refusal says how many there would have to be. */
+
+#include "core/core.h"
+
+#define FIRST_POSITION 1          /* so that a topic can name a notice that is gone: position 0 */
+#define RECENT_NS 60000000000     /* so long silent, a session may lose its row to a new one
+                                     anyway */
+#define OWNS (PG_NIL - 1)         /* of a session, before it has a row: an operation of its comes */
+
+struct merge {
+    struct pg_arena *to;
+    const struct pg_arena *from;
+    struct pg_source *source;
+    struct pg_fault *why;
+    uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots;  /* rows taken */
+    uint64_t wanted_slots, wanted_granules;
+};
+
+static bool fits(const struct merge *g, const char *detail, uint64_t needed, uint64_t available)
+{
+    return needed <= available || fault_set(g->why, "merge", detail, 0, needed, available);
+}
+
+static bool no_memory(const struct merge *g, uint32_t granules)
+{
+    const struct blob_pool *p = &g->to->blobs;
+    return fits(g, "payload memory in use", ((uint64_t)p->heap->used + granules) * PG_GRANULE,
+                (uint64_t)p->granules * PG_GRANULE);
+}
+
+/* ---- what belongs to this shard ------------------------------------------------------------ */
+
+uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions)
+{
+    return partitions == 1 ? 0 : pg_crc32c(0, key, bytes) % partitions;
+}
+
+static bool route_leads(const struct merge *g, const struct pg_route *r)
+{
+    for (uint32_t i = 0; i < r->partitions; i++)
+        if (r->shards[i] == g->to->header->shard)
+            return true;
+    return false;
+}
+
+/* A key in a namespace of the source. */
+static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint32_t len)
+{
+    const struct pg_route *r = &g->source->routes[ns];
+    return g->source->namespaces[ns] != PG_NIL &&
+           r->shards[pg_partition(key, len, r->partitions)] == g->to->header->shard;
+}
+
+static const uint8_t *key_at(const struct pg_arena *a, uint32_t slot)
+{
+    return blob_at(&a->blobs, a->slots.cold[slot].blob) + a->slots.cold[slot].ext_len;
+}
+
+static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return ns < a->namespace_rows && a->namespaces[ns].name_len != 0 &&
+           key_hash(a, ns, c->key_type, key_at(a, slot), c->key_len) == a->slots.hot[slot].hash;
+}
+
+/* An outcome keeps no hold on its topic, whose row may serve another namespace by now. In which one
+ * it was, the hash of its key tells. */
+uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
+{
+    uint32_t ns = slot_namespace(a, slot);
+    if (ctl_live(a->slots.hot[slot].ctl) || hashed_in(a, slot, ns))
+        return ns;
+    for (ns = 0; ns < a->namespace_rows && !hashed_in(a, slot, ns); ns++)
+        continue;
+    return ns < a->namespace_rows ? ns : PG_NIL;
+}
+
+/* Its namespace in the source; PG_NIL: it stays. */
+static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
+{
+    if (ctl_state(g->from->slots.hot[slot].ctl) == PG_S_FREE)
+        return PG_NIL;
+    const uint32_t ns = slot_home(g->from, slot);
+    const uint32_t len = g->from->slots.cold[slot].key_len;
+    return ns != PG_NIL && belongs(g, ns, key_at(g->from, slot), len) ? ns : PG_NIL;
+}
+
+/* ---- counters and names ---------------------------------------------------------------------- */
+
+static void raise_to(uint64_t *counter, uint64_t value)
+{
+    if (*counter < value)
+        *counter = value;
+}
+
+/* No ticket and no incarnation that was given anywhere is given again. */
+static bool counters_merge(struct merge *g)
+{
+    struct pg_header *h = g->to->header;
+    const struct pg_header *f = g->from->header;
+    raise_to(&h->next_ticket, h->shard * PG_TICKET_SHARD + next_number(f));
+    raise_to(&h->next_incarnation, f->next_incarnation);
+    raise_to(&h->epoch, f->epoch);
+    return true;
+}
+
+/* Partitions of one namespace meet in one row. */
+static uint32_t namespace_merge(struct merge *g, uint32_t i)
+{
+    const struct pg_namespace *n = &g->from->namespaces[i];
+    uint32_t row = pg_find_namespace(g->to, n->name, n->name_len);
+    if (row != PG_NIL)
+        return row;
+    row = g->namespaces++;
+    if (row < g->to->namespace_rows) {
+        g->to->namespaces[row] = *n;
+        g->to->namespaces[row].shard = g->to->header->shard;
+    }
+    return row;
+}
+
+/* Its newest notice is gone, unless it is found in the replay buffer. */
+static uint32_t topic_merge(struct merge *g, uint32_t i)
+{
+    const struct pg_topic *t = &g->from->topics[i];
+    const uint32_t ns = g->source->namespaces[t->namespace_row];
+    const bool fresh_topics = g->source->routes[t->namespace_row].fresh_topics != 0;
+    uint32_t row = fresh_topics ? pg_find_topic(g->to, ns, t->name, t->name_len - 1) : PG_NIL;
+    if (row != PG_NIL)
+        return row;
+    row = g->topics++;
+    if (row >= g->to->topic_rows)
+        return row;
+    struct pg_topic *n = &g->to->topics[row];
+    *n = *t;
+    n->namespace_row = ns;
+    n->last_position = t->sequence == 0 || fresh_topics ? 0 : FIRST_POSITION;
+    if (fresh_topics) {
+        n->sequence = 0;
+        n->incarnation = g->to->header->next_incarnation++;
+    }
+    return row;
+}
+
+static bool namespaces_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->namespace_rows; i++) {
+        const bool here = g->from->namespaces[i].name_len != 0 &&
+                          route_leads(g, &g->source->routes[i]);
+        g->source->namespaces[i] = here ? namespace_merge(g, i) : PG_NIL;
+    }
+    return fits(g, "namespaces in use", g->namespaces, g->to->namespace_rows);
+}
+
+static bool topics_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->topic_rows; i++) {
+        const struct pg_topic *t = &g->from->topics[i];
+        const bool here = t->name_len != 0 && g->source->namespaces[t->namespace_row] != PG_NIL;
+        g->source->topics[i] = here ? topic_merge(g, i) : PG_NIL;
+    }
+    return fits(g, "topics in use", g->topics, g->to->topic_rows);
+}
+
+/* ---- what there has to be space for ------------------------------------------------------- */
+
+static void owner_note(struct merge *g, uint32_t slot)
+{
+    const struct pg_session *s = session_find(g->from, operation_at(g->from, slot)->session);
+    if (s != NULL)
+        g->source->sessions[s - g->from->sessions] = OWNS;
+}
+
+static bool slots_count(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->secret->sessions; i++)
+        g->source->sessions[i] = PG_NIL;
+    for (uint32_t i = 0; i < g->from->slots.capacity; i++) {
+        if (slot_wanted(g, i) == PG_NIL)
+            continue;
+        g->wanted_slots++;
+        g->wanted_granules += slot_granules(&g->from->slots.cold[i]);
+        if (!is_operation(g->from, i))
+            continue;
+        g->wanted_granules += operation_granules(g->from, i);
+        owner_note(g, i);
+    }
+    return true;
+}
+
+static bool slots_fit(const struct merge *g)
+{
+    return fits(g, "timers armed", g->wanted_slots, g->to->slots.capacity - 1) &&
+           fits(g, "payload memory in use", g->wanted_granules * PG_GRANULE,
+                (uint64_t)g->to->blobs.granules * PG_GRANULE);
+}
+
+static bool account_merge(const struct merge *g, uint16_t *account)
+{
+    return account_carry(g->to, g->from, account) ||
+           fits(g, "accounts in use", g->to->account_rows + 1ull, g->to->account_rows);
+}
+
+/* ---- watermarks and bulk loads ------------------------------------------------------------- */
+
+static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
+{
+    const struct pg_watched *f = &g->from->watermarks[i];
+    struct pg_watched *l = &g->to->watermarks[row];
+    const uint32_t granules = watermark_granules(f);
+    const uint8_t *key = granules == 0 ? f->key : blob_at(&g->from->blobs, watermark_blob(f));
+    *l = *f;
+    l->namespace_row = (uint16_t)g->source->namespaces[f->namespace_row];
+    l->hash = key_hash(g->to, l->namespace_row, f->key_type, key, f->key_len);
+    if (!account_merge(g, &l->account))
+        return false;
+    account_watch_key_counted(g->to, l->account, 1);     /* so that nobody takes it for idle */
+    if (granules == 0)
+        return true;
+    const uint32_t blob = blob_copy(g->to, g->from, watermark_blob(f), granules);
+    memcpy(l->key, &blob, sizeof blob);
+    return blob != PG_NIL || no_memory(g, granules);
+}
+
+static bool watermarks_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->watermark_rows; i++) {
+        const struct pg_watched *l = &g->from->watermarks[i];
+        const bool here = l->key_len != 0 && g->source->namespaces[l->namespace_row] != PG_NIL;
+        g->source->watermarks[i] = here ? g->watermarks++ : PG_NIL;
+        if (here && g->source->watermarks[i] < g->to->watermark_rows &&
+            !watermark_merge(g, i, g->source->watermarks[i]))
+            return false;
+    }
+    return fits(g, "watch keys in use", g->watermarks, g->to->watermark_rows);
+}
+
+/* Partitions of one namespace know different rows of one bulk load: each of them learns all. */
+static uint32_t bulk_load_merge(struct merge *g, uint32_t i)
+{
+    struct pg_bulk_load l = g->from->bulk_loads[i];
+    uint32_t row = bulk_load_find(g->to, l.id);
+    l.namespace_row = g->source->namespaces[l.namespace_row];
+    if (row == PG_NIL) {
+        row = g->bulk_loads++;
+        if (row < g->to->bulk_load_rows)
+            bulk_load_write(g->to, row, &l);
+    }
+    if (row >= g->to->bulk_load_rows)
+        return row;
+    struct pg_bulk_load *to = &g->to->bulk_loads[row];
+    if (to->namespace_row != l.namespace_row || to->uid != l.uid)
+        return PG_NIL;
+    to->fencing_token = l.fencing_token > to->fencing_token ? l.fencing_token : to->fencing_token;
+    to->state = l.state > to->state ? l.state : to->state;
+    to->used_boot_ns = l.used_boot_ns > to->used_boot_ns ? l.used_boot_ns : to->used_boot_ns;
+    return row;
+}
+
+static bool bulk_load_block_merge(struct merge *g, uint32_t block, uint32_t bulk_load)
+{
+    const struct pg_bulk_load_part part = bulk_load_part(g->from, block);
+    for (uint32_t i = 0; i < PG_BULK_LOAD_BLOCK_ROWS; i++)
+        if ((part.bits[i / 64] >> i % 64 & 1) != 0 &&
+            !bulk_load_mark(g->to, bulk_load, part.number * PG_BULK_LOAD_BLOCK_ROWS + i))
+            return fits(g, "rows of bulk loads in use", g->to->bulk_load_block_rows + 1ull,
+                        g->to->bulk_load_block_rows);
+    return true;
+}
+
+static bool bulk_loads_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->bulk_load_rows; i++) {
+        const struct pg_bulk_load *l = &g->from->bulk_loads[i];
+        const bool here = l->state != PG_BULK_LOAD_NONE &&
+                          g->source->namespaces[l->namespace_row] != PG_NIL;
+        g->source->bulk_loads[i] = here ? bulk_load_merge(g, i) : PG_NIL;
+        if (here && g->source->bulk_loads[i] == PG_NIL)
+            return fault_set(g->why, "merge", "one id of two bulk loads", i, 0, 0);
+    }
+    if (!fits(g, "bulk loads in use", g->bulk_loads, g->to->bulk_load_rows))
+        return false;
+    for (uint32_t i = 0; i < g->from->bulk_load_block_rows; i++) {
+        const uint32_t bulk_load = g->from->bulk_load_blocks[i].bulk_load;
+        if (bulk_load != 0 && g->source->bulk_loads[bulk_load - 1] != PG_NIL &&
+            !bulk_load_block_merge(g, i, g->source->bulk_loads[bulk_load - 1]))
+            return false;
+    }
+    return true;
+}
+
+/* ---- sessions ------------------------------------------------------------------------------ */
+
+/* What a record under way has noted names rows of the source. Where its watch key is not, nothing
+ * of the record will be applied. */
+static void session_rename(struct merge *g, struct pg_session *s)
+{
+    const bool in_bulk_load = s->bulk_load != 0 && s->bulk_load <= g->from->bulk_load_rows;
+    const uint32_t bulk_load = in_bulk_load ? g->source->bulk_loads[s->bulk_load - 1] : PG_NIL;
+    s->bulk_load = bulk_load == PG_NIL ? 0 : bulk_load + 1ull;
+    if (s->intent[0] == 0)
+        return;
+    const uint32_t watermark = s->intent[3] < g->from->watermark_rows
+                                   ? g->source->watermarks[s->intent[3]]
+                                   : PG_NIL;
+    s->intent[3] = watermark;
+    if (watermark == PG_NIL)
+        s->intent[0] = 0;
+}
+
+static struct pg_reply_memory *reply_begun(const struct pg_arena *a, const struct pg_session *s)
+{
+    return session_reply(a, s, s->current);
+}
+
+/* Several shards may remember one session, if it went to all of them before. */
+static uint32_t session_known(const struct merge *g, const struct pg_session *f)
+{
+    for (uint32_t row = 0; row < g->sessions && row < g->to->secret->sessions; row++) {
+        const struct pg_session *s = &g->to->sessions[row];
+        if (s->uid == f->uid && memcmp(s->nonce, f->nonce, sizeof s->nonce) == 0)
+            return row;
+    }
+    return PG_NIL;
+}
+
+static bool is_further(const struct pg_session *f, const struct pg_session *than)
+{
+    if (f->last != than->last)
+        return f->last > than->last;
+    return (f->current != 0 ? f->applied + 1 : 0) > (than->current != 0 ? than->applied + 1 : 0);
+}
+
+/* Two batches of one number were begun, in two shards. No answer is right for both, so a
+ * client that sends one of them again learns that it is in doubt. */
+static bool are_at_odds(const struct merge *g, const struct pg_session *f,
+                        const struct pg_session *s)
+{
+    return f->last == s->last && f->current != 0 && s->current != 0 &&
+           reply_begun(g->from, f)->checksum != reply_begun(g->to, s)->checksum;
+}
+
+static void session_void(struct pg_arena *a, struct pg_session *s)
+{
+    struct pg_reply_memory *m = reply_begun(a, s);
+    m->checksum = ~m->checksum;
+    m->sequence = s->last = s->current;
+    s->current = 0;
+}
+
+static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
+{
+    const struct pg_session *f = &g->from->sessions[i];
+    struct pg_session *s = &g->to->sessions[row];
+    *s = *f;
+    s->id = (f->id & ~0xffffull) | row;
+    s->first_id = f->first_id != 0 ? f->first_id : f->id;
+    session_rename(g, s);
+    if (s->busy_last != 0)        /* hashes are others here: until then every key is busy */
+        memset(s->busy_keys, 0xff, sizeof s->busy_keys);
+    memcpy(session_reply(g->to, s, 0), session_reply(g->from, f, 0),
+           PG_WINDOW * sizeof(struct pg_reply_memory));
+    return replies_migrate(g->to, g->from, row, g->why);
+}
+
+/* Of several that are one, the one that is furthest counts. */
+static bool session_place(struct merge *g, uint32_t i)
+{
+    const struct pg_session *f = &g->from->sessions[i];
+    const uint32_t known = session_known(g, f), row = known != PG_NIL ? known : g->sessions++;
+    struct pg_session *s = &g->to->sessions[row];
+    g->source->sessions[i] = row;
+    if (row >= g->to->secret->sessions)
+        return true;
+    if (known != PG_NIL && are_at_odds(g, f, s)) {
+        session_void(g->to, s);
+        return true;
+    }
+    return (known != PG_NIL && !is_further(f, s)) || session_merge(g, i, row);
+}
+
+static bool session_wanted(const struct merge *g, uint32_t i)
+{
+    const struct pg_session *s = &g->from->sessions[i];
+    return s->id != 0 && (g->source->sessions[i] == OWNS ||
+                          s->used_boot_ns > g->from->header->heartbeat_boot_ns - RECENT_NS);
+}
+
+static bool gives(const struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->namespace_rows; i++)
+        if (g->source->namespaces[i] != PG_NIL)
+            return true;
+    return false;
+}
+
+/* Wherever its namespaces went, its answers are found; one more shard that remembers it does no
+ * harm. */
+static bool sessions_merge(struct merge *g)
+{
+    const bool wanted = gives(g);
+    for (uint32_t i = 0; i < g->from->secret->sessions; i++) {
+        if (!wanted || !session_wanted(g, i)) {
+            g->source->sessions[i] = PG_NIL;
+            continue;
+        }
+        if (!session_place(g, i))
+            return false;
+    }
+    return fits(g, "sessions open", g->sessions, g->to->secret->sessions);
+}
+
+/* ---- slots --------------------------------------------------------------------------------- */
+
+static bool slot_account_merge(struct merge *g, uint32_t slot)
+{
+    struct pg_cold *c = &g->to->slots.cold[slot];
+    if (!ctl_live(g->to->slots.hot[slot].ctl))
+        c->account = 0;
+    if (!account_merge(g, &c->account))
+        return false;
+    if (c->account != 0)
+        account_counted(g->to, c->account, 1, 0); /* so that nobody takes it for idle */
+    return true;
+}
+
+static void watches_merge(struct merge *g, uint32_t slot)
+{
+    uint32_t *link = &operation_at(g->to, slot)->first_watch;
+    for (uint32_t x = *link; x != PG_NIL; x = g->from->watches[x].sibling) {
+        const uint32_t row = g->watches++;
+        if (row >= g->to->watch_rows)
+            continue;
+        struct pg_watch *w = &g->to->watches[row];
+        *w = g->from->watches[x];
+        w->slot = slot;
+        w->key_row = g->source->watermarks[w->key_row];
+        *link = row;
+        link = &w->sibling;
+    }
+}
+
+static bool operation_merge(struct merge *g, uint32_t i, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(g->to, slot);
+    const struct pg_session *s = session_find(g->from, op->session);
+    if (s != NULL)
+        op->session = g->to->sessions[g->source->sessions[s - g->from->sessions]].id;
+    if (ctl_live(g->to->slots.hot[slot].ctl))
+        watches_merge(g, slot);
+    else
+        op->first_watch = PG_NIL;
+    if (op->notice_blob == PG_NIL)
+        return true;
+    const uint32_t granules = (uint32_t)operation_granules(g->from, i);
+    op->notice_blob = blob_copy(g->to, g->from, op->notice_blob, granules);
+    return op->notice_blob != PG_NIL || no_memory(g, granules);
+}
+
+static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
+{
+    struct pg_arena *to = g->to;
+    struct pg_hot *h = &to->slots.hot[slot];
+    struct pg_cold *c = &to->slots.cold[slot];
+    *h = g->from->slots.hot[i];
+    *c = g->from->slots.cold[i];
+    c->blob = blob_copy(to, g->from, c->blob, slot_granules(c));
+    if (c->blob == PG_NIL)
+        return no_memory(g, slot_granules(c));
+    h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, key_at(to, slot), c->key_len);
+    const uint32_t topic = g->source->topics[h->topic];
+    h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
+    if (to->timestamps != NULL && g->from->timestamps != NULL) {
+        to->timestamps[slot] = g->from->timestamps[i];
+        to->timestamps[slot].add_lsn = 0;              /* it was of another WAL */
+    }
+    return slot_account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
+}
+
+static bool slots_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->slots.capacity; i++) {
+        const uint32_t ns = slot_wanted(g, i);
+        if (ns != PG_NIL && !slot_merge(g, i, ns, g->slots++))
+            return false;
+    }
+    return fits(g, "watches in use", g->watches, g->to->watch_rows);
+}
+
+/* ---- the replay buffer --------------------------------------------------------------------- */
+
+/* First all that was sent, then all that was not, each in the order of firing. */
+struct tally {
+    uint64_t entries, bytes;
+};
+
+static const struct pg_entry *entry_next(const struct pg_source *s)
+{
+    return replay_at(s->arena, s->next);
+}
+
+/* For topics that start over, nobody can tell which of their notices a subscriber had. */
+static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
+{
+    const uint32_t ns = g->from->topics[e->topic].namespace_row;
+    return belongs(g, ns, blob_at(&g->from->blobs, e->blob), e->key_len) &&
+           !(sent && g->source->routes[ns].fresh_topics);
+}
+
+/* Goes on to the next one that is wanted. False: there is none. */
+static bool entry_seek(struct merge *g, struct pg_source *s, bool sent)
+{
+    const struct pg_header *h = s->arena->header;
+    const uint64_t end = sent ? h->published : h->replay_tail;
+    g->source = s;
+    g->from = s->arena;
+    while (s->next < end && !entry_wanted(g, entry_next(s), sent))
+        s->next++;
+    return s->next < end;
+}
+
+static struct tally entries_count(struct merge *g, struct pg_source *sources, uint32_t count,
+                                  bool sent)
+{
+    struct tally all = {0, 0};
+    for (uint32_t i = 0; i < count; i++) {
+        struct pg_source *s = &sources[i];
+        s->next = sent ? s->arena->header->replay_head : s->arena->header->published;
+        for (; entry_seek(g, s, sent); s->next++) {
+            all.entries++;
+            all.bytes += (uint64_t)entry_granules(entry_next(s)) * PG_GRANULE;
+        }
+    }
+    return all;
+}
+
+static struct pg_source *oldest_of(struct merge *g, struct pg_source *sources, uint32_t count,
+                                   bool sent)
+{
+    struct pg_source *oldest = NULL;
+    for (uint32_t i = 0; i < count; i++)
+        if (entry_seek(g, &sources[i], sent) &&
+            (oldest == NULL || entry_next(&sources[i])->fired_ns < entry_next(oldest)->fired_ns))
+            oldest = &sources[i];
+    return oldest;
+}
+
+static bool entry_merge(struct merge *g, const struct pg_entry *e)
+{
+    struct pg_header *h = g->to->header;
+    const uint32_t row = g->source->topics[e->topic];
+    const uint32_t blob = blob_copy(g->to, g->from, e->blob, entry_granules(e));
+    struct pg_topic *t = &g->to->topics[row];
+    struct pg_entry *n = replay_at(g->to, h->replay_tail);
+    if (blob == PG_NIL)
+        return no_memory(g, entry_granules(e));
+    *n = *e;
+    n->blob = blob;
+    n->topic = (uint16_t)row;
+    n->hash = key_hash(g->to, t->namespace_row, entry_key_type(e), blob_at(&g->to->blobs, blob),
+                       e->key_len);
+    if (g->source->routes[g->from->topics[e->topic].namespace_row].fresh_topics)
+        n->sequence = ++t->sequence;
+    n->previous = n->sequence == 1 ? 0 : t->last_position;
+    n->commit = t->last_position = ++h->replay_tail;
+    return true;
+}
+
+/* As many of the youngest as there is space for, `all` being those there are. */
+static bool entries_merge(struct merge *g, struct pg_source *sources, uint32_t count, bool sent,
+                          struct tally all, struct tally space)
+{
+    struct pg_source *s;
+    for (; (s = oldest_of(g, sources, count, sent)) != NULL; s->next++) {
+        const struct pg_entry *e = entry_next(s);
+        g->source = s;
+        g->from = s->arena;
+        if (all.entries <= space.entries && all.bytes <= space.bytes && !entry_merge(g, e))
+            return false;
+        all.entries--;
+        all.bytes -= (uint64_t)entry_granules(e) * PG_GRANULE;
+    }
+    return true;
+}
+
+static uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
+static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t count)
+{
+    struct pg_header *h = g->to->header;
+    const struct tally sent = entries_count(g, sources, count, true);
+    const struct tally unsent = entries_count(g, sources, count, false);
+    const uint64_t free = (uint64_t)(g->to->blobs.granules - g->to->blobs.heap->used) * PG_GRANULE;
+    const uint64_t most = h->replay_bytes_max < free ? h->replay_bytes_max : free;
+    const struct tally space = {minus(h->replay_capacity, unsent.entries),
+                                minus(most, unsent.bytes)};
+    if (!fits(g, "notices not sent yet", unsent.entries, h->replay_capacity))
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        sources[i].next = sources[i].arena->header->replay_head;
+    h->replay_head = h->replay_tail = FIRST_POSITION;
+    if (!entries_merge(g, sources, count, true, sent, space))
+        return false;
+    h->published = h->replay_tail;
+    return entries_merge(g, sources, count, false, unsent, unsent);
+}
+
+/* ---- all of it ----------------------------------------------------------------------------- */
+
+static bool each(struct merge *g, struct pg_source *sources, uint32_t count,
+                 bool (*step)(struct merge *g))
+{
+    for (uint32_t i = 0; i < count; i++) {
+        g->source = &sources[i];
+        g->from = sources[i].arena;
+        if (!step(g))
+            return false;
+    }
+    return true;
+}
+
+int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
+             struct pg_fault *why)
+{
+    struct merge g = {.to = to, .why = why};
+    memset(why, 0, sizeof *why);
+    return each(&g, sources, count, counters_merge) &&
+           each(&g, sources, count, namespaces_merge) &&
+           each(&g, sources, count, topics_merge) && each(&g, sources, count, slots_count) &&
+           slots_fit(&g) && each(&g, sources, count, watermarks_merge) &&
+           each(&g, sources, count, bulk_loads_merge) && each(&g, sources, count, sessions_merge) &&
+           each(&g, sources, count, slots_merge) && replay_merge(&g, sources, count);
+}

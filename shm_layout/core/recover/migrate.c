@@ -1,0 +1,431 @@
+/* migrate.c - an arena's whole authoritative state into a fresh one, of other sizes or of a later
+ * ABI.
+ *
+ * Names, tickets, sequences, sessions and replay buffer positions stay, so nobody outside can
+ * tell. Into other sizes, slots, blobs and rows of the derived parts are assigned again. `from`
+ * is not changed. */
+
+#include "core/core.h"
+
+static bool fits(struct pg_fault *why, const char *detail, uint64_t needed, uint64_t available)
+{
+    return needed <= available || fault_set(why, "migrate", detail, 0, needed, available);
+}
+
+static bool no_memory(const struct pg_arena *to, const struct pg_arena *from,
+                      struct pg_fault *why)
+{
+    return fault_set(why, "migrate", "payload memory in use", 0, from->metrics->blob_bytes,
+                     (uint64_t)to->blobs.granules * PG_GRANULE);
+}
+
+/* Rows keep their numbers: slots and entries name them. */
+static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    for (uint32_t i = to->namespace_rows; i < from->namespace_rows; i++)
+        if (from->namespaces[i].name_len != 0)
+            return fits(why, "namespaces in use", i + 1, to->namespace_rows);
+    for (uint32_t i = to->topic_rows; i < from->topic_rows; i++)
+        if (from->topics[i].name_len != 0)
+            return fits(why, "topics in use", i + 1, to->topic_rows);
+    for (uint32_t i = 0; i < from->namespace_rows && i < to->namespace_rows; i++)
+        to->namespaces[i] = from->namespaces[i];
+    for (uint32_t i = 0; i < from->topic_rows && i < to->topic_rows; i++)
+        to->topics[i] = from->topics[i];
+    return true;
+}
+
+static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, uint16_t *account,
+                            struct pg_fault *why)
+{
+    return account_carry(to, from, account) ||
+           fits(why, "accounts in use", to->account_rows + 1ull, to->account_rows);
+}
+
+/* Counted, so that nobody takes the account for idle. An outcome holds none. */
+static bool slot_account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
+                                 struct pg_fault *why)
+{
+    struct pg_cold *c = &to->slots.cold[slot];
+    if (!ctl_live(to->slots.hot[slot].ctl))
+        c->account = 0;
+    if (!account_migrate(to, from, &c->account, why))
+        return false;
+    if (c->account != 0)
+        account_counted(to, c->account, 1, 0);
+    return true;
+}
+
+static void header_migrate(struct pg_header *to, const struct pg_header *from)
+{
+    to->stream_id = from->stream_id;
+    to->epoch = from->epoch;
+    to->wall_origin_ns = from->wall_origin_ns;
+    to->wall_offset_ns = from->wall_offset_ns;
+    to->now_ns = from->now_ns;
+    to->next_ticket = from->next_ticket;
+    to->next_incarnation = from->next_incarnation;
+    to->quota_timers = from->quota_timers;
+    to->quota_bytes = from->quota_bytes;
+    to->quota_ops = from->quota_ops;
+    to->uid_share = from->uid_share;
+    to->own_uid = from->own_uid;
+}
+
+/* The frames stay behind, but their numbers go on. */
+static void wal_buffer_migrate(struct pg_wal_buffer *to, const struct pg_wal_buffer *from)
+{
+    if (to == NULL || from == NULL)
+        return;
+    to->next_lsn = from->next_lsn;
+    to->committed_lsn = from->committed_lsn;
+}
+
+/* ---- timers ------------------------------------------------------------------------------ */
+
+uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
+                   uint32_t granules)
+{
+    const uint32_t copy = blobs_take(&to->blobs, granules);
+    if (copy != PG_NIL)
+        memcpy(blob_at(&to->blobs, copy), blob_at(&from->blobs, blob),
+               (size_t)granules * PG_GRANULE);
+    return copy;
+}
+
+/* Watch records keep their numbers and learn their operation's new slot. */
+static bool operation_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
+                              uint32_t slot, struct pg_fault *why)
+{
+    struct pg_operation *op = operation_at(to, slot);
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = to->watches[x].sibling)
+        to->watches[x].slot = slot;
+    if (op->notice_blob == PG_NIL)
+        return true;
+    op->notice_blob = blob_copy(to, from, op->notice_blob,
+                                (uint32_t)operation_granules(from, i));
+    return op->notice_blob != PG_NIL || fits(why, "payload memory in use",
+                                             from->metrics->blob_bytes,
+                                             (uint64_t)to->blobs.granules * PG_GRANULE);
+}
+
+static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_fault *why)
+{
+    for (uint32_t x = 0; x < from->watch_rows; x++) {
+        if (from->watches[x].slot == PG_NIL)
+            continue;
+        if (x >= to->watch_rows)
+            return fits(why, "watches in use", x + 1, to->watch_rows);
+        to->watches[x] = from->watches[x];
+    }
+    return true;
+}
+
+static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t row,
+                              struct pg_fault *why)
+{
+    const struct pg_watched *l = &from->watermarks[row];
+    to->watermarks[row] = *l;
+    if (!account_migrate(to, from, &to->watermarks[row].account, why))
+        return false;
+    account_watch_key_counted(to, to->watermarks[row].account, 1);
+    if (watermark_granules(l) == 0)
+        return true;
+    const uint32_t blob = blob_copy(to, from, watermark_blob(l), watermark_granules(l));
+    if (blob == PG_NIL)
+        return fits(why, "payload memory in use", from->metrics->blob_bytes,
+                    (uint64_t)to->blobs.granules * PG_GRANULE);
+    memcpy(to->watermarks[row].key, &blob, sizeof blob);
+    return true;
+}
+
+static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
+                               struct pg_fault *why)
+{
+    for (uint32_t row = 0; row < from->watermark_rows; row++) {
+        if (from->watermarks[row].key_len == 0)
+            continue;
+        if (row >= to->watermark_rows)
+            return fits(why, "watch keys in use", row + 1, to->watermark_rows);
+        if (!watermark_migrate(to, from, row, why))
+            return false;
+    }
+    return true;
+}
+
+/* Rows keep their numbers: blocks and sessions name them. */
+static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from,
+                               struct pg_fault *why)
+{
+    for (uint32_t i = to->bulk_load_rows; i < from->bulk_load_rows; i++)
+        if (from->bulk_loads[i].state != PG_BULK_LOAD_NONE)
+            return fits(why, "bulk loads in use", i + 1, to->bulk_load_rows);
+    for (uint32_t i = 0; i < from->bulk_load_rows && i < to->bulk_load_rows; i++)
+        to->bulk_loads[i] = from->bulk_loads[i];
+    return true;
+}
+
+static bool bulk_load_blocks_migrate(struct pg_arena *to, const struct pg_arena *from,
+                                     struct pg_fault *why)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < from->bulk_load_block_rows; i++) {
+        if (from->bulk_load_blocks[i].bulk_load == 0)
+            continue;
+        if (used == to->bulk_load_block_rows)
+            return fits(why, "rows of bulk loads in use", used + 1, to->bulk_load_block_rows);
+        const struct pg_bulk_load_part part = bulk_load_part(from, i);
+        memcpy(to->bulk_load_bits + (uint64_t)used * PG_BULK_LOAD_BLOCK_ROWS / 64, part.bits,
+               sizeof part.bits);
+        to->bulk_load_blocks[used++] = from->bulk_load_blocks[i];
+    }
+    return true;
+}
+
+static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
+                         uint32_t slot, struct pg_fault *why)
+{
+    const uint32_t granules = slot_granules(&from->slots.cold[i]);
+    const uint32_t blob = blob_copy(to, from, from->slots.cold[i].blob, granules);
+    if (blob == PG_NIL)
+        return no_memory(to, from, why);
+    to->slots.cold[slot] = from->slots.cold[i];
+    to->slots.cold[slot].blob = blob;
+    to->slots.hot[slot] = from->slots.hot[i];
+    if (to->timestamps != NULL && from->timestamps != NULL)
+        to->timestamps[slot] = from->timestamps[i];
+    if (!slot_account_migrate(to, from, slot, why))
+        return false;
+    return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
+}
+
+/* Counted, because the derived state of `from` may be stale. */
+static uint64_t slots_used(const struct pg_arena *a)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++)
+        used += ctl_state(a->slots.hot[i].ctl) != PG_S_FREE;
+    return used;
+}
+
+static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    uint32_t slot = 0;
+    if (!fits(why, "timers armed", slots_used(from), to->slots.capacity - 1))
+        return false;
+    for (uint32_t i = 0; i < from->slots.capacity; i++) {
+        if (ctl_state(from->slots.hot[i].ctl) == PG_S_FREE)
+            continue;
+        if (!slot_migrate(to, from, i, slot++, why))
+            return false;
+    }
+    return true;
+}
+
+/* ---- replay buffer ------------------------------------------------------------------------- */
+
+/* The youngest that fit keep their positions; older ones count as withdrawn, unless they
+ * still wait for the socket. */
+static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena *from)
+{
+    uint64_t bytes = 0, p = from->header->replay_tail;
+    while (p > from->header->replay_head &&
+           from->header->replay_tail - p < to->header->replay_capacity) {
+        bytes += (uint64_t)entry_granules(replay_at(from, p - 1)) * PG_GRANULE;
+        if (bytes > to->header->replay_bytes_max && p < from->header->replay_tail)
+            break;            /* one alone may be larger, as in replay_make_space */
+        p--;
+    }
+    return p;
+}
+
+static bool replay_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    const struct pg_header *h = from->header;
+    const uint64_t head = oldest_retained(to, from);
+    if (head > h->published)
+        return fits(why, "notices not sent yet", h->replay_tail - h->published,
+                    h->replay_tail - head);
+    for (uint64_t p = head; p < h->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(from, p);
+        const uint32_t blob = blob_copy(to, from, e->blob, entry_granules(e));
+        if (blob == PG_NIL)
+            return no_memory(to, from, why);
+        *replay_at(to, p) = *e;
+        replay_at(to, p)->blob = blob;
+    }
+    to->header->replay_head = head;
+    to->header->published = h->published;
+    to->header->replay_tail = h->replay_tail;
+    return true;
+}
+
+/* ---- sessions ------------------------------------------------------------------------------ */
+
+static bool answers_migrate(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_reply_memory *m, struct pg_fault *why)
+{
+    const uint32_t granules = answer_granules(m);
+    if (granules == 0)
+        return true;
+    const uint32_t answers = blobs_take(&to->answers, granules);
+    if (answers == PG_NIL)
+        return fits(why, "answers remembered", blobs_used(&from->answers), to->answers.granules);
+    memcpy(blob_at(&to->answers, answers), blob_at(&from->answers, m->answers),
+           (size_t)granules * PG_GRANULE);
+    m->answers = answers;
+    return true;
+}
+
+bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
+                     struct pg_fault *why)
+{
+    for (uint64_t n = 0; n < PG_WINDOW; n++) {
+        struct pg_reply_memory *m = session_reply(to, &to->sessions[session], n);
+        if (!answers_migrate(to, from, m, why))
+            return false;
+        if (reply_granules(m) == 0)
+            continue;
+        m->extra_blob = blob_copy(to, from, m->extra_blob, reply_granules(m));
+        if (m->extra_blob == PG_NIL)
+            return fits(why, "payload memory in use", from->metrics->blob_bytes,
+                        (uint64_t)to->blobs.granules * PG_GRANULE);
+    }
+    return true;
+}
+
+static bool sessions_migrate(struct pg_arena *to, const struct pg_arena *from,
+                             struct pg_fault *why)
+{
+    memcpy(to->secret->secret, from->secret->secret, sizeof to->secret->secret);
+    to->secret->next_session = from->secret->next_session;
+    for (uint32_t i = 0; i < from->secret->sessions; i++) {
+        if (from->sessions[i].id == 0)
+            continue;
+        if (i >= to->secret->sessions)
+            return fits(why, "sessions open", i + 1, to->secret->sessions);
+        to->sessions[i] = from->sessions[i];
+        memcpy(session_reply(to, &to->sessions[i], 0), session_reply(from, &from->sessions[i], 0),
+               PG_WINDOW * sizeof(struct pg_reply_memory));
+        if (!replies_migrate(to, from, i, why))
+            return false;
+    }
+    return true;
+}
+
+int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    header_migrate(to->header, from->header);
+    wal_buffer_migrate(to->wal_buffer, from->wal_buffer);
+    *to->metrics = *from->metrics;
+    memcpy(to->histograms, from->histograms, PG_HISTOGRAMS * sizeof *to->histograms);
+    return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
+           replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
+           watermarks_migrate(to, from, why) && bulk_loads_migrate(to, from, why) &&
+           bulk_load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
+           pg_rebuild(to, from->header->now_ns, why);
+}
+
+/* ---- a later ABI -------------------------------------------------------------------------- */
+
+/* A minor ABI only appends: to structs, and regions. What an earlier one lacks stays as it is in a
+ * fresh arena. Whatever appends fields whose zero is wrong sets them here. */
+static bool rows_convert(uint8_t *to, uint32_t to_bytes, const uint8_t *from, uint32_t from_bytes,
+                         uint64_t rows)
+{
+    if (from_bytes == 0 || from_bytes > to_bytes)
+        return false;
+    for (uint64_t i = 0; i < rows; i++)
+        memcpy(to + i * to_bytes, from + i * from_bytes, from_bytes);
+    return true;
+}
+
+static bool region_convert(struct pg_arena *to, const struct pg_arena *from,
+                           enum pg_region_id id, struct pg_fault *why)
+{
+    const struct pg_region *t = &to->header->regions[id], *f = &from->header->regions[id];
+    if (f->length == 0)
+        return true;
+    if (t->count != f->count)
+        return fault_set(why, "convert", "elements of a region", id, t->count, f->count);
+    return rows_convert((uint8_t *)to->header + t->offset, t->stride,
+                        (const uint8_t *)from->header + f->offset, f->stride, f->count) ||
+           fault_set(why, "convert", "stride of a region", id, t->stride, f->stride);
+}
+
+static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_fault *why)
+{
+    static const enum pg_region_id authoritative[] = {
+        PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
+        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS,
+        PG_R_TIMESTAMPS, PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
+    };
+    for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
+        if (!region_convert(to, from, authoritative[i], why))
+            return false;
+    return true;
+}
+
+static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_fault *why)
+{
+    struct pg_private *t = to->secret;
+    const struct pg_private *f = from->secret;
+    if (t->sessions != f->sessions || t->answers != f->answers)
+        return fault_set(why, "convert", "sessions", 0, t->sessions, f->sessions);
+    memcpy(t->secret, f->secret, sizeof t->secret);
+    t->next_session = f->next_session;
+    return (rows_convert((uint8_t *)to->sessions, t->session_bytes,
+                         (const uint8_t *)from->sessions, f->session_bytes, f->sessions) &&
+            rows_convert((uint8_t *)to->replies, t->reply_bytes, (const uint8_t *)from->replies,
+                         f->reply_bytes, (uint64_t)f->sessions * PG_WINDOW) &&
+            rows_convert(to->answers.bytes, PG_GRANULE, from->answers.bytes, PG_GRANULE,
+                         f->answers)) ||
+           fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
+}
+
+/* What the frame in doubt describes of a namespace may have been finished. */
+static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
+{
+    const struct pg_region *f = &from->header->regions[PG_R_NAMESPACES];
+    for (uint32_t i = 0; i < f->count; i++)
+        memcpy((uint8_t *)from->header + f->offset + (uint64_t)i * f->stride, &to->namespaces[i],
+               f->stride);
+}
+
+/* Decides whether the frame in doubt counts, where its effect can be looked for, and tells `from`,
+ * in whose WAL it belongs. next_lsn first, as in wal_buffer_recover. */
+static bool wal_buffer_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
+{
+    struct pg_wal_buffer *t = to->wal_buffer, *f = from->wal_buffer;
+    if (t == NULL || f == NULL)
+        return true;
+    if (!region_convert(to, from, PG_R_WAL_BUFFER, why) || !names_sound(to, why) ||
+        !wal_buffer_recover(to, why))
+        return false;
+    if (f->tail != f->appended) {
+        namespaces_finish(to, from);
+        STORE_RELEASE(&f->next_lsn, t->next_lsn);
+        STORE_RELEASE(&f->appended, t->appended);
+        STORE_RELEASE(&f->tail, t->appended);
+    }
+    memset(t, 0, sizeof *t);
+    wal_buffer_init(to);
+    t->next_lsn = f->next_lsn;
+    t->committed_lsn = f->next_lsn - 1;
+    return true;
+}
+
+int pg_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    header_migrate(to->header, from->header);
+    to->header->replay_head = from->header->replay_head;
+    to->header->published = from->header->published;
+    to->header->replay_tail = from->header->replay_tail;
+    return regions_convert(to, from, why) && private_convert(to, from, why) &&
+           wal_buffer_convert(to, from, why);
+}

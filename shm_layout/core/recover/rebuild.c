@@ -1,0 +1,336 @@
+/* rebuild.c - all derived state, from authoritative state.
+ *
+ * Most of the time goes on waiting for memory, so the slots are gone through in two parts that
+ * write nothing in common, and may be run by two threads at the same time: the keys (what blobs
+ * are used, the index, the counts) and the places (free slots, wheel, watchers).
+ *
+ * A kill leaves at most two slots half done, and both wait for the end: one whose notice is
+ * committed, which counts as ended, and the one with the newest ticket, which may have been about
+ * to replace another one of its key. All the others have keys of their own. */
+
+#include <pthread.h>
+
+#include "core/core.h"
+
+/* ---- whether a slot is sound ------------------------------------------------------------- */
+
+/* What the flags say stands at the blob's start has space there. */
+static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
+{
+    const uint64_t least = h->flags & PG_F_OPERATION ? sizeof(struct pg_operation)
+                           : h->flags & PG_F_WALL    ? sizeof(struct pg_ext)
+                                                     : 0;
+    return c->ext_len >= least && c->ext_len % PG_GRANULE == 0;
+}
+
+/* An outcome keeps no hold on its topic and account, whose rows may serve others by now. */
+static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
+{
+    if (ctl_state(h->ctl) == PG_S_OUTCOME)
+        return (h->flags & PG_F_OPERATION) != 0;
+    return ctl_live(h->ctl) && a->topics[h->topic].name_len != 0 &&
+           c->account <= a->account_rows &&
+           (ctl_state(h->ctl) == PG_S_ARMED || !(h->flags & PG_F_OPERATION));
+}
+
+bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
+{
+    return h->topic < a->topic_rows && state_sound(a, h, c) && ext_sound(h, c) && c->key_len != 0 &&
+           c->payload_len <= PG_PAYLOAD_MAX;
+}
+
+bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c)
+{
+    return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
+}
+
+/* Whether what it leads to may be looked at. The keys are refused otherwise. */
+static bool slot_readable(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return slot_sound(a, &a->slots.hot[slot], c) && slot_blob_inside(a, c);
+}
+
+/* Its notice is committed already. If it is not sound it stays as it is, and is refused. */
+static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
+{
+    const uint64_t ctl = a->slots.hot[slot].ctl;
+    return UNLIKELY(ctl == a->rebuild.fired) && ctl != 0 && slot_readable(a, slot);
+}
+
+/* ---- keys -------------------------------------------------------------------------------- */
+
+/* An operation that owes its topic a notice holds a second blob. */
+static bool notice_mark(struct pg_arena *a, uint32_t slot)
+{
+    if (!is_operation(a, slot) || operation_granules(a, slot) == 0)
+        return true;
+    return blobs_rebuild_mark(&a->blobs, operation_at(a, slot)->notice_blob,
+                              (uint32_t)operation_granules(a, slot));
+}
+
+/* Of one that has fired, the entry has a timer's blob, and an operation's notice. */
+static bool blobs_mark(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const bool fired = is_fired(a, slot);
+    if (fired && !is_operation(a, slot))
+        return true;
+    return blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)) &&
+           (fired || notice_mark(a, slot));
+}
+
+static bool newest_note(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
+{
+    if (a->rebuild.newest != PG_NIL)
+        return fault_set(why, "slots", "a ticket twice", slot, a->rebuild.newest, slot);
+    a->rebuild.newest = slot;
+    return true;
+}
+
+static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_cold *c = &a->slots.cold[slot];
+    if (ctl_state(h->ctl) == PG_S_FREE)
+        return true;
+    if (UNLIKELY(is_parked(a, slot)))
+        c->payload_len = 0;       /* it was about to be armed */
+    if (!slot_sound(a, h, c))
+        return fault_set(why, "slots", "an armed slot names what is not there", slot, 0, h->topic);
+    if (!blobs_mark(a, slot))
+        return fault_set(why, "blobs", "a slot's blob overlaps or is outside", slot, 0, c->blob);
+    if (!ctl_live(h->ctl) || is_fired(a, slot))
+        return true;
+    if (UNLIKELY(ctl_ticket(h->ctl) + 1 == a->header->next_ticket))
+        return newest_note(a, slot, why);
+    timers_link_own(a, slot);
+    return true;
+}
+
+enum { NEAR = 24, FAR = 64 };             /* slots ahead; a processor alone stops at a page's end */
+
+/* Fetches a slot, and what one before it will touch, which was not looked at yet. */
+static inline void key_fetch(const struct pg_arena *a, uint32_t slot)
+{
+    if (UNLIKELY(slot + FAR >= a->slots.capacity))
+        return;
+    fetch(&a->slots.hot[slot + FAR]);
+    fetch(&a->slots.cold[slot + FAR]);
+    index_prefetch(&a->index, a->slots.hot[slot + NEAR].hash);
+    blobs_prefetch_mark(&a->blobs, a->slots.cold[slot + NEAR].blob);
+    operation_prefetch(a, slot + NEAR);
+}
+
+int rebuild_keys(struct pg_arena *a, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    index_init(&a->index);
+    if (!replay_rebuild(a, why))
+        return 0;
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        key_fetch(a, slot);
+        if (!key_rebuild(a, slot, why))
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- places ------------------------------------------------------------------------------ */
+
+/* PG_F_WALL: the deadline stands in the blob. */
+static bool has_deadline(const struct pg_arena *a, uint32_t slot)
+{
+    return LIKELY(!(a->slots.hot[slot].flags & PG_F_WALL)) || slot_readable(a, slot);
+}
+
+/* Finds the free slots (downwards: the lowest is given first), the first outcome and the slot
+ * that has fired. Returns the earliest deadline. */
+static int64_t slots_scan(struct pg_arena *a)
+{
+    int64_t earliest_ns = INT64_MAX;
+    uint32_t outcome = PG_NIL;
+    a->slots.free[0] = 0;
+    for (uint32_t slot = a->slots.capacity; slot-- > 0;) {
+        fetch(&a->slots.hot[slot < FAR ? 0 : slot - FAR]);
+        const unsigned state = ctl_state(a->slots.hot[slot].ctl);
+        if (state == PG_S_FREE)
+            slots_give(&a->slots, slot);
+        else if (state == PG_S_OUTCOME)
+            outcome = slot;
+        else if (is_fired(a, slot))
+            a->rebuild.fired_slot = slot;
+        else if (state == PG_S_ARMED && has_deadline(a, slot) &&
+                 timers_deadline_ns(a, slot) < earliest_ns)
+            earliest_ns = timers_deadline_ns(a, slot);
+    }
+    a->rebuild.outcome = outcome;
+    return earliest_ns;
+}
+
+/* The wheel begins before the earliest deadline, so that all which came due meanwhile stands
+ * in its tick and fires in order. */
+static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns)
+{
+    const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
+                                      a->slots.capacity};
+    wheel_init(&a->wheel, &shape, earliest_ns <= a->now_ns ? earliest_ns - 1 : a->now_ns);
+    a->wall_placed_by_ns = a->header->wall_offset_ns;
+    a->wall_cursor = PG_NIL;
+}
+
+static void place_rebuild(struct pg_arena *a, uint32_t slot)
+{
+    if (!has_deadline(a, slot))
+        return;
+    const int64_t deadline_ns = timers_deadline_ns(a, slot);
+    if (deadline_ns != a->slots.hot[slot].deadline_ns)
+        deadline_move(a, slot, deadline_ns);
+    if (LIKELY(!is_parked(a, slot)))
+        wheel_place(&a->wheel, slot);
+}
+
+int rebuild_places(struct pg_arena *a, struct pg_fault *why)
+{
+    uint32_t group[PG_PREFETCH_MAX], count = 0;
+    memset(why, 0, sizeof *why);
+    watches_unclaim(a);
+    wheel_rebuild(a, slots_scan(a));
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        fetch(&a->slots.hot[slot + FAR < a->slots.capacity ? slot + FAR : slot]);
+        if (!ctl_live(a->slots.hot[slot].ctl) || is_fired(a, slot))
+            continue;
+        place_rebuild(a, slot);
+        if (!is_operation(a, slot) || !slot_readable(a, slot))
+            continue;
+        operation_prefetch(a, slot);
+        group[count++] = slot;
+        if (count == PG_PREFETCH_MAX && !operations_link(a, group, &count, why))
+            return 0;
+    }
+    return operations_link(a, group, &count, why);
+}
+
+/* ---- begin and end -------------------------------------------------------------------------- */
+
+static void counters_reset(struct pg_arena *a)
+{
+    a->metrics->live = a->metrics->live_wall = a->metrics->parked = 0;
+    a->metrics->operations = a->metrics->outcomes = 0;
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        a->namespaces[i].live = a->namespaces[i].bytes = 0;
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        a->topics[i].live = 0;
+}
+
+/* So that it can be taken from any time. */
+static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
+{
+    return h->wall_offset_ns >= -(INT64_MAX / 2) ||
+           fault_set(why, "header", "offset of the wall clock", 0, 0,
+                     (uint64_t)h->wall_offset_ns);
+}
+
+/* The control word of the slot whose entry is committed; 0 = none. */
+static uint64_t fired_ctl(const struct pg_arena *a)
+{
+    const uint64_t tail = a->header->replay_tail;
+    if (tail == 0 || replay_at(a, tail - 1)->commit != tail)
+        return 0;
+    return ctl_of(replay_at(a, tail - 1)->ticket >> 8, PG_S_ARMED);
+}
+
+int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    if (!wall_sound(a->header, why))
+        return 0;
+    STORE_RELEASE(&a->header->daemon_state, PG_D_RECOVERING);
+    STORE_RELEASE(&a->header->state, PG_REBUILDING);
+    a->started_ns = now_ns;
+    a->first_number = next_number(a->header);
+    a->header->now_ns = now_ns;
+    time_set(a, now_ns, a->real_boot_ns);
+    counters_reset(a);
+    quotas_rebuild(a);
+    if (!names_sound(a, why) || !wal_buffer_recover(a, why))
+        return 0;
+    names_rebuild(a);
+    blobs_rebuild_begin(&a->blobs);
+    if (!replay_settle(a, why) || !names_check(a, why) || !watermarks_rebuild(a, why) ||
+        !bulk_loads_rebuild(a, why) || !sessions_rebuild(a, why))
+        return 0;
+    a->rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL, .newest = PG_NIL,
+                                  .outcome = PG_NIL, .unsettled = PG_NIL};
+    return 1;
+}
+
+/* A timer's blob is the entry's now; an operation gave away only its notice's. */
+static void fired_end(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    if (!is_operation(a, slot)) {
+        h->ctl = ctl_of(ctl_ticket(h->ctl), PG_S_FREE);
+        slots_give(&a->slots, slot);
+        return;
+    }
+    operation_at(a, slot)->notice_blob = PG_NIL;
+    h->ctl = ctl_of(ctl_ticket(h->ctl), PG_S_OUTCOME);
+    if (slot < a->rebuild.outcome)
+        a->rebuild.outcome = slot;
+}
+
+int rebuild_end(struct pg_arena *a, struct pg_fault *why)
+{
+    const struct rebuild *r = &a->rebuild;
+    memset(why, 0, sizeof *why);
+    if (r->fired_slot != PG_NIL)
+        fired_end(a, r->fired_slot);
+    blobs_rebuild_end(&a->blobs);
+    a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
+    if (r->newest != PG_NIL && !timers_link_newest(a, r->newest, why))
+        return 0;
+    sessions_recover(a);
+    operations_settle(a, r->outcome, r->unsettled);
+    quotas_rebuild_operations(a);
+    wal_buffer_settle(a);
+    return 1;
+}
+
+int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+{
+    return rebuild_begin(a, now_ns, why) && rebuild_keys(a, why) && rebuild_places(a, why) &&
+           rebuild_end(a, why);
+}
+
+/* ---- in two threads ------------------------------------------------------------------------ */
+
+struct keys {
+    struct pg_arena *a;
+    struct pg_fault why;
+    int done;
+};
+
+static void *keys_run(void *argument)
+{
+    struct keys *k = argument;
+    k->done = rebuild_keys(k->a, &k->why);
+    return NULL;
+}
+
+int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+{
+    struct keys keys = {.a = a};
+    pthread_t thread;
+    if (!rebuild_begin(a, now_ns, why))
+        return 0;
+    const bool alone = pthread_create(&thread, NULL, keys_run, &keys) != 0;
+    const int placed = rebuild_places(a, why);
+    if (alone)
+        keys_run(&keys);
+    else
+        pthread_join(thread, NULL);
+    if (!keys.done)
+        *why = keys.why;
+    return placed && keys.done && rebuild_end(a, why);
+}

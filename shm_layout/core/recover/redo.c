@@ -1,0 +1,836 @@
+/* redo.c - frames of a snapshot and of the WAL, into the authoritative state of a fresh arena.
+ *
+ * A frame says how things stand after it, in slots, rows and positions of the arena that it
+ * comes from. So the snapshot may be of several moments: all that changed after its start is
+ * redone, and the last frame of each thing is right. A slot's tickets rise, so an older timer
+ * never takes the place of a younger one. Derived state, key hashes too, is made at the end.
+ * Frames are input: all that they name is looked at first. */
+
+#include "core/core.h"
+
+struct redo {
+    struct pg_arena *a;
+    const struct pg_frame_head *frame;
+    const void *body;
+    struct pg_redo *state;
+    struct pg_fault *why;
+};
+
+static bool refuse(const struct redo *r, const char *detail, uint64_t expected, uint64_t found)
+{
+    return fault_set(r->why, "redo", detail, r->frame->lsn, expected, found);
+}
+
+/* Else in the WAL, which is redone over it. */
+static bool in_snapshot(const struct redo *r) { return r->state->next_lsn == 0; }
+
+static bool below(const struct redo *r, const char *detail, uint64_t limit, uint64_t found)
+{
+    return found < limit || refuse(r, detail, limit, found);
+}
+
+/* ---- slots ------------------------------------------------------------------------------- */
+
+static bool ticket_seen(const struct redo *r, uint64_t ticket)
+{
+    struct pg_header *h = r->a->header;
+    if (ticket_number(ticket) == 0 || ticket_shard(ticket) >= PG_SHARDS_MAX)
+        return refuse(r, "a ticket out of bounds", PG_TICKET_MAX, ticket);
+    if (ticket_number(ticket) >= next_number(h))
+        h->next_ticket = h->shard * PG_TICKET_SHARD + ticket_number(ticket) + 1;
+    return true;
+}
+
+static bool slot_named(const struct redo *r, uint32_t slot, uint64_t ticket)
+{
+    return below(r, "a slot that is not there", r->a->slots.capacity, slot) &&
+           ticket_seen(r, ticket);
+}
+
+static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_t payload_len)
+{
+    return below(r, "type of a key", PG_KEY_TYPES, type) &&
+           (len != 0 || refuse(r, "length of a key", 1, 0)) &&
+           below(r, "length of a payload", PG_PAYLOAD_MAX + 1, payload_len);
+}
+
+static bool time_sound(const struct redo *r, int64_t t)
+{
+    return t >= 0 || refuse(r, "a time before 0", 0, (uint64_t)t);
+}
+
+static bool no_space(const struct redo *r, uint32_t granules)
+{
+    return refuse(r, "no space for a blob of so many bytes",
+                  (uint64_t)r->a->blobs.granules * PG_GRANULE, (uint64_t)granules * PG_GRANULE);
+}
+
+/* The account that a slot counts in; 0 = none. */
+static uint16_t account_named(const struct redo *r, uint32_t uid, unsigned counted)
+{
+    return counted ? account_of(r->a, uid) : 0;
+}
+
+/* So that no account is taken for idle that has timers. */
+static void slot_count(struct pg_arena *a, uint32_t slot, int64_t sign)
+{
+    if (a->slots.cold[slot].account != 0)
+        account_counted(a, a->slots.cold[slot].account, sign, 0);
+}
+
+static bool slot_holds(const struct pg_arena *a, uint32_t slot, uint64_t ticket)
+{
+    return ctl_live(a->slots.hot[slot].ctl) && ctl_ticket(a->slots.hot[slot].ctl) == ticket;
+}
+
+static void slot_drop(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE)
+        return;
+    slot_count(a, slot, -1);
+    if (is_operation(a, slot))
+        operation_release(a, slot);
+    blobs_give(&a->blobs, c->blob, slot_granules(c));
+}
+
+/* Frees the slot, unless a younger timer has it. */
+static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
+{
+    if (ticket_older(ticket, ctl_ticket(a->slots.hot[slot].ctl)))
+        return;
+    slot_drop(a, slot);
+    a->slots.hot[slot].ctl = ctl_of(ticket, PG_S_FREE);
+}
+
+/* An export of an arena without a WAL says less. */
+static void timestamps_write(const struct redo *r, uint32_t slot, const struct pg_timestamps *known)
+{
+    const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
+    if (r->a->timestamps != NULL)
+        r->a->timestamps[slot] = timestamps != NULL ? *timestamps : *known;
+}
+
+/* Of a timer. */
+static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
+{
+    const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
+    return timestamps != NULL ? timestamps->armed_ns : j->armed_ns;
+}
+
+/* Of a frame without a pg_timestamps; in a snapshot its number is not that of the record. */
+static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
+/* ---- bulk loads ---------------------------------------------------------------------------- */
+
+/* A bulk load that is not there was forgotten since. */
+static bool row_done(const struct redo *r, const struct pg_wal_row *row)
+{
+    const uint32_t bulk_load = bulk_load_find(r->a, row->bulk_load);
+    return below(r, "row of a bulk load", PG_BULK_LOAD_ROW_MAX, row->row) &&
+           (bulk_load == PG_NIL || bulk_load_mark(r->a, bulk_load, row->row) ||
+            refuse(r, "no space for the rows of a bulk load", r->a->bulk_load_block_rows,
+                   row->row));
+}
+
+static bool redo_done(const struct redo *r)
+{
+    return row_done(r, &((const struct pg_wal_done *)r->body)->row);
+}
+
+static bool redo_block(const struct redo *r)
+{
+    const struct pg_wal_block *j = r->body;
+    struct pg_wal_row row;
+    memcpy(row.bulk_load, j->bulk_load, sizeof row.bulk_load);
+    if (!below(r, "number of a block of rows", PG_BULK_LOAD_ROW_MAX / PG_BULK_LOAD_BLOCK_ROWS + 1,
+               j->number))
+        return false;
+    for (uint32_t i = 0; i < PG_BULK_LOAD_BLOCK_ROWS; i++) {
+        row.row = j->number * PG_BULK_LOAD_BLOCK_ROWS + i;
+        if ((j->bits[i / 64] >> i % 64 & 1) != 0 && !row_done(r, &row))
+            return false;
+    }
+    return true;
+}
+
+static bool redo_bulk_load(const struct redo *r)
+{
+    const struct pg_wal_bulk_load *j = r->body;
+    struct pg_bulk_load l = {.fencing_token = j->fencing_token, .uid = j->uid,
+                             .namespace_row = j->namespace_row,
+                             .state = j->state};
+    uint32_t bulk_load = bulk_load_find(r->a, j->bulk_load);
+    if (!below(r, "state of a bulk load", PG_BULK_LOAD_CLOSED + 1, j->state) ||
+        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
+        return false;
+    if (bulk_load != PG_NIL && j->state == PG_BULK_LOAD_NONE)
+        bulk_load_drop(r->a, bulk_load);
+    if (j->state == PG_BULK_LOAD_NONE)
+        return true;
+    if (bulk_load != PG_NIL) {
+        r->a->bulk_loads[bulk_load].fencing_token = j->fencing_token;
+        r->a->bulk_loads[bulk_load].state = j->state;
+        return true;
+    }
+    memcpy(l.id, j->bulk_load, sizeof l.id);
+    bulk_load = bulk_load_row_for_new(r->a);
+    if (bulk_load == PG_NIL)
+        return refuse(r, "no space for another bulk load", r->a->bulk_load_rows,
+                      r->a->metrics->bulk_loads);
+    bulk_load_write(r->a, bulk_load, &l);
+    return true;
+}
+
+/* ---- timers --------------------------------------------------------------------------------- */
+
+/* `bytes`: its key and payload. */
+static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const uint8_t *bytes)
+{
+    struct pg_arena *a = r->a;
+    struct pg_hot *h = &a->slots.hot[j->slot];
+    const bool wall = j->wall_ns != NO_WALL;
+    const struct pg_cold c = {.payload_len = j->parked ? 0 : j->payload_len, .key_len = j->key_len,
+                              .key_type = j->key_type,
+                              .ext_len = wall ? sizeof(struct pg_ext) : 0};
+    const uint32_t blob = blobs_take(&a->blobs, slot_granules(&c));
+    if (blob == PG_NIL)
+        return no_space(r, slot_granules(&c));
+    uint8_t *at = blob_at(&a->blobs, blob);
+    if (wall)
+        *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, j->wall_ns};
+    memcpy(at + c.ext_len, bytes, (size_t)c.key_len + c.payload_len);
+    a->slots.cold[j->slot] = c;
+    a->slots.cold[j->slot].blob = blob;
+    a->slots.cold[j->slot].account = account_named(r, j->uid, j->counted);
+    slot_count(a, j->slot, 1);
+    *h = (struct pg_hot){.ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
+                         .deadline_ns = j->deadline_ns,
+                         .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
+                                  (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0),
+                         .topic = (uint16_t)j->topic};
+    timestamps_write(r, j->slot,
+                     &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
+    armed_note(h, &a->slots.cold[j->slot], armed_ns_in(r, j));
+    return true;
+}
+
+static bool redo_arm(const struct redo *r)
+{
+    const struct pg_wal_arm *j = r->body;
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
+        return false;
+    if (j->replaced != 0) {
+        if (!slot_named(r, j->replaced_slot, j->replaced))
+            return false;
+        slot_ended(r->a, j->replaced_slot, j->replaced);
+    }
+    if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
+        return true;
+    slot_drop(r->a, j->slot);
+    r->a->slots.hot[j->slot].ctl = 0;
+    return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
+}
+
+/* A snapshot may have left the slot out: then this frame is all there is of it. */
+static bool redo_unpark(const struct redo *r)
+{
+    const struct pg_wal_unpark *j = r->body;
+    const struct pg_wal_arm arm = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
+                                   .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
+                                   .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
+                                   .counted = j->counted, .key_len = j->key_len,
+                                   .key_type = j->key_type, .bulk_loaded = j->bulk_loaded};
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
+        return false;
+    struct pg_hot *h = &r->a->slots.hot[j->slot];
+    if (!ticket_older(ctl_ticket(h->ctl), j->ticket) && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
+        return true;
+    slot_drop(r->a, j->slot);
+    h->ctl = 0;
+    return timer_write(r, &arm, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
+}
+
+static bool redo_move(const struct redo *r)
+{
+    const struct pg_wal_move *j = r->body;
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
+        return false;
+    if (!slot_holds(r->a, j->slot, j->ticket))
+        return true;
+    const struct pg_hot *h = &r->a->slots.hot[j->slot];
+    const bool wall = j->wall_ns != NO_WALL;
+    if (wall != ((h->flags & PG_F_WALL) != 0))
+        return refuse(r, "moves a timer of another kind", wall, h->flags);
+    deadline_move(r->a, j->slot, j->deadline_ns);
+    if (wall)
+        ((struct pg_ext *)blob_at(&r->a->blobs, r->a->slots.cold[j->slot].blob))->value = j->wall_ns;
+    return true;
+}
+
+static bool redo_end(const struct redo *r)
+{
+    const struct pg_wal_end *j = r->body;
+    if (!slot_named(r, j->slot, j->ticket))
+        return false;
+    slot_ended(r->a, j->slot, j->ticket);
+    return true;
+}
+
+/* ---- the replay buffer --------------------------------------------------------------------- */
+
+/* Takes note of a notice. *wanted: its entry is to be made, for it was not sent, as far as is
+ * known yet, nor is it there. A snapshot's topics may be further on than its entries. */
+static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
+                        uint64_t sequence, bool *wanted)
+{
+    struct pg_header *h = r->a->header;
+    if (!below(r, "a topic that is not there", r->a->topic_rows, topic) ||
+        !below(r, "a replay buffer position too far", h->published + h->replay_capacity, position))
+        return false;
+    if (!in_snapshot(r)) {
+        r->a->topics[topic].sequence = sequence;
+        r->a->topics[topic].last_position = position + 1;
+    }
+    if (position >= h->replay_tail)
+        h->replay_tail = position + 1;
+    *wanted = position >= h->published && replay_at(r->a, position)->commit != position + 1;
+    return true;
+}
+
+static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_entry *e,
+                      uint64_t sequence, uint64_t previous)
+{
+    struct pg_entry *at = replay_at(a, position);
+    *at = *e;
+    at->sequence = sequence;
+    at->previous = previous;
+    at->commit = position + 1;
+}
+
+/* The entry takes over the timer's blob, without the extension at its start. */
+static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
+{
+    const struct pg_cold *c = &a->slots.cold[j->slot];
+    const struct pg_entry e = {.ticket = j->ticket << 8 | PG_CAUSE_EXPIRED,
+                               .deadline_ns = j->deadline_ns, .fired_ns = j->fired_ns,
+                               .blob = c->blob + c->ext_len / PG_GRANULE,
+                               .payload_len = c->payload_len, .topic = (uint16_t)j->topic,
+                               .key_len = c->key_len,
+                               .meta = (uint8_t)(c->key_type | j->flags << 4)};
+    if (c->ext_len != 0)
+        blobs_give(&a->blobs, c->blob, c->ext_len / PG_GRANULE);
+    slot_count(a, j->slot, -1);
+    a->slots.hot[j->slot].ctl = ctl_of(j->ticket, PG_S_FREE);
+    entry_put(a, j->position, &e, j->sequence, j->previous);
+}
+
+static bool redo_fire(const struct redo *r)
+{
+    const struct pg_wal_fire *j = r->body;
+    bool wanted;
+    if (!slot_named(r, j->slot, j->ticket) || !below(r, "flags of a notice", 16, j->flags) ||
+        !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
+        return false;
+    if (!slot_holds(r->a, j->slot, j->ticket) || !wanted) {
+        slot_ended(r->a, j->slot, j->ticket);
+        return true;
+    }
+    if (is_operation(r->a, j->slot))
+        return refuse(r, "fires an operation", 0, j->slot);
+    timer_fire(r->a, j);
+    return true;
+}
+
+static bool redo_entry(const struct redo *r)
+{
+    const struct pg_wal_entry *j = r->body;
+    const struct pg_entry e = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
+                               .fired_ns = j->fired_ns, .payload_len = j->payload_len,
+                               .topic = (uint16_t)j->topic, .key_len = j->key_len,
+                               .meta = j->meta};
+    bool wanted;
+    if (!ticket_seen(r, j->ticket >> 8) ||
+        !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
+        return false;
+    if (!wanted)
+        return true;
+    const uint32_t blob = blobs_take(&r->a->blobs, entry_granules(&e));
+    if (blob == PG_NIL)
+        return no_space(r, entry_granules(&e));
+    memcpy(blob_at(&r->a->blobs, blob), j + 1, (size_t)j->key_len + j->payload_len);
+    entry_put(r->a, j->position, &e, j->sequence, j->previous);
+    replay_at(r->a, j->position)->blob = blob;
+    return true;
+}
+
+/* What was sent is not kept: subscribers get another stream id. */
+static bool redo_sent(const struct redo *r)
+{
+    const struct pg_wal_sent *j = r->body;
+    struct pg_header *h = r->a->header;
+    if (!below(r, "notices were sent that never were", h->replay_tail + 1, j->upto))
+        return false;
+    for (; h->published < j->upto; h->published++) {
+        struct pg_entry *e = replay_at(r->a, h->published);
+        if (e->commit != h->published + 1)
+            continue;
+        blobs_give(&r->a->blobs, e->blob, entry_granules(e));
+        e->commit = 0;
+    }
+    return true;
+}
+
+/* ---- operations --------------------------------------------------------------------------- */
+
+static bool redo_watch(const struct redo *r)
+{
+    const struct pg_wal_watch *j = r->body;
+    const struct pg_wal_watch_key *keys = (const struct pg_wal_watch_key *)(j + 1);
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        !time_sound(r, j->armed_ns) ||
+        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        !below(r, "a condition", PG_CONDITIONS, j->condition) ||
+        !below(r, "watch keys of an operation", PG_WATCH_KEYS_MAX, j->keys - 1ull) ||
+        (j->condition == PG_C_QUORUM && !below(r, "a quorum", j->keys, j->threshold - 1)))
+        return false;
+    for (uint32_t n = 0; n < j->keys; n++)
+        if (!below(r, "a watch key that is not there", r->a->watermark_rows, keys[n].row))
+            return false;
+    if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
+        return true;
+    slot_drop(r->a, j->slot);
+    r->a->slots.hot[j->slot].ctl = 0;
+    if (!operation_restore(r->a, j, keys, account_named(r, j->uid, j->counted)))
+        return refuse(r, "no space for an operation with so many watch keys",
+                      r->a->purgatory->free_watches, j->keys);
+    slot_count(r->a, j->slot, 1);
+    timestamps_write(r, j->slot,
+                     &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .session = j->session,
+                                             .armed_ns = j->armed_ns});
+    return true;
+}
+
+/* How it ended is only kept in its notice: nobody has a session who could ask. */
+static bool redo_outcome(const struct redo *r)
+{
+    const struct pg_wal_outcome *j = r->body;
+    bool wanted = false;
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->ended_ns) ||
+        !below(r, "flags of a notice", 16, j->flags) ||
+        (j->position != 0 &&
+         !notice_seen(r, j->topic, j->position - 1, j->sequence, &wanted)))
+        return false;
+    if (slot_holds(r->a, j->slot, j->ticket)) {
+        if (!is_operation(r->a, j->slot) || operation_at(r->a, j->slot)->keys != j->keys)
+            return refuse(r, "the outcome of another operation", j->keys, j->slot);
+        operation_end_restore(r->a, j, (const uint8_t *)(j + 1));
+        if (wanted && operation_at(r->a, j->slot)->notice_blob != PG_NIL) {
+            const struct pg_entry e = operation_notice(r->a, j->slot, j->flags);
+            entry_put(r->a, j->position - 1, &e, j->sequence, j->previous);
+            operation_at(r->a, j->slot)->notice_blob = PG_NIL;
+        }
+    }
+    slot_ended(r->a, j->slot, j->ticket);
+    return true;
+}
+
+static void watermark_give(struct pg_arena *a, struct pg_watched *l)
+{
+    if (l->key_len == 0)
+        return;
+    if (watermark_granules(l) != 0)
+        blobs_give(&a->blobs, watermark_blob(l), watermark_granules(l));
+    account_watch_key_counted(a, l->account, -1);
+    l->key_len = 0;
+}
+
+static bool watermark_key_write(const struct redo *r, const struct pg_wal_watermark *j)
+{
+    struct pg_watched *l = &r->a->watermarks[j->row];
+    if (!key_sound(r, j->key_type, j->key_len, 0) ||
+        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
+        return false;
+    watermark_give(r->a, l);
+    *l = (struct pg_watched){.root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
+                             .namespace_row = (uint16_t)j->namespace_row,
+                             .key_type = j->key_type,
+                             .account = account_named(r, j->uid, j->uid != PG_NIL)};
+    uint8_t *at = l->key;
+    if (j->key_len > sizeof l->key) {
+        const uint32_t blob = blobs_take(&r->a->blobs, blob_granules(j->key_len));
+        if (blob == PG_NIL)
+            return no_space(r, blob_granules(j->key_len));
+        memcpy(l->key, &blob, sizeof blob);
+        at = blob_at(&r->a->blobs, blob);
+    }
+    memcpy(at, j + 1, j->key_len);
+    l->key_len = j->key_len;
+    account_watch_key_counted(r->a, l->account, 1);      /* so that no such account is idle */
+    return true;
+}
+
+static bool redo_watermark(const struct redo *r)
+{
+    const struct pg_wal_watermark *j = r->body;
+    if (!below(r, "a watch key that is not there", r->a->watermark_rows, j->row) ||
+        !below(r, "a watermark", PG_WATERMARK_MAX + 1ull, j->watermark) ||
+        ((j->flags & PG_WM_BORN) && !watermark_key_write(r, j)))
+        return false;
+    struct pg_watched *l = &r->a->watermarks[j->row];
+    if (l->key_len == 0)
+        return true;              /* it ended before the snapshot came by */
+    l->watermark = j->watermark;
+    l->error = j->error;
+    l->touched_s = j->flags & PG_WM_FORGOTTEN ? PG_NIL : 0;
+    return true;
+}
+
+static bool redo_gone(const struct redo *r)
+{
+    const struct pg_wal_gone *j = r->body;
+    if (!below(r, "a watch key that is not there", r->a->watermark_rows, j->row))
+        return false;
+    watermark_give(r->a, &r->a->watermarks[j->row]);
+    return true;
+}
+
+static bool redo_nothing(const struct redo *r)
+{
+    (void)r;
+    return true;
+}
+
+/* ---- names -------------------------------------------------------------------------------- */
+
+static bool redo_namespace(const struct redo *r)
+{
+    const struct pg_wal_namespace *j = r->body;
+    if (!below(r, "a namespace that is not there", r->a->namespace_rows, j->row) ||
+        !below(r, "length of a namespace's name", PG_NAMESPACE_MAX, j->name_len - 1ull))
+        return false;
+    struct pg_namespace *n = &r->a->namespaces[j->row];
+    if (n->name_len != 0 && (n->name_len != j->name_len || memcmp(n->name, j + 1, j->name_len)))
+        return refuse(r, "a namespace has two names", n->name_len, j->name_len);
+    *n = (struct pg_namespace){.name_len = j->name_len, .shard = j->shard,
+                               .owner_uid = j->owner_uid, .durability = j->durability,
+                               .quota_timers = j->quota_timers, .quota_bytes = j->quota_bytes,
+                               .quota_ops = j->quota_ops, .park_beyond_ns = j->park_beyond_ns,
+                               .created_uid = j->created_uid};
+    memcpy(n->name, j + 1, j->name_len);
+    return true;
+}
+
+static bool redo_topic(const struct redo *r)
+{
+    const struct pg_wal_topic *j = r->body;
+    if (!below(r, "a topic that is not there", r->a->topic_rows, j->row) ||
+        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row) ||
+        !below(r, "length of a topic's name", PG_TOPIC_MAX + 1, j->name_len) ||
+        !below(r, "an incarnation out of bounds", UINT64_MAX - 1, j->incarnation - 1))
+        return false;
+    struct pg_topic *t = &r->a->topics[j->row];
+    if (j->incarnation >= r->a->header->next_incarnation)
+        r->a->header->next_incarnation = j->incarnation + 1;
+    if (t->incarnation > j->incarnation)
+        return true;
+    *t = (struct pg_topic){.name_len = j->name_len + 1, .namespace_row = j->namespace_row,
+                           .incarnation = j->incarnation, .sequence = j->sequence,
+                           .last_position = j->last_position, .created_uid = j->created_uid};
+    memcpy(t->name, j + 1, j->name_len);
+    return true;
+}
+
+/* ---- a snapshot's first and last frame ----------------------------------------------------- */
+
+static bool redo_head(const struct redo *r)
+{
+    const struct pg_wal_head *j = r->body;
+    struct pg_header *h = r->a->header;
+    const uint64_t number = j->next_ticket - j->shard * PG_TICKET_SHARD;
+    if (!below(r, "replay buffer entries of the arena that is to be filled",
+               h->replay_capacity + 1ull, j->replay_capacity) ||
+        !below(r, "published past the tail of the replay buffer", j->replay_tail + 1,
+               j->published) ||
+        !below(r, "notices not sent yet", j->replay_capacity + 1ull,
+               j->replay_tail - j->published) ||
+        !below(r, "the next ticket", PG_TICKET_SHARD, number - 1))
+        return false;
+    h->epoch = j->epoch;
+    h->next_ticket = h->shard * PG_TICKET_SHARD + number;
+    h->next_incarnation = j->next_incarnation;
+    h->published = j->published;
+    h->replay_tail = j->replay_tail;
+    h->wall_offset_ns = j->wall_offset_ns;
+    return true;
+}
+
+static bool redo_last(const struct redo *r)
+{
+    const struct pg_wal_last *j = r->body;
+    if (j->frames + 1 != r->frame->lsn)
+        return refuse(r, "frames of the snapshot", j->frames + 1, r->frame->lsn);
+    r->state->next_lsn = j->start_lsn == 0 ? 1 : j->start_lsn;
+    r->state->end_lsn = j->end_lsn;
+    return true;
+}
+
+int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struct pg_fault *why)
+{
+    const struct pg_frame_head *f = frame;
+    const struct pg_wal_head *j = (const void *)(f + 1);
+    memset(why, 0, sizeof *why);
+    if (bytes < frame_bytes(PG_WAL_HEAD, 0) || f->type != PG_WAL_HEAD || f->lsn != 1 ||
+        !frame_fits(f))
+        return fault_set(why, "redo", "a snapshot without its first frame", 0, PG_WAL_HEAD,
+                         bytes < sizeof *f ? 0 : f->type);
+    c->payload_bytes = j->payload_bytes;
+    c->replay_bytes_max = j->replay_bytes_max;
+    c->wal_buffer_bytes = j->wal_buffer_bytes;
+    c->watermark_ttl_ns = j->watermark_ttl_ns;
+    c->inbox_max = j->inbox_max;
+    c->tick_ns = j->tick_ns;
+    c->now_ns = j->now_ns;
+    c->wall_offset_ns = j->wall_offset_ns;
+    c->created_wall_ns = j->created_wall_ns;
+    c->wall_origin_ns = j->wall_origin_ns;
+    memcpy(c->uuid, j->uuid, sizeof c->uuid);
+    c->capacity = j->capacity;
+    c->replay_capacity = j->replay_capacity;
+    c->fanout = j->fanout;
+    c->namespaces = j->namespaces;
+    c->topics = j->topics;
+    c->watches = j->watches;
+    c->watermarks = j->watermarks;
+    c->accounts = j->accounts;
+    c->bulk_loads = j->bulk_loads;
+    c->bulk_load_blocks = j->bulk_load_blocks;
+    c->clock_kind = j->clock_kind;
+    c->shard = j->shard;
+    c->shards = j->shards;
+    return 1;
+}
+
+/* ---- frames in order ---------------------------------------------------------------------- */
+
+enum { IN_SNAPSHOT = 1, IN_WAL = 2 };
+static const struct rule {
+    bool (*redo)(const struct redo *r);
+    uint8_t where;
+} rules[PG_WAL_TYPES] = {
+    [PG_WAL_NAMESPACE] = {redo_namespace, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_TOPIC] = {redo_topic, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_ARM] = {redo_arm, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_MOVE] = {redo_move, IN_WAL},
+    [PG_WAL_END] = {redo_end, IN_WAL},
+    [PG_WAL_FIRE] = {redo_fire, IN_WAL},
+    [PG_WAL_SENT] = {redo_sent, IN_WAL},
+    [PG_WAL_WATCH] = {redo_watch, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_WATERMARK] = {redo_watermark, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_GONE] = {redo_gone, IN_WAL},
+    [PG_WAL_OUTCOME] = {redo_outcome, IN_WAL},
+    [PG_WAL_SESSION] = {redo_nothing, IN_WAL},
+    [PG_WAL_HEAD] = {redo_head, IN_SNAPSHOT},
+    [PG_WAL_ENTRY] = {redo_entry, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_LAST] = {redo_last, IN_SNAPSHOT},
+    [PG_WAL_OPENED] = {redo_nothing, IN_WAL},
+    [PG_WAL_REPLIED] = {redo_nothing, IN_WAL},
+    [PG_WAL_BULK_LOAD] = {redo_bulk_load, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_DONE] = {redo_done, IN_WAL},
+    [PG_WAL_UNPARK] = {redo_unpark, IN_WAL},
+    [PG_WAL_BLOCK] = {redo_block, IN_SNAPSHOT},
+    [PG_WAL_METRICS] = {redo_nothing, IN_WAL},
+};
+
+static bool snapshot_redo(const struct redo *r)
+{
+    const uint64_t number = r->state->frames + 1;
+    if (r->frame->lsn != number)
+        return refuse(r, "a hole in a snapshot", number, r->frame->lsn);
+    if ((number == 1) != (r->frame->type == PG_WAL_HEAD))
+        return refuse(r, "a snapshot without its first frame", PG_WAL_HEAD, r->frame->type);
+    r->state->frames++;
+    return rules[r->frame->type].redo(r);
+}
+
+static bool wal_redo(const struct redo *r)
+{
+    if (r->frame->lsn < r->state->next_lsn)
+        return true;
+    if (r->frame->lsn != r->state->next_lsn)
+        return refuse(r, "a hole in the WAL", r->state->next_lsn, r->frame->lsn);
+    r->state->next_lsn++;
+    r->a->metrics->records_redone++;
+    return rules[r->frame->type].redo(r);
+}
+
+static bool frame_redo(const struct redo *r)
+{
+    const bool snapshot = in_snapshot(r);
+    if (!frame_fits(r->frame))
+        return refuse(r, "bytes that are no frame", PG_WAL_TYPES, r->frame->type);
+    if (!(rules[r->frame->type].where & (snapshot ? IN_SNAPSHOT : IN_WAL)))
+        return refuse(r, "a frame in the wrong kind of file", snapshot, r->frame->type);
+    return snapshot ? snapshot_redo(r) : wal_redo(r);
+}
+
+int pg_redo(struct pg_arena *a, struct pg_redo *state, const void *frames, uint64_t bytes,
+            struct pg_fault *why)
+{
+    const uint8_t *at = frames, *end = at + bytes;
+    memset(why, 0, sizeof *why);
+    while (at != end) {
+        const struct pg_frame_head *f = (const void *)at;
+        const struct redo r = {a, f, f + 1, state, why};
+        if ((uint64_t)(end - at) < sizeof *f || f->bytes < sizeof *f || f->bytes % 8 != 0 ||
+            f->bytes > (uint64_t)(end - at))
+            return fault_set(why, "redo", "bytes that are no frame",
+                             (uint64_t)(at - (const uint8_t *)frames), sizeof *f, bytes);
+        if (!frame_redo(&r))
+            return 0;
+        at += f->bytes;
+    }
+    return 1;
+}
+
+int pg_redo_file(struct pg_arena *a, struct pg_redo *state, struct pg_walk *walk,
+                 struct pg_fault *why)
+{
+    const struct pg_frame_head *f;
+    memset(why, 0, sizeof *why);
+    while ((f = pg_walk_next(walk)) != NULL) {
+        const struct redo r = {a, f, f + 1, state, why};
+        if (!frame_redo(&r))
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+/* Counted past the tickets of what a power cut may have lost: more than a WAL buffer holds. */
+#define TICKETS_LOST (PG_WAL_BUFFER_MAX / 64)
+
+static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, struct pg_fault *why)
+{
+    const struct pg_header *h = a->header;
+    if (state->next_lsn == 0)
+        return fault_set(why, "redo", "a snapshot without its last frame", state->frames,
+                         PG_WAL_LAST, 0);
+    if (state->next_lsn <= state->end_lsn)
+        return fault_set(why, "redo", "the WAL ends before the snapshot", state->next_lsn,
+                         state->end_lsn, state->next_lsn - 1);
+    for (uint64_t p = h->published; p < h->replay_tail; p++)
+        if (replay_at(a, p)->commit != p + 1)
+            return fault_set(why, "redo", "a notice that was not sent is lost", p, p + 1,
+                             replay_at(a, p)->commit);
+    return true;
+}
+
+static int64_t shifted(int64_t t, int64_t by)
+{
+    int64_t sum;
+    if (__builtin_add_overflow(t, by, &sum))
+        return by > 0 ? INT64_MAX : 0;
+    return sum < 0 ? 0 : sum;
+}
+
+static uint32_t hash_in_topic(const struct pg_arena *a, uint32_t topic, unsigned type,
+                              const uint8_t *key, unsigned len)
+{
+    return key_hash(a, a->topics[topic].namespace_row, type, key, len);
+}
+
+/* May be before the boot, and below 0. */
+static int64_t moved(int64_t t, int64_t by)
+{
+    return t == 0 || __builtin_add_overflow(t, by, &t) ? 0 : t;
+}
+
+/* Under a virtual clock nobody can tell which boot's clock the real times are of. */
+static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
+{
+    struct pg_timestamps *timestamps = &a->timestamps[slot];
+    const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
+    timestamps->armed_ns = moved(timestamps->armed_ns, shift_ns);
+    timestamps->sent_boot_ns = real ? moved(timestamps->sent_boot_ns, shift_ns) : 0;
+    timestamps->received_boot_ns = real ? moved(timestamps->received_boot_ns, shift_ns) : 0;
+    timestamps->applied_boot_ns = real ? moved(timestamps->applied_boot_ns, shift_ns) : 0;
+    timestamps->done_boot_ns = real ? moved(timestamps->done_boot_ns, shift_ns) : 0;
+}
+
+static void slots_finish(struct pg_arena *a, int64_t shift_ns)
+{
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        struct pg_hot *h = &a->slots.hot[i];
+        const struct pg_cold *c = &a->slots.cold[i];
+        if (ctl_state(h->ctl) == PG_S_FREE)
+            continue;
+        h->hash = hash_in_topic(a, h->topic, c->key_type, blob_at(&a->blobs, c->blob) + c->ext_len,
+                                c->key_len);
+        h->deadline_ns = shifted(h->deadline_ns, shift_ns);
+        if (is_operation(a, i))
+            operation_at(a, i)->armed_ns = shifted(operation_at(a, i)->armed_ns, shift_ns);
+        if (a->timestamps != NULL)
+            timestamps_finish(a, i, shift_ns);
+    }
+}
+
+static void replay_finish(struct pg_arena *a, int64_t shift_ns)
+{
+    a->header->replay_head = a->header->published;
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
+        struct pg_entry *e = replay_at(a, p);
+        e->hash = hash_in_topic(a, e->topic, entry_key_type(e), blob_at(&a->blobs, e->blob),
+                                e->key_len);
+        e->deadline_ns = shifted(e->deadline_ns, shift_ns);
+        e->fired_ns = shifted(e->fired_ns, shift_ns);
+    }
+}
+
+static void watermarks_finish(struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->watermark_rows; row++) {
+        struct pg_watched *l = &a->watermarks[row];
+        const uint8_t *key = watermark_granules(l) == 0 ? l->key
+                                                        : blob_at(&a->blobs, watermark_blob(l));
+        if (l->key_len == 0)
+            continue;
+        l->hash = key_hash(a, l->namespace_row, l->key_type, key, l->key_len);
+        if (l->touched_s != PG_NIL)
+            l->touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
+    }
+}
+
+static void bulk_loads_finish(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->bulk_load_rows; i++)
+        a->bulk_loads[i].used_boot_ns = a->real_boot_ns;
+}
+
+int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,
+                int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    if (!is_whole(a, state, why))
+        return 0;
+    time_set(a, a->now_ns, real_boot_ns);
+    a->header->wall_offset_ns = wall_offset_ns;
+    a->header->next_ticket += TICKETS_LOST;
+    slots_finish(a, shift_ns);
+    replay_finish(a, shift_ns);
+    watermarks_finish(a);
+    bulk_loads_finish(a);
+    if (a->wal_buffer != NULL) {
+        a->wal_buffer->next_lsn = state->next_lsn;
+        a->wal_buffer->committed_lsn = state->next_lsn - 1;
+    }
+    return 1;
+}

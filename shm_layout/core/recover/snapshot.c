@@ -1,0 +1,365 @@
+/* snapshot.c - all authoritative state of a live arena as frames, from a reader of it.
+ *
+ * The arena goes on meanwhile, so the parts are of different moments. Whatever changes after
+ * the start LSN is redone over them from the WAL, and each of its frames says how things
+ * stand afterwards: so a row that was copied half before and half behind a change does no
+ * harm, as long as every copy stays within bounds. A slot is copied whole or not at all. */
+
+#include "core/core.h"
+
+enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
+/* Slots come before watermarks, because an operation that ends forgets its own keys; and before
+ * the replay buffer, where what fired meanwhile is found. */
+
+/* The body of the next frame; NULL: it does not fit any more. `timestamps`: what stands at its end,
+ * if any. */
+static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
+                              enum pg_wal_type type, uint64_t extra,
+                              const struct pg_timestamps *timestamps)
+{
+    const uint64_t bytes = frame_bytes(type, extra);
+    const uint64_t whole = bytes + (timestamps == NULL ? 0 : sizeof *timestamps);
+    struct pg_frame_head *f = sink_take(out, whole);
+    if (f == NULL)
+        return NULL;
+    memset((uint8_t *)f + bytes - 8, 0, 8);
+    *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = s->frames + 1,
+                                .type = (uint16_t)type};
+    if (timestamps != NULL)
+        memcpy((uint8_t *)f + bytes, timestamps, sizeof *timestamps);
+    return f + 1;
+}
+
+static void *frame_begin(const struct pg_snapshot *s, struct sink *out, enum pg_wal_type type,
+                         uint64_t extra)
+{
+    return frame_begin_with(s, out, type, extra, NULL);
+}
+
+static bool frame_end(struct pg_snapshot *s)
+{
+    s->frames++;
+    return true;
+}
+
+/* ---- head and last ------------------------------------------------------------------------- */
+
+/* The newest frame's effect may still be to come, unless nobody writes. */
+static void lsns_begin(const struct pg_arena *a, struct pg_snapshot *s)
+{
+    if (a->wal_buffer == NULL)
+        return;
+    const uint64_t next = LOAD_ACQUIRE(&a->wal_buffer->next_lsn);
+    s->start_lsn = s->quiet ? next : next - 1;
+}
+
+static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
+                       struct pg_wal_head *j)
+{
+    j->payload_bytes = h->payload_bytes;
+    j->replay_bytes_max = h->replay_bytes_max;
+    j->wal_buffer_bytes = h->regions[PG_R_WAL_BUFFER].length;
+    if (j->wal_buffer_bytes != 0)
+        j->wal_buffer_bytes -= PG_WAL_BUFFER_HEAD;
+    j->watermark_ttl_ns = p->watermark_ttl_ns;
+    j->inbox_max = p->inbox_max;
+    j->tick_ns = (int64_t)h->tick_ns;
+    j->capacity = h->capacity;
+    j->replay_capacity = h->replay_capacity;
+    j->fanout = h->fanout;
+    j->namespaces = h->regions[PG_R_NAMESPACES].count;
+    j->topics = h->regions[PG_R_TOPICS].count;
+    j->watches = h->regions[PG_R_WATCHES].count;
+    j->watermarks = h->regions[PG_R_WATERMARKS].count;
+    j->accounts = h->regions[PG_R_ACCOUNTS].count;
+    j->bulk_loads = h->regions[PG_R_BULK_LOADS].count;
+    j->bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count;
+}
+
+static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
+{
+    memcpy(j->uuid, h->uuid, sizeof j->uuid);
+    memcpy(j->boot_id, h->boot_id, sizeof j->boot_id);
+    j->stream_id = h->stream_id;
+    j->epoch = h->epoch;
+    j->clock_kind = h->clock_kind;
+    j->shard = h->shard;
+    j->shards = h->shards;
+    j->created_wall_ns = h->created_wall_ns;
+    j->wall_origin_ns = h->wall_origin_ns;
+}
+
+/* The tail before what was published: so they are at most the replay buffer's capacity apart. */
+static void head_counters(const struct pg_header *h, struct pg_wal_head *j)
+{
+    j->now_ns = h->now_ns;
+    j->wall_offset_ns = h->wall_offset_ns;
+    j->next_ticket = LOAD_ACQUIRE(&h->next_ticket);
+    j->next_incarnation = h->next_incarnation;
+    j->replay_tail = LOAD_ACQUIRE(&h->replay_tail);
+    j->published = LOAD_ACQUIRE(&h->published);
+    if (j->replay_tail < j->published)
+        j->replay_tail = j->published;
+}
+
+static bool head_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    struct pg_wal_head *j = frame_begin(s, out, PG_WAL_HEAD, 0);
+    if (j == NULL)
+        return false;
+    lsns_begin(a, s);
+    memset(j, 0, sizeof *j);
+    j->start_lsn = s->start_lsn;
+    head_sizes(a->header, a->purgatory, j);
+    head_identity(a->header, j);
+    head_counters(a->header, j);
+    return frame_end(s);
+}
+
+/* Each frame gets its number before its effect is there for a reader to see. */
+static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
+    if (j == NULL)
+        return false;
+    if (a->wal_buffer != NULL)
+        s->end_lsn = LOAD_ACQUIRE(&a->wal_buffer->next_lsn) - 1;
+    *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,
+                              .end_lsn = s->end_lsn};
+    s->done = 1;
+    return frame_end(s);
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static bool namespace_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const uint32_t row = (uint32_t)s->next;
+    const struct pg_namespace *n = &a->namespaces[row];
+    const uint32_t len = LOAD_ACQUIRE(&n->name_len);
+    if (len == 0 || len > PG_NAMESPACE_MAX)
+        return true;
+    struct pg_wal_namespace *j = frame_begin(s, out, PG_WAL_NAMESPACE, len);
+    if (j == NULL)
+        return false;
+    *j = wal_namespace_of(row, n, len);
+    memcpy(j + 1, n->name, len);
+    return frame_end(s);
+}
+
+static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const uint32_t row = (uint32_t)s->next;
+    const struct pg_topic *t = &a->topics[row];
+    const uint32_t len = LOAD_ACQUIRE(&t->name_len);
+    if (len == 0 || len > PG_TOPIC_MAX + 1)
+        return true;
+    struct pg_wal_topic *j = frame_begin(s, out, PG_WAL_TOPIC, len - 1);
+    if (j == NULL)
+        return false;
+    *j = wal_topic_of(row, t, len - 1);
+    memcpy(j + 1, t->name, len - 1);
+    return frame_end(s);
+}
+
+/* ---- slots -------------------------------------------------------------------------------- */
+
+static const struct pg_timestamps *timestamps_at(const struct pg_arena *a, uint64_t slot)
+{
+    return a->timestamps == NULL ? NULL : &a->timestamps[slot];
+}
+
+static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
+                       const struct pg_cold *c, struct sink *out)
+{
+    const uint32_t bytes = c->key_len + c->payload_len;
+    struct pg_wal_arm *j = frame_begin_with(s, out, PG_WAL_ARM, bytes, timestamps_at(a, s->next));
+    if (j == NULL)
+        return false;
+    *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
+    j->armed_ns = armed_ns_of(h, c);
+    memcpy(j + 1, blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    return true;
+}
+
+static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
+                           const struct pg_hot *h, const struct pg_cold *c,
+                           const struct pg_operation *op, struct sink *out)
+{
+    const uint32_t bytes = c->key_len + c->payload_len;
+    const uint8_t *blob = blob_at(&a->blobs, c->blob);
+    struct pg_wal_watch *j = frame_begin_with(s, out, PG_WAL_WATCH,
+                                              wal_watch_extra(op->keys, bytes),
+                                              timestamps_at(a, s->next));
+    if (j == NULL)
+        return false;
+    struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(j + 1);
+    *j = wal_watch_of((uint32_t)s->next, h, c, op, ctl_ticket(h->ctl));
+    operation_keys_copy(a, op, blob, keys);
+    memcpy(keys + op->keys, blob + c->ext_len, bytes);
+    return true;
+}
+
+/* Reads the head of an operation's blob, or what stands there. */
+static bool operation_read(const struct pg_arena *a, const struct pg_cold *c,
+                           struct pg_operation *op)
+{
+    if (c->ext_len < sizeof *op)
+        return false;
+    memcpy(op, blob_at(&a->blobs, c->blob), sizeof *op);
+    return op->keys <= PG_WATCH_KEYS_MAX && operation_ext_bytes(op) == c->ext_len;
+}
+
+/* False: no space. What cannot be copied whole is left out, for then the slot has changed. */
+static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
+                      const struct pg_cold *c, struct sink *out)
+{
+    struct pg_operation op;
+    if (!slot_copy_bounded(a, h, c))
+        return true;
+    if (h->flags & PG_F_OPERATION)
+        return !operation_read(a, c, &op) || operation_copy(a, s, h, c, &op, out);
+    if ((h->flags & PG_F_WALL) && c->ext_len < sizeof(struct pg_ext))
+        return true;
+    return timer_copy(a, s, h, c, out);
+}
+
+static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[s->next].ctl), before = out->used;
+    if (!ctl_live(ctl))
+        return true;
+    const struct pg_hot h = a->slots.hot[s->next];
+    const struct pg_cold c = a->slots.cold[s->next];
+    if (!slot_copy(a, s, &h, &c, out))
+        return false;
+    atomic_thread_fence(memory_order_acquire);
+    if (h.ctl != ctl || LOAD_ACQUIRE(&a->slots.hot[s->next].ctl) != ctl)
+        out->used = before;
+    return out->used == before || frame_end(s);
+}
+
+/* ---- watermarks ---------------------------------------------------------------------------- */
+
+static bool watermark_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    struct pg_watched l = a->watermarks[s->next];
+    l.key_len = LOAD_ACQUIRE(&a->watermarks[s->next].key_len);
+    const uint8_t *key = l.key;
+    if (l.key_len == 0 || l.namespace_row >= a->namespace_rows)
+        return true;
+    if (watermark_granules(&l) != 0) {
+        if ((uint64_t)watermark_blob(&l) + watermark_granules(&l) > a->blobs.granules)
+            return true;
+        key = blob_at(&a->blobs, watermark_blob(&l));
+    }
+    struct pg_wal_watermark *j = frame_begin(s, out, PG_WAL_WATERMARK, l.key_len);
+    if (j == NULL)
+        return false;
+    *j = wal_watermark_of(a, (uint32_t)s->next, &l, true);
+    memcpy(j + 1, key, l.key_len);
+    return frame_end(s);
+}
+
+/* ---- the replay buffer --------------------------------------------------------------------- */
+
+static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_entry *e,
+                       struct sink *out)
+{
+    const uint32_t bytes = e->key_len + e->payload_len;
+    struct pg_wal_entry *j = frame_begin(s, out, PG_WAL_ENTRY, bytes);
+    if (j == NULL)
+        return false;
+    *j = wal_entry_of(s->next, e);
+    memcpy(j + 1, blob_at(&a->blobs, e->blob), bytes);
+    return true;
+}
+
+/* One that is not there any more was sent meanwhile. */
+static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const struct pg_entry *live = replay_at(a, s->next);
+    const uint64_t commit = LOAD_ACQUIRE(&live->commit), before = out->used;
+    const struct pg_entry e = *live;
+    if (commit != s->next + 1 || e.payload_len > PG_PAYLOAD_MAX + PG_VERDICT_MAX ||
+        (uint64_t)e.blob + entry_granules(&e) > a->blobs.granules)
+        return true;
+    if (!entry_copy(a, s, &e, out))
+        return false;
+    atomic_thread_fence(memory_order_acquire);
+    if (LOAD_ACQUIRE(&live->commit) != commit)
+        out->used = before;
+    return out->used == before || frame_end(s);
+}
+
+/* ---- bulk_loads ---------------------------------------------------------------------------- */
+
+static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    struct pg_bulk_load l = a->bulk_loads[s->next];
+    l.state = LOAD_ACQUIRE(&a->bulk_loads[s->next].state);
+    if (l.state == PG_BULK_LOAD_NONE || l.state > PG_BULK_LOAD_CLOSED)
+        return true;
+    struct pg_wal_bulk_load *j = frame_begin(s, out, PG_WAL_BULK_LOAD, 0);
+    if (j == NULL)
+        return false;
+    *j = wal_bulk_load_of(&l);
+    return frame_end(s);
+}
+
+/* One that is given to another bulk load meanwhile is left out: the WAL has all of that one. */
+static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const struct pg_bulk_load_block *b = &a->bulk_load_blocks[s->next];
+    const uint32_t bulk_load = LOAD_ACQUIRE(&b->bulk_load);
+    if (bulk_load == 0 || bulk_load > a->bulk_load_rows)
+        return true;
+    struct pg_wal_block *j = frame_begin(s, out, PG_WAL_BLOCK, 0);
+    if (j == NULL)
+        return false;
+    const struct pg_bulk_load_part part = bulk_load_part(a, (uint32_t)s->next);
+    j->number = part.number;
+    memcpy(j->bulk_load, a->bulk_loads[bulk_load - 1].id, sizeof j->bulk_load);
+    memcpy(j->bits, part.bits, sizeof j->bits);
+    return frame_end(s);
+}
+
+/* ---- all of it ----------------------------------------------------------------------------- */
+
+typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
+
+static const write_fn writes[] = {
+    [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
+    [SLOTS] = slot_write, [WATERMARKS] = watermark_write, [ENTRIES] = entry_write,
+    [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [LAST] = last_write,
+};
+
+static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
+{
+    const struct pg_header *h = a->header;
+    const uint64_t counts[] = {[HEAD] = 1, [NAMESPACES] = a->namespace_rows,
+                               [TOPICS] = a->topic_rows, [SLOTS] = a->slots.capacity,
+                               [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0,
+                               [BULK_LOADS] = a->bulk_load_rows,
+                               [BLOCKS] = a->bulk_load_block_rows, [LAST] = 1};
+    s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
+    s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];
+}
+
+uint64_t pg_snapshot(const struct pg_arena *a, struct pg_snapshot *s, void *bytes, uint64_t size)
+{
+    struct sink out = {bytes, 0, size, false};
+    if (s->frames == 0)
+        phase_begin(a, s);
+    while (!s->done) {
+        if (s->next == s->end) {
+            s->phase++;
+            phase_begin(a, s);
+        } else if (writes[s->phase](a, s, &out)) {
+            s->next++;
+        } else {
+            break;
+        }
+    }
+    return out.used;
+}

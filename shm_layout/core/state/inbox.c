@@ -1,0 +1,289 @@
+/* inbox.c - what a session's owner has to be notified of: outcomes, and CHECKs of CLIENT
+ * conditions.
+ *
+ * A list through the operations' slots, oldest first, with a mark before what was not sent
+ * in this round. Entries leave it when they are acknowledged or their session ends: those become
+ * orphans, and each is freed with a record of its own. */
+
+#include "core/core.h"
+
+/* ---- the list ---------------------------------------------------------------------------- */
+
+static void link_last(struct pg_arena *a, struct pg_session *s, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    op->inbox_next = PG_NIL;
+    op->inbox_previous = s->inbox_tail;
+    op->in_inbox = 1;
+    if (s->inbox_tail == PG_NIL)
+        s->inbox_head = slot;
+    else
+        operation_at(a, s->inbox_tail)->inbox_next = slot;
+    s->inbox_tail = slot;
+    if (s->inbox_next == PG_NIL)
+        s->inbox_next = slot;
+    s->inbox_count++;
+    a->inbox_news = true;
+    if (a->news_count < PG_NEWS)
+        a->news[a->news_count++] = slot;
+}
+
+static void unlink_from(struct pg_arena *a, struct pg_session *s, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    if (op->inbox_previous == PG_NIL)
+        s->inbox_head = op->inbox_next;
+    else
+        operation_at(a, op->inbox_previous)->inbox_next = op->inbox_next;
+    if (op->inbox_next == PG_NIL)
+        s->inbox_tail = op->inbox_previous;
+    else
+        operation_at(a, op->inbox_next)->inbox_previous = op->inbox_previous;
+    if (s->inbox_next == slot)
+        s->inbox_next = op->inbox_next;
+    op->in_inbox = 0;
+    s->inbox_count--;
+}
+
+void inbox_remove(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_session *s = session_find(a, operation_at(a, slot)->session);
+    if (s != NULL && operation_at(a, slot)->in_inbox)
+        unlink_from(a, s, slot);
+}
+
+static void outcome_free(struct pg_arena *a, uint32_t slot)
+{
+    a->metrics->outcomes--;
+    slot_free(a, slot, slot_granules(&a->slots.cold[slot]));
+}
+
+static void orphan_free(struct pg_arena *a, uint32_t slot)
+{
+    if (has_wal(a))
+        wal_append_end(a, slot, PG_END_DROPPED);
+    a->metrics->outcomes_dropped++;
+    outcome_free(a, slot);
+}
+
+/* Of an outcome that came into no inbox. With the WAL buffer full it waits for orphans_free. */
+static void orphan_add(struct pg_arena *a, uint32_t slot)
+{
+    if (!wal_buffer_full(a)) {
+        orphan_free(a, slot);
+        return;
+    }
+    operation_at(a, slot)->in_inbox = 1;
+    operation_at(a, slot)->inbox_next = a->orphans;
+    a->orphans = slot;
+}
+
+void inbox_add(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    struct pg_session *s = session_find(a, op->session);
+    if (s != NULL && op->in_inbox)
+        unlink_from(a, s, slot);  /* a CHECK that became an outcome is news again */
+    if (s != NULL)
+        link_last(a, s, slot);
+    else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME && !op->in_inbox)
+        orphan_add(a, slot);      /* one that is in a list is an orphan already */
+}
+
+/* ---- the end of a session ---------------------------------------------------------------- */
+
+#define ORPHANS_PER_CALL 1024     /* as many as watchers in a call: some 30 us */
+
+bool orphans_free(struct pg_arena *a)
+{
+    for (uint32_t n = 0; a->orphans != PG_NIL && n < ORPHANS_PER_CALL && !wal_buffer_full(a); n++) {
+        const uint32_t slot = a->orphans;
+        a->orphans = operation_at(a, slot)->inbox_next;
+        operation_at(a, slot)->in_inbox = 0;
+        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
+            orphan_free(a, slot);
+    }
+    return a->orphans != PG_NIL;
+}
+
+/* A rebuild needs no list of orphans: it frees all outcomes whose session is not there. */
+void inbox_drop(struct pg_arena *a, struct pg_session *s)
+{
+    if (s->inbox_tail != PG_NIL) {
+        operation_at(a, s->inbox_tail)->inbox_next = a->orphans;
+        a->orphans = s->inbox_head;
+    }
+    s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
+    s->inbox_count = 0;
+    orphans_free(a);
+}
+
+void inboxes_reset(struct pg_arena *a)
+{
+    a->orphans = PG_NIL;
+    for (uint32_t i = 0; i < a->session_rows; i++) {
+        struct pg_session *s = &a->sessions[i];
+        s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
+        s->inbox_count = s->repeats = s->away = 0;
+    }
+}
+
+/* ---- acknowledgements ----------------------------------------------------------------------- */
+
+void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack)
+{
+    const uint64_t ctl = ack->slot < a->slots.capacity ? a->slots.hot[ack->slot].ctl : 0;
+    if (ctl_state(ctl) == PG_S_FREE || ctl_ticket(ctl) != ack->ticket ||
+        !is_operation(a, ack->slot))
+        return;
+    const struct pg_operation *op = operation_at(a, ack->slot);
+    const bool outcome = ctl_state(ctl) == PG_S_OUTCOME;
+    s->inbox_boot_ns = a->real_boot_ns;
+    s->repeats = 0;
+    if (op->session != s->id || !op->in_inbox)
+        return;
+    if (outcome && ack->version == 0) {
+        unlink_from(a, s, ack->slot);
+        if (has_wal(a) && !wal_buffer_full(a))     /* nothing that is kept depends on it */
+            wal_append_end(a, ack->slot, PG_END_ACKNOWLEDGED);
+        account_operation_counted(a, s, -1);
+        outcome_free(a, ack->slot);
+    } else if (!outcome && ack->version == op->version) {
+        operation_answered_no(a, ack->slot);
+    }
+}
+
+/* ---- sending ------------------------------------------------------------------------------ */
+
+#define PER_MESSAGE 512
+#define BYTES_PREFETCH 8             /* outcomes whose bytes are fetched before they are copied */
+
+static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    *to = (struct pg_outcome){.ticket = ctl_ticket(h->ctl) << 8 | op->cause,
+                              .deadline_ns = h->deadline_ns, .armed_ns = op->armed_ns,
+                              .ended_ns = op->ended_ns,
+                              .version = op->cause == 0 ? op->version : 0, .error = op->error,
+                              .payload_len = c->payload_len, .keys = op->keys,
+                              .bitmap_bytes = op->cause == 0 ? 0 : (uint16_t)((op->keys + 7) / 8),
+                              .key_len = c->key_len, .key_type = c->key_type, .slot = slot};
+}
+
+/* Of the watch keys of an outcome; a CHECK has none. */
+static uint32_t end_bytes(const struct pg_operation *op)
+{
+    return op->cause == 0 ? 0 : operation_end_bytes(op->keys);
+}
+
+static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *out)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    const uint64_t bytes = (uint64_t)c->key_len + c->payload_len;
+    uint8_t *to = sink_take(out, bytes + end_bytes(op));
+    memcpy(to, (const uint8_t *)op + c->ext_len, bytes);
+    memcpy(to + bytes, op + 1, end_bytes(op));
+}
+
+/* Those that go into one message; returns how many. */
+static uint32_t fitting(struct pg_arena *a, const struct pg_session *s, uint64_t size,
+                        uint32_t slots[PER_MESSAGE])
+{
+    uint64_t used = sizeof(struct pg_frame);
+    uint32_t n = 0, slot = s->inbox_next;
+    for (; slot != PG_NIL && n < PER_MESSAGE; n++) {
+        prefetch_news(a);
+        const struct pg_cold *c = &a->slots.cold[slot];
+        const struct pg_operation *op = operation_at(a, slot);
+        used += sizeof(struct pg_outcome) + c->key_len + c->payload_len + end_bytes(op);
+        if (used > size)
+            break;
+        slots[n] = slot;
+        slot = op->inbox_next;
+    }
+    return n;
+}
+
+static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sink *out)
+{
+    uint32_t slots[PER_MESSAGE];
+    const uint32_t count = fitting(a, s, out->size, slots);
+    const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                               .message = PG_M_OUTCOMES, .session = s->id, .count = count};
+    sink_put(out, &f, sizeof f);
+    struct pg_outcome *heads = sink_take(out, count * sizeof *heads);
+    for (uint32_t n = 0; n < count; n++) {
+        if (n + BYTES_PREFETCH < count)
+            prefetch_bytes(a, slots[n + BYTES_PREFETCH]);
+        outcome_write(a, slots[n], &heads[n]);
+        outcome_bytes(a, slots[n], out);
+    }
+    a->notified_first = s->inbox_next;
+    a->notified_count = count;
+    if (count != 0)
+        s->inbox_next = operation_at(a, slots[count - 1])->inbox_next;
+    s->inbox_boot_ns = a->real_boot_ns;
+    return out->used;
+}
+
+uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t size)
+{
+    struct sink out = {bytes, 0, size, false};
+    *session = 0;
+    a->notified_count = 0;
+    if (!a->inbox_news)
+        return 0;
+    for (uint32_t i = 0; i < a->session_rows; i++) {
+        struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || s->inbox_next == PG_NIL || s->away)
+            continue;
+        *session = s->id;
+        return inbox_write(a, s, &out);
+    }
+    a->inbox_news = false;
+    a->news_count = a->news_seen = 0;
+    return 0;
+}
+
+#define AGAIN_NS 1000000000       /* without an acknowledgement; doubles with each repetition */
+#define REPEATS_DOUBLING 6        /* up to about a minute */
+
+static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
+{
+    s->inbox_next = s->inbox_head;
+    a->metrics->outcomes_repeated += s->inbox_count;
+    a->inbox_news = true;
+}
+
+void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns)
+{
+    for (uint32_t i = 0; i < a->session_rows; i++) {
+        struct pg_session *s = &a->sessions[i];
+        const uint32_t doubled = s->repeats < REPEATS_DOUBLING ? s->repeats : REPEATS_DOUBLING;
+        if (s->id == 0 || s->inbox_head == PG_NIL || s->away || s->inbox_next != PG_NIL ||
+            real_boot_ns - s->inbox_boot_ns < (int64_t)AGAIN_NS << doubled)
+            continue;
+        s->repeats++;
+        inbox_repeat(a, s);
+    }
+}
+
+void pg_inbox_to(struct pg_arena *a, uint64_t session)
+{
+    struct pg_session *s = session_find(a, session);
+    if (s == NULL)
+        return;
+    s->away = s->repeats = 0;
+    if (s->inbox_head != PG_NIL)
+        inbox_repeat(a, s);
+}
+
+void pg_inbox_away(struct pg_arena *a, uint64_t session)
+{
+    struct pg_session *s = session_find(a, session);
+    if (s != NULL)
+        s->away = 1;
+}

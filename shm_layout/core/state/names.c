@@ -1,0 +1,426 @@
+/* names.c - the tables of namespaces and topics, and the index from name to row.
+ *
+ * The index is open addressing with linear probing over row numbers + 1; topics stand
+ * behind the namespaces in one numbering. Nothing is ever erased from it: when a topic's
+ * row is given to another name, which is rare, it is built again. */
+
+#include "core/core.h"
+
+#define TOPIC_SCOPE (1ull << 32)  /* keeps topics of namespace n apart from namespaces */
+
+static uint64_t scope_of(uint32_t namespace_row)
+{
+    return namespace_row == PG_NIL ? 0 : TOPIC_SCOPE | namespace_row;
+}
+
+static bool row_is(const struct pg_arena *a, uint32_t row, uint32_t ns, struct name name)
+{
+    struct name found;
+    if (row < a->namespace_rows) {
+        if (ns != PG_NIL)
+            return false;
+        found = namespace_name(a, row);
+    } else {
+        const uint32_t topic = row - a->namespace_rows;
+        if (ns != a->topics[topic].namespace_row)
+            return false;
+        found = topic_name(a, topic);
+    }
+    return found.len == name.len && memcmp(found.bytes, name.bytes, name.len) == 0;
+}
+
+static uint32_t cell_of(const struct pg_arena *a, uint32_t ns, struct name name)
+{
+    const uint64_t hash = keyed_hash(a->secret->secret, scope_of(ns), name.bytes, name.len);
+    return (uint32_t)hash & (a->name_cells - 1);
+}
+
+/* ns = PG_NIL looks for a namespace, else for a topic of it. Row in the common numbering;
+ * *free_cell = where it would go. */
+static uint32_t name_find(const struct pg_arena *a, uint32_t ns, struct name name,
+                          uint32_t *free_cell)
+{
+    uint32_t cell = cell_of(a, ns, name);
+    while (a->name_index[cell] != 0) {
+        if (row_is(a, a->name_index[cell] - 1, ns, name))
+            return a->name_index[cell] - 1;
+        cell = (cell + 1) & (a->name_cells - 1);
+    }
+    *free_cell = cell;
+    return PG_NIL;
+}
+
+static void name_link(struct pg_arena *a, uint32_t row, uint32_t ns, struct name name)
+{
+    uint32_t cell = 0;
+    if (name_find(a, ns, name, &cell) == PG_NIL)
+        a->name_index[cell] = row + 1;
+}
+
+static bool topic_placed(const struct pg_arena *a, uint32_t i, struct pg_fault *why)
+{
+    const struct pg_topic *t = &a->topics[i];
+    if (t->name_len > PG_TOPIC_MAX + 1)
+        return fault_set(why, "names", "length of a topic's name", i, PG_TOPIC_MAX + 1,
+                         t->name_len);
+    if (t->namespace_row >= a->namespace_rows || a->namespaces[t->namespace_row].name_len == 0)
+        return fault_set(why, "names", "a topic without a namespace", i, a->namespace_rows,
+                         t->namespace_row);
+    return true;
+}
+
+bool names_sound(const struct pg_arena *a, struct pg_fault *why)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (a->namespaces[i].name_len > PG_NAMESPACE_MAX)
+            return fault_set(why, "names", "length of a namespace's name", i, PG_NAMESPACE_MAX,
+                             a->namespaces[i].name_len);
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len != 0 && !topic_placed(a, i, why))
+            return false;
+    return true;
+}
+
+void names_rebuild(struct pg_arena *a)
+{
+    memset(a->name_index, 0, sizeof(uint32_t) * a->name_cells);
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (a->namespaces[i].name_len != 0)
+            name_link(a, i, PG_NIL, namespace_name(a, i));
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len != 0)
+            name_link(a, a->namespace_rows + i, a->topics[i].namespace_row, topic_name(a, i));
+}
+
+uint32_t names_find_namespace(const struct pg_arena *a, struct name ns)
+{
+    uint32_t cell;
+    return name_find(a, PG_NIL, ns, &cell);
+}
+
+bool name_reserved(struct name name)
+{
+    return name.len != 0 && name.bytes[0] == PG_RESERVED;
+}
+
+bool names_elsewhere(const struct pg_arena *a, struct name ns)
+{
+    return a->confined && !name_reserved(ns) && names_find_namespace(a, ns) == PG_NIL;
+}
+
+/* ---- births ----------------------------------------------------------------------------- */
+
+static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t cell)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++) {
+        struct pg_namespace *row = &a->namespaces[i];
+        if (row->name_len != 0)
+            continue;
+        row->shard = a->header->shard;
+        row->owner_uid = PG_NIL;
+        row->created_uid = a->uid;
+        memcpy(row->name, name.bytes, name.len);
+        if (has_wal(a))
+            wal_append_namespace(a, i, row, name);
+        STORE_RELEASE(&row->name_len, name.len);
+        a->name_index[cell] = i + 1;
+        return i;
+    }
+    return PG_NIL;
+}
+
+static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
+{
+    return t->live == 0 && t->last_position <= a->header->replay_head;
+}
+
+/* A sum that grows whenever a topic may have become reusable. */
+static uint64_t ends_so_far(const struct pg_arena *a)
+{
+    const struct pg_metrics *m = a->metrics;
+    const uint64_t operations = m->watches - m->operations;      /* that have ended */
+    return m->cancels + m->replaces + operations + a->header->replay_head;
+}
+
+static bool is_own(const struct pg_arena *a, const struct pg_topic *t)
+{
+    return t->name_len != 0 && t->created_uid == a->uid;
+}
+
+static uint32_t topics_held(const struct pg_arena *a)
+{
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        held += is_own(a, &a->topics[i]);
+    return held;
+}
+
+/* A uid that holds its share of the topics gives one of its own for a new one. */
+static bool holds_its_share(const struct pg_arena *a)
+{
+    const uint32_t share = share_of(a, a->topic_rows);
+    return share < a->topic_rows && topics_held(a) >= share;
+}
+
+static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (topic_reusable(a, &a->topics[i]) && (!own || is_own(a, &a->topics[i])))
+            return i;
+    return PG_NIL;
+}
+
+/* Whether the uid's share admits another topic. As in topic_row_for, a search is not repeated until
+ * something ended. */
+static bool topic_admitted(struct pg_arena *a, struct pg_result *why)
+{
+    const uint64_t ends = ends_so_far(a);
+    const bool known = a->topics_refused_at == ends && a->topics_refused_uid == a->uid;
+    if (!known && (!holds_its_share(a) || topic_reusable_row(a, true) != PG_NIL))
+        return true;
+    if (!known)
+        a->topics_refused_held = topics_held(a);
+    a->topics_refused_at = ends;
+    a->topics_refused_uid = a->uid;
+    share_refuse(a, PG_Q_UID_TOPICS, a->topic_rows, a->topics_refused_held, why);
+    return false;
+}
+
+static uint32_t topic_free_row(const struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len == 0)
+            return i;
+    return PG_NIL;
+}
+
+/* A free row; else one without timers and notices is taken from its name. The search is
+ * not repeated until something ended, so that hostile names cost nothing. */
+static uint32_t topic_row_for(struct pg_arena *a)
+{
+    const uint64_t ends = ends_so_far(a);
+    if (a->topics_stuck_at == ends)
+        return PG_NIL;
+    const bool own = holds_its_share(a);
+    uint32_t row = own ? PG_NIL : topic_free_row(a);
+    if (row != PG_NIL)
+        return row;
+    row = topic_reusable_row(a, own);
+    if (row == PG_NIL) {
+        a->topics_stuck_at = ends;         /* one that gives its own has some: topic_admitted */
+        return PG_NIL;
+    }
+    STORE_RELEASE(&a->topics[row].name_len, 0u);
+    names_rebuild(a);
+    return row;
+}
+
+static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
+{
+    const uint32_t row = topic_row_for(a);
+    struct pg_topic *t = &a->topics[row];
+    if (row == PG_NIL)
+        return PG_NIL;
+    memset(t, 0, sizeof *t);
+    t->namespace_row = ns;
+    t->created_uid = a->uid;
+    t->incarnation = a->header->next_incarnation++;
+    memcpy(t->name, name.bytes, name.len);
+    if (has_wal(a))
+        wal_append_topic(a, row, name);
+    STORE_RELEASE(&t->name_len, name.len + 1);
+    name_link(a, a->namespace_rows + row, ns, name);
+    return row;
+}
+
+void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set)
+{
+    struct pg_namespace n = a->namespaces[row];
+    if (set->fields & PG_N_OWNER)
+        n.owner_uid = set->owner_uid;
+    if (set->fields & PG_N_DURABILITY)
+        n.durability = set->durability;
+    if (set->fields & PG_N_TIMERS)
+        n.quota_timers = set->quota_timers;
+    if (set->fields & PG_N_BYTES)
+        n.quota_bytes = set->quota_bytes;
+    if (set->fields & PG_N_OPS)
+        n.quota_ops = set->quota_ops;
+    if (set->fields & PG_N_PARK)
+        n.park_beyond_ns = set->park_beyond_ns;
+    if (has_wal(a))
+        wal_append_namespace(a, row, &n, namespace_name(a, row));
+    a->namespaces[row] = n;
+    restrictions_note(a);
+    wal_buffer_settle(a);
+}
+
+static uint32_t namespaces_held(const struct pg_arena *a)
+{
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        held += a->namespaces[i].name_len != 0 && a->namespaces[i].created_uid == a->uid;
+    return held;
+}
+
+uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *why)
+{
+    uint32_t cell = 0;
+    uint32_t row = name_find(a, PG_NIL, ns, &cell);
+    if (row != PG_NIL)
+        return row;
+    if ((has_wal(a) && !wal_buffer_admits(a, why)) ||
+        !share_admits(a, PG_Q_UID_NAMESPACES, a->namespace_rows, namespaces_held(a), why))
+        return PG_NIL;
+    row = namespace_born(a, ns, cell);
+    if (row == PG_NIL)
+        answer(why, 0, PG_ST_FULL_NAMESPACES, 0);
+    return row;
+}
+
+/* Row in the common numbering. */
+static uint32_t topic_find(const struct pg_arena *a, struct name ns, struct name topic)
+{
+    const uint32_t row = names_find_namespace(a, ns);
+    uint32_t cell;
+    return row == PG_NIL ? PG_NIL : name_find(a, row, topic, &cell);
+}
+
+uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, struct pg_result *why)
+{
+    uint32_t row = topic_find(a, ns, topic);
+    if (row != PG_NIL)
+        return row - a->namespace_rows;
+    if ((has_wal(a) && !wal_buffer_admits(a, why)) || !topic_admitted(a, why))
+        return PG_NIL;
+    const uint32_t ns_row = names_namespace(a, ns, why);
+    if (ns_row == PG_NIL)
+        return PG_NIL;
+    row = topic_born(a, ns_row, topic);
+    if (row == PG_NIL)
+        answer(why, 0, PG_ST_FULL_TOPICS, 0);
+    return row;
+}
+
+void names_hold(struct pg_arena *a, uint32_t topic) { a->topics[topic].live++; }
+
+void names_release(struct pg_arena *a, uint32_t topic)
+{
+    if (--a->topics[topic].live == 0)
+        a->topics_stuck_at = a->topics_refused_at = UINT64_MAX;
+}
+
+/* ---- readers ------------------------------------------------------------------------------ */
+
+/* A row of either table, in use, of the namespace `ns`. */
+static void row_counted(const struct pg_arena *a, struct pg_fill *fill, uint32_t ns)
+{
+    if (ns < a->namespace_rows && name_reserved(namespace_name(a, ns)))
+        fill->rows--;
+    else
+        fill->used++;
+}
+
+struct pg_fill pg_namespace_fill(const struct pg_arena *a)
+{
+    struct pg_fill fill = {0, a->namespace_rows};
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (LOAD_ACQUIRE(&a->namespaces[i].name_len) != 0)
+            row_counted(a, &fill, i);
+    return fill;
+}
+
+struct pg_fill pg_topic_fill(const struct pg_arena *a)
+{
+    struct pg_fill fill = {0, a->topic_rows};
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (LOAD_ACQUIRE(&a->topics[i].name_len) != 0)
+            row_counted(a, &fill, a->topics[i].namespace_row);
+    return fill;
+}
+
+uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t len)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (LOAD_ACQUIRE(&a->namespaces[i].name_len) == len &&
+            memcmp(a->namespaces[i].name, name, len) == 0)
+            return i;
+    return PG_NIL;
+}
+
+uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const char *name,
+                       uint32_t len)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (LOAD_ACQUIRE(&a->topics[i].name_len) == len + 1 &&
+            a->topics[i].namespace_row == namespace_row &&
+            memcmp(a->topics[i].name, name, len) == 0)
+            return i;
+    return PG_NIL;
+}
+
+/* ---- check -------------------------------------------------------------------------------- */
+
+/* The newest notice, while the replay buffer has it, is this topic's and has its sequence. */
+static bool newest_sound(const struct pg_arena *a, uint32_t i)
+{
+    const struct pg_topic *t = &a->topics[i];
+    if (t->last_position <= a->header->replay_head)
+        return (t->last_position == 0) == (t->sequence == 0);
+    const struct pg_entry *e = replay_at(a, t->last_position - 1);
+    return e->topic == i && e->sequence == t->sequence;
+}
+
+static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
+{
+    const struct pg_topic *t = &a->topics[i];
+    uint32_t cell;
+    if (t->last_position > a->header->replay_tail)
+        return fault_set(fault, "names", "a topic ahead of the replay buffer", i,
+                         a->header->replay_tail, t->last_position);
+    if (t->incarnation == 0 || t->incarnation >= a->header->next_incarnation)
+        return fault_set(fault, "names", "an incarnation that was never given", i,
+                         a->header->next_incarnation, t->incarnation);
+    if (!newest_sound(a, i))
+        return fault_set(fault, "names", "a topic whose newest notice is not its own", i,
+                         t->sequence, t->last_position);
+    const uint32_t row = name_find(a, t->namespace_row, topic_name(a, i), &cell);
+    return row == a->namespace_rows + i ||
+           fault_set(fault, "names", "a topic that the index does not find", i,
+                     a->namespace_rows + i, row);
+}
+
+static bool namespace_found(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
+{
+    return names_find_namespace(a, namespace_name(a, i)) == i ||
+           fault_set(fault, "names", "a namespace that the index does not find", i, i, 0);
+}
+
+/* Each name is found, so with as many cells as names none leads elsewhere. */
+static bool cells_used(const struct pg_arena *a, uint32_t names, struct pg_fault *fault)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < a->name_cells; i++)
+        used += a->name_index[i] != 0;
+    return used == names || fault_set(fault, "names", "cells of the index", 0, names, used);
+}
+
+bool names_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    uint32_t names = 0;
+    if (!names_sound(a, fault))
+        return false;
+    if (a->secret == NULL)
+        return true;
+    for (uint32_t i = 0; i < a->namespace_rows; i++) {
+        if (a->namespaces[i].name_len != 0 && !namespace_found(a, i, fault))
+            return false;
+        names += a->namespaces[i].name_len != 0;
+    }
+    for (uint32_t i = 0; i < a->topic_rows; i++) {
+        if (a->topics[i].name_len != 0 && !topic_sound(a, i, fault))
+            return false;
+        names += a->topics[i].name_len != 0;
+    }
+    return cells_used(a, names, fault);
+}

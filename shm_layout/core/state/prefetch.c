@@ -1,0 +1,185 @@
+/* prefetch.c - fetches the memory that coming work will touch, a group of ids at a time.
+ *
+ * Ending one operation touches some twenty lines, each known only from the one before. Taken
+ * one by one that is twenty trips to memory; step by step over a group, the trips overlap
+ * (group prefetching: Chen, Ailamaki, Gibbons, Mowry 2004). Nothing is changed in here, and
+ * what is fetched is a guess: ids are of slots and rows in use, whoever's they are. */
+
+#include "core/core.h"
+
+#define LINE 64
+#define CHAIN 8                   /* watch keys of one operation that are worth it */
+
+/* Both lines of an object that may lie across a border. */
+static inline void fetch_whole(const void *at, size_t bytes)
+{
+    fetch(at);
+    fetch((const char *)at + bytes - 1);
+}
+
+static inline void fetch_watermark(const struct pg_arena *a, uint32_t row)
+{
+    fetch_whole(&a->watermarks[row], sizeof a->watermarks[row]);
+}
+
+static inline void fetch_watch(const struct pg_arena *a, uint32_t watch)
+{
+    if (watch != PG_NIL)
+        fetch(&a->watches[watch]);
+}
+
+static void fetch_slots(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        fetch(&a->slots.hot[slots[i]]);
+        fetch(&a->slots.cold[slots[i]]);
+    }
+}
+
+/* ---- ends ------------------------------------------------------------------------------- */
+
+/* What its end looks at: the head of the blob, its key's place, its cell of the wheel. */
+static void fetch_operation(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    index_prefetch(&a->index, h->hash);
+    fetch(&a->wheel.chunks[h->where / 16]);
+    fetch_whole(operation_at(a, slot), sizeof(struct pg_operation) + PG_GRANULE);
+}
+
+/* A watcher's neighbours in the treap, and its row. Returns the next watcher of the operation. */
+static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
+{
+    const struct pg_watch *w = &a->watches[watch];
+    fetch_watch(a, w->sibling);
+    fetch_watermark(a, w->key_row);
+    fetch_watch(a, w->parent);
+    fetch_watch(a, w->left);
+    fetch_watch(a, w->right);
+    return w->sibling;
+}
+
+/* The chains of all operations, a link of each at a time; of rows that may end with their only
+ * watcher the place in the index too, once the row is here. */
+static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t count)
+{
+    for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
+        uint32_t rows[PG_PREFETCH_MAX], left = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            rows[i] = a->watches[watches[i]].key_row;
+            watches[i] = fetch_around(a, watches[i]);
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            if (a->watermarks[rows[i]].first == a->watermarks[rows[i]].latest)
+                index_prefetch(&a->watermark_index, a->watermarks[rows[i]].hash);
+            if (watches[i] != PG_NIL)
+                watches[left++] = watches[i];
+        }
+        count = left;
+    }
+}
+
+void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    uint32_t watches[PG_PREFETCH_MAX], found = 0;
+    fetch_slots(a, slots, count);
+    for (uint32_t i = 0; i < count; i++)
+        if (is_operation(a, slots[i]))
+            fetch_operation(a, slots[i]);
+    wheel_fetch_last(&a->wheel, slots, count);
+    for (uint32_t i = 0; i < count; i++) {
+        watches[found] = is_operation(a, slots[i]) ? operation_at(a, slots[i])->first_watch : PG_NIL;
+        fetch_watch(a, watches[found]);
+        found += watches[found] != PG_NIL;
+    }
+    fetch_chains(a, watches, found);
+}
+
+/* ---- links ------------------------------------------------------------------------------ */
+
+/* For a rebuild, which has not looked at this state yet: what is out of bounds is left alone. */
+void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    uint32_t watches[PG_PREFETCH_MAX], rows[PG_PREFETCH_MAX], found = 0, known = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t first = operation_at(a, slots[i])->first_watch;
+        if (first < a->watch_rows)
+            fetch_watch(a, watches[found++] = first);
+    }
+    for (uint32_t i = 0; i < found; i++) {
+        const uint32_t row = a->watches[watches[i]].key_row;
+        if (row < a->watermark_rows)
+            fetch_watermark(a, rows[known++] = row);
+    }
+    for (uint32_t i = 0; i < known; i++)
+        fetch_watch(a, a->watermarks[rows[i]].latest);
+    for (uint32_t i = 0; i < known; i++)
+        if (a->watermarks[rows[i]].latest != PG_NIL)
+            fetch_watch(a, a->watches[a->watermarks[rows[i]].latest].parent);
+}
+
+/* ---- watermarks ------------------------------------------------------------------------------ */
+
+/* The slots of the first watchers that will be reached; returns how many. */
+static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
+                              const uint64_t *reach, uint32_t count, uint32_t *slots)
+{
+    uint32_t ends = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (first[i] != PG_NIL && a->watches[first[i]].target <= reach[i])
+            slots[ends++] = a->watches[first[i]].slot;
+    return ends;
+}
+
+void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+                         const uint64_t *reach, uint32_t count, uint32_t *rows)
+{
+    uint32_t first[PG_PREFETCH_MAX], slots[PG_PREFETCH_MAX];
+    struct probe at;
+    for (uint32_t i = 0; i < count; i++) {
+        rows[places[i]] = index_first(&a->watermark_index, hashes[places[i]], &at);
+        if (rows[places[i]] != PG_NIL)
+            fetch_watermark(a, rows[places[i]]);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t row = rows[places[i]];
+        first[i] = row == PG_NIL || reach[i] == 0 ? PG_NIL : a->watermarks[row].first;
+        fetch_watch(a, first[i]);
+    }
+    prefetch_ends(a, slots, first_reached(a, first, reach, count, slots));
+}
+
+/* ---- outcomes ------------------------------------------------------------------------------ */
+
+/* The last line, and the one behind it, where a free neighbour keeps its size. */
+void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    fetch_slots(a, slots, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pg_cold *c = &a->slots.cold[slots[i]];
+        const uint8_t *at = blob_at(&a->blobs, c->blob);
+        fetch(at);
+        fetch_whole(at + (slot_granules(c) - 1) * PG_GRANULE, 2 * PG_GRANULE);
+    }
+}
+
+#define FAR 48                    /* outcomes ahead: their slots, */
+#define NEAR 24                   /* and what the slots lead to */
+
+void prefetch_news(struct pg_arena *a)
+{
+    const uint32_t next = a->news_seen++;
+    if (next + FAR < a->news_count)
+        fetch(&a->slots.cold[a->news[next + FAR]]);
+    if (next + NEAR < a->news_count)
+        fetch_whole(operation_at(a, a->news[next + NEAR]), sizeof(struct pg_operation));
+}
+
+void prefetch_bytes(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const uint8_t *at = blob_at(&a->blobs, c->blob);
+    fetch(&a->slots.hot[slot]);
+    fetch_whole(at + c->ext_len, LINE);
+    fetch(at + (slot_granules(c) - 1) * PG_GRANULE);
+}

@@ -1,0 +1,219 @@
+/* replay_buffer.c - fired timers, kept in a ring until younger ones need their place.
+ *
+ * `commit` decides alone: an entry with commit = position + 1 is fired, whatever the
+ * header says; what follows the commit (topic counters, tail, freeing the slot) is rolled
+ * forward by a rebuild. */
+
+#include "core/core.h"
+
+/* ---- withdrawing ------------------------------------------------------------------------ */
+
+static void entry_forget_key(struct pg_arena *a, uint64_t position, const struct pg_entry *e)
+{
+    struct probe at;
+    if (index_find_id(&a->index, e->hash, replay_id(a, position), &at))
+        index_erase(&a->index, &at);
+}
+
+/* The sequence goes first, so that a reader sees the entry gone before its blob changes. */
+static void replay_withdraw(struct pg_arena *a)
+{
+    const uint64_t head = a->header->replay_head;
+    struct pg_entry *e = replay_at(a, head);
+    const uint32_t granules = entry_granules(e);
+
+    STORE_RELEASE(&e->commit, 0ull);
+    atomic_thread_fence(memory_order_release);   /* before its blob serves others */
+    STORE_RELEASE(&a->header->replay_head, head + 1);
+    entry_forget_key(a, head, e);
+    blobs_give(&a->blobs, e->blob, granules);
+    a->header->replay_bytes -= (uint64_t)granules * PG_GRANULE;
+    a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+    a->metrics->notices_withdrawn++;
+}
+
+static bool has_space(const struct pg_header *h, uint64_t bytes)
+{
+    return h->replay_tail - h->replay_head < h->replay_capacity &&
+           (h->replay_bytes + bytes <= h->replay_bytes_max || h->replay_tail == h->replay_head);
+}
+
+bool replay_make_space(struct pg_arena *a, uint64_t bytes)
+{
+    while (!has_space(a->header, bytes)) {
+        if (a->header->replay_head >= a->header->published)
+            return false;
+        replay_withdraw(a);
+    }
+    return true;
+}
+
+/* ---- appending --------------------------------------------------------------------------- */
+
+/* Everything that follows from a committed entry; idempotent, for rebuild. */
+static void entry_settle(struct pg_arena *a, uint64_t position)
+{
+    const struct pg_entry *e = replay_at(a, position);
+    struct pg_topic *t = &a->topics[e->topic];
+    t->last_position = position + 1;
+    STORE_RELEASE(&t->sequence, e->sequence);
+    STORE_RELEASE(&a->header->replay_tail, position + 1);
+}
+
+/* The fields have no commit yet: with it, last of all, the entry is there. */
+uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
+{
+    const uint64_t position = a->header->replay_tail;
+    struct pg_entry *e = replay_at(a, position);
+    struct pg_topic *t = &a->topics[fields->topic];
+
+    t->changed_boot_ns = a->real_boot_ns;     /* once too often rather than never */
+    *e = *fields;
+    e->sequence = t->sequence + 1;
+    e->previous = t->last_position;
+    STORE_RELEASE(&e->commit, position + 1);
+    entry_settle(a, position);
+    a->header->replay_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
+    return position;
+}
+
+void replay_supersede(struct pg_arena *a, uint32_t id)
+{
+    a->replay_buffer[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
+}
+
+/* What fired in one iteration has one time. A virtual clock does not tell when that was. */
+static void queue_measure(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns)
+{
+    uint64_t p = a->header->published;
+    while (p < upto && a->header->clock_kind == PG_CLOCK_BOOT) {
+        const int64_t fired_ns = replay_at(a, p)->fired_ns;
+        uint64_t same = 1;
+        while (p + same < upto && replay_at(a, p + same)->fired_ns == fired_ns)
+            same++;
+        measure(a, PG_HG_RESPONSE_QUEUE, built_boot_ns - fired_ns, same);
+        p += same;
+    }
+}
+
+void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
+{
+    if (upto <= a->header->published || upto > a->header->replay_tail)
+        return;
+    queue_measure(a, upto, built_boot_ns);
+    measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, upto - a->header->published);
+    if (has_wal(a))
+        wal_append_sent(a, upto, built_boot_ns, handed_boot_ns);
+    STORE_RELEASE(&a->header->published, upto);
+    wal_buffer_settle(a);
+}
+
+/* ---- rebuild ------------------------------------------------------------------------------ */
+
+static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
+{
+    return e->topic < a->topic_rows && a->topics[e->topic].name_len != 0 && e->key_len != 0 &&
+           e->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX;
+}
+
+/* A younger entry, and later an armed slot, takes the key over from an older one. */
+static void entry_index(struct pg_arena *a, uint64_t position)
+{
+    const struct pg_entry *e = replay_at(a, position);
+    const uint32_t ns = a->topics[e->topic].namespace_row;
+    struct probe at;
+
+    if ((entry_flags(e) & (PG_E_SUPERSEDED | PG_E_OPERATION)) ||
+        (e->ticket & 0xff) == PG_CAUSE_PUBLISHED)
+        return;                   /* an operation that ended is not FIRED but UNKNOWN */
+    for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
+         id = index_next(&a->index, e->hash, &at)) {
+        const struct pg_entry *old = &a->replay_buffer[id - a->slots.capacity];
+        if (old->hash == e->hash && a->topics[old->topic].namespace_row == ns &&
+            old->key_len == e->key_len && entry_key_type(old) == entry_key_type(e) &&
+            memcmp(blob_at(&a->blobs, old->blob), blob_at(&a->blobs, e->blob), e->key_len) == 0) {
+            index_replace(&a->index, e->hash, &at, replay_id(a, position));
+            return;
+        }
+    }
+    index_insert(&a->index, e->hash, replay_id(a, position));
+}
+
+static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *fault)
+{
+    const struct pg_entry *e = replay_at(a, p);
+    if (e->commit != p + 1)
+        return fault_set(fault, "replay buffer", "an entry without its commit", p, p + 1,
+                         e->commit);
+    if (!entry_sound(a, e))
+        return fault_set(fault, "replay buffer", "an entry names what is not there", p, 0,
+                         e->topic);
+    if (e->previous > p || (e->previous == 0) != (e->sequence == 1))
+        return fault_set(fault, "replay buffer", "a topic's chain is broken", p, e->sequence,
+                         e->previous);
+    if (e->previous > a->header->replay_head &&
+        replay_at(a, e->previous - 1)->sequence + 1 != e->sequence)
+        return fault_set(fault, "replay buffer", "a gap in a topic's sequence", p, e->sequence,
+                         replay_at(a, e->previous - 1)->sequence);
+    if ((e->ticket & 0xff) == PG_CAUSE_EXPIRED && e->fired_ns < e->deadline_ns)
+        return fault_set(fault, "replay buffer", "fired early", p, (uint64_t)e->deadline_ns,
+                         (uint64_t)e->fired_ns);
+    return true;
+}
+
+static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault *why)
+{
+    struct pg_entry *e = replay_at(a, position);
+    if (!entry_check(a, position, why))
+        return false;
+    if (!blobs_rebuild_mark(&a->blobs, e->blob, entry_granules(e)))
+        return fault_set(why, "replay buffer", "an entry's blob overlaps or is outside", position,
+                         0, e->blob);
+    a->header->replay_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
+    entry_index(a, position);
+    return true;
+}
+
+bool replay_settle(struct pg_arena *a, struct pg_fault *why)
+{
+    struct pg_header *h = a->header;
+    const bool half_done = replay_at(a, h->replay_tail)->commit == h->replay_tail + 1;
+    if (half_done && !entry_sound(a, replay_at(a, h->replay_tail)))
+        return fault_set(why, "replay buffer", "the newest entry names what is not there",
+                         h->replay_tail, a->topic_rows, replay_at(a, h->replay_tail)->topic);
+    if (half_done)
+        entry_settle(a, h->replay_tail);
+    if (h->replay_head > h->published || h->published > h->replay_tail ||
+        h->replay_tail - h->replay_head > h->replay_capacity)
+        return fault_set(why, "replay buffer", "head, published and tail are out of order", 0,
+                         h->replay_tail, h->replay_head);
+    while (h->replay_head < h->published &&
+           replay_at(a, h->replay_head)->commit != h->replay_head + 1)
+        h->replay_head++;         /* withdrawn; of those that were not sent none is */
+    return true;
+}
+
+bool replay_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    a->header->replay_bytes = 0;
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++)
+        if (!entry_rebuild(a, p, why))
+            return false;
+    return true;
+}
+
+/* ---- check -------------------------------------------------------------------------------- */
+
+bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t own = 0;
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
+        if (!entry_check(a, p, fault))
+            return false;
+        own += entry_granules(replay_at(a, p));
+    }
+    *granules += own;
+    return own * PG_GRANULE == a->header->replay_bytes ||
+           fault_set(fault, "replay buffer", "bytes pinned", 0, own * PG_GRANULE,
+                     a->header->replay_bytes);
+}

@@ -1,0 +1,415 @@
+/* session.c - clients' sessions and the memory of their last replies. */
+
+#include "core/core.h"
+
+static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8_t nonce[16],
+                                           uint32_t uid)
+{
+    for (uint32_t i = 0; i < a->session_rows; i++)
+        if (a->sessions[i].id != 0 && a->sessions[i].uid == uid &&
+            memcmp(a->sessions[i].nonce, nonce, sizeof a->sessions[i].nonce) == 0)
+            return &a->sessions[i];
+    return NULL;
+}
+
+static struct pg_session *most_silent(const struct pg_arena *a)
+{
+    struct pg_session *oldest = &a->sessions[0];
+    for (uint32_t i = 1; i < a->secret->sessions; i++)
+        if (a->sessions[i].used_boot_ns < oldest->used_boot_ns)
+            oldest = &a->sessions[i];
+    return oldest;
+}
+
+int64_t sessions_silence_ns(const struct pg_arena *a)
+{
+    return a->real_boot_ns - most_silent(a)->used_boot_ns;
+}
+
+static struct pg_session *row_for_new(const struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (a->sessions[i].id == 0)
+            return &a->sessions[i];
+    return NULL;
+}
+
+static void rows_count(struct pg_arena *a)
+{
+    while (a->session_rows != 0 && a->sessions[a->session_rows - 1].id == 0)
+        a->session_rows--;
+}
+
+/* ---- replies ------------------------------------------------------------------------------ */
+
+/* A batch that is not applied whole yet has space for all keys it may end. */
+uint32_t reply_granules(const struct pg_reply_memory *m)
+{
+    if (m->count == 0 || m->extra_blob == PG_NIL)
+        return 0;
+    return blob_granules(m->sequence == 0 ? PG_ENDED_KEYS_BYTES : m->extra_bytes);
+}
+
+uint32_t answer_granules(const struct pg_reply_memory *m)
+{
+    return m->answers == PG_NIL ? 0 : m->count;
+}
+
+static void answers_forget(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    const uint32_t granules = answer_granules(m), answers = m->answers;
+    STORE_RELEASE(&m->answers, PG_NIL);
+    if (granules != 0)
+        blobs_give(&a->answers, answers, granules);
+}
+
+static void extra_forget(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    const uint32_t granules = reply_granules(m), blob = m->extra_blob;
+    STORE_RELEASE(&m->extra_blob, PG_NIL);
+    if (granules == 0)
+        return;
+    blobs_give(&a->blobs, blob, granules);
+    a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+}
+
+/* Results first: a sequence without results is refused when it is sent again. */
+void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    answers_forget(a, m);
+    extra_forget(a, m);
+    STORE_RELEASE(&m->sequence, 0ull);
+    STORE_RELEASE(&m->count, 0u);
+}
+
+/* Clients send a batch again within seconds. */
+#define RECENT_NS 60000000000
+
+static uint32_t session_answers(const struct pg_arena *a, const struct pg_session *s)
+{
+    uint32_t granules = 0;
+    for (uint64_t i = 0; i < PG_WINDOW; i++)
+        granules += answer_granules(session_reply(a, s, i));
+    return granules;
+}
+
+/* The session with answers that was silent longest, and has no batch under way; NULL: all were
+ * active within a minute. */
+static struct pg_session *silent_with_answers(const struct pg_arena *a,
+                                              const struct pg_session *but)
+{
+    struct pg_session *found = NULL;
+    for (uint32_t i = 0; i < a->session_rows; i++) {
+        struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || s == but || s->current != 0 ||
+            a->real_boot_ns - s->used_boot_ns < RECENT_NS ||
+            (found != NULL && s->used_boot_ns >= found->used_boot_ns) || session_answers(a, s) == 0)
+            continue;
+        found = s;
+    }
+    return found;
+}
+
+static uint32_t answers_take(struct pg_arena *a, const struct pg_session *s, uint32_t count)
+{
+    uint32_t answers;
+    while ((answers = blobs_take(&a->answers, count)) == PG_NIL) {
+        const struct pg_session *silent = silent_with_answers(a, s);
+        if (silent == NULL)
+            return PG_NIL;
+        for (uint64_t i = 0; i < PG_WINDOW; i++)
+            answers_forget(a, session_reply(a, silent, i));
+    }
+    return answers;
+}
+
+bool reply_begin(struct pg_arena *a, const struct pg_session *s, struct pg_reply_memory *m,
+                 uint32_t count)
+{
+    const uint32_t answers = count == 0 ? PG_NIL : answers_take(a, s, count);
+    if (answers == PG_NIL && count != 0)
+        return false;
+    STORE_RELEASE(&m->count, count);
+    STORE_RELEASE(&m->answers, answers);
+    if (count != 0)
+        memset(reply_results(a, m), 0, count * sizeof(struct pg_result));
+    return true;
+}
+
+static void replies_forget(struct pg_arena *a, const struct pg_session *s)
+{
+    for (uint64_t i = 0; i < PG_WINDOW; i++)
+        reply_forget(a, session_reply(a, s, i));
+}
+
+struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
+                                uint32_t pid, int64_t grace_ns, struct name worker,
+                                struct pg_result *why)
+{
+    struct pg_session *s = session_of_nonce(a, nonce, uid);
+    *why = (struct pg_result){0, 0};
+    if (s != NULL) {              /* perhaps by another process */
+        s->pid = pid;
+        s->grace_ns = grace_ns;
+        return s;
+    }
+    if (!share_admits(a, PG_Q_UID_SESSIONS, a->secret->sessions, sessions_of(a, uid), why))
+        return NULL;
+    s = row_for_new(a);
+    if (s == NULL)
+        return NULL;
+    const uint64_t serial = a->secret->next_session++;
+    const uint64_t random = keyed_hash(a->secret->secret, serial, nonce, 16);
+    memset(s, 0, sizeof *s);
+    memcpy(s->nonce, nonce, sizeof s->nonce);
+    s->uid = uid;
+    s->pid = pid;
+    s->worker_len = (uint8_t)(worker.len <= PG_WORKER_MAX ? worker.len : PG_WORKER_MAX);
+    memcpy(s->worker, worker.bytes, s->worker_len);
+    s->grace_ns = grace_ns;
+    s->opened_boot_ns = s->used_boot_ns = a->real_boot_ns;
+    s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
+    /* Bit 63 set: never 0, whatever the hash. */
+    const uint64_t id = (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions);
+    if (has_wal(a) && !wal_buffer_full(a))         /* nothing that is kept depends on it */
+        wal_append_opened(a, s, id, worker);
+    STORE_RELEASE(&s->id, id);
+    if (s - a->sessions >= a->session_rows)
+        a->session_rows = (uint32_t)(s - a->sessions) + 1;
+    account_session_opened(a, uid);
+    return s;
+}
+
+bool session_may_end(const struct pg_arena *a)
+{
+    return !wal_buffer_full(a) || wal_stopped(a);
+}
+
+/* After the store of the id it is gone, with its inbox and its replies. */
+void session_end(struct pg_arena *a, struct pg_session *s)
+{
+    if (has_wal(a) && !wal_buffer_full(a))
+        wal_append_session(a, s);
+    STORE_RELEASE(&s->id, 0ull);
+    account_session_ended(a, s);
+    inbox_drop(a, s);
+    replies_forget(a, s);
+    rows_count(a);
+}
+
+int64_t pg_session_grace_ns(const struct pg_arena *a, uint64_t session)
+{
+    const struct pg_session *s = session_find(a, session);
+    return s == NULL ? -1 : s->grace_ns;
+}
+
+int pg_session_end(struct pg_arena *a, uint64_t session, int64_t real_boot_ns)
+{
+    struct pg_session *s = session_find(a, session);
+    if (s == NULL)
+        return 1;
+    if (!session_may_end(a))
+        return 0;
+    time_set(a, a->now_ns, real_boot_ns);
+    session_end(a, s);
+    wal_buffer_settle(a);
+    return 1;
+}
+
+uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_info *out,
+                     uint32_t out_count)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < a->session_rows && count < out_count; i++) {
+        const struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || (uid != PG_NIL && s->uid != uid))
+            continue;
+        out[count++] = (struct pg_session_info){
+            .session = s->id, .opened_boot_ns = s->opened_boot_ns,
+            .used_boot_ns = s->used_boot_ns, .grace_ns = s->grace_ns, .uid = s->uid,
+            .pid = s->pid, .operations = s->owned, .unacknowledged = s->inbox_count};
+    }
+    return count;
+}
+
+struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
+                                      uint64_t sequence)
+{
+    return &a->replies[(uint64_t)(s - a->sessions) * PG_WINDOW + sequence % PG_WINDOW];
+}
+
+/* The record under way is one on a watch key, whose intent it is. */
+static bool on_watch_key(const struct pg_session *s)
+{
+    return s->current != 0 && s->intent[0] == s->applied + 1ull;
+}
+
+static bool intent_sound(const struct pg_arena *a, const struct pg_session *s)
+{
+    const struct pg_reply_memory *m = session_reply(a, s, s->current);
+    return s->intent[3] < a->watermark_rows &&
+           (s->intent[2] != PG_OP_CANCEL_FOR_KEY ||
+            (s->intent[1] <= PG_ENDED_KEYS_BYTES && m->extra_blob != PG_NIL));
+}
+
+static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
+{
+    const struct pg_session *s = &a->sessions[i];
+    if (row_of_session(s->id) != i)
+        return fault_set(fault, "sessions", "an id of another row", i, i, row_of_session(s->id));
+    if (s->current != 0 && s->current != s->last + 1)
+        return fault_set(fault, "sessions", "a batch out of order", i, s->last + 1, s->current);
+    if (s->current != 0 && (s->applied > s->count || s->count > PG_BATCH_RECORDS))
+        return fault_set(fault, "sessions", "more applied than a batch has", i, s->count,
+                         s->applied);
+    if (s->current != 0 && s->count != answer_granules(session_reply(a, s, s->current)))
+        return fault_set(fault, "sessions", "results of the batch under way", i, s->count,
+                         answer_granules(session_reply(a, s, s->current)));
+    if (s->last != 0 && session_reply(a, s, s->last)->sequence != s->last)
+        return fault_set(fault, "sessions", "the last reply is not remembered", i, s->last,
+                         session_reply(a, s, s->last)->sequence);
+    return !on_watch_key(s) || intent_sound(a, s) ||
+           fault_set(fault, "sessions", "an intent outside its tables", i, a->watermark_rows,
+                     s->intent[3]);
+}
+
+/* What follows from the last stores of a batch, or of a session's end. */
+static void session_settle(struct pg_arena *a, struct pg_session *s)
+{
+    if (s->current <= s->last)
+        s->current = 0;
+    for (uint32_t i = 0; s->id == 0 && i < PG_WINDOW; i++) {
+        struct pg_reply_memory *m = session_reply(a, s, i);
+        m->count = 0;
+        m->answers = m->extra_blob = PG_NIL;
+    }
+}
+
+/* Results and ended keys are held with the reply that has them. */
+static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
+{
+    const struct pg_reply_memory *m = &a->replies[i];
+    if (answer_granules(m) != 0 &&
+        !blobs_rebuild_mark(&a->answers, m->answers, answer_granules(m)))
+        return fault_set(why, "sessions", "a reply's results overlap or are outside", i,
+                         a->answers.granules, m->answers);
+    return reply_granules(m) == 0 ||
+           blobs_rebuild_mark(&a->blobs, m->extra_blob, reply_granules(m)) ||
+           fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
+                     m->extra_blob);
+}
+
+bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        session_settle(a, &a->sessions[i]);
+        a->sessions[i].owned = 0;
+        if (a->sessions[i].id != 0 && !session_sound(a, i, why))
+            return false;
+    }
+    a->session_rows = a->secret->sessions;
+    rows_count(a);
+    quotas_rebuild_sessions(a);
+    blobs_rebuild_begin(&a->answers);
+    for (uint32_t i = 0; i < a->session_rows * PG_WINDOW; i++)
+        if (!reply_rebuild(a, i, why))
+            return false;
+    blobs_rebuild_end(&a->answers);
+    return true;
+}
+
+/* ---- the record under way ----------------------------------------------------------------- */
+
+/* Any state but FREE; PG_NIL = no slot has it. */
+static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
+{
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+        if (ctl_ticket(a->slots.hot[slot].ctl) == ticket &&
+            ctl_state(a->slots.hot[slot].ctl) != PG_S_FREE)
+            return slot;
+    return PG_NIL;
+}
+
+/* Answers are stored before their effects. Whether this one's is there; what changes nothing
+ * is answered the same when it is applied again. */
+static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
+{
+    const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
+    const struct pg_hot *h = &a->slots.hot[slot != PG_NIL ? slot : 0];
+    const bool armed = slot != PG_NIL && ctl_live(h->ctl);
+    switch (r->ticket & 0xff) {
+    case PG_ST_ADDED:
+    case PG_ST_REPLACED:
+    case PG_ST_PARKED: return slot != PG_NIL;
+    case PG_ST_UNPARKED: return armed && !is_parked(a, slot);
+    case PG_ST_EXTENDED: return armed && h->deadline_ns == r->deadline_ns;
+    case PG_ST_CANCELLED:
+    case PG_ST_DONE: return !armed;
+    default: return false;
+    }
+}
+
+/* The row of a bulk load that is marked had its answer before, if it is one without an effect. */
+static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
+                         const struct pg_result *r)
+{
+    const unsigned status = r->ticket & 0xff;
+    return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && bulk_load_has_row(a, s);
+}
+
+/* A record on a watch key goes on when it is sent again, with the count so far. Any other one
+ * is whole, or was never begun: nothing of it may be left that a later recovery takes for more. */
+static void record_recover(struct pg_arena *a, struct pg_session *s)
+{
+    struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];
+    if (on_watch_key(s)) {
+        trigger_recover(a, r);
+    } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
+        if (bulk_load_counts(r->ticket & 0xff))
+            bulk_load_recover(a, s);
+        STORE_RELEASE(&s->applied, s->applied + 1);
+    } else if (!name_refused(r)) {
+        *r = (struct pg_result){0, 0};
+    }
+}
+
+static bool under_way(const struct pg_session *s)
+{
+    return s->id != 0 && s->current != 0 && s->applied < s->count;
+}
+
+void sessions_recover(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (under_way(&a->sessions[i]))
+            record_recover(a, &a->sessions[i]);
+}
+
+struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row)
+{
+    for (uint32_t i = 0; i < a->session_rows; i++) {
+        const struct pg_session *s = &a->sessions[i];
+        if (under_way(s) && on_watch_key(s) && s->intent[3] == row &&
+            s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_CLEAR)
+            return &reply_results(a, session_reply(a, s, s->current))[s->applied];
+    }
+    return NULL;
+}
+
+bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t answers = 0;
+    for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
+        if (a->sessions[i / PG_WINDOW].id == 0)
+            continue;
+        *granules += reply_granules(&a->replies[i]);
+        answers += answer_granules(&a->replies[i]);
+    }
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        if (a->sessions[i].id != 0 && !session_sound(a, i, fault))
+            return false;
+        if (a->sessions[i].id != 0 && i >= a->session_rows)
+            return fault_set(fault, "sessions", "a row behind the last one", i, a->session_rows, i);
+    }
+    return blobs_check(&a->answers, answers, fault);
+}

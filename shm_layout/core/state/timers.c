@@ -1,0 +1,724 @@
+/* timers.c - put, cancel, get and expire: what binds slot, key, blob, wheel and replay buffer.
+ *
+ * A timer is armed by the release store of its control word and ended by another one (or
+ * by the commit of its replay buffer entry); all else can be rebuilt around that. */
+
+#include "core/core.h"
+
+/* ---- keys ------------------------------------------------------------------------------ */
+
+uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
+                  const void *bytes, size_t len)
+{
+    const uint64_t scope = key_scope(namespace_row, type);
+    return key_hash_of(keyed_hash(a->secret->secret, scope, bytes, len));
+}
+
+static const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return blob_at(&a->blobs, c->blob) + c->ext_len;
+}
+
+static bool slot_has_key(const struct pg_arena *a, uint32_t slot, const struct key *k)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return a->slots.hot[slot].hash == k->hash && c->key_len == k->len &&
+           c->key_type == k->type && slot_namespace(a, slot) == k->namespace_row &&
+           memcmp(slot_key(a, slot), k->bytes, k->len) == 0;
+}
+
+static bool entry_has_key(const struct pg_arena *a, const struct pg_entry *e,
+                          const struct key *k)
+{
+    return e->hash == k->hash && e->key_len == k->len && entry_key_type(e) == k->type &&
+           a->topics[e->topic].namespace_row == k->namespace_row &&
+           memcmp(blob_at(&a->blobs, e->blob), k->bytes, k->len) == 0;
+}
+
+uint32_t key_find(const struct pg_arena *a, const struct key *k, struct probe *at)
+{
+    uint32_t id;
+    for (id = index_first(&a->index, k->hash, at); id != PG_NIL;
+         id = index_next(&a->index, k->hash, at)) {
+        if (id < a->slots.capacity ? slot_has_key(a, id, k)
+                                   : entry_has_key(a, &a->replay_buffer[id - a->slots.capacity], k))
+            return id;
+    }
+    return PG_NIL;
+}
+
+uint32_t timers_find(const struct pg_arena *a, const struct key *k)
+{
+    struct probe at;
+    const uint32_t id = key_find(a, k, &at);
+    return id < a->slots.capacity ? id : PG_NIL;
+}
+
+static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return (struct key){slot_key(a, slot), a->slots.hot[slot].hash, slot_namespace(a, slot), PG_NIL,
+                        c->key_len, c->key_type};
+}
+
+/* ---- time ------------------------------------------------------------------------------- */
+
+/* a + b, held inside int64: times far beyond either end stay at that end. */
+static int64_t add_clamped(int64_t a, int64_t b)
+{
+    int64_t sum;
+    if (!__builtin_add_overflow(a, b, &sum))
+        return sum;
+    return b > 0 ? INT64_MAX : INT64_MIN;
+}
+
+bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
+{
+    int64_t t = p->time_ns;
+    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->moment_ns, t, &t))
+        return false;
+    if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
+        t = a->now_ns;
+    if (p->time_kind == PG_T_WALL)
+        t = add_clamped(t, -a->header->wall_offset_ns);
+    /* A negative time on the arena's clock is merely long past. */
+    *deadline_ns = t < 0 ? 0 : t;
+    return true;
+}
+
+static struct pg_ext *slot_ext(const struct pg_arena *a, uint32_t slot)
+{
+    return (struct pg_ext *)blob_at(&a->blobs, a->slots.cold[slot].blob);
+}
+
+static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
+{
+    const int64_t t = add_clamped(wall_ns, -a->header->wall_offset_ns);
+    return t < 0 ? 0 : t;
+}
+
+/* By the wall clock as it stands now; the place of the slot in the wheel may be older. */
+int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
+{
+    if (a->slots.hot[slot].flags & PG_F_WALL)
+        return wall_deadline(a, slot_ext(a, slot)->value);
+    const int64_t t = a->slots.hot[slot].deadline_ns;
+    return t < 0 ? 0 : t;
+}
+
+/* It was armed when it was. */
+void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    const int64_t armed_ns = armed_ns_of(h, &a->slots.cold[slot]);
+    STORE_RELEASE(&h->deadline_ns, deadline_ns);
+    armed_note(h, &a->slots.cold[slot], armed_ns);
+}
+
+/* ---- ending a slot ------------------------------------------------------------------------ */
+
+void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    struct pg_namespace *ns = &a->namespaces[a->topics[h->topic].namespace_row];
+    const uint64_t bytes = slot_bytes(a, slot);
+    *(UNLIKELY(is_parked(a, slot)) ? &a->metrics->parked : &a->metrics->live) += (uint64_t)sign;
+    a->topics[h->topic].live += (uint64_t)sign;
+    ns->live += (uint64_t)sign;
+    ns->bytes += (uint64_t)sign * bytes;
+    if (UNLIKELY((h->flags & PG_F_WALL) != 0))
+        a->metrics->live_wall += (uint64_t)sign;
+    if (UNLIKELY(c->account == 0))
+        return;
+    account_counted(a, c->account, sign, bytes);
+    if (is_operation(a, slot))
+        a->accounts[c->account - 1].watches += (uint32_t)sign * operation_at(a, slot)->keys;
+}
+
+/* After this store the timer is gone. */
+void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_FREE));
+    atomic_thread_fence(memory_order_release);   /* before its bytes serve others */
+    if (give != 0)
+        blobs_give(&a->blobs, a->slots.cold[slot].blob, give);
+    a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
+    slots_give(&a->slots, slot);
+}
+
+/* Ends an armed timer; `keep` granules at the end of its blob live on elsewhere. Inline, since each
+ * timer comes here once. */
+static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
+{
+    const int64_t armed_ns = armed_ns_of(&a->slots.hot[slot], &a->slots.cold[slot]);
+    measure(a, PG_HG_REMOTE, a->moment_ns - armed_ns, 1);
+    slot_counted(a, slot, -1);
+    slot_free(a, slot, slot_granules(&a->slots.cold[slot]) - keep);
+}
+
+/* What is due already must not wait for the end of the tick, which a virtual clock may never
+ * reach. Wall timers are looked at when their tick comes. */
+void slot_place(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    if (h->deadline_ns <= a->now_ns && !(h->flags & PG_F_WALL))
+        wheel_place_due(&a->wheel, slot);
+    else
+        wheel_place(&a->wheel, slot);
+}
+
+static void slot_unplace(struct pg_arena *a, uint32_t slot)
+{
+    if (LIKELY(!is_parked(a, slot)))
+        wheel_remove(&a->wheel, slot);
+}
+
+/* ---- put ----------------------------------------------------------------------------------- */
+
+static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
+                        unsigned status)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
+}
+
+/* Whether a namespace wants its far-off timers parked, which takes a WAL. */
+static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
+{
+    const uint64_t beyond_ns = a->namespaces[p->key.namespace_row].park_beyond_ns;
+    return UNLIKELY(beyond_ns != 0) && has_wal(a) && deadline_ns > a->now_ns &&
+           (uint64_t)deadline_ns - (uint64_t)a->now_ns > beyond_ns;
+}
+
+/* Bytes of its payload that the arena keeps. */
+static uint32_t payload_retained(const struct pg_arena *a, const struct put *p)
+{
+    return UNLIKELY(a->parking != NULL) ? 0 : p->payload_len;
+}
+
+static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
+{
+    uint8_t *at = blob_at(&a->blobs, blob);
+    if (p->time_kind == PG_T_WALL) {
+        *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, p->time_ns};
+        at += sizeof(struct pg_ext);
+    }
+    memcpy(at, p->key.bytes, p->key.len);
+    if (payload_retained(a, p) != 0)
+        memcpy(at + p->key.len, p->payload, p->payload_len);
+}
+
+/* Fields first, control word last: half a slot is a free slot. */
+static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const struct put *p,
+                       int64_t deadline_ns, uint64_t ticket, uint32_t replaced)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    const bool wall = p->time_kind == PG_T_WALL;
+
+    blob_write(a, blob, p);
+    a->slots.cold[slot] = (struct pg_cold){
+        .blob = blob, .payload_len = payload_retained(a, p), .key_len = p->key.len,
+        .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
+        .account = p->account};
+    h->deadline_ns = deadline_ns;
+    h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->in_bulk_load ? PG_F_BULK_LOADED : 0);
+    h->hash = p->key.hash;
+    h->topic = (uint16_t)p->topic;
+    armed_note(h, &a->slots.cold[slot], a->moment_ns);
+    if (has_wal(a))
+        wal_append_arm(a, slot, ticket, replaced);
+    STORE_RELEASE(&h->ctl, ctl_of(ticket, a->parking != NULL ? PG_S_PARKED : PG_S_ARMED));
+}
+
+static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
+{
+    const uint64_t ext = p->time_kind == PG_T_WALL ? sizeof(struct pg_ext) : 0;
+    return blob_granules(ext + p->key.len + payload_retained(a, p));
+}
+
+/* Space for a new slot's blob; PG_NIL: refused and answered. */
+static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
+                         struct pg_result *r)
+{
+    unsigned status = slots_status(a, replacing);
+    const uint32_t blob = status == PG_ST_ADDED ? blobs_take(&a->blobs, granules) : PG_NIL;
+    if (status == PG_ST_ADDED)
+        status = PG_ST_FULL_PAYLOAD;
+    if (blob == PG_NIL)
+        answer(r, 0, status, 0);
+    return blob;
+}
+
+/* Arms a new slot, in the place of slot `replaced` (PG_NIL: of none), and answers; the caller
+ * binds the key to it. PG_NIL: refused. */
+static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
+                    uint32_t replaced, struct pg_result *r)
+{
+    const uint32_t granules = put_granules(a, p);
+    const uint32_t blob = arm_blob(a, granules, replaced != PG_NIL, r);
+    if (blob == PG_NIL)
+        return PG_NIL;
+    const uint32_t slot = slots_take(&a->slots);
+    const uint64_t ticket = a->header->next_ticket;
+    STORE_RELEASE(&a->header->next_ticket, ticket + 1);
+    const unsigned added = a->parking != NULL ? PG_ST_PARKED : PG_ST_ADDED;
+    answer(r, ticket, replaced == PG_NIL ? added : PG_ST_REPLACED, deadline_ns);
+    slot_write(a, slot, blob, p, deadline_ns, ticket, replaced);
+    if (LIKELY(a->parking == NULL))
+        slot_place(a, slot);
+    else
+        a->metrics->parks++;
+    slot_counted(a, slot, 1);
+    a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
+    a->metrics->adds++;
+    return slot;
+}
+
+/* `id`: the entry that speaks for the key now, where key_find has found it; PG_NIL = none. */
+static void key_bind(struct pg_arena *a, uint32_t hash, uint32_t id, const struct probe *at,
+                     uint32_t slot)
+{
+    if (id == PG_NIL) {
+        index_insert(&a->index, hash, slot);
+    } else {
+        replay_supersede(a, id);
+        index_replace(&a->index, hash, at, slot);
+    }
+}
+
+static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_ns, uint32_t id,
+                      const struct probe *at, struct pg_result *r)
+{
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(a, p), PG_NIL, r))
+        return;
+    const uint32_t slot = arm(a, p, deadline_ns, PG_NIL, r);
+    if (slot != PG_NIL)
+        key_bind(a, p->key.hash, id, at, slot);
+}
+
+static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
+                        uint32_t old, const struct probe *at, struct pg_result *r)
+{
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(a, p), old, r))
+        return;
+    const uint32_t slot = arm(a, p, deadline_ns, old, r);
+    if (slot == PG_NIL)
+        return;
+    index_replace(&a->index, p->key.hash, at, slot);
+    slot_unplace(a, old);
+    slot_end(a, old, 0);
+    a->metrics->replaces++;
+}
+
+/* Only the deadline moves, and only to later; kind of clock, topic and payload stay. */
+static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
+                       uint32_t slot, struct pg_result *r)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    if (deadline_ns <= timers_deadline_ns(a, slot)) {
+        answer_slot(a, r, slot, PG_ST_KEPT);
+        return;
+    }
+    const int64_t wall_ns = p->time_kind == PG_T_WALL
+                                ? p->time_ns
+                                : add_clamped(deadline_ns, a->header->wall_offset_ns);
+    if (h->flags & PG_F_WALL)
+        deadline_ns = wall_deadline(a, wall_ns);
+    answer(r, ctl_ticket(h->ctl), PG_ST_EXTENDED, deadline_ns);
+    if (has_wal(a))
+        wal_append_move(a, slot, deadline_ns, h->flags & PG_F_WALL ? wall_ns : NO_WALL);
+    if (h->flags & PG_F_WALL)
+        STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
+    slot_unplace(a, slot);
+    deadline_move(a, slot, deadline_ns);
+    if (LIKELY(!is_parked(a, slot)))
+        wheel_place(&a->wheel, slot);
+    a->metrics->extends++;
+}
+
+/* Only with its ticket: a key whose operation has ended would be armed as a timer instead. */
+static bool moves_operation(const struct put *p)
+{
+    return p->mode == PG_MODE_KEEP || (p->mode == PG_MODE_EXTEND && p->ticket != 0);
+}
+
+void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
+{
+    struct probe at;
+    int64_t deadline_ns;
+    if (!time_resolve(a, p, &deadline_ns)) {
+        answer(r, 0, PG_ST_TOO_FAR, 0);
+        return;
+    }
+    const uint32_t id = key_find(a, &p->key, &at);
+    a->parking = parks(a, p, deadline_ns) ? p : NULL;
+    const bool armed = id < a->slots.capacity;
+    if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(a->slots.hot[id].ctl) == p->ticket))
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+    else if (!armed)
+        put_fresh(a, p, deadline_ns, id, &at, r);
+    else if (p->mode == PG_MODE_ERROR || (is_operation(a, id) && !moves_operation(p)))
+        answer_slot(a, r, id, PG_ST_EXISTS);
+    else if (p->mode == PG_MODE_KEEP)
+        answer_slot(a, r, id, PG_ST_KEPT);
+    else if (p->mode == PG_MODE_EXTEND)
+        put_extend(a, p, deadline_ns, id, r);
+    else
+        put_replace(a, p, deadline_ns, id, &at, r);
+    a->parking = NULL;
+}
+
+/* ---- unpark --------------------------------------------------------------------------------- */
+
+/* In its own slot. The new blob begins as the stub's does, so that it may take its place at any
+ * moment; a rebuild that finds the slot parked still takes the payload from it again. */
+static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint32_t blob)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_cold *c = &a->slots.cold[slot];
+    const uint32_t stub = slot_granules(c), old = c->blob;
+    memcpy(blob_at(&a->blobs, blob), blob_at(&a->blobs, old), (size_t)c->ext_len + c->key_len);
+    if (p->payload_len != 0)
+        memcpy(blob_at(&a->blobs, blob) + c->ext_len + c->key_len, p->payload, p->payload_len);
+    slot_counted(a, slot, -1);
+    STORE_RELEASE(&c->blob, blob);
+    STORE_RELEASE(&c->payload_len, p->payload_len);
+    if (has_wal(a))
+        wal_append_unpark(a, slot);
+    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_ARMED));
+    slot_counted(a, slot, 1);
+    blobs_give(&a->blobs, old, stub);
+    a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;
+    slot_place(a, slot);
+    a->metrics->unparks++;
+}
+
+void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, struct pg_result *r)
+{
+    const uint32_t slot = timers_find(a, &p->key);
+    if (slot == PG_NIL || a->slots.hot[slot].ctl != ctl_of(ticket, PG_S_PARKED)) {
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return;
+    }
+    const uint64_t ext = a->slots.cold[slot].ext_len;
+    const uint32_t granules = blob_granules(ext + p->key.len + p->payload_len);
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, granules, slot, r))
+        return;
+    const uint32_t blob = blobs_take(&a->blobs, granules);
+    if (blob == PG_NIL) {
+        answer(r, 0, PG_ST_FULL_PAYLOAD, 0);
+        return;
+    }
+    answer_slot(a, r, slot, PG_ST_UNPARKED);
+    unpark(a, p, slot, blob);
+}
+
+/* ---- cancel ---------------------------------------------------------------------------------- */
+
+static void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r)
+{
+    const struct pg_entry *e = &a->replay_buffer[id - a->slots.capacity];
+    if (ticket != 0 && ticket != e->ticket >> 8) {
+        a->metrics->cancels_unknown++;
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return;
+    }
+    a->metrics->cancels_fired++;
+    answer(r, e->ticket >> 8, PG_ST_FIRED, e->deadline_ns);
+}
+
+static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
+{
+    index_erase(&a->index, at);
+    slot_unplace(a, slot);
+    if (has_wal(a))
+        wal_append_end(a, slot, PG_END_CANCELLED);
+    slot_end(a, slot, 0);
+    a->metrics->cancels++;
+}
+
+bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct pg_result *r)
+{
+    struct probe at;
+    const uint32_t id = key_find(a, k, &at);
+    if (id != PG_NIL && id >= a->slots.capacity) {
+        cancel_fired(a, id, ticket, r);
+        return true;
+    }
+    if (id == PG_NIL || (ticket != 0 && ticket != ctl_ticket(a->slots.hot[id].ctl))) {
+        a->metrics->cancels_unknown++;
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return true;
+    }
+    if (wal_buffer_full(a) || (is_operation(a, id) && !operation_may_end(a, id)))
+        return false;
+    answer_slot(a, r, id, PG_ST_CANCELLED);
+    if (is_operation(a, id))
+        operation_end(a, id, PG_CAUSE_CANCELLED, 0);
+    else
+        cancel_timer(a, id, &at);
+    return true;
+}
+
+/* ---- expire ------------------------------------------------------------------------------- */
+
+/* True when a wall timer is really due by the wall clock; else it is placed again. */
+static bool wall_reached(struct pg_arena *a, uint32_t slot)
+{
+    const int64_t deadline_ns = timers_deadline_ns(a, slot);
+    if (deadline_ns <= a->now_ns)
+        return true;
+    deadline_move(a, slot, deadline_ns);
+    wheel_place(&a->wheel, slot);
+    return false;
+}
+
+unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
+{
+    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
+    return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+}
+
+static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return (struct pg_entry){.ticket = ctl_ticket(h->ctl) << 8 | PG_CAUSE_EXPIRED,
+                             .deadline_ns = h->deadline_ns,
+                             .fired_ns = a->now_ns,
+                             .blob = c->blob + c->ext_len / PG_GRANULE,
+                             .payload_len = c->payload_len,
+                             .hash = h->hash,
+                             .topic = h->topic,
+                             .key_len = c->key_len,
+                             .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
+}
+
+static bool expire(void *context, uint32_t slot)
+{
+    struct pg_arena *a = context;
+    struct probe at;
+    if (is_operation(a, slot) && UNLIKELY(a->holding) && operation_waits(a, slot)) {
+        wheel_hold(&a->wheel, slot);
+        return true;
+    }
+    if (is_operation(a, slot))
+        return operation_expire(a, slot);
+    if ((a->slots.hot[slot].flags & PG_F_WALL) && !wall_reached(a, slot))
+        return true;
+    const struct pg_entry e = entry_of(a, slot);
+    const uint32_t granules = entry_granules(&e);
+    if (wal_buffer_full(a) || !replay_make_space(a, (uint64_t)granules * PG_GRANULE))
+        return false;
+    if (has_wal(a))
+        wal_append_fire(a, slot, &e);
+    const uint64_t position = replay_append(a, &e);
+    if (index_find_id(&a->index, e.hash, slot, &at))
+        index_replace(&a->index, e.hash, &at, replay_id(a, position));
+    slot_end(a, slot, granules);
+    a->metrics->expiries++;
+    measure(a, PG_HG_STRUCTURAL_LATENESS, a->now_ns - e.deadline_ns, 1);
+    return true;
+}
+
+static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
+{
+    prefetch_ends(context, slots, count);
+}
+
+/* ---- steps of the wall clock --------------------------------------------------------------- */
+
+#define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
+
+static void wall_replace(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    if (!ctl_live(h->ctl) || !(h->flags & PG_F_WALL))
+        return;
+    slot_unplace(a, slot);
+    deadline_move(a, slot, timers_deadline_ns(a, slot));
+    if (!is_parked(a, slot))
+        wheel_place(&a->wheel, slot);
+}
+
+/* Walks the slots in bounded iterations; a step during the walk begins it again. */
+static bool wall_iteration(struct pg_arena *a, uint32_t budget)
+{
+    const uint64_t end = (uint64_t)a->wall_cursor + (uint64_t)budget * 8;
+    if (a->wall_cursor == PG_NIL)
+        return false;
+    while (a->wall_cursor < a->slots.capacity && a->wall_cursor < end)
+        wall_replace(a, a->wall_cursor++);
+    if (a->wall_cursor == a->slots.capacity)
+        a->wall_cursor = PG_NIL;
+    return a->wall_cursor != PG_NIL;
+}
+
+static void wall_note(struct pg_arena *a, int64_t offset_ns)
+{
+    const int64_t step = offset_ns - a->wall_placed_by_ns;
+    a->header->wall_offset_ns = offset_ns;
+    if (step > -STEP_NS && step < STEP_NS)
+        return;
+    a->wall_placed_by_ns = offset_ns;
+    if (a->metrics->live_wall != 0)
+        a->wall_cursor = 0;
+}
+
+uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
+                    int64_t real_boot_ns, uint32_t budget, int *more)
+{
+    bool left = false;
+    if (now_ns < a->header->now_ns)
+        now_ns = a->header->now_ns;
+    time_set(a, now_ns, real_boot_ns);
+    a->header->now_ns = now_ns;
+    a->visits_left = budget;
+    if (wall_offset_ns != a->header->wall_offset_ns)
+        wall_note(a, wall_offset_ns);
+    const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
+    uint32_t released = 0;
+    bool waiting = false;
+    if (UNLIKELY(wheel_holds(&a->wheel)) && !a->holding)
+        released = wheel_release(&a->wheel, budget, expire, a, &waiting);
+    const uint64_t moved = a->wheel.state->moved;
+    const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
+                                                            expire, expire_soon, a, &left);
+    wal_buffer_settle(a);
+    a->metrics->moved += a->wheel.state->moved - moved;
+    a->metrics->iterations++;
+    a->metrics->iterations_full += done == budget;
+    a->metrics->iteration_work += done;
+    a->metrics->iteration_budget += done != 0 ? budget : 0;
+    *more = left || stepping || freeing || waiting;
+    a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
+    return done;
+}
+
+int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again)
+{
+    const bool waiting = wheel_holds(&a->wheel);
+    if (waiting && !a->holding && !again)
+        return false;
+    if (!waiting && !a->holding)
+        a->hold_after_ns = after_ns;
+    a->holding = true;
+    a->hold_upto_ns = upto_ns;
+    return !waiting;
+}
+
+void pg_release_operations(struct pg_arena *a) { a->holding = false; }
+
+int64_t pg_next_ns(const struct pg_arena *a)
+{
+    const bool at_once = a->wall_cursor != PG_NIL || a->orphans != PG_NIL ||
+                         (!a->holding && wheel_holds(&a->wheel));
+    return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
+}
+
+/* ---- linking, for a rebuild ---------------------------------------------------------------- */
+
+void timers_link_own(struct pg_arena *a, uint32_t slot)
+{
+    const struct key k = key_of_slot(a, slot);
+    struct probe at;
+    uint32_t id = index_first(&a->index, k.hash, &at);
+    while (id != PG_NIL && (id < a->slots.capacity ||
+                            !entry_has_key(a, &a->replay_buffer[id - a->slots.capacity], &k)))
+        id = index_next(&a->index, k.hash, &at);
+    key_bind(a, k.hash, id, &at, slot);
+    slot_counted(a, slot, 1);
+}
+
+bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
+{
+    const struct key k = key_of_slot(a, slot);
+    struct probe at;
+    const uint32_t id = key_find(a, &k, &at);
+    if (id < a->slots.capacity && is_operation(a, id))
+        return fault_set(why, "slots", "the key of an operation, too", slot, id, slot);
+    slot_counted(a, slot, 1);
+    if (id >= a->slots.capacity) {
+        key_bind(a, k.hash, id, &at, slot);
+        return true;
+    }
+    index_replace(&a->index, k.hash, &at, slot);
+    slot_unplace(a, id);
+    slot_end(a, id, 0);
+    return true;
+}
+
+/* ---- check --------------------------------------------------------------------------------- */
+
+/* Where a wall timer stands is by drift away from the wall clock at most, but for a step that is
+ * under way. */
+static bool wall_placed(const struct pg_arena *a, uint32_t slot)
+{
+    const int64_t away_ns = timers_deadline_ns(a, slot) - a->slots.hot[slot].deadline_ns;
+    return a->wall_cursor != PG_NIL || (away_ns < 2 * STEP_NS && away_ns > -2 * STEP_NS);
+}
+
+static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    if (!ticket_known(a->header, ctl_ticket(h->ctl)))
+        return fault_set(fault, "timers", "a ticket that was never given", slot,
+                         a->header->next_ticket, ctl_ticket(h->ctl));
+    if (h->topic >= a->topic_rows || a->topics[h->topic].name_len == 0)
+        return fault_set(fault, "timers", "a topic that is not there", slot, a->topic_rows,
+                         h->topic);
+    if (is_parked(a, slot) && a->slots.cold[slot].payload_len != 0)
+        return fault_set(fault, "timers", "a parked timer with a payload", slot, 0,
+                         a->slots.cold[slot].payload_len);
+    if (a->secret == NULL)
+        return true;
+    const struct key k = key_of_slot(a, slot);
+    if (k.hash != key_hash(a, k.namespace_row, k.type, k.bytes, k.len))
+        return fault_set(fault, "timers", "hash of the key", slot,
+                         key_hash(a, k.namespace_row, k.type, k.bytes, k.len), k.hash);
+    if (!wall_placed(a, slot))
+        return fault_set(fault, "timers", "a wall deadline that another clock gave", slot,
+                         (uint64_t)timers_deadline_ns(a, slot), (uint64_t)h->deadline_ns);
+    if (timers_find(a, &k) != slot)
+        return fault_set(fault, "timers", "a key that the index does not lead to", slot, slot,
+                         timers_find(a, &k));
+    return true;
+}
+
+static bool entries_indexed(const struct pg_arena *a, uint64_t *ids, struct pg_fault *fault)
+{
+    struct probe at;
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(a, p);
+        const bool found = index_find_id(&a->index, e->hash, replay_id(a, p), &at);
+        if (found && (entry_flags(e) & PG_E_SUPERSEDED))
+            return fault_set(fault, "index", "leads to a superseded entry", p, 0, 1);
+        *ids += found;
+    }
+    return true;
+}
+
+bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t live = 0, parked = 0, ids = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        if (ctl_state(a->slots.hot[i].ctl) == PG_S_FREE)
+            continue;
+        *granules += slot_granules(&a->slots.cold[i]);
+        if (is_operation(a, i))
+            *granules += operation_granules(a, i);
+        if (!ctl_live(a->slots.hot[i].ctl))
+            continue;
+        if (!slot_check(a, i, fault))
+            return false;
+        ++*(is_parked(a, i) ? &parked : &live);
+    }
+    if (parked != a->metrics->parked)
+        return fault_set(fault, "timers", "count of parked timers", 0, parked, a->metrics->parked);
+    if (live != a->metrics->live)
+        return fault_set(fault, "timers", "count of live timers", 0, live, a->metrics->live);
+    return entries_indexed(a, &ids, fault) && index_check(&a->index, live + parked + ids, fault);
+}

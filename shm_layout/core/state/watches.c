@@ -1,0 +1,293 @@
+/* watches.c - the watchers of a key, ordered by the watermark that each of them waits for.
+ *
+ * A treap (Seidel, Aragon 1996) over record numbers, with the priority a hash of the number:
+ * insertion with a rising target and removal of a known record take O(1) expected, the rest
+ * O(log watchers); the lowest target is always at hand. Nothing in here ends an operation. */
+
+#include "core/core.h"
+
+static struct pg_watch *at(const struct pg_arena *a, uint32_t watch) { return &a->watches[watch]; }
+
+static uint32_t priority(uint32_t watch)
+{
+    uint32_t x = watch * 0x9e3779b1u;
+    x = (x ^ x >> 15) * 0x85ebca77u;
+    return x ^ x >> 13;
+}
+
+/* ---- records ----------------------------------------------------------------------------- */
+
+/* Puts a chain of free records before the others. The list leads only from record to record, so
+ * the first one of a chain also has where the next three begin: a guess, good for fetching. */
+static inline void chain_push(struct pg_arena *a, uint32_t first, uint32_t last, uint32_t count)
+{
+    const uint32_t next = a->purgatory->free_watch;
+    const struct pg_watch *behind = at(a, next == PG_NIL ? first : next);
+    struct pg_watch *w = at(a, first);
+    w->parent = behind->right;
+    w->right = behind->left;
+    w->left = next;
+    at(a, last)->sibling = next;
+    a->purgatory->free_watch = first;
+    a->purgatory->free_watches += count;
+}
+
+#define CHAIN_BYTES 96            /* of three records in a row */
+
+static inline void chain_fetch(const struct pg_arena *a, uint32_t first)
+{
+    const char *chain = (const char *)at(a, first);
+    __builtin_prefetch(chain, 1);
+    __builtin_prefetch(chain + CHAIN_BYTES - 1, 1);
+}
+
+void watch_free(struct pg_arena *a, uint32_t watch)
+{
+    at(a, watch)->slot = PG_NIL;
+    chain_push(a, watch, watch, 1);
+}
+
+void watches_init(struct pg_arena *a)
+{
+    a->purgatory->free_watch = PG_NIL;
+    a->purgatory->free_watches = 0;
+    for (uint32_t i = a->watch_rows; i-- > 0;)
+        watch_free(a, i);
+}
+
+/* The free list is a chain of siblings: its first records are one already. */
+uint32_t watches_take(struct pg_arena *a, uint32_t count)
+{
+    const uint32_t first = a->purgatory->free_watch;
+    uint32_t last = first;
+    for (uint32_t n = 1; n < count; n++)
+        last = at(a, last)->sibling;
+    a->purgatory->free_watch = at(a, last)->sibling;
+    a->purgatory->free_watches -= count;
+    at(a, last)->sibling = PG_NIL;
+    chain_fetch(a, at(a, first)->parent);            /* to be taken after two others */
+    return first;
+}
+
+void watches_give(struct pg_arena *a, uint32_t first)
+{
+    uint32_t last = first, count = 1;
+    for (; at(a, last)->sibling != PG_NIL; last = at(a, last)->sibling, count++)
+        at(a, last)->slot = PG_NIL;
+    at(a, last)->slot = PG_NIL;
+    chain_push(a, first, last, count);
+}
+
+/* ---- the treap ---------------------------------------------------------------------------- */
+
+/* What leads to x: a child's place in its parent, or the root. */
+static uint32_t *link_to(const struct pg_arena *a, struct pg_watched *l, uint32_t x)
+{
+    const uint32_t parent = at(a, x)->parent;
+    if (parent == PG_NIL)
+        return &l->root;
+    return at(a, parent)->left == x ? &at(a, parent)->left : &at(a, parent)->right;
+}
+
+static void rotate_up(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+{
+    const uint32_t p = at(a, x)->parent;
+    const bool left = at(a, p)->left == x;
+    uint32_t *inner = left ? &at(a, x)->right : &at(a, x)->left;
+    uint32_t *outer = left ? &at(a, p)->left : &at(a, p)->right;
+
+    *link_to(a, l, p) = x;
+    at(a, x)->parent = at(a, p)->parent;
+    at(a, p)->parent = x;
+    *outer = *inner;
+    if (*inner != PG_NIL)
+        at(a, *inner)->parent = p;
+    *inner = p;
+}
+
+/* Behind all others: it takes over those of the right spine that are weaker. */
+static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+{
+    uint32_t parent = l->latest, below = PG_NIL;
+    for (; parent != PG_NIL && priority(parent) < priority(x); parent = at(a, parent)->parent)
+        below = parent;
+    at(a, x)->left = below;
+    at(a, x)->parent = parent;
+    if (below != PG_NIL)
+        at(a, below)->parent = x;
+    *(parent == PG_NIL ? &l->root : &at(a, parent)->right) = x;
+    l->latest = x;
+}
+
+/* At a leaf, and up from there. */
+static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+{
+    const uint64_t target = at(a, x)->target;
+    uint32_t parent, *side = &l->root;
+    do {
+        parent = *side;
+        side = target < at(a, parent)->target ? &at(a, parent)->left : &at(a, parent)->right;
+    } while (*side != PG_NIL);
+    *side = x;
+    at(a, x)->parent = parent;
+    if (target < at(a, l->first)->target)
+        l->first = x;
+    while (at(a, x)->parent != PG_NIL && priority(x) > priority(at(a, x)->parent))
+        rotate_up(a, l, x);
+}
+
+/* Targets usually rise. Equal ones stand in the order of their arrival. */
+void watch_link_among(struct pg_arena *a, uint32_t x)
+{
+    struct pg_watched *l = &a->watermarks[at(a, x)->key_row];
+    if (at(a, x)->target >= at(a, l->latest)->target)
+        hang_last(a, l, x);
+    else
+        hang_between(a, l, x);
+}
+
+/* The record before (side left) or after (side right) one that is at that end of its row:
+ * it has no child on that end's side, so the neighbour is below or its parent. */
+static uint32_t after_first(const struct pg_arena *a, uint32_t x)
+{
+    uint32_t next = at(a, x)->right;
+    if (next == PG_NIL)
+        return at(a, x)->parent;
+    while (at(a, next)->left != PG_NIL)
+        next = at(a, next)->left;
+    return next;
+}
+
+static uint32_t before_latest(const struct pg_arena *a, uint32_t x)
+{
+    uint32_t next = at(a, x)->left;
+    if (next == PG_NIL)
+        return at(a, x)->parent;
+    while (at(a, next)->right != PG_NIL)
+        next = at(a, next)->right;
+    return next;
+}
+
+uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target)
+{
+    uint32_t found = PG_NIL, x = a->watermarks[row].root;
+    while (x != PG_NIL) {
+        const bool above = at(a, x)->target > target;
+        found = above ? x : found;
+        x = above ? at(a, x)->left : at(a, x)->right;
+    }
+    return found;
+}
+
+/* Puts the two subtrees of x, joined, in its place. */
+static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+{
+    uint32_t left = at(a, x)->left, right = at(a, x)->right, parent = at(a, x)->parent;
+    uint32_t *hook = link_to(a, l, x);
+    while (left != PG_NIL && right != PG_NIL) {
+        const bool from_left = priority(left) > priority(right);
+        uint32_t *top = from_left ? &left : &right;
+        *hook = *top;
+        at(a, *top)->parent = parent;
+        parent = *top;
+        hook = from_left ? &at(a, parent)->right : &at(a, parent)->left;
+        *top = *hook;
+    }
+    *hook = left != PG_NIL ? left : right;
+    if (*hook != PG_NIL)
+        at(a, *hook)->parent = parent;
+}
+
+void watch_unlink_among(struct pg_arena *a, uint32_t x)
+{
+    struct pg_watched *l = &a->watermarks[at(a, x)->key_row];
+    if (l->first == x)
+        l->first = after_first(a, x);
+    if (l->latest == x)
+        l->latest = before_latest(a, x);
+    join_below(a, l, x);
+}
+
+/* ---- check ---------------------------------------------------------------------------------- */
+
+static bool watch_sound(const struct pg_arena *a, uint32_t x, struct pg_fault *fault)
+{
+    const struct pg_watch *w = at(a, x);
+    for (int side = 0; side < 2; side++) {
+        const uint32_t child = side ? w->right : w->left;
+        if (child == PG_NIL)
+            continue;
+        if (at(a, child)->parent != x || at(a, child)->key_row != w->key_row)
+            return fault_set(fault, "watches", "a child of another parent", x, x,
+                             at(a, child)->parent);
+        if (priority(child) > priority(x))
+            return fault_set(fault, "watches", "heap order", x, priority(x), priority(child));
+        if (side ? at(a, child)->target < w->target : at(a, child)->target > w->target)
+            return fault_set(fault, "watches", "order of targets", x, w->target,
+                             at(a, child)->target);
+    }
+    return true;
+}
+
+/* Nodes below and with x; UINT64_MAX if there are more than records. Iterative: depth is
+ * only expected to be logarithmic. */
+static uint64_t tree_size(const struct pg_arena *a, uint32_t root)
+{
+    uint64_t count = 0;
+    uint32_t x = root, from = root == PG_NIL ? PG_NIL : at(a, root)->parent;
+    while (x != PG_NIL && count <= a->watch_rows) {
+        const struct pg_watch *w = at(a, x);
+        uint32_t next;
+        if (from == w->parent) {
+            count++;
+            next = w->left != PG_NIL ? w->left : w->right != PG_NIL ? w->right : w->parent;
+        } else if (from == w->left && w->right != PG_NIL && w->right != from) {
+            next = w->right;
+        } else {
+            next = w->parent;
+        }
+        from = x;
+        x = next;
+    }
+    return count;
+}
+
+static bool row_watches_sound(const struct pg_arena *a, uint32_t row, uint64_t *linked,
+                              struct pg_fault *fault)
+{
+    const struct pg_watched *l = &a->watermarks[row];
+    if ((l->root == PG_NIL) != (l->first == PG_NIL) || (l->root == PG_NIL) != (l->latest == PG_NIL))
+        return fault_set(fault, "watches", "ends of a row", row, l->root, l->first);
+    if (l->root == PG_NIL)
+        return true;
+    if (at(a, l->first)->left != PG_NIL || at(a, l->latest)->right != PG_NIL)
+        return fault_set(fault, "watches", "an end that is none", row, l->first, l->latest);
+    *linked += tree_size(a, l->root);
+    return true;
+}
+
+bool watches_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    uint64_t linked = 0, attached = 0, used = 0;
+    for (uint32_t row = 0; row < a->watermark_rows; row++)
+        if (a->watermarks[row].key_len != 0 && !row_watches_sound(a, row, &linked, fault))
+            return false;
+    for (uint32_t x = 0; x < a->watch_rows; x++) {
+        if (at(a, x)->slot == PG_NIL)
+            continue;
+        used++;
+        if (at(a, x)->key_row == PG_NIL)
+            continue;
+        attached++;
+        if (at(a, x)->key_row >= a->watermark_rows || a->watermarks[at(a, x)->key_row].key_len == 0)
+            return fault_set(fault, "watches", "watches a key that is not there", x,
+                             a->watermark_rows, at(a, x)->key_row);
+        if (!watch_sound(a, x, fault))
+            return false;
+    }
+    if (linked != attached)
+        return fault_set(fault, "watches", "records that no row leads to", 0, attached, linked);
+    return used + a->purgatory->free_watches == a->watch_rows ||
+           fault_set(fault, "watches", "records lost", used, a->watch_rows,
+                     used + a->purgatory->free_watches);
+}

@@ -1,0 +1,352 @@
+/* watermarks.c - watch keys: a bounded table of monotone watermarks that outlive their watchers.
+ *
+ * A row lives until it is forgotten or its time to live has passed since the last change or
+ * watcher; that of a failed key until it is cleared or forgotten. It is never evicted to make
+ * space, so an advance before a watch is not lost. */
+
+#include "core/core.h"
+
+static const uint8_t *watermark_key(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_watched *l = &a->watermarks[row];
+    return watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
+}
+
+static inline uint64_t word_of(const uint8_t *at)
+{
+    uint64_t word;
+    memcpy(&word, at, sizeof word);
+    return word;
+}
+
+/* Most keys are short, and a call costs more than they do. */
+static inline bool same_bytes(const uint8_t *x, const uint8_t *y, uint32_t len)
+{
+    if (LIKELY(len >= 8 && len <= 16))
+        return word_of(x) == word_of(y) && word_of(x + len - 8) == word_of(y + len - 8);
+    return memcmp(x, y, len) == 0;
+}
+
+static inline bool has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
+{
+    const struct pg_watched *l = &a->watermarks[row];
+    return l->hash == k->hash && l->key_len == k->len && l->key_type == k->type &&
+           l->namespace_row == k->namespace_row && same_bytes(watermark_key(a, row), k->bytes,
+                                                              k->len);
+}
+
+bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
+{
+    return has_key(a, row, k);
+}
+
+uint32_t watermark_find(const struct pg_arena *a, const struct key *k)
+{
+    struct probe at;
+    uint32_t row = k->row_guess;
+    if (row != PG_NIL && has_key(a, row, k))
+        return row;
+    row = index_first(&a->watermark_index, k->hash, &at);
+    while (UNLIKELY(row != PG_NIL && !has_key(a, row, k)))
+        row = index_next(&a->watermark_index, k->hash, &at);
+    return row;
+}
+
+/* ---- birth and end --------------------------------------------------------------------- */
+
+/* Two copies that may overlap: most keys are short, and a call costs more than they do. */
+static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
+{
+    if (len >= 8) {
+        memcpy(to, from, 8);
+        memcpy(to + len - 8, from + len - 8, 8);
+    } else if (len >= 4) {
+        memcpy(to, from, 4);
+        memcpy(to + len - 4, from + len - 4, 4);
+    } else {
+        to[0] = from[0];
+        to[len / 2] = from[len / 2];
+        to[len - 1] = from[len - 1];
+    }
+}
+
+/* Puts the key into its row. False: no space for a longer one. */
+static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key *k)
+{
+    if (k->len <= sizeof l->key) {
+        short_copy(l->key, k->bytes, k->len);
+        return true;
+    }
+    const uint32_t blob = blobs_take(&a->blobs, blob_granules(k->len));
+    if (blob == PG_NIL)
+        return false;
+    a->metrics->blob_bytes += (uint64_t)blob_granules(k->len) * PG_GRANULE;
+    memcpy(l->key, &blob, sizeof blob);
+    memcpy(blob_at(&a->blobs, blob), k->bytes, k->len);
+    return true;
+}
+
+/* Fetches a row that will be born some births later. The list itself leads only from row to row,
+ * so a free row has the numbers of those behind the next one in the place of its key. */
+static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watched *l)
+{
+    uint32_t row;
+    memcpy(&row, l->key + sizeof l->key - sizeof row, sizeof row);
+    __builtin_prefetch(&a->watermarks[row], 1);
+    __builtin_prefetch(&a->watermarks[row].place, 1);
+}
+
+/* PG_NIL: there is none for the running batch. */
+static uint32_t row_for_new(const struct pg_arena *a, struct pg_result *why)
+{
+    if (!share_admits_watch_key(a, why))
+        return PG_NIL;
+    if (a->purgatory->free_watermark == PG_NIL)
+        answer(why, 0, PG_ST_FULL_KEYS, 0);
+    return a->purgatory->free_watermark;
+}
+
+uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
+                        struct pg_result *why)
+{
+    const uint32_t row = row_for_new(a, why);
+    if (row == PG_NIL)
+        return PG_NIL;
+    struct pg_watched *l = &a->watermarks[row];
+    free_row_fetch(a, l);
+    if (!key_write(a, l, k)) {
+        answer(why, 0, PG_ST_FULL_PAYLOAD, 0);
+        return PG_NIL;
+    }
+    a->purgatory->free_watermark = l->root;
+    a->purgatory->free_watermarks--;
+    l->watermark = 0;
+    l->hash = k->hash;
+    l->error = 0;
+    l->root = l->first = l->latest = PG_NIL;
+    l->touched_s = a->real_s;
+    l->namespace_row = (uint16_t)k->namespace_row;
+    l->key_type = k->type;
+    l->account = a->account;
+    if (has_wal(a))
+        wal_append_watermark(a, row, l, k);
+    if (to_join)
+        l->touched_s = PG_NIL;
+    STORE_RELEASE(&l->key_len, k->len);
+    account_watch_key_counted(a, l->account, 1);
+    l->place = index_insert(&a->watermark_index, k->hash, row);
+    return row;
+}
+
+static inline void watermark_push_free(struct pg_arena *a, uint32_t row)
+{
+    const uint32_t next = a->purgatory->free_watermark;
+    struct pg_watched *l = &a->watermarks[row];
+    if (UNLIKELY(next == PG_NIL)) {
+        memset(l->key, 0, sizeof l->key);
+    } else {
+        memcpy(l->key, &a->watermarks[next].root, sizeof next);
+        memcpy(l->key + sizeof next, a->watermarks[next].key, sizeof l->key - sizeof next);
+    }
+    l->root = next;
+    l->first = PG_NIL;
+    a->purgatory->free_watermark = row;
+    a->purgatory->free_watermarks++;
+}
+
+void watermark_free(struct pg_arena *a, uint32_t row)
+{
+    struct pg_watched *l = &a->watermarks[row];
+    const uint32_t granules = watermark_granules(l);
+    index_erase_at(&a->watermark_index, l->hash, l->place);
+    if (has_wal(a))
+        wal_append_gone(a, row);
+    STORE_RELEASE(&l->key_len, (uint8_t)0);
+    if (granules != 0) {
+        blobs_give(&a->blobs, watermark_blob(l), granules);
+        a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+    }
+    account_watch_key_counted(a, l->account, -1);
+    watermark_push_free(a, row);
+}
+
+static void watermark_append(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error,
+                             uint32_t touched_s)
+{
+    struct pg_watched next = a->watermarks[row];
+    next.watermark = watermark;
+    next.error = error;
+    next.touched_s = touched_s;
+    wal_append_watermark(a, row, &next, NULL);
+}
+
+RARE void watermark_left_by_one(struct pg_arena *a, uint32_t row)
+{
+    const struct pg_watched *l = &a->watermarks[row];
+    if (l->touched_s == PG_NIL)
+        watermark_append(a, row, l->watermark, l->error, PG_NIL);      /* as an own key, perhaps */
+}
+
+void watermark_left_by_last(struct pg_arena *a, uint32_t row)
+{
+    struct pg_watched *l = &a->watermarks[row];
+    if (l->touched_s == PG_NIL)
+        watermark_free(a, row);
+    else
+        l->touched_s = a->real_s;
+}
+
+/* ---- changes ------------------------------------------------------------------------------- */
+
+/* Remembered first: a rebuild that finds the watermark or the error must not drop a row that was
+ * forgotten before. */
+void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error)
+{
+    struct pg_watched *l = &a->watermarks[row];
+    if (has_wal(a))
+        watermark_append(a, row, watermark, error, a->real_s);
+    l->touched_s = a->real_s;
+    STORE_RELEASE(&l->error, error);
+    STORE_RELEASE(&l->watermark, watermark);
+}
+
+void watermark_clear(struct pg_arena *a, uint32_t row)
+{
+    struct pg_watched *l = &a->watermarks[row];
+    const uint32_t touched_s = l->touched_s == PG_NIL ? PG_NIL : a->real_s;
+    if (has_wal(a))
+        watermark_append(a, row, l->watermark, 0, touched_s);
+    l->touched_s = touched_s;
+    STORE_RELEASE(&l->error, 0u);
+}
+
+void watermark_drop(struct pg_arena *a, uint32_t row)
+{
+    if (has_wal(a))
+        watermark_append(a, row, a->watermarks[row].watermark, a->watermarks[row].error, PG_NIL);
+    watermark_forget(a, row);
+    if (a->watermarks[row].root == PG_NIL)
+        watermark_free(a, row);
+}
+
+/* ---- time to live ------------------------------------------------------------------------ */
+
+void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget)
+{
+    const uint32_t ttl_s = (uint32_t)(a->purgatory->watermark_ttl_ns / 1000000000);
+    time_set(a, a->now_ns, real_boot_ns);
+    for (uint32_t n = 0; n < budget && n < a->watermark_rows; n++) {
+        if (*cursor >= a->watermark_rows)
+            *cursor = 0;
+        const struct pg_watched *l = &a->watermarks[*cursor];
+        const bool over = l->touched_s == PG_NIL || a->real_s - l->touched_s > ttl_s;
+        const bool failed = l->error != 0 && l->touched_s != PG_NIL;
+        if (l->key_len != 0 && l->root == PG_NIL && over && !failed && !wal_buffer_full(a))
+            watermark_free(a, *cursor);
+        ++*cursor;
+    }
+    wal_buffer_settle(a);
+}
+
+/* ---- init, rebuild, check ------------------------------------------------------------------ */
+
+void watermarks_init(struct pg_arena *a)
+{
+    index_init(&a->watermark_index);
+    a->purgatory->free_watermark = PG_NIL;
+    a->purgatory->free_watermarks = 0;
+    for (uint32_t row = a->watermark_rows; row-- > 0;)
+        watermark_push_free(a, row);
+}
+
+static bool watermark_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault *why)
+{
+    struct pg_watched *l = &a->watermarks[row];
+    if (l->namespace_row >= a->namespace_rows ||
+        (watermark_granules(l) != 0 &&
+         !blobs_rebuild_mark(&a->blobs, watermark_blob(l), watermark_granules(l))))
+        return fault_set(why, "watermarks", "a watch key's blob overlaps or is outside", row, 0,
+                         watermark_blob(l));
+    if (l->account > a->account_rows)
+        return fault_set(why, "watermarks", "an account that is not there", row, a->account_rows,
+                         l->account);
+    account_watch_key_counted(a, l->account, 1);
+    l->root = l->first = l->latest = PG_NIL;
+    l->place = index_insert(&a->watermark_index, l->hash, row);
+    return true;
+}
+
+bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    index_init(&a->watermark_index);
+    a->purgatory->free_watermark = PG_NIL;
+    a->purgatory->free_watermarks = 0;
+    for (uint32_t row = a->watermark_rows; row-- > 0;) {
+        if (a->watermarks[row].key_len == 0)
+            watermark_push_free(a, row);
+        else if (!watermark_rebuild(a, row, why))
+            return false;
+    }
+    return true;
+}
+
+void watermarks_drop_forgotten(struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->watermark_rows; row++)
+        if (a->watermarks[row].key_len != 0 && a->watermarks[row].root == PG_NIL &&
+            a->watermarks[row].touched_s == PG_NIL && !wal_buffer_full(a))
+            watermark_free(a, row);   /* else the next sweep does it */
+}
+
+bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t used = 0, free = 0;
+    struct probe at;
+    for (uint32_t row = 0; row < a->watermark_rows; row++) {
+        const struct pg_watched *l = &a->watermarks[row];
+        if (l->key_len == 0)
+            continue;
+        const struct key k = {watermark_key(a, row), l->hash, l->namespace_row, PG_NIL, l->key_len,
+                              l->key_type};
+        if (a->secret != NULL && k.hash != key_hash(a, k.namespace_row, k.type, k.bytes, k.len))
+            return fault_set(fault, "watermarks", "hash of a watch key", row,
+                             key_hash(a, k.namespace_row, k.type, k.bytes, k.len), k.hash);
+        if (a->secret != NULL && watermark_find(a, &k) != row)
+            return fault_set(fault, "watermarks", "a watch key that the index does not lead to",
+                             row, row, watermark_find(a, &k));
+        if (!index_find_id(&a->watermark_index, l->hash, row, &at) ||
+            at.bucket * (PG_INDEX_CELLS + 1) + at.cell != l->place)
+            return fault_set(fault, "watermarks", "place in the index", row, l->place, at.cell);
+        if (l->root == PG_NIL && l->touched_s == PG_NIL && a->wal_buffer == NULL)
+            return fault_set(fault, "watermarks", "a forgotten watch key that nobody watches", row,
+                             0, l->touched_s);
+        *granules += watermark_granules(l);
+        used++;
+    }
+    for (uint32_t row = a->purgatory->free_watermark; row != PG_NIL && free <= a->watermark_rows;
+         row = a->watermarks[row].root)
+        free++;
+    if (free != a->purgatory->free_watermarks || used + free != a->watermark_rows)
+        return fault_set(fault, "watermarks", "rows lost", used, a->watermark_rows, used + free);
+    return index_check(&a->watermark_index, used, fault);
+}
+
+/* ---- readers ----------------------------------------------------------------------------- */
+
+bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
+                    struct sink *out)
+{
+    if (row >= a->watermark_rows)
+        return false;
+    const struct pg_watched l = a->watermarks[row];
+    const bool is_short = watermark_granules(&l) == 0;
+    if (!is_short && !blob_inside(a, watermark_blob(&l), l.key_len))
+        return false;
+    watch->watermark = l.watermark;
+    watch->error = l.error;
+    watch->key_len = l.key_len;
+    watch->key_type = l.key_type;
+    sink_put(out, watch, sizeof *watch);
+    sink_put(out, is_short ? l.key : blob_at(&a->blobs, watermark_blob(&l)), l.key_len);
+    return true;
+}
