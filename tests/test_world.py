@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from world import __main__ as command
 from world import oracle
-from world.oracle import Violation
+from world.answers import ANSWERS, REFUSALS
+from world.deliveries import Deliveries
+from world.oracle import Oracle, Sent, Violation
 from world.runs import part, run, run_seed, smallest
 from world.script import FAULTS, HEAVY, WORK, S, Script, Step, script
 from world.world import World, world_of
@@ -179,6 +181,45 @@ def test_a_world_leaves_no_descriptor_open(seed: int) -> None:
     assert run_seed(seed).failure is None
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_oracle_refuses_statuses_of_another_kind_and_refusals_without_a_cause(
+    kind: str,
+) -> None:
+    judge = Oracle()
+    judge.served_with(oracle.Sizes(64, 1 << 20, 64, 256))
+    for status in set(Status) - {Status.NONE}:
+        if status in ANSWERS[kind]:
+            judge.judge_status(kind, status, kind)
+        else:
+            with pytest.raises(Violation, match=status.name):
+                judge.judge_status(kind, status, kind)
+    caused = REFUSALS[kind] - {Status.FULL, Status.FULL_PAYLOAD}
+    judge.causes |= caused
+    for status in caused:
+        judge.judge_status(kind, status, kind)
+
+
+def test_the_oracle_refuses_a_loss_that_the_replay_buffer_does_not_explain() -> None:
+    judge = Oracle()
+    judge.served_with(oracle.Sizes(64, 1 << 20, 64, 4))
+    judge.stream_id = 7
+    replayable = {("a", 3)}
+    deliveries = Deliveries(judge, lambda: 7, lambda *notice: notice in replayable)
+    for sequence in (1, 2, 3):
+        judge.sent[7, "a", sequence] = Sent(sequence, "k", b"", 0, 0, Cause.PUBLISHED)
+    deliveries.received("a", 1, judge.sent[7, "a", 1])
+    with pytest.raises(Violation, match="which the replay buffer has"):
+        deliveries.lagged("a", 2, 3)
+    replayable.clear()
+    with pytest.raises(Violation, match="2 to 3 were lost"):
+        deliveries.lagged("a", 2, 3)
+    judge.sent[7, "b", 1] = judge.sent[7, "a", 1]
+    deliveries.lagged("a", 2, 3)
+    deliveries.received("a", 4, Sent(9, "k", b"", 0, 0, Cause.PUBLISHED))
+    with pytest.raises(Violation, match="which was not sent"):
+        deliveries.finish()
 
 
 def test_the_oracle_imports_only_constants() -> None:

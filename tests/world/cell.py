@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -19,6 +20,7 @@ from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Partition
 from purgatoryd.daemon.config import MIB, Config
 from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
     ArenaInUse,
     ArenaTooSmall,
@@ -33,7 +35,7 @@ from world.daemons import EVERY_UID, SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
 from world.network import ADMIN, End, SimulatedChannel
-from world.oracle import IN_DOUBT, BulkLoad, Call, Operation, Oracle, Row, Sent, Violation
+from world.oracle import IN_DOUBT, BulkLoad, Call, Operation, Oracle, Row, Sent, Sizes, Violation
 from world.script import CLIENTS, MS, RESUMER, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
@@ -112,6 +114,11 @@ class Cell:
             world.machine, world.network, world.seam, world.directory,
             self.usual, self, world.script.setting.commit_ns,
         )  # fmt: skip
+        self.oracle.disk_failures = lambda: world.disk.failed
+        if world.script.setting.wal:  # a full WAL buffer
+            self.oracle.causes.add(Status.BUSY)
+        if world.script.setting.uids:  # each has its share of tables, and its own bulk loads
+            self.oracle.causes |= {Status.QUOTA, Status.DENIED}
         if not self.virtual:
             self.oracle.outages = self.daemon.outages
         self.operator = Operator(self)
@@ -244,7 +251,9 @@ class Cell:
     def _subscribe(
         self, number: int, topics: list[str] | None = None, *, whole: bool = False
     ) -> None:
-        deliveries = Deliveries(self.oracle, lambda: self._stream_of(number), topics)
+        deliveries = Deliveries(
+            self.oracle, lambda: self._stream_of(number), self._replayable, topics
+        )
         self.deliveries[number:] = [deliveries, *self.deliveries[number + 1 :]]
         subscriber = SimulatedSubscriber(
             self.world.machine, self.world.network, self.daemon.config.name, NAMESPACE, topics,
@@ -256,6 +265,18 @@ class Cell:
         """End a subscriber's process; the next one wants these topics."""
         self.subscribers[number].die()
         self._subscribe(number, topics, whole=whole)
+
+    def _replayable(self, topic: str, sequence: int) -> bool:
+        """Whether the daemon's replay buffer has a notice. False if no daemon runs."""
+        if not self.daemon.alive or self.daemon.reaper is None:
+            return False
+        try:
+            reader = Reader.attach(self.daemon.paths)
+        except PurgatorydError:  # the arena file has lost its name
+            return False
+        with closing(reader):
+            lost_until, _ = reader.replay(NAMESPACE, topic, sequence, sequence)
+            return reader.stream_id == self.oracle.stream_id and lost_until < sequence
 
     def _stream_of(self, number: int) -> int:
         inbox = self.subscribers[number].inbox
@@ -333,6 +354,8 @@ class Cell:
         self._refused = 0
         self._arena = arena
         self._tap()
+        sizes = [getattr(self.daemon.config, name) for name in Sizes._fields]
+        self.oracle.served_with(Sizes(*sizes))
         stream_id = int(arena.header.stream_id)
         before, self.oracle.stream_id = self.oracle.stream_id, stream_id
         if before not in (0, stream_id):

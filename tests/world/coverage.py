@@ -190,7 +190,8 @@ def _gaps(listed: Listed, result: Result) -> Iterator[str]:
 @click.argument("seeds", type=Seeds())
 def main(seeds: tuple[int, int | None]) -> None:
     """Run the worlds of SEEDS under coverage, and print the figures as JSON, and each missed branch
-    without a reason. Exit with 1 if a world failed or if the list is out of date."""
+    without a reason. Exit with 1 if a world failed, if a share is too small, if a branch has no
+    reason, or if the list is out of date."""
     first, last = seeds
     if last is None:
         raise click.BadParameter("needs an end")
@@ -199,9 +200,7 @@ def main(seeds: tuple[int, int | None]) -> None:
     result = Result(listed, report)
     document = _document(listed, result)
     click.echo(json.dumps({"seeds": last + 1 - first, **document}, indent=1))
-    for text in _gaps(listed, result):
-        click.echo(text, err=True)
-    errors = _errors(listed, failures)
+    errors = [*_gaps(listed, result), *_errors(listed, failures)]
     for text in errors:
         click.echo(text, err=True)
     sys.exit(bool(errors))

@@ -23,11 +23,15 @@ class Deliveries:
     oracle: Oracle
     stream: Callable[[], int]
     """The stream of the last notice."""
+    replayable: Callable[[str, int], bool]
+    """Whether the replay buffer of the present stream has a notice of a topic."""
     wanted: list[str] | None = None
     """Its topics; None = all."""
     topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
     before: dict[tuple[int, str], int] | None = None
     """The newest sequence of each topic when it was let in; None until then."""
+    unsent: dict[tuple[int, str, int], Sent] = field(default_factory=dict)
+    """Notices that it has read before they were sent."""
     notices: int = 0
     lost: int = 0
 
@@ -39,7 +43,9 @@ class Deliveries:
         """A notice came."""
         stream = self.stream()
         known = self.oracle.sent.get((stream, topic, sequence))
-        if known is not None and known != sent:
+        if known is None:
+            self.unsent[stream, topic, sequence] = sent
+        elif known != sent:
             raise Violation(f"{topic} {sequence}: received {sent}, sent was {known}")
         at = self.topics.setdefault((stream, topic), Delivered(0))
         if at.next not in (0, sequence):
@@ -49,7 +55,6 @@ class Deliveries:
 
     def lagged(self, topic: str, first: int, last: int) -> None:
         """A range was lost, or (last 0) a stream ended."""
-        self.lost += 1
         stream = self.stream()
         if last == 0:
             self.topics.pop((stream, topic), None)
@@ -57,11 +62,19 @@ class Deliveries:
         at = self.topics.setdefault((stream, topic), Delivered(0))
         if at.next not in (0, first):
             raise Violation(f"{topic}: lost from {first}, but {at.next} comes next")
+        if stream == self.oracle.stream_id:
+            self.lost += 1
+            if self.replayable(topic, last):
+                raise Violation(f"{topic}: lost up to {last}, which the replay buffer has")
+            self.oracle.judge_loss(stream, topic, first, last)
         at.next = last + 1
 
     def finish(self) -> None:
         """Nothing more comes: all that was sent in the present stream has arrived or is lost."""
         self._judge_unseen()
+        for place, sent in self.unsent.items():
+            if place[0] == self.oracle.stream_id and self.oracle.sent.get(place) != sent:
+                raise Violation(f"{place}: received {sent}, which was not sent")
         for (stream, topic), at in self.topics.items():
             if stream != self.oracle.stream_id:
                 continue

@@ -28,7 +28,7 @@ from purgatoryd.shm_layout.errors import (
     WalMismatch,
     WalNeeded,
 )
-from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message
+from purgatoryd.shm_layout.layout import FLAG_DRAIN, Message, Status
 from purgatoryd.shm_layout.shm import MOUNT
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT
 from world import work
@@ -313,6 +313,7 @@ def drain(cell: Cell, span_ns: int, calls: int | None) -> None:
     """Let the daemon refuse adds for a while. `calls`: a signal to stop arrives so many calls
     later."""
     _count(cell, "stop")
+    cell.oracle.causes.add(Status.STOPPING)
     cell.draining = True
     if calls is not None:
         cell.daemon.terminate(calls)
@@ -579,6 +580,7 @@ def kill_snapshot(cell: Cell, more: int) -> None:
     _count(cell, "snapshot")
     cell.daemon.doomed_snapshots = more
     if more:
+        cell.oracle.causes.add(Status.WAL)
         kill_daemon(cell, 0)
         cell.world.pass_time(ATTEMPTS_NS)
     if cell.daemon.snapshot is not None:
@@ -744,6 +746,7 @@ def lose_name(cell: Cell, private: bool) -> None:
     if cell.daemon.alive:
         _count(cell, "name")
         cell.may_lose_arena = True
+        cell.oracle.causes.add(Status.ARENA)
         steady = cell.steadiness()
         cell.world.schedule.after(NAMED_AGAIN_NS, partial(cell.named_again, steady))
         paths = cell.daemon.paths

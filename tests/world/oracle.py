@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from purgatoryd.daemon.grace import GRACE_NS, LONG_NS
-from purgatoryd.shm_layout.layout import Cause, Status
+from purgatoryd.shm_layout.layout import TIME_MAX_NS, Cause, Status
+from world.answers import ANSWERS, REFUSALS
 
 ARMED = frozenset({Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.PARKED})
 NEW = frozenset({Status.ADDED, Status.REPLACED, Status.PARKED})
@@ -31,6 +33,8 @@ IN_DOUBT = -1
 FOREVER_NS = 2**63
 ROUNDING_NS = 2_000
 """How much a deadline may be rounded when it is carried over a reboot."""
+BLOB_BYTES = 128
+"""What a key and a payload take at most besides their bytes."""
 LATE_NS = 1_000_000
 """How much the wall clock may be behind the boot clock when a wall deadline is judged."""
 
@@ -261,6 +265,11 @@ class BulkLoad:
     """Key of a row: the payload that was added for it."""
     durable: set[str] = field(default_factory=set)
     """Keys of rows of which that is durable."""
+    sent: Counter[str] = field(default_factory=Counter)
+    """How often each row was sent, by its key."""
+    newest_token: int = 0
+    """The highest fencing token that was sent."""
+    may_be_closed: bool = False
     forgets: int = 0
     """Calls under way that forget it."""
     forgotten: int = 0
@@ -277,6 +286,16 @@ class Sent:
     deadline_boot_ns: int
     fired_boot_ns: int
     cause: int
+
+
+class Sizes(NamedTuple):
+    """The sizes of an arena."""
+
+    capacity: int
+    payload_bytes: int
+    inbox: int
+    """How many operations a session may own."""
+    replay_capacity: int
 
 
 class Oracle:
@@ -310,6 +329,14 @@ class Oracle:
         self._moment = 0
         self.cut = 0
         """Moment at which an arena was lost last."""
+        self.least = Sizes(*[FOREVER_NS] * len(Sizes._fields))
+        """The smallest that the arena has had."""
+        self.bytes_sent = 0
+        """Payloads and keys of all that was to be armed."""
+        self.disk_failures: Callable[[], int] = lambda: 0
+        """Calls of the disk that failed."""
+        self.causes: set[Status] = set()
+        """Refusals for which something that happened is a cause."""
         self.wall_moved = False
         """True once the wall clock was set, or drifted."""
 
@@ -337,6 +364,7 @@ class Oracle:
         key.calls.append(call)
         if call.timer is not None:
             self.timers[call.timer.payload] = call.timer
+            self.arming(call.key, call.timer.payload)
         return call
 
     def doubt(self, name: str, now_ns: int) -> None:
@@ -357,6 +385,12 @@ class Oracle:
         self, call: Call, key: Key, status: int, ticket: int, deadline_ns: int, now_ns: int
     ) -> None:
         self.answers["IN_DOUBT" if status == IN_DOUBT else Status(status).name] += 1
+        if status == Status.TOO_FAR:
+            assert call.timer is not None
+            too_far = now_ns + call.timer.delay_ns > TIME_MAX_NS
+            self._require(too_far, call, "refused as too far, at {}", now_ns)
+        elif status != IN_DOUBT:
+            self.judge_status(call.kind, status, call)
         if call.issued < self.cut and not call.durable:
             status = IN_DOUBT  # the arena that answered is gone
         if status == IN_DOUBT:
@@ -383,6 +417,54 @@ class Oracle:
             self._cancelled(call, key, ticket)
         elif status in (Status.FIRED, Status.UNKNOWN):
             self._gone(call, key, status, now_ns)
+
+    # ---- statuses ------------------------------------------------------------------------------
+
+    def arming(self, key: str, payload: bytes = b"") -> None:
+        """A call is about to be made that takes space for a key and a payload."""
+        self.bytes_sent += BLOB_BYTES + len(key) + len(payload)
+
+    def served_with(self, sizes: Sizes) -> None:
+        """A daemon starts with these sizes."""
+        self.least = Sizes(*map(min, self.least, sizes))
+
+    def judge_status(self, kind: str, status: int, subject: object) -> None:
+        """A call was answered: its status is one of its kind, and a refusal has a cause."""
+        if status in ANSWERS[kind]:
+            return
+        name = Status(status).name
+        self._require(status in REFUSALS[kind], subject, "a {} call was answered {}", kind, name)
+        if status == Status.FULL:
+            keys = len(self.keys) + len(self.rows) + len(self.operations)
+            self._require(keys >= self.least.capacity, subject, "FULL after {} keys", keys)
+        elif status == Status.FULL_PAYLOAD:
+            short = self._may_be_short()
+            self._require(short, subject, "FULL_PAYLOAD after {} bytes", self.bytes_sent)
+        elif status == Status.WAL:
+            failed = self.disk_failures() or status in self.causes
+            self._require(failed, subject, "answered WAL, but the disk is well")
+        elif status == Status.BUSY:
+            many = len(self.operations) >= self.least.inbox
+            self._require(many or status in self.causes, subject, "answered BUSY")
+        else:
+            self._require(status in self.causes, subject, "answered {} without a cause", name)
+
+    def _may_be_short(self) -> bool:
+        """Whether payloads may have filled the arena; free space may be in small pieces."""
+        return self.bytes_sent >= self.least.payload_bytes // 2
+
+    def judge_row(self, payload: bytes, token: int, status: int) -> None:
+        """A row of a bulk load was answered."""
+        row = self.rows[payload]
+        bulk_load = self.bulk_loads[row.bulk_load]
+        if status == Status.BULK_LOADED:
+            self._require(bulk_load.sent[row.key] > 1, row, "was loaded by nobody else")
+        elif status == Status.FENCED:
+            self._require(token < bulk_load.newest_token, row, "fenced off by nobody")
+        elif status == Status.CLOSED:
+            self._require(bulk_load.may_be_closed, row, "closed by nobody")
+        else:
+            self.judge_status("row", status, row)
 
     def _effects(self, call: Call) -> list[State]:
         """The state that a call leads to if it was applied."""
@@ -521,6 +603,15 @@ class Oracle:
         self._require(sent.payload in self.timers, sent, "nobody added it")
         self._judge_notice(stream, self.timers[sent.payload], sent, now_ns)
 
+    def judge_loss(self, stream: int, topic: str, first: int, last: int) -> None:
+        """A subscriber lost a range. If some of it was sent in this stream, the replay buffer has
+        had more than it keeps."""
+        if not any((stream, topic, sequence) in self.sent for sequence in range(first, last + 1)):
+            return
+        notices = sum(place[0] == stream for place in self.sent)
+        many = notices >= self.least.replay_capacity
+        self._require(many or self._may_be_short(), topic, "{} to {} were lost", first, last)
+
     def _judge_notice(self, stream: int, timer: Timer, sent: Sent, now_ns: int) -> None:
         same = timer.key == sent.key and (timer.shaky or timer.ticket in (0, sent.ticket))
         self._require(same, sent, "differs from {}", timer)
@@ -555,9 +646,13 @@ class Oracle:
 
     # ---- bulk loads ----------------------------------------------------------------------------
 
-    def adding_row(self, bulk_load: int, name: str, payload: bytes) -> None:
+    def adding_row(self, bulk_load: int, name: str, payload: bytes, token: int) -> None:
         """A row of a bulk load is about to be sent."""
         self.rows[payload] = Row(bulk_load, name)
+        self.arming(name, payload)
+        one = self.bulk_loads.setdefault(bulk_load, BulkLoad())
+        one.sent[name] += 1
+        one.newest_token = max(one.newest_token, token)
 
     def added_row(self, payload: bytes, issued: int, *, durable: bool) -> None:
         """A row that was sent at the moment `issued` was answered as added: no other copy of it
@@ -571,10 +666,13 @@ class Oracle:
         if durable:
             bulk_load.durable.add(row.key)
 
-    def managing_bulk_load(self, number: int, *, forgets: bool) -> Callable[[], None]:
+    def managing_bulk_load(self, number: int, token: int, action: str) -> Callable[[], None]:
         """A bulk load is about to be changed. Returns what to call once that is answered: until
         then it may be forgotten, if that is what was asked for."""
         one = self.bulk_loads.setdefault(number, BulkLoad())
+        forgets = action == "forget"
+        one.newest_token = max(one.newest_token, token)
+        one.may_be_closed |= action == "close"
         one.forgets += forgets
         if forgets:
             one.done.clear()
@@ -640,6 +738,7 @@ class Oracle:
     def watching(self, operation: Operation) -> None:
         """An operation is about to be sent."""
         self.operations[operation.key] = operation
+        self.arming(operation.key)
         operation.cancelled = any(self.watch_key(key).cancels for key in operation.targets)
 
     def cancelling(self, name: str) -> Callable[[], None]:

@@ -28,7 +28,7 @@ from purgatoryd.shm_layout.layout import (
     Status,
     WireError,
 )
-from world.cell import NAMESPACE, Cell
+from world.cell import ANYBODY, NAMESPACE, Cell
 from world.clients import HASTY_S
 from world.oracle import ARMED, IN_DOUBT, Call, Operation, Timer, Violation
 from world.script import CLIENTS, KEYS, MS, RESUMER, WATCH_KEYS, S
@@ -214,6 +214,8 @@ def add_far(cell: Cell, client: int, key: int) -> None:
     )  # fmt: skip
     if cell.clients[client].core.delay_clock == ClockKind.VIRTUAL:
         call = _call(cell, client, "replace", name, 0, "a", 0)
+        assert call.timer is not None
+        call.timer.delay_ns = TIME_MAX_NS
         add(report=lambda pending: _refused(cell, call, pending))
         return
     try:
@@ -271,9 +273,16 @@ def _armed(cell: Cell, operation: Operation, pending: Any) -> None:
     """A watch has an answer."""
     word = int(pending.word)
     cell.world.note("watch", operation.key, word)
+    _judge_status(cell, "watch", pending, operation)
     if pending.error is None and word & 0xFF == Status.ADDED:
         operation.ticket, operation.armed = word >> 8, cell.oracle.moment()
         operation.deadline_ns = int(pending.deadline_ns) + cell.begun_ns
+
+
+def _judge_status(cell: Cell, kind: str, pending: Any, subject: object) -> None:
+    """Judge the status of an answered call."""
+    if pending.error is None and (status := int(pending.word) & 0xFF):
+        cell.oracle.judge_status(kind, status, subject)
 
 
 def _trigger(
@@ -283,6 +292,7 @@ def _trigger(
     def report(pending: Any) -> None:
         word = int(pending.word)
         cell.world.note(op, key, value, word)
+        _judge_status(cell, op.name, pending, f"w{key}")
         if pending.error is None and word & 0xFF == Status.DONE:
             done()
 
@@ -336,6 +346,7 @@ def _advance_rows(cell: Cell, client: int, steps: list[tuple[str, int]]) -> None
     def report(number: int, pending: Any) -> None:
         word = int(pending.word)
         cell.world.note(*rows[number], word)
+        _judge_status(cell, "ADVANCE_KEY", pending, rows[number])
         if pending.error is None and word & 0xFF == Status.DONE:
             cell.oracle.advanced(
                 *rows[number], issued[number], sent_ns, cell.now_ns(), durable=durable
@@ -524,11 +535,13 @@ def bulk_load(
     rows = [(f"r{number}.{row}", delay_ns / 1e9, "a", _payload(cell, 8)) for row in numbers]
     issued = cell.oracle.moment()
     for name, _, _, payload in rows:
-        cell.oracle.adding_row(number, name, payload)
+        cell.oracle.adding_row(number, name, payload, token)
 
     def report(result: Any) -> None:
         for (_, _, _, payload), status in zip(rows, result.statuses, strict=True):
             cell.world.note("row", payload, int(status))
+            if status != Status.NONE:
+                cell.oracle.judge_row(payload, token, int(status))
             if status in (Status.ADDED, Status.PARKED):
                 cell.oracle.added_row(payload, issued, durable=cell.durable(client))
 
@@ -540,7 +553,7 @@ def manage_bulk_load(
 ) -> None:
     """Open, close or forget a bulk load, or ask how far it is."""
     if cell.clients[client].usable:
-        answered = cell.oracle.managing_bulk_load(number, forgets=action == "forget")
+        answered = cell.oracle.managing_bulk_load(number, token, action)
         cell.clients[client].bulk_load(_id(number), BulkLoadAction[action.upper()], token, answered)
 
 
@@ -601,8 +614,12 @@ def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
 def quota(cell: Cell, timers: int, ops: int, owner: int) -> None:
     """Set quotas of the namespace and its owner, and what is parked."""
     changes = {"quota_timers": timers, "quota_ops": ops}
+    if timers or ops:
+        cell.oracle.causes.add(Status.QUOTA)
     if cell.world.script.setting.uids:
         changes["owner_uid"] = owner
+        if owner != ANYBODY:
+            cell.oracle.causes.add(Status.DENIED)
     if cell.world.script.setting.parks:
         changes["park_beyond_ns"] = PARK_BEYOND_NS
     cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes))

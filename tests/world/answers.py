@@ -1,0 +1,40 @@
+"""Statuses that each kind of call may get. A refusal also needs a cause in the world."""
+
+from __future__ import annotations
+
+from purgatoryd.shm_layout.layout import Status
+
+ADDED, EXISTS, PARKED, DONE, UNKNOWN = (
+    Status.ADDED, Status.EXISTS, Status.PARKED, Status.DONE, Status.UNKNOWN
+)  # fmt: skip
+ANSWERS: dict[str, frozenset[Status]] = {
+    "error": frozenset({ADDED, EXISTS, PARKED}),
+    "replace": frozenset({ADDED, Status.REPLACED, PARKED}),
+    "keep": frozenset({ADDED, Status.KEPT, PARKED}),
+    "extend": frozenset({ADDED, Status.KEPT, Status.EXTENDED, PARKED}),
+    "cancel": frozenset({Status.CANCELLED, Status.FIRED, UNKNOWN}),
+    "get": frozenset({Status.FOUND, PARKED, UNKNOWN}),
+    "row": frozenset({ADDED, EXISTS, PARKED, Status.BULK_LOADED}),
+    "watch": frozenset({ADDED}),
+    "ADVANCE_KEY": frozenset({DONE}),
+    "BUMP": frozenset({DONE}),
+    "FAIL": frozenset({DONE}),
+    "CLEAR": frozenset({DONE, UNKNOWN}),
+    "FORGET": frozenset({DONE, UNKNOWN}),
+    "CANCEL_FOR_KEY": frozenset({DONE, UNKNOWN, Status.MORE}),
+}
+"""By kind of call: the statuses that are no refusal."""
+ANY_CHANGE = frozenset({Status.DENIED, Status.BUSY})
+KEEPS = ANY_CHANGE | {
+    Status.QUOTA, Status.WAL, Status.ARENA, Status.STOPPING, Status.FULL, Status.FULL_PAYLOAD
+}  # fmt: skip
+"""Refusals of calls that arm something."""
+REFUSALS: dict[str, frozenset[Status]] = {
+    **dict.fromkeys(("error", "replace", "keep", "extend"), KEEPS | {Status.TOO_FAR}),
+    "cancel": ANY_CHANGE,
+    "get": frozenset(),
+    "row": KEEPS | {Status.FENCED, Status.CLOSED},
+    "watch": KEEPS,
+    **dict.fromkeys(("ADVANCE_KEY", "BUMP", "FAIL"), ANY_CHANGE | {Status.QUOTA}),
+    **dict.fromkeys(("CLEAR", "FORGET", "CANCEL_FOR_KEY"), ANY_CHANGE),
+}
