@@ -87,7 +87,7 @@ PYTEST = $(BIN)/python -m pytest --quiet --tier=$(TIER) $(ABOVE:%=--above=%) $(C
 AT_END = >build/tests/$@.log 2>&1; code=$$?; cat build/tests/$@.log; exit $$code
 
 tests-of-c:
-	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run) $(AT_END)
+	@flock --shared build/tests.lock $(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run) $(AT_END)
 tests-of-spark:
 	@$(PYTEST) tests/spark $(AT_END)
 tests-of-others:

@@ -341,6 +341,7 @@ def watchdog(daemon_dir: Path) -> Iterator[Manager]:
     manager.socket.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("wal", [False, True], ids=["without a WAL", "with a WAL"])
 def test_a_copy_that_takes_long_shows_the_watchdog_signs_of_progress(
     *, wal: bool, watchdog: Manager, daemon: StartDaemon, tmp_path: Path
