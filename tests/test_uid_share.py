@@ -498,6 +498,18 @@ def test_a_redo_counts_the_same() -> None:
         refuses_alice_alone(again, Owner(again, 1, ALICE), Owner(again, 2, BOB))
 
 
+def test_a_recovered_operation_does_not_refuse_new_topics(core: Purgatory) -> None:
+    """The recovered arena has more operations than watches that it counted."""
+    Owner(core, 1, ROOT).send(pd.watch(b"op", ANY, [Key(b"w", 1)]))
+    snapshot = Snapshot(core, quiet=True).finish().data
+    redo = Redo(snapshot, sessions=8)
+    redo.frames(snapshot)
+    again = redo.end(core.now_ns)
+    again.set_uid_share(50, DAEMON)
+    (answer,) = Owner(again, 2, ROOT).send(pd.put(b"timer", FAR_NS, name=1))
+    assert Status(answer.status) == Status.ADDED
+
+
 def test_a_smaller_share_refuses_new_rows_alone(core: Purgatory) -> None:
     alice, _ = filled(core)
     core.set_uid_share(25, DAEMON)

@@ -32,6 +32,8 @@ class Deliveries:
     """The newest sequence of each topic when it was let in; None until then."""
     unsent: dict[tuple[int, str, int], Sent] = field(default_factory=dict)
     """Notices that it has read before they were sent."""
+    losses: list[tuple[int, str, int, int]] = field(default_factory=list)
+    """Ranges that it lost. They are judged once all that has fired was sent."""
     notices: int = 0
     lost: int = 0
 
@@ -66,12 +68,15 @@ class Deliveries:
             self.lost += 1
             if self.replayable(topic, last):
                 raise Violation(f"{topic}: lost up to {last}, which the replay buffer has")
-            self.oracle.judge_loss(stream, topic, first, last)
+            self.losses.append((stream, topic, first, last))
         at.next = last + 1
 
     def finish(self) -> None:
         """Nothing more comes: all that was sent in the present stream has arrived or is lost."""
         self._judge_unseen()
+        for loss in self.losses:
+            self.oracle.judge_loss(*loss)
+        self.losses.clear()
         for place, sent in self.unsent.items():
             if place[0] == self.oracle.stream_id and self.oracle.sent.get(place) != sent:
                 raise Violation(f"{place}: received {sent}, which was not sent")

@@ -138,7 +138,9 @@ static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 static uint64_t ends_so_far(const struct pg_arena *a)
 {
     const struct pg_metrics *m = a->metrics;
-    const uint64_t operations = m->watches - m->operations;      /* that have ended */
+    /* Those that have ended. A recovery restores operations and not the count of watches: the bias
+     * keeps the difference positive, and so the sum below UINT64_MAX, which means "never". */
+    const uint64_t operations = m->watches + UINT32_MAX - m->operations;
     return m->cancels + m->replaces + operations + a->header->replay_head;
 }
 
