@@ -35,6 +35,6 @@ REFUSALS: dict[str, frozenset[Status]] = {
     "get": frozenset(),
     "row": KEEPS | {Status.FENCED, Status.CLOSED},
     "watch": KEEPS,
-    **dict.fromkeys(("ADVANCE_KEY", "BUMP", "FAIL"), ANY_CHANGE | {Status.QUOTA}),
+    **dict.fromkeys(("ADVANCE_KEY", "BUMP", "FAIL"), ANY_CHANGE | {Status.QUOTA, Status.WAL}),
     **dict.fromkeys(("CLEAR", "FORGET", "CANCEL_FOR_KEY"), ANY_CHANGE),
 }

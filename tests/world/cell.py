@@ -35,7 +35,18 @@ from world.daemons import EVERY_UID, SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
 from world.network import ADMIN, End, SimulatedChannel
-from world.oracle import IN_DOUBT, BulkLoad, Call, Operation, Oracle, Row, Sent, Sizes, Violation
+from world.oracle import (
+    FOREVER_NS,
+    IN_DOUBT,
+    BulkLoad,
+    Call,
+    Operation,
+    Oracle,
+    Row,
+    Sent,
+    Sizes,
+    Violation,
+)
 from world.script import CLIENTS, MS, RESUMER, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
@@ -147,6 +158,8 @@ class Cell:
         """Files of the WAL that were damaged, and where."""
         self.may_lose_arena = self.rotten = self.draining = False
         self._arena_lost = self._restarting = False
+        self._first_position = 0
+        """Position at which the present stream began."""
         self._refused = 0
         self._failed_calls = 0
         self._shards = shards
@@ -221,6 +234,8 @@ class Cell:
         )  # fmt: skip
         client.begun = self.oracle.moment()
         client.on_expired(partial(self._session_lost, number, client.begun))
+        if number == RESUMER:  # nobody tells which operations of earlier processes end with it
+            client.on_replaced(self.inherited.clear)
         self.daemon.pids.add(client.host.pid)
         return client
 
@@ -251,9 +266,7 @@ class Cell:
     def _subscribe(
         self, number: int, topics: list[str] | None = None, *, whole: bool = False
     ) -> None:
-        deliveries = Deliveries(
-            self.oracle, lambda: self._stream_of(number), self._replayable, topics
-        )
+        deliveries = Deliveries(self.oracle, lambda: self._stream_of(number), self._replay, topics)
         self.deliveries[number:] = [deliveries, *self.deliveries[number + 1 :]]
         subscriber = SimulatedSubscriber(
             self.world.machine, self.world.network, self.daemon.config.name, NAMESPACE, topics,
@@ -266,17 +279,21 @@ class Cell:
         self.subscribers[number].die()
         self._subscribe(number, topics, whole=whole)
 
-    def _replayable(self, topic: str, sequence: int) -> bool:
-        """Whether the daemon's replay buffer has a notice. False if no daemon runs."""
-        if not self.daemon.alive or self.daemon.reaper is None:
-            return False
+    def _replay(self, topic: str, sequence: int) -> tuple[bool, int]:
+        """Whether the daemon's replay buffer has a notice, and how many it has had; if that cannot
+        be read, (False, infinity)."""
+        unread = False, FOREVER_NS
+        if not self.daemon.alive:
+            return unread
         try:
             reader = Reader.attach(self.daemon.paths)
-        except PurgatorydError:  # the arena file has lost its name
-            return False
+        except PurgatorydError:
+            return unread
         with closing(reader):
+            if reader.stream_id != self.oracle.stream_id:
+                return unread
             lost_until, _ = reader.replay(NAMESPACE, topic, sequence, sequence)
-            return reader.stream_id == self.oracle.stream_id and lost_until < sequence
+            return lost_until < sequence, int(reader.header.replay_tail) - self._first_position
 
     def _stream_of(self, number: int) -> int:
         inbox = self.subscribers[number].inbox
@@ -356,8 +373,11 @@ class Cell:
         self._tap()
         sizes = [getattr(self.daemon.config, name) for name in Sizes._fields]
         self.oracle.served_with(Sizes(*sizes))
-        stream_id = int(arena.header.stream_id)
+        header = arena.header  # the process may be killed here, and not further on
+        stream_id = int(header.stream_id)
         before, self.oracle.stream_id = self.oracle.stream_id, stream_id
+        if before != stream_id:
+            self._first_position = int(header.replay_head)
         if before not in (0, stream_id):
             if not self.may_lose_arena:
                 raise Violation(f"stream {before} was followed by {stream_id} without a reason")

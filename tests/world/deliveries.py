@@ -23,8 +23,9 @@ class Deliveries:
     oracle: Oracle
     stream: Callable[[], int]
     """The stream of the last notice."""
-    replayable: Callable[[str, int], bool]
-    """Whether the replay buffer of the present stream has a notice of a topic."""
+    replay: Callable[[str, int], tuple[bool, int]]
+    """Whether the replay buffer of the present stream has a notice of a topic, and how many it has
+    had."""
     wanted: list[str] | None = None
     """Its topics; None = all."""
     topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
@@ -32,8 +33,6 @@ class Deliveries:
     """The newest sequence of each topic when it was let in; None until then."""
     unsent: dict[tuple[int, str, int], Sent] = field(default_factory=dict)
     """Notices that it has read before they were sent."""
-    losses: list[tuple[int, str, int, int]] = field(default_factory=list)
-    """Ranges that it lost. They are judged once all that has fired was sent."""
     notices: int = 0
     lost: int = 0
 
@@ -66,17 +65,15 @@ class Deliveries:
             raise Violation(f"{topic}: lost from {first}, but {at.next} comes next")
         if stream == self.oracle.stream_id:
             self.lost += 1
-            if self.replayable(topic, last):
+            has_it, fired = self.replay(topic, last)
+            if has_it:
                 raise Violation(f"{topic}: lost up to {last}, which the replay buffer has")
-            self.losses.append((stream, topic, first, last))
+            self.oracle.judge_loss((stream, topic), range(first, last + 1), fired)
         at.next = last + 1
 
     def finish(self) -> None:
         """Nothing more comes: all that was sent in the present stream has arrived or is lost."""
         self._judge_unseen()
-        for loss in self.losses:
-            self.oracle.judge_loss(*loss)
-        self.losses.clear()
         for place, sent in self.unsent.items():
             if place[0] == self.oracle.stream_id and self.oracle.sent.get(place) != sent:
                 raise Violation(f"{place}: received {sent}, which was not sent")

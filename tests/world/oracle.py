@@ -603,14 +603,12 @@ class Oracle:
         self._require(sent.payload in self.timers, sent, "nobody added it")
         self._judge_notice(stream, self.timers[sent.payload], sent, now_ns)
 
-    def judge_loss(self, stream: int, topic: str, first: int, last: int) -> None:
-        """A subscriber lost a range. If some of it was sent in this stream, the replay buffer has
-        had more than it keeps."""
-        if not any((stream, topic, sequence) in self.sent for sequence in range(first, last + 1)):
-            return
-        notices = sum(place[0] == stream for place in self.sent)
-        many = notices >= self.least.replay_capacity
-        self._require(many or self._may_be_short(), topic, "{} to {} were lost", first, last)
+    def judge_loss(self, topic: tuple[int, str], lost: range, fired: int) -> None:
+        """A subscriber lost a range of a stream's topic. If some of it was sent in this stream, the
+        replay buffer has had more than it keeps: `fired` notices."""
+        if any((*topic, sequence) in self.sent for sequence in lost):
+            full = fired > self.least.replay_capacity or self._may_be_short()
+            self._require(full, topic, "{} were lost after {}", lost, fired)
 
     def _judge_notice(self, stream: int, timer: Timer, sent: Sent, now_ns: int) -> None:
         same = timer.key == sent.key and (timer.shaky or timer.ticket in (0, sent.ticket))

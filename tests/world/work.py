@@ -16,7 +16,6 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     CallTimeout,
     InvalidTime,
-    MessageRefused,
     PurgatorydError,
 )
 from purgatoryd.shm_layout.layout import (
@@ -97,18 +96,13 @@ def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None
     """Add a timer at a later virtual time, and another one behind it at that time or later."""
     core = cell.clients[client].core
 
-    def answered(call: Call, pending: Any) -> None:
-        if client == RESUMER and isinstance(pending.error, MessageRefused):
-            cell.inherited.clear()  # time had gone on meanwhile: the client replaces its session
-        cell.answered(call, pending)
-
     for number in range(2):
         if (name := free(cell, client, (key + number) % KEYS)) is not None:
             core.set_time(core.check_time(cell.now_ns() + by_ns))
             call = _call(cell, client, "replace", name, delay_ns, "a", 8)
             assert call.timer is not None
             cell.clients[client].add(
-                name, partial(answered, call), topic="a", payload=call.timer.payload,
+                name, partial(cell.answered, call), topic="a", payload=call.timer.payload,
                 mode="replace", wait=True, delay_ns=delay_ns,
             )  # fmt: skip
             core.set_time(core.check_time(None))
