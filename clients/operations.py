@@ -13,13 +13,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, Encoded, When
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Session
-from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
+from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError, SessionExpired
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import TICKET_SHARD, Cause
 from purgatoryd.shm_layout.wire import Key, RawOutcome
@@ -178,13 +179,13 @@ def _guarded(callback: Callable[[Operation], object], operation: Operation) -> N
         _LOG.error("callback of operation %r failed", operation.key, exc_info=error)
 
 
-def _guarded_call(callback: Callable[[Key, Outcome], object], key: Key, outcome: Outcome) -> None:
+def _guarded_call(subject: str, callback: Callable[..., object], *arguments: object) -> None:
     try:
-        callback(key, outcome)
+        callback(*arguments)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        _LOG.error("callback of operation %r failed", key, exc_info=error)
+        _LOG.error("callback of %s failed", subject, exc_info=error)
 
 
 def _cause_of(raw: RawOutcome) -> CauseName:
@@ -212,15 +213,22 @@ class Book:
         self._released: deque[tuple[int, int, int]] = deque()
         self._session: Session | None = None  # the session of an earlier process
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
+        self._on_lost: Callable[[SessionExpired], object] | None = None
         self._found: set[int] = set()  # tickets of ended operations of that process
         # Tickets rise, in the order in which watches were packed. So those of earlier processes are
         # below one of this process, unless that of one of its unanswered watches is, too.
         self._a_ticket = 0  # the first that this process learned; 0 = none
         self._early: set[Operation] = set()  # unanswered watches that were packed before that
 
-    def resume(self, session: Session, callback: Callable[[Key, Outcome], object]) -> None:
-        """Run `callback` for operations that an earlier process of `session` watched."""
-        self._session, self._callback = session, callback
+    def resume(
+        self,
+        session: Session,
+        callback: Callable[[Key, Outcome], object],
+        on_lost: Callable[[SessionExpired], object],
+    ) -> None:
+        """Run `callback` for operations that an earlier process of `session` watched, and `on_lost`
+        once that session is gone."""
+        self._session, self._callback, self._on_lost = session, callback, on_lost
 
     def _add(self, news: Callable[[], None]) -> None:
         self._news.append(news)
@@ -314,7 +322,8 @@ class Book:
         elif raw.ticket not in self._found:
             self._found.add(raw.ticket)
             outcome = Outcome(_cause_of(raw), [], raw.error, raw.ended_ns - raw.armed_ns)
-            self._add(lambda: _guarded_call(self._callback, raw.key, outcome))
+            subject = f"operation {raw.key!r}"
+            self._add(partial(_guarded_call, subject, self._callback, raw.key, outcome))
 
     def _match(self, raw: RawOutcome) -> None:
         with self._mutex:
@@ -357,6 +366,13 @@ class Book:
             self._orphans.clear()
         for operation in operations.values():
             self._add(lambda o=operation: o._end(None, error))  # type: ignore[misc]
+
+    def expired(self, error: SessionExpired) -> None:
+        """The daemon has forgotten the session."""
+        self.lost(error)
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            self._add(partial(_guarded_call, "a lost session", on_lost, error))
 
     # ---- for the thread that does the work ---------------------------------------------------
 

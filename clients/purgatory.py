@@ -169,9 +169,9 @@ def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[t
 def own_book(core: Core, book: Book, resume: Resume | None) -> None:
     """Route the daemon's messages to an owner of operations into `book`."""
     if resume is not None:
-        book.resume(core.session, resume.callback)
+        book.resume(core.session, resume.callback, resume.on_lost)
     core.session.on_outcomes = book.take
-    core.session.on_lost = book.lost
+    core.session.on_lost = book.expired
 
 
 def settle_book(core: Core, book: Book) -> None:

@@ -9,11 +9,15 @@ from hashlib import sha256
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.operations import Outcome
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import InvalidArgument
+from purgatoryd.shm_layout.errors import InvalidArgument, SessionExpired
 from purgatoryd.shm_layout.layout import GRACE_MAX_NS
 from purgatoryd.shm_layout.wire import Key
 
 _NONCE_BYTES = 16
+
+
+def nothing(_: SessionExpired) -> None:
+    """Ignore the loss of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,8 @@ class Resume:
     to a day. After that, and after close(), the daemon frees the outcomes. `callback(key, outcome)`
     runs in the purgatory's thread, once for each operation of an earlier process that has ended.
     `missing`, `failed` and `watermarks` of such an outcome are empty. A `When` of an earlier
-    process counts as false.
+    process counts as false. `on_lost(error)` runs in the same thread, at most once, if the session
+    that was taken over is lost: operations of earlier processes then give no more outcomes.
 
     Raises InvalidArgument.
     """
@@ -33,6 +38,7 @@ class Resume:
     name: str
     grace: float
     callback: Callable[[Key, Outcome], object]
+    on_lost: Callable[[SessionExpired], object] = nothing
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not wire.encode_worker(self.name):
@@ -40,6 +46,7 @@ class Resume:
         if not 0 < check_limit_s(self.grace, "grace") * 1e9 <= GRACE_MAX_NS:
             raise InvalidArgument(f"grace {self.grace!r} must be above 0 s and at most a day")
         check_callable("callback", self.callback)
+        check_callable("on_lost", self.on_lost)
 
     @property
     def grace_ns(self) -> int:

@@ -33,11 +33,13 @@ from real_daemon import (
 
 from purgatoryd.clients import (
     Admin,
+    AllOf,
     AsyncClient,
     Client,
     InvalidArgument,
     Purgatory,
     Resume,
+    SessionExpired,
     SessionTableFull,
     Status,
     Subscriber,
@@ -616,6 +618,33 @@ def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
     process.wait()
 
 
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_learns_that_the_session_which_it_resumed_is_lost(
+    fails: bool, daemon: StartDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its callback runs once, in the purgatory's thread, and may raise."""
+    real, lost = daemon("demo"), list[SessionExpired]()
+
+    def on_lost(error: SessionExpired) -> None:
+        lost.append(error)
+        if fails:
+            raise ValueError(error)
+
+    resume = Resume("worker-1", 60.0, lambda key, outcome: None, on_lost)
+    with Purgatory("demo", timeout=PATIENCE_S, resume=resume) as owner, Admin("demo") as admin:
+        for count in (1, 2):
+            owner.watch(f"op{count}", AllOf({"t": 1}), 60.0)
+            assert len(lost) == count - 1
+            for session in sessions_of(os.getpid()):
+                admin.drop_session(session.session)
+            owner.advance("t2", count)
+            eventually(lambda: lost)
+    assert len(lost) == 1
+    assert real.process.poll() is None
+    assert ("callback of a lost session failed" in caplog.text) == fails
+
+
 @pytest.mark.tier("check")
 @pytest.mark.parametrize(
     "arguments", [("", 1.0), ("x" * 64, 1.0), (7, 1.0), ("a", 0), ("a", 86_401), ("a", "1")]
@@ -625,6 +654,8 @@ def test_a_resume_with_bad_arguments_is_refused(arguments: tuple[Any, Any]) -> N
         Resume(*arguments, lambda key, outcome: None)
     with pytest.raises(InvalidArgument):
         Resume("a", 1.0, "no function")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        Resume("a", 1.0, lambda key, outcome: None, "no function")  # type: ignore[arg-type]
 
 
 def test_idle_processes_do_not_use_up_the_descriptors(daemon_dir: Path, tmp_path: Path) -> None:

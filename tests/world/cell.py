@@ -234,8 +234,6 @@ class Cell:
         )  # fmt: skip
         client.begun = self.oracle.moment()
         client.on_expired(partial(self._session_lost, number, client.begun))
-        if number == RESUMER:  # nobody tells which operations of earlier processes end with it
-            client.on_replaced(self.inherited.clear)
         self.daemon.pids.add(client.host.pid)
         return client
 
@@ -250,7 +248,7 @@ class Cell:
     def _resume_of(self, number: int) -> Resume | None:
         if not self.world.script.setting.resumes or number != RESUMER:
             return None
-        return Resume(f"w{number}", RESUME_S, self._resumed)
+        return Resume(f"w{number}", RESUME_S, self._resumed, lambda _: self.inherited.clear())
 
     def _resumed(self, key: wire.Key, outcome: Outcome) -> None:
         """An operation of an earlier process has ended."""

@@ -357,17 +357,6 @@ class SimulatedClient:
 
         session._expire = expired  # type: ignore[method-assign, assignment]
 
-    def on_replaced(self, report: Callable[[], None]) -> None:
-        """Call `report` whenever the client replaces its session."""
-        session = self.core.session
-        replace = session._replace
-
-        def replaced(first_certain: int) -> None:
-            report()
-            replace(first_certain)
-
-        session._replace = replaced  # type: ignore[method-assign]
-
     # ---- its process ---------------------------------------------------------------------------
 
     def freeze(self) -> None:
