@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import public_names
 import pytest
+from lint_script import lint_script
 
 pytestmark = pytest.mark.tier("check")
 
@@ -17,16 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "names.md"
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vocabulary", ROOT / ".ci" / "vocabulary.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-vocabulary = load_script()
+vocabulary = lint_script("vocabulary")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@
  *
  *   base/              memory, and structures that know no timer
  *     hash.c             keyed hash
+ *     check.c            the first broken invariant
+ *     sink.c             output into a bounded buffer
  *     crc32c.c           checksum of WAL frames
  *     blobs.c            key and payload bytes
  *     index.c            key -> id
@@ -17,7 +19,7 @@
  *     metrics.c          histograms of durations
  *     memory.c           NUMA placement and locking of memory: system calls alone
  *   wal/               the write-ahead log
- *     frames.c           records as bytes
+ *     frames.c           the bytes of a frame
  *     wal_buffer.c       the ring in the arena
  *     wal_segment.c      frames in files
  *     group_commit.c     ring -> files: the only part with a thread
@@ -33,15 +35,18 @@
  *     watermarks.c       watch keys
  *     inbox.c            outcomes for the owner of a session
  *     session.c          sessions, replies
+ *     records.c          what frames say of the arena
  *     prefetch.c         memory fetched early
  *   recover/           an arena opened, rebuilt or copied
  *     arena.c            geometry, create, attach, check
+ *     in_doubt.c         whether the last change was made
  *     rebuild.c          derived state from authoritative state
  *     redo.c             WAL frames -> authoritative state
  *     snapshot.c         authoritative state -> WAL frames
  *     migrate.c          authoritative state into an arena of other sizes
  *     merge.c            authoritative state of several arenas into one
  *   front/             what the loop and readers call
+ *     loop.c             what comes due
  *     messages.c         messages of the command socket
  *     decode.c           bounds and rules of the bytes of commands
  *     batch.c            records, each applied once
@@ -289,6 +294,8 @@ static inline uint8_t *blob_at(const struct blob_pool *p, uint32_t blob)
 /* Map, free lists, size tags and totals agree, no two free blocks touch;
  * used_granules = the sum over all owners. */
 bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fault *fault);
+/* Whether so many bytes of a blob are inside the pool. */
+bool blob_inside(const struct blob_pool *p, uint32_t blob, uint64_t bytes);
 uint64_t blobs_used(const struct blob_pool *p);                    /* granules in use */
 
 /* ---- hash ------------------------------------------------------------------------------ */

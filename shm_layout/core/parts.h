@@ -268,10 +268,18 @@ void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
 void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
 
+/* The body of a frame, with `extra` bytes behind it that the caller fills, and `tail` at its end
+ * for what is recorded of beginning and end; then the frame is complete. */
+void *wal_frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t extra,
+                           uint64_t tail);
+void *wal_frame_begin(struct pg_arena *a, enum pg_wal_type type, uint64_t extra);
+void wal_frame_end(struct pg_arena *a);
 void wal_buffer_init(struct pg_arena *a);                     /* of a zeroed region */
 void wal_buffer_settle(struct pg_arena *a);                   /* ends every call that may append */
-/* Before anything is rebuilt: keeps or drops the one frame in doubt. */
-bool wal_buffer_recover(struct pg_arena *a, struct pg_fault *why);
+/* The frame of which nobody knows whether its change was made; *frame = NULL: there is none. */
+bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **frame,
+                         struct pg_fault *why);
+void wal_buffer_decide(struct pg_arena *a, const struct pg_frame_head *frame, bool made);
 bool wal_buffer_check(const struct pg_arena *a, struct pg_fault *fault);
 
 bool wal_buffer_over(const struct pg_arena *a, uint64_t percent);
@@ -293,6 +301,9 @@ bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r);
  * answer. */
 bool wal_stopped(const struct pg_arena *a);
 bool wal_buffer_gives_up(const struct pg_arena *a, struct pg_result *r);
+
+/* Before anything is rebuilt: keeps or drops that frame. */
+bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why);
 
 /* ---- slots that a rebuild finds ------------------------------------------------------------ */
 
@@ -330,7 +341,11 @@ struct put {
 };
 
 /* PG_E_LATE of what was armed before this start of the daemon, and due before it; else 0. */
-unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h);
+static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
+{
+    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
+    return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+}
 #define NO_WALL INT64_MIN
 
 /* The scope that a key is hashed in, and what is kept of the hash. */
@@ -345,9 +360,17 @@ void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *res
 /* Arms the parked timer of a key, if it has this ticket, with the payload that comes with it. */
 void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
                    struct pg_result *result);
-/* False: an operation's notice has no space in the replay buffer now; nothing was changed. */
-bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
-                   struct pg_result *result);
+/* A key whose timer has fired. */
+void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r);
+void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
+void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
+/* False: nothing was changed, and the wheel keeps it: the replay buffer or the WAL buffer is full. */
+bool timer_expire(struct pg_arena *a, uint32_t slot);
+/* The wall clock is so much ahead of the arena's. */
+void wall_note(struct pg_arena *a, int64_t offset_ns);
+/* After a step of the wall clock: walks the slots, a bounded number of them; a step during the walk
+ * begins it again. True: some are left. */
+bool wall_iteration(struct pg_arena *a, uint32_t budget);
 /* Id of the armed slot or the replay buffer entry that speaks for a key; PG_NIL = neither. */
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* The armed slot of a key; PG_NIL = none. */
@@ -686,11 +709,6 @@ static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
     fetch(operation_at(a, slot));
     fetch(operation_at(a, slot) + 1);
 }
-/* Bytes before the key and payload in its blob. */
-uint32_t operation_ext_bytes(const struct pg_operation *op);
-/* What its end notes of so many keys, behind struct pg_operation. */
-uint32_t operation_end_bytes(uint32_t keys);
-uint8_t *operation_missing(struct pg_operation *op);   /* the bitmap */
 /* What an operation waits for: its keys go behind the payload, the rest into `info`. `op` is a copy
  * of the blob's head, and may be that of one which ended meanwhile. */
 void operation_info(const struct pg_arena *a, const struct pg_operation *op, const uint8_t *blob,
@@ -711,6 +729,10 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
 /* False: its notice would have no space in the replay buffer now; nothing was changed. */
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
+/* Cancels the timer or the operation that a key has. False: an operation's notice has no space in
+ * the replay buffer now; nothing was changed. */
+bool key_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
+                struct pg_result *result);
 /* The owner found the condition false; asks him again if a watermark has moved meanwhile. */
 void operation_answered_no(struct pg_arena *a, uint32_t slot);
 /* Ends an armed operation that is linked in the wheel. */
@@ -785,8 +807,8 @@ static inline bool inbox_full(const struct pg_arena *a, const struct pg_session 
 void inbox_drop(struct pg_arena *a, struct pg_session *s);
 bool orphans_free(struct pg_arena *a);                   /* a bounded number; true: some are left */
 void inboxes_reset(struct pg_arena *a);
-/* ACK of an outcome (version 0) or of a CHECK that found its condition false. */
-void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack);
+/* ACK of an outcome (version 0) or of a CHECK. True: the owner found the condition false. */
+bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack);
 
 /* Bytes that an operation's notice has before its own payload, at most. */
 #define PG_VERDICT_MAX (sizeof(struct pg_verdict) + PG_WATCH_KEYS_MAX / 8)
@@ -871,6 +893,18 @@ bool reply_begin(struct pg_arena *a, const struct pg_session *s, struct pg_reply
                  uint32_t count);
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
 /* Of each record under way: its answer holds, or it is applied when it is sent again. */
+/* The record under way is one on a watch key, whose intent it is. */
+static inline bool on_watch_key(const struct pg_session *s)
+{
+    return s->current != 0 && s->intent[0] == s->applied + 1ull;
+}
+
+/* A batch of it was not applied to its end. */
+static inline bool record_under_way(const struct pg_session *s)
+{
+    return s->id != 0 && s->current != 0 && s->applied < s->count;
+}
+
 void sessions_recover(struct pg_arena *a);
 /* The answer of a record under way that ends operations on a watch key; NULL = none. */
 struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row);
@@ -890,8 +924,6 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot);
 
 void *sink_take(struct sink *s, uint64_t bytes);     /* NULL and full when it does not fit */
 void sink_put(struct sink *s, const void *bytes, uint64_t len);
-/* Whether a blob's first bytes are inside the region of blobs. */
-bool blob_inside(const struct pg_arena *a, uint32_t blob, uint64_t bytes);
 /* What a reader copied may be half of one timer and half of the next: whether all that it names
  * is inside, so that it may be read. */
 bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);

@@ -195,6 +195,12 @@ void blobs_init(struct blob_pool *p)
     blobs_rebuild_end(p);
 }
 
+bool blob_inside(const struct blob_pool *p, uint32_t blob, uint64_t bytes)
+{
+    return bytes <= (uint64_t)PG_GRANULE * p->granules &&
+           (uint64_t)blob * PG_GRANULE <= (uint64_t)PG_GRANULE * p->granules - bytes;
+}
+
 uint64_t blobs_used(const struct blob_pool *p) { return p->heap->used; }
 
 /* Fetches the block that is likely to be taken next, but for its begin, which unlinking needs. */

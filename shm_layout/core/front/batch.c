@@ -305,7 +305,7 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
     const struct key *key = &s->put.key;
     if (s->q->in_bulk_load && !bulk_load_void(a, key, s->session->bulk_load_first + s->n, result))
         return true;
-    return timers_cancel(a, key, s->record->value, result);
+    return key_cancel(a, key, s->record->value, result);
 }
 
 /* False: the bounded work of this call is used up; the same again continues. */

@@ -274,7 +274,8 @@ static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *wh
         const struct pg_ack ack = ack_at(q, i);
         if (i % PG_PREFETCH_MAX == 0)
             acks_prefetch(a, q, i);
-        inbox_acknowledge(a, s, &ack);
+        if (inbox_acknowledge(a, s, &ack))
+            operation_answered_no(a, ack.slot);
     }
     return true;
 }
@@ -597,7 +598,7 @@ void pg_cancel(struct pg_arena *a, const struct pg_put *p, uint64_t ticket,
     const uint32_t ns = names_find_namespace(a, (struct name){p->namespace_name,
                                                               p->namespace_len});
     const struct key key = put_key(a, p, ns);
-    if (!timers_cancel(a, &key, ticket, result))
+    if (!key_cancel(a, &key, ticket, result))
         answer(result, 0, PG_ST_BUSY, 0);
     wal_buffer_settle(a);
 }

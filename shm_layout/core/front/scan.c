@@ -1,31 +1,8 @@
 /* scan.c - readers of a live arena: copy first, trust only what did not change meanwhile. */
 
-#include "core/core.h"
-
-void *sink_take(struct sink *s, uint64_t bytes)
-{
-    if (s->full || bytes > s->size - s->used) {
-        s->full = true;
-        return NULL;
-    }
-    s->used += bytes;
-    return s->bytes + s->used - bytes;
-}
-
-void sink_put(struct sink *s, const void *bytes, uint64_t len)
-{
-    void *at = sink_take(s, len);
-    if (at != NULL && len != 0)
-        memcpy(at, bytes, len);
-}
+#include "core/state/operation_bytes.h"
 
 /* ---- armed timers ------------------------------------------------------------------------ */
-
-bool blob_inside(const struct pg_arena *a, uint32_t blob, uint64_t bytes)
-{
-    return bytes <= (uint64_t)PG_GRANULE * a->blobs.granules &&
-           (uint64_t)blob * PG_GRANULE <= (uint64_t)PG_GRANULE * a->blobs.granules - bytes;
-}
 
 static int64_t wall_of(const struct pg_hot *h, const uint8_t *blob)
 {
@@ -68,17 +45,6 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
         operation_info(a, &op, blob, &info, out);
     if (head != NULL)
         memcpy(head, &info, sizeof info);
-}
-
-bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
-{
-    if (h->topic >= a->topic_rows || c->payload_len > PG_PAYLOAD_MAX ||
-        !blob_inside(a, c->blob, (uint64_t)c->ext_len + c->key_len + c->payload_len))
-        return false;
-    const struct pg_topic *t = &a->topics[h->topic];
-    return t->name_len != 0 && t->name_len <= sizeof t->name &&
-           t->namespace_row < a->namespace_rows &&
-           a->namespaces[t->namespace_row].name_len <= PG_NAMESPACE_MAX;
 }
 
 bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out)
@@ -132,7 +98,7 @@ int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
         return NO_WALL;
     const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[slot].ctl);
     const uint32_t blob = a->slots.cold[slot].blob;
-    if (ctl_state(ctl) != PG_S_OUTCOME || !blob_inside(a, blob, sizeof op))
+    if (ctl_state(ctl) != PG_S_OUTCOME || !blob_inside(&a->blobs, blob, sizeof op))
         return NO_WALL;
     memcpy(&op, blob_at(&a->blobs, blob), sizeof op);
     atomic_thread_fence(memory_order_acquire);
@@ -202,7 +168,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
     if (!entry_copy(a, position, &e))
         return false;
     const uint64_t bytes = (uint64_t)e.key_len + e.payload_len;
-    if (!blob_inside(a, e.blob, bytes))
+    if (!blob_inside(&a->blobs, e.blob, bytes))
         return false;
     *record = notice_of(&e);
     sink_put(out, blob_at(&a->blobs, e.blob), bytes);

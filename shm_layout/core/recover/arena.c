@@ -34,19 +34,6 @@ static uint32_t name_cells(const struct pg_config *c)
     return cells;
 }
 
-bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
-               uint64_t expected, uint64_t found)
-{
-    if (fault->part[0] != 0)
-        return false;
-    strncpy(fault->part, part, sizeof fault->part - 1);
-    strncpy(fault->detail, detail, sizeof fault->detail - 1);
-    fault->where = where;
-    fault->expected = expected;
-    fault->found = found;
-    return false;
-}
-
 static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
 {
     const struct {

@@ -60,25 +60,6 @@ static const uint8_t *key_at(const struct pg_arena *a, uint32_t slot)
     return blob_at(&a->blobs, a->slots.cold[slot].blob) + a->slots.cold[slot].ext_len;
 }
 
-static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
-{
-    const struct pg_cold *c = &a->slots.cold[slot];
-    return ns < a->namespace_rows && a->namespaces[ns].name_len != 0 &&
-           key_hash(a, ns, c->key_type, key_at(a, slot), c->key_len) == a->slots.hot[slot].hash;
-}
-
-/* An outcome keeps no hold on its topic, whose row may serve another namespace by now. In which one
- * it was, the hash of its key tells. */
-uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
-{
-    uint32_t ns = slot_namespace(a, slot);
-    if (ctl_live(a->slots.hot[slot].ctl) || hashed_in(a, slot, ns))
-        return ns;
-    for (ns = 0; ns < a->namespace_rows && !hashed_in(a, slot, ns); ns++)
-        continue;
-    return ns < a->namespace_rows ? ns : PG_NIL;
-}
-
 /* Its namespace in the source; PG_NIL: it stays. */
 static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
 {

@@ -404,7 +404,7 @@ static bool wal_buffer_convert(struct pg_arena *to, struct pg_arena *from, struc
     if (t == NULL || f == NULL)
         return true;
     if (!region_convert(to, from, PG_R_WAL_BUFFER, why) || !names_sound(to, why) ||
-        !wal_buffer_recover(to, why))
+        !in_doubt_settle(to, why))
         return false;
     if (f->tail != f->appended) {
         namespaces_finish(to, from);

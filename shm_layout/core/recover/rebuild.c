@@ -253,7 +253,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     time_set(a, now_ns, a->real_boot_ns);
     counters_reset(a);
     quotas_rebuild(a);
-    if (!names_sound(a, why) || !wal_buffer_recover(a, why))
+    if (!names_sound(a, why) || !in_doubt_settle(a, why))
         return 0;
     names_rebuild(a);
     blobs_rebuild_begin(&a->blobs);

@@ -5,7 +5,7 @@
  * stand afterwards: so a row that was copied half before and half behind a change does no
  * harm, as long as every copy stays within bounds. A slot is copied whole or not at all. */
 
-#include "core/core.h"
+#include "core/state/operation_bytes.h"
 
 enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
 /* Slots come before watermarks, because an operation that ends forgets its own keys; and before

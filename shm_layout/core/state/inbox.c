@@ -5,7 +5,7 @@
  * in this round. Entries leave it when they are acknowledged or their session ends: those become
  * orphans, and each is freed with a record of its own. */
 
-#include "core/core.h"
+#include "core/state/operation_bytes.h"
 
 /* ---- the list ---------------------------------------------------------------------------- */
 
@@ -130,27 +130,28 @@ void inboxes_reset(struct pg_arena *a)
 
 /* ---- acknowledgements ----------------------------------------------------------------------- */
 
-void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack)
+bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack)
 {
     const uint64_t ctl = ack->slot < a->slots.capacity ? a->slots.hot[ack->slot].ctl : 0;
     if (ctl_state(ctl) == PG_S_FREE || ctl_ticket(ctl) != ack->ticket ||
         !is_operation(a, ack->slot))
-        return;
+        return false;
     const struct pg_operation *op = operation_at(a, ack->slot);
     const bool outcome = ctl_state(ctl) == PG_S_OUTCOME;
     s->inbox_boot_ns = a->real_boot_ns;
     s->repeats = 0;
     if (op->session != s->id || !op->in_inbox)
-        return;
-    if (outcome && ack->version == 0) {
+        return false;
+    if (!outcome)
+        return ack->version == op->version;
+    if (ack->version == 0) {
         unlink_from(a, s, ack->slot);
         if (has_wal(a) && !wal_buffer_full(a))     /* nothing that is kept depends on it */
             wal_append_end(a, ack->slot, PG_END_ACKNOWLEDGED);
         account_operation_counted(a, s, -1);
         outcome_free(a, ack->slot);
-    } else if (!outcome && ack->version == op->version) {
-        operation_answered_no(a, ack->slot);
     }
+    return false;
 }
 
 /* ---- sending ------------------------------------------------------------------------------ */

@@ -10,7 +10,7 @@
  * both are true of ALL, ANY and QUORUM: a key that has reached its target counts as reached, though
  * it may have failed. What holds and fails at once (SUM) is satisfied. */
 
-#include "core/core.h"
+#include "core/state/operation_bytes.h"
 
 static struct pg_watch *watch_at(const struct pg_arena *a, uint32_t x) { return &a->watches[x]; }
 
@@ -19,47 +19,7 @@ static struct pg_watched *watermark_of(const struct pg_arena *a, uint32_t x)
     return &a->watermarks[a->watches[x].key_row];
 }
 
-/* ---- the blob of an operation ------------------------------------------------------------ */
-
-static uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
-
-uint32_t operation_end_bytes(uint32_t keys)
-{
-    return keys * (uint32_t)sizeof(uint64_t) + 2 * bitmap_bytes(keys);
-}
-
-static uint32_t bitmaps_space(uint32_t keys, bool has_own)
-{
-    return (operation_end_bytes(keys) + has_own * bitmap_bytes(keys) + 15) / 16 * 16;
-}
-
-static uint32_t ext_bytes(unsigned condition, uint32_t keys, bool has_own)
-{
-    return (uint32_t)sizeof(struct pg_operation) + bitmaps_space(keys, has_own) +
-           (condition == PG_C_SUM ? keys * (uint32_t)sizeof(struct pg_share) : 0);
-}
-
-static uint64_t *last_watermarks_of(struct pg_operation *op) { return (uint64_t *)(op + 1); }
-
-uint8_t *operation_missing(struct pg_operation *op)
-{
-    return (uint8_t *)(last_watermarks_of(op) + op->keys);
-}
-
-static uint8_t *failed_of(struct pg_operation *op)
-{
-    return operation_missing(op) + bitmap_bytes(op->keys);
-}
-
-static uint8_t *own_of(struct pg_operation *op)
-{
-    return (uint8_t *)(op + 1) + operation_end_bytes(op->keys);
-}
-
-static struct pg_share *shares_of(struct pg_operation *op)
-{
-    return (struct pg_share *)((uint8_t *)(op + 1) + bitmaps_space(op->keys, op->has_own));
-}
+/* ---- the notice of an operation ----------------------------------------------------------- */
 
 static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
 {
@@ -69,11 +29,6 @@ static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
 static uint32_t granules_of_notice(uint32_t key_len, uint32_t keys, uint32_t payload_len)
 {
     return blob_granules((uint64_t)key_len + notice_payload(keys, payload_len));
-}
-
-uint32_t operation_ext_bytes(const struct pg_operation *op)
-{
-    return ext_bytes(op->condition, op->keys, op->has_own);
 }
 
 uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
@@ -431,6 +386,29 @@ void operation_answered_no(struct pg_arena *a, uint32_t slot)
     op->check = PG_K_NONE;
     if (moved)
         ask(a, slot);
+}
+
+bool key_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct pg_result *r)
+{
+    struct probe at;
+    const uint32_t id = key_find(a, k, &at);
+    if (id != PG_NIL && id >= a->slots.capacity) {
+        cancel_fired(a, id, ticket, r);
+        return true;
+    }
+    if (id == PG_NIL || (ticket != 0 && ticket != ctl_ticket(a->slots.hot[id].ctl))) {
+        a->metrics->cancels_unknown++;
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return true;
+    }
+    if (wal_buffer_full(a) || (is_operation(a, id) && !operation_may_end(a, id)))
+        return false;
+    answer_slot(a, r, id, PG_ST_CANCELLED);
+    if (is_operation(a, id))
+        operation_end(a, id, PG_CAUSE_CANCELLED, 0);
+    else
+        cancel_timer(a, id, &at);
+    return true;
 }
 
 /* By its owner alone: the key may be another's operation by now. */
@@ -932,26 +910,6 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
 }
 
 /* ---- the WAL ------------------------------------------------------------------------------ */
-
-/* Bounded, because a reader may follow records that are given to others meanwhile. */
-void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
-                         const uint8_t *blob, struct pg_wal_watch_key *out)
-{
-    const uint8_t *own = blob + sizeof *op + operation_end_bytes(op->keys);
-    const uint8_t *shares = blob + sizeof *op + bitmaps_space(op->keys, op->has_own);
-    uint32_t x = op->first_watch;
-    memset(out, 0, op->keys * sizeof *out);
-    for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++, x = watch_at(a, x)->sibling) {
-        struct pg_share share = {0, 0};
-        if (op->condition == PG_C_SUM)
-            memcpy(&share, shares + n * sizeof share, sizeof share);
-        out[n] = (struct pg_wal_watch_key){.target = watch_target(watch_at(a, x)->target),
-                                           .base = share.base, .cap = share.cap,
-                                           .row = watch_at(a, x)->key_row};
-        if (op->has_own && own[n / 8] >> n % 8 & 1)
-            out[n].flags = PG_WK_OWN;
-    }
-}
 
 static void records_restore(struct pg_arena *a, const struct pg_wal_watch *j,
                             const struct pg_wal_watch_key *keys, struct pg_operation *op)

@@ -238,12 +238,6 @@ struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_
     return &a->replies[(uint64_t)(s - a->sessions) * PG_WINDOW + sequence % PG_WINDOW];
 }
 
-/* The record under way is one on a watch key, whose intent it is. */
-static bool on_watch_key(const struct pg_session *s)
-{
-    return s->current != 0 && s->intent[0] == s->applied + 1ull;
-}
-
 static bool intent_sound(const struct pg_arena *a, const struct pg_session *s)
 {
     const struct pg_reply_memory *m = session_reply(a, s, s->current);
@@ -318,78 +312,11 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
-/* ---- the record under way ----------------------------------------------------------------- */
-
-/* Any state but FREE; PG_NIL = no slot has it. */
-static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
-{
-    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
-        if (ctl_ticket(a->slots.hot[slot].ctl) == ticket &&
-            ctl_state(a->slots.hot[slot].ctl) != PG_S_FREE)
-            return slot;
-    return PG_NIL;
-}
-
-/* Answers are stored before their effects. Whether this one's is there; what changes nothing
- * is answered the same when it is applied again. */
-static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
-{
-    const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
-    const struct pg_hot *h = &a->slots.hot[slot != PG_NIL ? slot : 0];
-    const bool armed = slot != PG_NIL && ctl_live(h->ctl);
-    switch (r->ticket & 0xff) {
-    case PG_ST_ADDED:
-    case PG_ST_REPLACED:
-    case PG_ST_PARKED: return slot != PG_NIL;
-    case PG_ST_UNPARKED: return armed && !is_parked(a, slot);
-    case PG_ST_EXTENDED: return armed && h->deadline_ns == r->deadline_ns;
-    case PG_ST_CANCELLED:
-    case PG_ST_DONE: return !armed;
-    default: return false;
-    }
-}
-
-/* The row of a bulk load that is marked had its answer before, if it is one without an effect. */
-static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
-                         const struct pg_result *r)
-{
-    const unsigned status = r->ticket & 0xff;
-    return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && bulk_load_has_row(a, s);
-}
-
-/* A record on a watch key goes on when it is sent again, with the count so far. Any other one
- * is whole, or was never begun: nothing of it may be left that a later recovery takes for more. */
-static void record_recover(struct pg_arena *a, struct pg_session *s)
-{
-    struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];
-    if (on_watch_key(s)) {
-        trigger_recover(a, r);
-    } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
-        if (bulk_load_counts(r->ticket & 0xff))
-            bulk_load_recover(a, s);
-        STORE_RELEASE(&s->applied, s->applied + 1);
-    } else if (!name_refused(r)) {
-        *r = (struct pg_result){0, 0};
-    }
-}
-
-static bool under_way(const struct pg_session *s)
-{
-    return s->id != 0 && s->current != 0 && s->applied < s->count;
-}
-
-void sessions_recover(struct pg_arena *a)
-{
-    for (uint32_t i = 0; i < a->secret->sessions; i++)
-        if (under_way(&a->sessions[i]))
-            record_recover(a, &a->sessions[i]);
-}
-
 struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row)
 {
     for (uint32_t i = 0; i < a->session_rows; i++) {
         const struct pg_session *s = &a->sessions[i];
-        if (under_way(s) && on_watch_key(s) && s->intent[3] == row &&
+        if (record_under_way(s) && on_watch_key(s) && s->intent[3] == row &&
             s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_CLEAR)
             return &reply_results(a, session_reply(a, s, s->current))[s->applied];
     }

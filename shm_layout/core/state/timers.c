@@ -65,6 +65,25 @@ static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
 /* ---- time ------------------------------------------------------------------------------- */
 
 /* a + b, held inside int64: times far beyond either end stay at that end. */
+static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return ns < a->namespace_rows && a->namespaces[ns].name_len != 0 &&
+           key_hash(a, ns, c->key_type, slot_key(a, slot), c->key_len) == a->slots.hot[slot].hash;
+}
+
+/* An outcome keeps no hold on its topic, whose row may serve another namespace by now. In which one
+ * it was, the hash of its key tells. */
+uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
+{
+    uint32_t ns = slot_namespace(a, slot);
+    if (ctl_live(a->slots.hot[slot].ctl) || hashed_in(a, slot, ns))
+        return ns;
+    for (ns = 0; ns < a->namespace_rows && !hashed_in(a, slot, ns); ns++)
+        continue;
+    return ns < a->namespace_rows ? ns : PG_NIL;
+}
+
 static int64_t add_clamped(int64_t a, int64_t b)
 {
     int64_t sum;
@@ -178,7 +197,7 @@ static void slot_unplace(struct pg_arena *a, uint32_t slot)
 
 /* ---- put ----------------------------------------------------------------------------------- */
 
-static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
+void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
                         unsigned status)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
@@ -418,7 +437,7 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
 
 /* ---- cancel ---------------------------------------------------------------------------------- */
 
-static void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r)
+void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r)
 {
     const struct pg_entry *e = &a->replay_buffer[id - a->slots.capacity];
     if (ticket != 0 && ticket != e->ticket >> 8) {
@@ -430,7 +449,7 @@ static void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struc
     answer(r, e->ticket >> 8, PG_ST_FIRED, e->deadline_ns);
 }
 
-static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
+void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
 {
     index_erase(&a->index, at);
     slot_unplace(a, slot);
@@ -438,29 +457,6 @@ static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *
         wal_append_end(a, slot, PG_END_CANCELLED);
     slot_end(a, slot, 0);
     a->metrics->cancels++;
-}
-
-bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct pg_result *r)
-{
-    struct probe at;
-    const uint32_t id = key_find(a, k, &at);
-    if (id != PG_NIL && id >= a->slots.capacity) {
-        cancel_fired(a, id, ticket, r);
-        return true;
-    }
-    if (id == PG_NIL || (ticket != 0 && ticket != ctl_ticket(a->slots.hot[id].ctl))) {
-        a->metrics->cancels_unknown++;
-        answer(r, 0, PG_ST_UNKNOWN, 0);
-        return true;
-    }
-    if (wal_buffer_full(a) || (is_operation(a, id) && !operation_may_end(a, id)))
-        return false;
-    answer_slot(a, r, id, PG_ST_CANCELLED);
-    if (is_operation(a, id))
-        operation_end(a, id, PG_CAUSE_CANCELLED, 0);
-    else
-        cancel_timer(a, id, &at);
-    return true;
 }
 
 /* ---- expire ------------------------------------------------------------------------------- */
@@ -474,12 +470,6 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
     deadline_move(a, slot, deadline_ns);
     wheel_place(&a->wheel, slot);
     return false;
-}
-
-unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
-{
-    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
-    return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
 }
 
 static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
@@ -497,16 +487,9 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                              .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
 }
 
-static bool expire(void *context, uint32_t slot)
+bool timer_expire(struct pg_arena *a, uint32_t slot)
 {
-    struct pg_arena *a = context;
     struct probe at;
-    if (is_operation(a, slot) && UNLIKELY(a->holding) && operation_waits(a, slot)) {
-        wheel_hold(&a->wheel, slot);
-        return true;
-    }
-    if (is_operation(a, slot))
-        return operation_expire(a, slot);
     if ((a->slots.hot[slot].flags & PG_F_WALL) && !wall_reached(a, slot))
         return true;
     const struct pg_entry e = entry_of(a, slot);
@@ -524,11 +507,6 @@ static bool expire(void *context, uint32_t slot)
     return true;
 }
 
-static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
-{
-    prefetch_ends(context, slots, count);
-}
-
 /* ---- steps of the wall clock --------------------------------------------------------------- */
 
 #define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
@@ -544,8 +522,7 @@ static void wall_replace(struct pg_arena *a, uint32_t slot)
         wheel_place(&a->wheel, slot);
 }
 
-/* Walks the slots in bounded iterations; a step during the walk begins it again. */
-static bool wall_iteration(struct pg_arena *a, uint32_t budget)
+bool wall_iteration(struct pg_arena *a, uint32_t budget)
 {
     const uint64_t end = (uint64_t)a->wall_cursor + (uint64_t)budget * 8;
     if (a->wall_cursor == PG_NIL)
@@ -557,7 +534,7 @@ static bool wall_iteration(struct pg_arena *a, uint32_t budget)
     return a->wall_cursor != PG_NIL;
 }
 
-static void wall_note(struct pg_arena *a, int64_t offset_ns)
+void wall_note(struct pg_arena *a, int64_t offset_ns)
 {
     const int64_t step = offset_ns - a->wall_placed_by_ns;
     a->header->wall_offset_ns = offset_ns;
@@ -566,57 +543,6 @@ static void wall_note(struct pg_arena *a, int64_t offset_ns)
     a->wall_placed_by_ns = offset_ns;
     if (a->metrics->live_wall != 0)
         a->wall_cursor = 0;
-}
-
-uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
-                    int64_t real_boot_ns, uint32_t budget, int *more)
-{
-    bool left = false;
-    if (now_ns < a->header->now_ns)
-        now_ns = a->header->now_ns;
-    time_set(a, now_ns, real_boot_ns);
-    a->header->now_ns = now_ns;
-    a->visits_left = budget;
-    if (wall_offset_ns != a->header->wall_offset_ns)
-        wall_note(a, wall_offset_ns);
-    const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
-    uint32_t released = 0;
-    bool waiting = false;
-    if (UNLIKELY(wheel_holds(&a->wheel)) && !a->holding)
-        released = wheel_release(&a->wheel, budget, expire, a, &waiting);
-    const uint64_t moved = a->wheel.state->moved;
-    const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
-                                                            expire, expire_soon, a, &left);
-    wal_buffer_settle(a);
-    a->metrics->moved += a->wheel.state->moved - moved;
-    a->metrics->iterations++;
-    a->metrics->iterations_full += done == budget;
-    a->metrics->iteration_work += done;
-    a->metrics->iteration_budget += done != 0 ? budget : 0;
-    *more = left || stepping || freeing || waiting;
-    a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
-    return done;
-}
-
-int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again)
-{
-    const bool waiting = wheel_holds(&a->wheel);
-    if (waiting && !a->holding && !again)
-        return false;
-    if (!waiting && !a->holding)
-        a->hold_after_ns = after_ns;
-    a->holding = true;
-    a->hold_upto_ns = upto_ns;
-    return !waiting;
-}
-
-void pg_release_operations(struct pg_arena *a) { a->holding = false; }
-
-int64_t pg_next_ns(const struct pg_arena *a)
-{
-    const bool at_once = a->wall_cursor != PG_NIL || a->orphans != PG_NIL ||
-                         (!a->holding && wheel_holds(&a->wheel));
-    return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
 }
 
 /* ---- linking, for a rebuild ---------------------------------------------------------------- */
@@ -721,4 +647,17 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
     if (live != a->metrics->live)
         return fault_set(fault, "timers", "count of live timers", 0, live, a->metrics->live);
     return entries_indexed(a, &ids, fault) && index_check(&a->index, live + parked + ids, fault);
+}
+
+/* ---- for readers --------------------------------------------------------------------------- */
+
+bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
+{
+    if (h->topic >= a->topic_rows || c->payload_len > PG_PAYLOAD_MAX ||
+        !blob_inside(&a->blobs, c->blob, (uint64_t)c->ext_len + c->key_len + c->payload_len))
+        return false;
+    const struct pg_topic *t = &a->topics[h->topic];
+    return t->name_len != 0 && t->name_len <= sizeof t->name &&
+           t->namespace_row < a->namespace_rows &&
+           a->namespaces[t->namespace_row].name_len <= PG_NAMESPACE_MAX;
 }

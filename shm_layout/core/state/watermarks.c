@@ -340,7 +340,7 @@ bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch
         return false;
     const struct pg_watched l = a->watermarks[row];
     const bool is_short = watermark_granules(&l) == 0;
-    if (!is_short && !blob_inside(a, watermark_blob(&l), l.key_len))
+    if (!is_short && !blob_inside(&a->blobs, watermark_blob(&l), l.key_len))
         return false;
     watch->watermark = l.watermark;
     watch->error = l.error;

@@ -1,4 +1,4 @@
-/* frames.c - what a frame of the WAL says of the arena, for the WAL buffer and for snapshots. */
+/* frames.c - how many bytes a frame of the WAL has, and where they are. */
 
 #include "core/core.h"
 
@@ -118,78 +118,3 @@ const struct pg_asked *pg_frame_asked(const struct pg_frame_head *f)
 }
 
 /* ---- bodies ------------------------------------------------------------------------------ */
-
-struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,
-                                         uint32_t name_len)
-{
-    return (struct pg_wal_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
-                                     .durability = n->durability, .quota_timers = n->quota_timers,
-                                     .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
-                                     .park_beyond_ns = n->park_beyond_ns,
-                                     .created_uid = n->created_uid, .name_len = name_len};
-}
-
-struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
-{
-    return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
-                                 .last_position = t->last_position, .row = row,
-                                 .namespace_row = t->namespace_row,
-                                 .created_uid = t->created_uid, .name_len = name_len};
-}
-
-struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
-                             const struct pg_cold *c, uint64_t ticket)
-{
-    int64_t wall_ns = NO_WALL;
-    if (h->flags & PG_F_WALL)
-        wall_ns = ((const struct pg_ext *)blob_at(&a->blobs, c->blob))->value;
-    return (struct pg_wal_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
-                               .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
-                               .uid = account_uid(a, c->account), .payload_len = c->payload_len,
-                               .parked = ctl_state(h->ctl) == PG_S_PARKED,
-                               .bulk_loaded = is_bulk_loaded(h),
-                               .counted = c->account != 0, .key_len = c->key_len,
-                               .key_type = c->key_type};
-}
-
-struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
-                                 const struct pg_operation *op, uint64_t ticket)
-{
-    return (struct pg_wal_watch){.ticket = ticket, .deadline_ns = h->deadline_ns,
-                                 .armed_ns = op->armed_ns, .threshold = op->threshold,
-                                 .session = op->session, .slot = slot, .topic = h->topic,
-                                 .uid = op->uid, .counted = c->account != 0,
-                                 .payload_len = c->payload_len, .keys = op->keys,
-                                 .condition = op->condition, .notice = op->notice_blob != PG_NIL,
-                                 .key_len = c->key_len, .key_type = c->key_type};
-}
-
-struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
-                                         const struct pg_watched *l, bool born)
-{
-    return (struct pg_wal_watermark){.watermark = l->watermark, .row = row, .error = l->error,
-                                     .namespace_row = l->namespace_row,
-                                     .flags = (uint16_t)((born ? PG_WM_BORN : 0) |
-                                                         (l->touched_s == PG_NIL ? PG_WM_FORGOTTEN
-                                                                                 : 0)),
-                                     .key_len = l->key_len, .key_type = l->key_type,
-                                     .uid = account_uid(a, l->account)};
-}
-
-struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
-{
-    return (struct pg_wal_entry){.position = position, .ticket = e->ticket,
-                                 .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
-                                 .sequence = e->sequence, .previous = e->previous,
-                                 .topic = e->topic, .payload_len = e->payload_len,
-                                 .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
-}
-
-struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)
-{
-    struct pg_wal_bulk_load j = {.fencing_token = l->fencing_token,
-                                 .namespace_row = l->namespace_row, .uid = l->uid,
-                                 .state = l->state};
-    memcpy(j.bulk_load, l->id, sizeof j.bulk_load);
-    return j;
-}

@@ -1,0 +1,16 @@
+/* check.c - the first broken invariant that a check finds. */
+
+#include "core/core.h"
+
+bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
+               uint64_t expected, uint64_t found)
+{
+    if (fault->part[0] != 0)
+        return false;
+    strncpy(fault->part, part, sizeof fault->part - 1);
+    strncpy(fault->detail, detail, sizeof fault->detail - 1);
+    fault->where = where;
+    fault->expected = expected;
+    fault->found = found;
+    return false;
+}

@@ -1,0 +1,71 @@
+/* loop.c - what comes due, of timers and of operations. */
+
+#include "core/core.h"
+
+static bool expire(void *context, uint32_t slot)
+{
+    struct pg_arena *a = context;
+    if (!is_operation(a, slot))
+        return timer_expire(a, slot);
+    if (UNLIKELY(a->holding) && operation_waits(a, slot)) {
+        wheel_hold(&a->wheel, slot);
+        return true;
+    }
+    return operation_expire(a, slot);
+}
+
+static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
+{
+    prefetch_ends(context, slots, count);
+}
+
+uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
+                    int64_t real_boot_ns, uint32_t budget, int *more)
+{
+    bool left = false;
+    if (now_ns < a->header->now_ns)
+        now_ns = a->header->now_ns;
+    time_set(a, now_ns, real_boot_ns);
+    a->header->now_ns = now_ns;
+    a->visits_left = budget;
+    if (wall_offset_ns != a->header->wall_offset_ns)
+        wall_note(a, wall_offset_ns);
+    const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
+    uint32_t released = 0;
+    bool waiting = false;
+    if (UNLIKELY(wheel_holds(&a->wheel)) && !a->holding)
+        released = wheel_release(&a->wheel, budget, expire, a, &waiting);
+    const uint64_t moved = a->wheel.state->moved;
+    const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
+                                                            expire, expire_soon, a, &left);
+    wal_buffer_settle(a);
+    a->metrics->moved += a->wheel.state->moved - moved;
+    a->metrics->iterations++;
+    a->metrics->iterations_full += done == budget;
+    a->metrics->iteration_work += done;
+    a->metrics->iteration_budget += done != 0 ? budget : 0;
+    *more = left || stepping || freeing || waiting;
+    a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
+    return done;
+}
+
+int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again)
+{
+    const bool waiting = wheel_holds(&a->wheel);
+    if (waiting && !a->holding && !again)
+        return false;
+    if (!waiting && !a->holding)
+        a->hold_after_ns = after_ns;
+    a->holding = true;
+    a->hold_upto_ns = upto_ns;
+    return !waiting;
+}
+
+void pg_release_operations(struct pg_arena *a) { a->holding = false; }
+
+int64_t pg_next_ns(const struct pg_arena *a)
+{
+    const bool at_once = a->wall_cursor != PG_NIL || a->orphans != PG_NIL ||
+                         (!a->holding && wheel_holds(&a->wheel));
+    return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
+}

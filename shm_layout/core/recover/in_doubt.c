@@ -1,0 +1,250 @@
+/* in_doubt.c - what a kill interrupted: whether the change of the last frame in the ring was made,
+ * and that of the record under way of each session. */
+
+#include "core/core.h"
+
+/* Whether the effect that a frame describes is there. One function per type; each first looks
+ * whether what the frame names can be there at all. */
+typedef bool (*visible_fn)(const struct pg_arena *a, const void *body);
+
+static bool slot_is(const struct pg_arena *a, uint32_t slot, uint64_t ticket, unsigned state)
+{
+    return slot < a->slots.capacity && a->slots.hot[slot].ctl == ctl_of(ticket, state);
+}
+
+static bool entry_is(const struct pg_arena *a, uint64_t position, uint64_t ticket)
+{
+    const struct pg_entry *e = replay_at(a, position);
+    return e->commit == position + 1 && e->ticket >> 8 == ticket;
+}
+
+static bool namespace_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_namespace *j = body;
+    if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
+        return false;
+    const struct pg_wal_namespace found = wal_namespace_of(j->row, &a->namespaces[j->row],
+                                                           j->name_len);
+    return memcmp(&found, j, sizeof found) == 0;
+}
+
+static bool topic_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_topic *j = body;
+    return j->row < a->topic_rows && a->topics[j->row].name_len != 0 &&
+           a->topics[j->row].incarnation == j->incarnation;
+}
+
+static bool arm_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_arm *j = body;
+    return slot_is(a, j->slot, j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED);
+}
+
+static bool unpark_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_unpark *j = body;
+    return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
+}
+
+static bool watch_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_watch *j = body;
+    return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
+}
+
+/* Of a wall timer the deadline by the wall clock decides; the other follows from it. */
+static bool move_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_move *j = body;
+    if (!slot_is(a, j->slot, j->ticket, PG_S_ARMED) &&
+        !slot_is(a, j->slot, j->ticket, PG_S_PARKED))
+        return false;
+    if (j->wall_ns == NO_WALL)
+        return a->slots.hot[j->slot].deadline_ns == j->deadline_ns;
+    return ((const struct pg_ext *)blob_at(&a->blobs, a->slots.cold[j->slot].blob))->value ==
+           j->wall_ns;
+}
+
+static bool end_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_end *j = body;
+    return slot_is(a, j->slot, j->ticket, PG_S_FREE);
+}
+
+static bool fire_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_fire *j = body;
+    return entry_is(a, j->position, j->ticket);
+}
+
+static bool sent_visible(const struct pg_arena *a, const void *body)
+{
+    return a->header->published >= ((const struct pg_wal_sent *)body)->upto;
+}
+
+static bool watermark_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_watermark *j = body;
+    if (j->row >= a->watermark_rows || a->watermarks[j->row].key_len == 0)
+        return false;
+    const struct pg_watched *l = &a->watermarks[j->row];
+    return l->watermark == j->watermark && l->error == j->error &&
+           (!(j->flags & PG_WM_FORGOTTEN) || l->touched_s == PG_NIL);
+}
+
+static bool gone_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_gone *j = body;
+    return j->row < a->watermark_rows && a->watermarks[j->row].key_len == 0;
+}
+
+/* With a notice its entry decides; an outcome without an owner is free at once. */
+static bool outcome_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_outcome *j = body;
+    return (j->position != 0 && entry_is(a, j->position - 1, j->ticket)) ||
+           slot_is(a, j->slot, j->ticket, PG_S_OUTCOME) ||
+           slot_is(a, j->slot, j->ticket, PG_S_FREE);
+}
+
+static bool session_visible(const struct pg_arena *a, const void *body)
+{
+    return session_find(a, ((const struct pg_wal_session *)body)->session) == NULL;
+}
+
+static bool opened_visible(const struct pg_arena *a, const void *body)
+{
+    return session_find(a, ((const struct pg_wal_opened *)body)->session) != NULL;
+}
+
+static bool published_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_entry *j = body;
+    return entry_is(a, j->position, j->ticket >> 8);
+}
+
+/* It has no effect, so it may always be seen. */
+static bool always_visible(const struct pg_arena *a, const void *body)
+{
+    (void)a, (void)body;
+    return true;
+}
+
+static bool bulk_load_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_bulk_load *j = body;
+    const uint32_t bulk_load = bulk_load_find(a, j->bulk_load);
+    if (bulk_load == PG_NIL || j->state == PG_BULK_LOAD_NONE)
+        return bulk_load == PG_NIL && j->state == PG_BULK_LOAD_NONE;
+    return a->bulk_loads[bulk_load].fencing_token == j->fencing_token &&
+           a->bulk_loads[bulk_load].state == j->state;
+}
+
+static bool done_visible(const struct pg_arena *a, const void *body)
+{
+    return bulk_load_row_visible(a, &((const struct pg_wal_done *)body)->row);
+}
+
+static const visible_fn visible[PG_WAL_TYPES] = {
+    [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible,
+    [PG_WAL_ARM] = arm_visible, [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible,
+    [PG_WAL_FIRE] = fire_visible, [PG_WAL_SENT] = sent_visible, [PG_WAL_WATCH] = watch_visible,
+    [PG_WAL_WATERMARK] = watermark_visible, [PG_WAL_GONE] = gone_visible,
+    [PG_WAL_OUTCOME] = outcome_visible,
+    [PG_WAL_SESSION] = session_visible, [PG_WAL_ENTRY] = published_visible,
+    [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = always_visible,
+    [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible,
+    [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
+};
+
+/* Settings are stored one by one: those that the kill has cut off are in the frame. */
+static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j)
+{
+    if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
+        return;
+    struct pg_namespace *n = &a->namespaces[j->row];
+    n->owner_uid = j->owner_uid;
+    n->durability = j->durability;
+    n->quota_timers = j->quota_timers;
+    n->quota_bytes = j->quota_bytes;
+    n->quota_ops = j->quota_ops;
+    n->park_beyond_ns = j->park_beyond_ns;
+}
+
+bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
+{
+    const struct pg_frame_head *f;
+    if (a->wal_buffer == NULL)
+        return true;
+    if (!wal_buffer_in_doubt(a, &f, why))
+        return false;
+    if (f == NULL)
+        return true;
+    if (f->type == PG_WAL_NAMESPACE)
+        settings_finish(a, (const void *)(f + 1));
+    wal_buffer_decide(a, f, visible[f->type](a, f + 1));
+    return true;
+}
+
+/* ---- records under way -------------------------------------------------------------------- */
+
+/* Any state but FREE; PG_NIL = no slot has it. */
+static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
+{
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+        if (ctl_ticket(a->slots.hot[slot].ctl) == ticket &&
+            ctl_state(a->slots.hot[slot].ctl) != PG_S_FREE)
+            return slot;
+    return PG_NIL;
+}
+
+/* Answers are stored before their effects. Whether this one's is there; what changes nothing
+ * is answered the same when it is applied again. */
+static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
+{
+    const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
+    const struct pg_hot *h = &a->slots.hot[slot != PG_NIL ? slot : 0];
+    const bool armed = slot != PG_NIL && ctl_live(h->ctl);
+    switch (r->ticket & 0xff) {
+    case PG_ST_ADDED:
+    case PG_ST_REPLACED:
+    case PG_ST_PARKED: return slot != PG_NIL;
+    case PG_ST_UNPARKED: return armed && !is_parked(a, slot);
+    case PG_ST_EXTENDED: return armed && h->deadline_ns == r->deadline_ns;
+    case PG_ST_CANCELLED:
+    case PG_ST_DONE: return !armed;
+    default: return false;
+    }
+}
+
+/* The row of a bulk load that is marked had its answer before, if it is one without an effect. */
+static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
+                         const struct pg_result *r)
+{
+    const unsigned status = r->ticket & 0xff;
+    return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && bulk_load_has_row(a, s);
+}
+
+/* A record on a watch key goes on when it is sent again, with the count so far. Any other one
+ * is whole, or was never begun: nothing of it may be left that a later recovery takes for more. */
+static void record_recover(struct pg_arena *a, struct pg_session *s)
+{
+    struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];
+    if (on_watch_key(s)) {
+        trigger_recover(a, r);
+    } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
+        if (bulk_load_counts(r->ticket & 0xff))
+            bulk_load_recover(a, s);
+        STORE_RELEASE(&s->applied, s->applied + 1);
+    } else if (!name_refused(r)) {
+        *r = (struct pg_result){0, 0};
+    }
+}
+
+void sessions_recover(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (record_under_way(&a->sessions[i]))
+            record_recover(a, &a->sessions[i]);
+}

@@ -1,0 +1,55 @@
+/* operation_bytes.h - where an operation keeps what in its blob: struct pg_operation, the last
+ * watermark of each key, the bitmaps of missing and failed keys, the bitmap of its own keys, the
+ * shares of a SUM; then come its key and payload. */
+#ifndef PURGATORYD_OPERATION_BYTES_H
+#define PURGATORYD_OPERATION_BYTES_H
+
+#include "core/core.h"
+
+static inline uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
+
+static inline uint32_t operation_end_bytes(uint32_t keys)
+{
+    return keys * (uint32_t)sizeof(uint64_t) + 2 * bitmap_bytes(keys);
+}
+
+static inline uint32_t bitmaps_space(uint32_t keys, bool has_own)
+{
+    return (operation_end_bytes(keys) + has_own * bitmap_bytes(keys) + 15) / 16 * 16;
+}
+
+static inline uint32_t ext_bytes(unsigned condition, uint32_t keys, bool has_own)
+{
+    return (uint32_t)sizeof(struct pg_operation) + bitmaps_space(keys, has_own) +
+           (condition == PG_C_SUM ? keys * (uint32_t)sizeof(struct pg_share) : 0);
+}
+
+static inline uint64_t *last_watermarks_of(struct pg_operation *op) { return (uint64_t *)(op + 1); }
+
+static inline uint8_t *operation_missing(struct pg_operation *op)
+{
+    return (uint8_t *)(last_watermarks_of(op) + op->keys);
+}
+
+static inline uint8_t *failed_of(struct pg_operation *op)
+{
+    return operation_missing(op) + bitmap_bytes(op->keys);
+}
+
+static inline uint8_t *own_of(struct pg_operation *op)
+{
+    return (uint8_t *)(op + 1) + operation_end_bytes(op->keys);
+}
+
+static inline struct pg_share *shares_of(struct pg_operation *op)
+{
+    return (struct pg_share *)((uint8_t *)(op + 1) + bitmaps_space(op->keys, op->has_own));
+}
+
+/* Bytes before the key and payload in its blob. */
+static inline uint32_t operation_ext_bytes(const struct pg_operation *op)
+{
+    return ext_bytes(op->condition, op->keys, op->has_own);
+}
+
+#endif

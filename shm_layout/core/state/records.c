@@ -1,0 +1,412 @@
+/* records.c - what the WAL says of the arena: a record for each change, and for snapshots. */
+
+#include "core/state/operation_bytes.h"
+
+/* ---- the bodies of frames ------------------------------------------------------------------- */
+
+struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,
+                                         uint32_t name_len)
+{
+    return (struct pg_wal_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
+                                     .durability = n->durability, .quota_timers = n->quota_timers,
+                                     .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
+                                     .park_beyond_ns = n->park_beyond_ns,
+                                     .created_uid = n->created_uid, .name_len = name_len};
+}
+
+struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
+{
+    return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
+                                 .last_position = t->last_position, .row = row,
+                                 .namespace_row = t->namespace_row,
+                                 .created_uid = t->created_uid, .name_len = name_len};
+}
+
+struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+                             const struct pg_cold *c, uint64_t ticket)
+{
+    int64_t wall_ns = NO_WALL;
+    if (h->flags & PG_F_WALL)
+        wall_ns = ((const struct pg_ext *)blob_at(&a->blobs, c->blob))->value;
+    return (struct pg_wal_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
+                               .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
+                               .uid = account_uid(a, c->account), .payload_len = c->payload_len,
+                               .parked = ctl_state(h->ctl) == PG_S_PARKED,
+                               .bulk_loaded = is_bulk_loaded(h),
+                               .counted = c->account != 0, .key_len = c->key_len,
+                               .key_type = c->key_type};
+}
+
+struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
+                                 const struct pg_operation *op, uint64_t ticket)
+{
+    return (struct pg_wal_watch){.ticket = ticket, .deadline_ns = h->deadline_ns,
+                                 .armed_ns = op->armed_ns, .threshold = op->threshold,
+                                 .session = op->session, .slot = slot, .topic = h->topic,
+                                 .uid = op->uid, .counted = c->account != 0,
+                                 .payload_len = c->payload_len, .keys = op->keys,
+                                 .condition = op->condition, .notice = op->notice_blob != PG_NIL,
+                                 .key_len = c->key_len, .key_type = c->key_type};
+}
+
+struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
+                                         const struct pg_watched *l, bool born)
+{
+    return (struct pg_wal_watermark){.watermark = l->watermark, .row = row, .error = l->error,
+                                     .namespace_row = l->namespace_row,
+                                     .flags = (uint16_t)((born ? PG_WM_BORN : 0) |
+                                                         (l->touched_s == PG_NIL ? PG_WM_FORGOTTEN
+                                                                                 : 0)),
+                                     .key_len = l->key_len, .key_type = l->key_type,
+                                     .uid = account_uid(a, l->account)};
+}
+
+struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
+{
+    return (struct pg_wal_entry){.position = position, .ticket = e->ticket,
+                                 .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
+                                 .sequence = e->sequence, .previous = e->previous,
+                                 .topic = e->topic, .payload_len = e->payload_len,
+                                 .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
+}
+
+struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)
+{
+    struct pg_wal_bulk_load j = {.fencing_token = l->fencing_token,
+                                 .namespace_row = l->namespace_row, .uid = l->uid,
+                                 .state = l->state};
+    memcpy(j.bulk_load, l->id, sizeof j.bulk_load);
+    return j;
+}
+
+/* Bounded, because a reader may follow records that are given to others meanwhile. */
+void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
+                         const uint8_t *blob, struct pg_wal_watch_key *out)
+{
+    const uint8_t *own = blob + sizeof *op + operation_end_bytes(op->keys);
+    const uint8_t *shares = blob + sizeof *op + bitmaps_space(op->keys, op->has_own);
+    uint32_t x = op->first_watch;
+    memset(out, 0, op->keys * sizeof *out);
+    for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++, x = a->watches[x].sibling) {
+        struct pg_share share = {0, 0};
+        if (op->condition == PG_C_SUM)
+            memcpy(&share, shares + n * sizeof share, sizeof share);
+        out[n] = (struct pg_wal_watch_key){.target = watch_target(a->watches[x].target),
+                                           .base = share.base, .cap = share.cap,
+                                           .row = a->watches[x].key_row};
+        if (op->has_own && own[n / 8] >> n % 8 & 1)
+            out[n].flags = PG_WK_OWN;
+    }
+}
+
+/* ---- timestamps ------------------------------------------------------------------------- */
+
+enum {
+    BEGUN = sizeof(struct pg_timestamps),
+    ENDED = sizeof(struct pg_asked) + sizeof(struct pg_timestamps)
+};
+
+/* The last but `n` of the frame with this body. */
+static struct pg_timestamps *frame_timestamps(void *body, uint32_t n)
+{
+    const struct pg_frame_head *f = (const struct pg_frame_head *)body - 1;
+    return (struct pg_timestamps *)((uint8_t *)body + f->bytes - sizeof *f) - 1 - n;
+}
+
+/* Of what the frame with this body arms; the row is written before the control word, too. */
+static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
+{
+    struct pg_timestamps timestamps = a->batch_timestamps;
+    timestamps.add_lsn = a->wal_buffer->next_lsn;
+    timestamps.armed_ns = a->moment_ns;
+    a->timestamps[slot] = timestamps;
+    *frame_timestamps(body, 0) = timestamps;
+    if (a->sequence != 0 && a->armed_count < PG_BATCH_RECORDS)
+        a->armed[a->armed_count++] = slot;
+}
+
+static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body)
+{
+    *frame_timestamps(body, 0) = a->timestamps[slot];
+}
+
+/* Before the `count` timestamps of the frame with this body. */
+static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count,
+                        bool asked)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_asked *at = (struct pg_asked *)(frame_timestamps(body, 0) + 1 - count) - 1;
+    *at = (struct pg_asked){.session = asked ? a->batch_timestamps.session : 0,
+                            .sequence = asked ? a->sequence : 0,
+                            .deadline_ns = h->deadline_ns, .bulk_loaded = is_bulk_loaded(h)};
+}
+
+/* ---- changes ------------------------------------------------------------------------------- */
+
+void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
+                          struct name name)
+{
+    struct pg_wal_namespace *body = wal_frame_begin(a, PG_WAL_NAMESPACE, name.len);
+    *body = wal_namespace_of(row, fields, name.len);
+    memcpy(body + 1, name.bytes, name.len);
+    wal_frame_end(a);
+}
+
+void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name)
+{
+    struct pg_wal_topic *body = wal_frame_begin(a, PG_WAL_TOPIC, name.len);
+    *body = wal_topic_of(row, &a->topics[row], name.len);
+    memcpy(body + 1, name.bytes, name.len);
+    wal_frame_end(a);
+}
+
+static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t bulk_load, uint64_t row)
+{
+    struct pg_wal_row j = {.row = row};
+    memcpy(j.bulk_load, a->bulk_loads[bulk_load].id, sizeof j.bulk_load);
+    return j;
+}
+
+/* Which row the record under way is, if it is one. Returns the byte behind it. */
+static void *row_write(const struct pg_arena *a, void *at)
+{
+    if (LIKELY(!a->in_bulk_load))
+        return at;
+    *(struct pg_wal_row *)at = row_of(a, a->bulk_load, a->bulk_load_row);
+    return (struct pg_wal_row *)at + 1;
+}
+
+/* A parked one, whose payload is there again. It lives on. */
+void wal_append_unpark(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_wal_arm j = wal_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
+    const uint32_t bytes = c->key_len + c->payload_len;
+    struct pg_wal_unpark *body =
+        wal_frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->in_bulk_load) + bytes, BEGUN);
+    *body = (struct pg_wal_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
+                                   .wall_ns = j.wall_ns, .at_ns = a->moment_ns, .slot = slot,
+                                   .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
+                                   .counted = j.counted, .in_bulk_load = a->in_bulk_load,
+                                   .key_len = j.key_len, .key_type = j.key_type,
+                                   .bulk_loaded = j.bulk_loaded};
+    memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    timestamps_write(a, slot, body);
+    wal_frame_end(a);
+}
+
+/* Key and payload, as they stand in the blob; or the payload that is being parked. */
+static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_wal_arm *body)
+{
+    const uint32_t retained = c->key_len + c->payload_len;
+    uint8_t *at = row_write(a, body + 1);
+    memcpy(at, blob_at(&a->blobs, c->blob) + c->ext_len, retained);
+    if (UNLIKELY(a->parking != NULL) && body->payload_len != 0)
+        memcpy(at + retained, a->parking->payload, body->payload_len);
+}
+
+void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const uint32_t payload = a->parking != NULL ? a->parking->payload_len : c->payload_len;
+    const uint64_t extra = wal_row_bytes(a->in_bulk_load) + c->key_len + payload;
+    struct pg_wal_arm *body =
+        wal_frame_begin_with(a, PG_WAL_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
+    *body = wal_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
+    body->payload_len = payload;
+    body->parked = a->parking != NULL;
+    body->armed_ns = a->moment_ns;
+    body->armed_boot_ns = a->real_boot_ns;
+    body->uid = a->uid;
+    if (replaced != PG_NIL) {
+        body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
+        body->replaced_slot = replaced;
+        *frame_timestamps(body, 1) = a->timestamps[replaced];
+        asked_write(a, replaced, body, 2, true);
+    }
+    body->in_bulk_load = a->in_bulk_load;
+    arm_bytes(a, c, body);
+    timestamps_begin(a, slot, body);
+    wal_frame_end(a);
+}
+
+void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
+{
+    struct pg_wal_move *body = wal_frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->in_bulk_load));
+    *body = (struct pg_wal_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
+                                 .deadline_ns = deadline_ns, .wall_ns = wall_ns,
+                                 .at_ns = a->moment_ns, .slot = slot, .uid = a->uid,
+                                 .in_bulk_load = a->in_bulk_load};
+    row_write(a, body + 1);
+    wal_frame_end(a);
+}
+
+void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const bool asked = cause != PG_END_DROPPED;      /* that may go on after a restart */
+    struct pg_wal_end *body = wal_frame_begin_with(a, PG_WAL_END, 0, ENDED);
+    *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
+                                .cause = cause, .uid = asked ? a->uid : PG_NIL,
+                                .topic = h->topic, .ended_boot_ns = a->real_boot_ns};
+    timestamps_write(a, slot, body);
+    asked_write(a, slot, body, 1, asked);
+    wal_frame_end(a);
+}
+
+void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
+{
+    const struct pg_topic *t = &a->topics[e->topic];
+    struct pg_wal_fire *body = wal_frame_begin_with(a, PG_WAL_FIRE, 0, BEGUN);
+    *body = (struct pg_wal_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
+                                 .fired_ns = e->fired_ns, .position = a->header->replay_tail,
+                                 .sequence = t->sequence + 1, .previous = t->last_position,
+                                 .slot = slot, .topic = e->topic, .flags = entry_flags(e),
+                                 .bulk_loaded = is_bulk_loaded(&a->slots.hot[slot]),
+                                 .ended_boot_ns = a->real_boot_ns};
+    timestamps_write(a, slot, body);
+    wal_frame_end(a);
+}
+
+void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
+{
+    const struct pg_topic *t = &a->topics[e->topic];
+    const uint32_t bytes = e->key_len + e->payload_len;
+    struct pg_wal_entry *body = wal_frame_begin(a, PG_WAL_ENTRY, bytes);
+    *body = wal_entry_of(a->header->replay_tail, e);
+    body->sequence = t->sequence + 1;
+    body->previous = t->last_position;
+    body->uid = a->uid;
+    body->ended_boot_ns = a->real_boot_ns;
+    memcpy(body + 1, blob_at(&a->blobs, e->blob), bytes);
+    wal_frame_end(a);
+}
+
+void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
+                     int64_t handed_boot_ns)
+{
+    struct pg_wal_sent *body = wal_frame_begin(a, PG_WAL_SENT, 0);
+    *body = (struct pg_wal_sent){.from = a->header->published, .upto = upto, .built_ns = a->now_ns,
+                                 .built_boot_ns = built_boot_ns, .handed_boot_ns = handed_boot_ns};
+    wal_frame_end(a);
+}
+
+void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    const uint32_t bytes = c->key_len + c->payload_len;
+    struct pg_wal_watch *body =
+        wal_frame_begin_with(a, PG_WAL_WATCH, wal_watch_extra(op->keys, bytes), BEGUN);
+    struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(body + 1);
+    *body = wal_watch_of(slot, &a->slots.hot[slot], c, op, ticket);
+    operation_keys_copy(a, op, (const uint8_t *)op, keys);
+    memcpy(keys + op->keys, (const uint8_t *)op + c->ext_len, bytes);
+    timestamps_begin(a, slot, body);
+    wal_frame_end(a);
+}
+
+void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+                          const struct key *key)
+{
+    struct pg_wal_watermark *body = wal_frame_begin(a, PG_WAL_WATERMARK, key == NULL ? 0 : key->len);
+    *body = wal_watermark_of(a, row, fields, key != NULL);
+    if (key != NULL) {
+        body->key_len = key->len;
+        memcpy(body + 1, key->bytes, key->len);
+    }
+    wal_frame_end(a);
+}
+
+void wal_append_gone(struct pg_arena *a, uint32_t row)
+{
+    struct pg_wal_gone *body = wal_frame_begin(a, PG_WAL_GONE, 0);
+    *body = (struct pg_wal_gone){.row = row};
+    wal_frame_end(a);
+}
+
+void wal_append_outcome(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_operation *op = operation_at(a, slot);
+    const struct pg_topic *t = &a->topics[h->topic];
+    const uint32_t bitmap = (op->keys + 7u) / 8;
+    struct pg_wal_outcome *body = wal_frame_begin_with(a, PG_WAL_OUTCOME, bitmap, BEGUN);
+    *body = (struct pg_wal_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
+                                    .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
+                                    .error = op->error, .keys = op->keys, .cause = op->cause,
+                                    .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
+                                    .ended_boot_ns = a->real_boot_ns};
+    if (op->notice_blob != PG_NIL) {
+        body->position = a->header->replay_tail + 1;
+        body->sequence = t->sequence + 1;
+        body->previous = t->last_position;
+    }
+    memcpy(body + 1, operation_missing(op), bitmap);
+    timestamps_write(a, slot, body);
+    wal_frame_end(a);
+}
+
+void wal_append_session(struct pg_arena *a, const struct pg_session *s)
+{
+    struct pg_wal_session *body = wal_frame_begin(a, PG_WAL_SESSION, 0);
+    *body = (struct pg_wal_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
+                                    .pid = s->pid, .dropped = s->inbox_count};
+    wal_frame_end(a);
+}
+
+void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id,
+                       struct name name)
+{
+    struct pg_wal_opened *body = wal_frame_begin(a, PG_WAL_OPENED, name.len);
+    *body = (struct pg_wal_opened){.session = id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
+                                   .pid = s->pid, .name_len = name.len};
+    if (name.len != 0)
+        memcpy(body + 1, name.bytes, name.len);
+    wal_frame_end(a);
+}
+
+void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
+                int64_t built_boot_ns, int64_t handed_boot_ns)
+{
+    if (!has_wal(a) || wal_buffer_full(a))         /* nothing that is kept depends on it */
+        return;
+    struct pg_wal_replied *body = wal_frame_begin(a, PG_WAL_REPLIED, 0);
+    *body = (struct pg_wal_replied){.session = session, .sequence = sequence, .count = count,
+                                    .built_boot_ns = built_boot_ns,
+                                    .handed_boot_ns = handed_boot_ns};
+    wal_frame_end(a);
+    wal_buffer_settle(a);
+}
+
+/* Nothing depends on it, so it leaves the space to what does. */
+void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
+{
+    if (wal_buffer_refusal(a) != PG_ST_NONE || !has_wal(a))
+        return;
+    const uint32_t buckets = histograms_used(a);
+    const uint64_t extra = PG_HISTOGRAMS * sizeof(struct pg_wal_histogram) +
+                           buckets * sizeof(struct pg_wal_bucket);
+    struct pg_wal_metrics *body = wal_frame_begin(a, PG_WAL_METRICS, extra);
+    *body = (struct pg_wal_metrics){.at_boot_ns = real_boot_ns, .histogram_count = PG_HISTOGRAMS,
+                                    .bucket_count = buckets};
+    histograms_write(a, (struct pg_wal_histogram *)(body + 1));
+    wal_frame_end(a);
+    wal_buffer_settle(a);
+}
+
+void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields)
+{
+    struct pg_wal_bulk_load *body = wal_frame_begin(a, PG_WAL_BULK_LOAD, 0);
+    *body = wal_bulk_load_of(fields);
+    body->at_ns = a->moment_ns;
+    wal_frame_end(a);
+}
+
+void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
+{
+    struct pg_wal_done *body = wal_frame_begin(a, PG_WAL_DONE, 0);
+    *body = (struct pg_wal_done){.row = row_of(a, bulk_load, row), .at_ns = a->moment_ns};
+    wal_frame_end(a);
+}
