@@ -256,7 +256,8 @@ def _finished(
         write_predecessors(opening.wal, predecessors)
         save_snapshot(arena, opening.wal, opening.host, opening.step)
         end = Walk.before(arena)
-        GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
+        wal, segment_bytes = opening.wal, opening.config.wal_segment_bytes
+        GroupCommit(arena, wal, segment_bytes, end, threaded=False).close()
     arena.set_state(ArenaState.READY)
     place(arena, opening)
     return namespace_stats(arena)

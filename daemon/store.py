@@ -239,8 +239,9 @@ def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:
     if opening.wal is not None and arena.wal_buffer is not None:
         end = wal_end(arena, opening)
         GroupCommit(
-            arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk
-        ).close()
+            arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk,
+            threaded=False,
+        ).close()  # fmt: skip
 
 
 def _attach(opening: Opening) -> Arena:

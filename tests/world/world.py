@@ -54,6 +54,7 @@ def crossed(seam: Seam) -> Iterator[None]:
             seam.running.files.append(file)
 
     def begun(commit: wal.GroupCommit, *arguments: Any, **options: Any) -> None:
+        assert options.get("threaded") is False, "a thread would not be killed with its process"
         if seam.running is not None:
             seam.running.commits.append(commit)
         begin_commit(commit, *arguments, **options)
