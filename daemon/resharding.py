@@ -256,8 +256,9 @@ def _finished(
         write_predecessors(opening.wal, predecessors)
         save_snapshot(arena, opening.wal, opening.host, opening.step)
         end = Walk.before(arena)
-        wal, segment_bytes = opening.wal, opening.config.wal_segment_bytes
-        GroupCommit(arena, wal, segment_bytes, end, threaded=False).close()
+        GroupCommit(
+            arena, opening.wal, opening.config.wal_segment_bytes, end, threaded=False
+        ).close()
     arena.set_state(ArenaState.READY)
     place(arena, opening)
     return namespace_stats(arena)

@@ -29,7 +29,57 @@ struct rebuild {
     uint32_t unsettled;           /* the first operation that may have to end, or to be asked for */
 };
 
+/* The running call: its sender, its batch and the record under way, and what it leaves for the
+ * functions of api.h that are called behind it. */
+struct call_state {
+    int64_t moment_ns;            /* when, on the arena's clock: a message may have come after the
+                                     advance */
+    int64_t real_boot_ns;         /* the same on the real clock, */
+    uint32_t real_s;              /* and in whole seconds */
+    uint32_t visits_left;         /* eight keys of one operation are one */
+    uint32_t uid;                 /* of the sender; PG_NIL = nobody's message */
+    uint16_t account;             /* the sender's; 0 = none */
+    uint32_t watch_key_share, watch_share;  /* what the sender may hold; UINT32_MAX = no limit */
+    uint32_t operation_share, block_share;
+    uint32_t blocks_held;         /* of bulk loads, by the sender; if it has a limit */
+
+    /* The running batch. */
+    uint64_t sequence;            /* 0 = none runs */
+    bool durable;                 /* it is to be answered after its commit */
+    bool reserved;                /* it names what is for PUBLISH alone */
+    bool in_bulk_load;            /* the record under way is a row: */
+    uint64_t bulk_load_row;
+    uint32_t bulk_load;           /* of the batch */
+    unsigned bulk_load_status;    /* why no row of it is admitted, or PG_ST_NONE */
+    const struct put *parking;    /* the record under way parks this; NULL = it does not */
+    struct pg_timestamps batch_timestamps; /* of what it arms, as far as it is known before */
+    uint8_t name_uses[PG_BATCH_NAMES];      /* what its ops need of a name */
+    uint8_t name_access[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: access_of() */
+    uint32_t name_namespaces[PG_BATCH_NAMES];
+    uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
+    struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: it is there, or not needed */
+    uint32_t hashes[PG_BATCH_RECORDS];
+    uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* of the watch keys of the group under way */
+    uint32_t rows[PG_WATCH_KEYS_MAX];       /* of the watch being armed */
+    uint16_t seen[4 * PG_WATCH_KEYS_MAX];   /* hash set over rows[] */
+
+    /* What the last call leaves. */
+    uint64_t durable_lsn;         /* that its reply waits for; 0 = none */
+    struct pg_session *worked;    /* on whose batch it worked; NULL = on none */
+    int64_t begun_boot_ns;        /* of the batch that it has answered; 0 = none */
+    uint32_t notified_first;      /* slots of the last OUTCOMES message, by inbox_next */
+    uint32_t notified_count;
+    uint32_t armed_count;         /* slots that it armed for a batch, for the time at which it
+                                     returned */
+    uint32_t armed[PG_BATCH_RECORDS];
+
+    /* Of pg_notices. */
+    struct pg_group groups[PG_NOTICE_WINDOW];
+    uint16_t group_next[PG_NOTICE_WINDOW];
+};
+
 struct pg_arena {
+    /* The mapping: where its regions are, and how many rows they have. */
     struct pg_header *header;
     struct pg_metrics *metrics;
     struct pg_histogram *histograms;
@@ -37,7 +87,6 @@ struct pg_arena {
     struct pg_session *sessions;
     struct pg_reply_memory *replies;
     struct blob_pool answers;     /* of the private arena file: results of all replies */
-    uint32_t session_rows;        /* rows from here on are free */
     struct slots slots;           /* capacity + 1: one in reserve, so that replace works when
                                      full */
     struct wheel wheel;
@@ -46,95 +95,59 @@ struct pg_arena {
     struct pg_namespace *namespaces;
     struct pg_topic *topics;
     uint32_t *name_index;         /* row + 1; namespaces first, topics behind them */
-    uint32_t namespace_rows, topic_rows, name_cells;
     struct pg_account *accounts;
-    uint32_t account_rows;
-    bool draining;                /* nothing is armed any more */
-    bool nameless;                /* nothing is armed: the arena is gone once the daemon ends */
-    bool confined;                /* namespaces are born by NAMESPACE alone */
-    bool reserved;                /* the running batch names what is for PUBLISH alone */
-    bool restricted;              /* some namespace has an owner or a quota, or uids have quotas */
     struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
     struct pg_watch *watches;
     struct pg_watched *watermarks;
     struct key_index watermark_index;
-    uint32_t watch_rows, watermark_rows;
     struct pg_bulk_load *bulk_loads;
     struct pg_bulk_load_block *bulk_load_blocks;
     uint64_t *bulk_load_bits;
     struct key_index bulk_load_index;
-    uint32_t bulk_load_rows, bulk_load_block_rows;
-    uint32_t free_bulk_load_block; /* the chain's first; PG_NIL = none */
-    uint32_t bulk_load_block;     /* that a row was last looked up in, or PG_NIL */
-    uint32_t bulk_load;           /* of the running batch */
-    unsigned bulk_load_status;    /* why no row of that batch is admitted, or PG_ST_NONE */
-    bool in_bulk_load;            /* the record under way is a row: */
-    uint64_t bulk_load_row;
-    const struct put *parking;    /* the record under way parks this; NULL = it does not */
     struct pg_wal_buffer *wal_buffer; /* NULL: no WAL */
     uint8_t *ring;
     struct pg_timestamps *timestamps; /* by slot; NULL: no WAL */
-    struct pg_timestamps batch_timestamps; /* of what the running batch arms, as far as it is known
-                                              before */
-    uint64_t sequence;            /* of the running batch; 0 = none runs */
-    uint32_t armed_count;         /* of what the last call armed for a batch: slots, for the time at
-                                     which that call returned */
-    uint32_t armed[PG_BATCH_RECORDS];
-    uint64_t wal_buffer_end;      /* position behind the frame being written */
-    bool durable;                 /* the running batch is to be answered after its commit */
-    uint64_t durable_lsn;         /* that the reply of the last call waits for; 0 = none */
-    uint32_t uid;                 /* of the running call's sender; PG_NIL = nobody's message */
-    uint32_t visits_left;         /* of the running call; eight keys of one operation are one */
+    uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
+    uint32_t bulk_load_rows, bulk_load_block_rows;
+
+    /* State of this process, between calls. */
+    bool draining;                /* nothing is armed any more */
+    bool nameless;                /* nothing is armed: the arena is gone once the daemon ends */
+    bool confined;                /* namespaces are born by NAMESPACE alone */
+    bool restricted;              /* some namespace has an owner or a quota, or uids have quotas */
     bool inbox_news;              /* some session has something unsent */
-    uint32_t news_count, news_seen;
-    uint32_t news[PG_NEWS];       /* slots that came into inboxes last, to be fetched early */
-    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by
-                                     inbox_next */
-    uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
-    uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
-    struct rebuild rebuild;
-    int64_t now_ns;               /* of the last advance, on the arena's clock */
-    int64_t moment_ns;            /* now on it: a message may have come after the advance */
     bool holding;                 /* operations that came due in an outage wait */
     int64_t hold_after_ns;        /* the outage: those due by then had had their turn */
     int64_t hold_upto_ns;         /* it ended */
-    int64_t real_boot_ns;         /* of the running call */
-    struct pg_session *worked;    /* on whose batch the last call worked; NULL = on none */
-    int64_t begun_boot_ns;        /* of the batch that the last call has answered; 0 = none */
-    uint32_t notified_first;      /* slots of the last OUTCOMES message, by inbox_next */
-    uint32_t notified_count;
-    uint32_t real_s;              /* the same in whole seconds */
+    int64_t now_ns;               /* of the last advance, on the arena's clock */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
     uint64_t first_number;        /* of a ticket, given after it; 0 in a fresh arena */
+    uint64_t wal_buffer_end;      /* position behind the frame being written */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
+    uint32_t session_rows;        /* rows from here on are free */
+    uint32_t free_bulk_load_block; /* the chain's first; PG_NIL = none */
+    uint32_t bulk_load_block;     /* that a row was last looked up in, or PG_NIL */
+    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by
+                                     inbox_next */
     uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is
                                      reusable */
     uint64_t topics_refused_at;   /* the same, of the topics of a uid that holds its share: */
     uint32_t topics_refused_uid, topics_refused_held;
-    uint32_t hashes[PG_BATCH_RECORDS];
-    uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* of the watch keys of the group under way */
-    uint8_t name_uses[PG_BATCH_NAMES];      /* of the running batch: what its ops need of a name */
-    uint32_t name_namespaces[PG_BATCH_NAMES];
-    uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
-    struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: it is there, or not needed */
-    uint8_t name_access[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: access_of() */
-    uint16_t account;                       /* the sender's; 0 = none */
-    uint32_t watch_key_share, watch_share;  /* what the sender may hold; UINT32_MAX = no limit */
-    uint32_t operation_share, block_share;
-    uint32_t blocks_held;                   /* of bulk loads, by the sender; if it has a limit */
-    struct pg_group groups[PG_NOTICE_WINDOW];
-    uint16_t group_next[PG_NOTICE_WINDOW];
+    struct rebuild rebuild;
+    struct call_state call;
+    uint32_t news_count, news_seen;
+    uint32_t news[PG_NEWS];       /* slots that came into inboxes last, to be fetched early */
 };
 
 static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boot_ns)
 {
     const bool later = a->header->clock_kind == PG_CLOCK_BOOT && real_boot_ns > now_ns;
     a->now_ns = now_ns;
-    a->moment_ns = later ? real_boot_ns : now_ns;
-    a->real_boot_ns = real_boot_ns;
-    a->real_s = (uint32_t)(real_boot_ns / 1000000000);
+    a->call.moment_ns = later ? real_boot_ns : now_ns;
+    a->call.real_boot_ns = real_boot_ns;
+    a->call.real_s = (uint32_t)(real_boot_ns / 1000000000);
 }
 
 /* ---- histograms -------------------------------------------------------------------- */
@@ -497,26 +510,26 @@ bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r);     
  * records. A uid with a limit needs an account. */
 static inline bool share_admits_watch_key(const struct pg_arena *a, struct pg_result *r)
 {
-    if (a->watch_key_share == UINT32_MAX ||
-        (LIKELY(a->account != 0) &&
-         LIKELY(a->accounts[a->account - 1].watch_keys < a->watch_key_share)))
+    if (a->call.watch_key_share == UINT32_MAX ||
+        (LIKELY(a->call.account != 0) &&
+         LIKELY(a->accounts[a->call.account - 1].watch_keys < a->call.watch_key_share)))
         return true;
     return share_refuse_watch_key(a, r);
 }
 static inline bool share_admits_watches(const struct pg_arena *a, uint32_t count,
                                         struct pg_result *r)
 {
-    if (a->watch_share == UINT32_MAX ||
-        (LIKELY(a->account != 0) &&
-         LIKELY((uint64_t)a->accounts[a->account - 1].watches + count <= a->watch_share)))
+    if (a->call.watch_share == UINT32_MAX ||
+        (LIKELY(a->call.account != 0) &&
+         LIKELY((uint64_t)a->accounts[a->call.account - 1].watches + count <= a->call.watch_share)))
         return true;
     return share_refuse_watches(a, r);
 }
 static inline bool share_admits_operation(const struct pg_arena *a, struct pg_result *r)
 {
-    if (a->operation_share == UINT32_MAX ||
-        (LIKELY(a->account != 0) &&
-         LIKELY(a->accounts[a->account - 1].operations < a->operation_share)))
+    if (a->call.operation_share == UINT32_MAX ||
+        (LIKELY(a->call.account != 0) &&
+         LIKELY(a->accounts[a->call.account - 1].operations < a->call.operation_share)))
         return true;
     return share_refuse_operation(a, r);
 }

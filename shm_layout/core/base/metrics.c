@@ -15,31 +15,31 @@ void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns)
 /* Any value is sound, so it needs no record: after a kill it is not known, or it is there. */
 static void armed_finish(struct pg_arena *a, int64_t ended_boot_ns)
 {
-    for (uint32_t i = 0; i < a->armed_count; i++)
-        a->timestamps[a->armed[i]].done_boot_ns = ended_boot_ns;
-    a->armed_count = 0;
+    for (uint32_t i = 0; i < a->call.armed_count; i++)
+        a->timestamps[a->call.armed[i]].done_boot_ns = ended_boot_ns;
+    a->call.armed_count = 0;
 }
 
 void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
 {
-    if (a->worked == NULL)
+    if (a->call.worked == NULL)
         return;
     armed_finish(a, ended_boot_ns);
-    a->worked->worked_ns += ended_boot_ns - a->real_boot_ns;
-    if (a->begun_boot_ns == 0)
+    a->call.worked->worked_ns += ended_boot_ns - a->call.real_boot_ns;
+    if (a->call.begun_boot_ns == 0)
         return;                   /* it goes on */
-    measure(a, PG_HG_LOCAL, a->worked->worked_ns, 1);
-    measure(a, PG_HG_BATCH_SERVICE, ended_boot_ns - a->begun_boot_ns, 1);
+    measure(a, PG_HG_LOCAL, a->call.worked->worked_ns, 1);
+    measure(a, PG_HG_BATCH_SERVICE, ended_boot_ns - a->call.begun_boot_ns, 1);
 }
 
 /* The next outcome of the last message that was in none before; NULL = there is none. One that is
  * sent again waits for its owner, not for us. */
 static struct pg_operation *notified_next(struct pg_arena *a)
 {
-    while (a->notified_count > 0) {
-        struct pg_operation *op = operation_at(a, a->notified_first);
-        a->notified_first = op->inbox_next;
-        a->notified_count--;
+    while (a->call.notified_count > 0) {
+        struct pg_operation *op = operation_at(a, a->call.notified_first);
+        a->call.notified_first = op->inbox_next;
+        a->call.notified_count--;
         if (op->cause != 0 && !op->notified) {
             op->notified = 1;
             return op;

@@ -63,20 +63,20 @@ static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns
 static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_record *r,
                             const uint8_t *at, uint32_t n)
 {
-    const uint32_t ns = a->name_namespaces[r->name], place = n - g->first;
-    a->hashes[n] = group_hash(a, g, ns, r->key_type, at, r->key_len);
+    const uint32_t ns = a->call.name_namespaces[r->name], place = n - g->first;
+    a->call.hashes[n] = group_hash(a, g, ns, r->key_type, at, r->key_len);
     g->rows[place] = PG_NIL;
     if (of_watermark(r->op)) {
         g->watermarks[g->watermark_count] = place;
         g->reach[g->watermark_count++] = reach_of(r);
-        index_prefetch(&a->watermark_index, a->hashes[n]);
+        index_prefetch(&a->watermark_index, a->call.hashes[n]);
         return 0;
     }
-    index_prefetch(&a->index, a->hashes[n]);
+    index_prefetch(&a->index, a->call.hashes[n]);
     slots_prefetch(&a->slots, g->arms);
     g->arms += op_rules[r->op].uses / NEEDS_TOPIC % 2;
     return watch_keys_hash(a, g, ns, at + r->key_len + r->payload_len, r->ext_len,
-                           &a->key_hashes[g->keys[place]]);
+                           &a->call.key_hashes[g->keys[place]]);
 }
 
 /* Watch keys of a WATCH, at most: each has a byte at least. */
@@ -100,7 +100,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
         at += record_bytes(r);
     }
     g->end = n;
-    prefetch_watermarks(a, &a->hashes[g->first], g->watermarks, g->reach, g->watermark_count,
+    prefetch_watermarks(a, &a->call.hashes[g->first], g->watermarks, g->reach, g->watermark_count,
                         g->rows);
 }
 
@@ -123,7 +123,7 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     struct watch w = {.put = &s->put, .session = s->session->id,
                       .threshold = s->record->value, .keys = s->ext,
                       .keys_bytes = s->record->ext_len,
-                      .hashes = &a->key_hashes[keys[0]], .count = keys[1] - keys[0],
+                      .hashes = &a->call.key_hashes[keys[0]], .count = keys[1] - keys[0],
                       .condition = s->record->mode, .notice = s->record->flags != 0};
     return operations_watch(a, &w, result);
 }
@@ -330,14 +330,14 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     const wire_record *r = s->record;
     struct put *p = &s->put;
     p->key.bytes = at;
-    p->key.hash = a->hashes[s->n];
-    p->key.namespace_row = a->name_namespaces[r->name];
+    p->key.hash = a->call.hashes[s->n];
+    p->key.namespace_row = a->call.name_namespaces[r->name];
     p->key.row_guess = s->group.rows[s->n - s->group.first];
     p->key.len = r->key_len;
     p->key.type = r->key_type;
     p->payload = at + r->key_len;
     p->payload_len = r->payload_len;
-    p->topic = a->name_rows[r->name];
+    p->topic = a->call.name_rows[r->name];
     p->mode = r->mode;
     p->ticket = r->op == PG_OP_PUT ? r->value : 0;
     p->time_kind = r->time_kind;
@@ -351,7 +351,7 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const wire_record *r = s->record;
-    const unsigned access = a->name_access[r->name];
+    const unsigned access = a->call.name_access[r->name];
     s->put.limited = access == ACCESS_QUOTA;
     if ((a->draining || a->nameless) && arms(r->op)) {
         answer(result, 0, a->draining ? PG_ST_STOPPING : PG_ST_ARENA, 0);
@@ -368,7 +368,7 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
     if (has_wal(a) && arms(r->op) && !wal_buffer_admits(a, result))
         return false;             /* sent again, it is not counted twice */
     s->session->charged = s->n + 1;
-    return quota_charge(a, a->name_namespaces[r->name], a->account, result);
+    return quota_charge(a, a->call.name_namespaces[r->name], a->call.account, result);
 }
 
 /* ---- busy keys ------------------------------------------------------------------------------ */
@@ -394,9 +394,9 @@ static bool busy_key(struct pg_session *s, uint32_t hash, bool watched, bool add
 static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
 {
     const uint32_t *keys = &s->group.keys[s->n - s->group.first];
-    bool found = busy_key(s->session, a->hashes[s->n], of_watermark(s->record->op), add);
+    bool found = busy_key(s->session, a->call.hashes[s->n], of_watermark(s->record->op), add);
     for (uint32_t i = keys[0]; i < keys[1]; i++)
-        found |= busy_key(s->session, a->key_hashes[i], true, add);
+        found |= busy_key(s->session, a->call.key_hashes[i], true, add);
     return found;
 }
 
@@ -410,7 +410,7 @@ RARE static void busy_add(const struct pg_arena *a, const struct step *s)
         memset(session->busy_keys, 0, sizeof session->busy_keys);
         session->busy_first = s->q->frame.sequence;
     }
-    if (a->name_namespaces[s->record->name] == PG_NIL)
+    if (a->call.name_namespaces[s->record->name] == PG_NIL)
         memset(session->busy_keys, 0xff, sizeof session->busy_keys);
     else
         busy_keys(a, s, true);
@@ -422,7 +422,8 @@ RARE static void busy_add(const struct pg_arena *a, const struct step *s)
 RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
                               struct pg_result *result)
 {
-    const bool refused = a->name_namespaces[s->record->name] == PG_NIL || busy_keys(a, s, false);
+    const bool refused =
+        a->call.name_namespaces[s->record->name] == PG_NIL || busy_keys(a, s, false);
     if (refused)
         answer(result, 0, PG_ST_BUSY, 0);
     return refused;
@@ -442,7 +443,7 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
         return true;
     if (UNLIKELY(s->session->busy_last != 0) && busy_refuses(a, s, result))
         return true;
-    if (UNLIKELY(a->restricted | a->draining | a->nameless | a->reserved) &&
+    if (UNLIKELY(a->restricted | a->draining | a->nameless | a->call.reserved) &&
         !record_allowed(a, s, result))
         return true;
     put_read(a, s, at);
@@ -470,7 +471,7 @@ RARE static void refusal_note(struct pg_arena *a, const struct step *s, const st
 static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
                           struct pg_reply_memory *m)
 {
-    struct step s = {.q = q, .session = session, .memory = m, .put.account = a->account,
+    struct step s = {.q = q, .session = session, .memory = m, .put.account = a->call.account,
                      .group.scope = NO_SCOPE};
     struct pg_result *results = reply_results(a, m);
     const uint8_t *at = q->area;
@@ -499,29 +500,31 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {
-    const unsigned uses = a->name_uses[i] & (a->draining || a->nameless ? NEEDS_NAMESPACE : ~0u);
-    a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
-    a->name_refusals[i] = (struct pg_result){0, 0};
-    a->name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
-    if (UNLIKELY(a->name_access[i] == ACCESS_DENIED))
+    const unsigned uses =
+        a->call.name_uses[i] & (a->draining || a->nameless ? NEEDS_NAMESPACE : ~0u);
+    a->call.name_rows[i] = a->call.name_namespaces[i] = PG_NIL;
+    a->call.name_refusals[i] = (struct pg_result){0, 0};
+    a->call.name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
+    if (UNLIKELY(a->call.name_access[i] == ACCESS_DENIED))
         return;                   /* no name is born by it */
     if (UNLIKELY(name_reserved(ns) || name_reserved(topic))) {
-        a->name_access[i] = ACCESS_RESERVED;
-        a->name_namespaces[i] = names_find_namespace(a, ns);
-        a->reserved = true;
+        a->call.name_access[i] = ACCESS_RESERVED;
+        a->call.name_namespaces[i] = names_find_namespace(a, ns);
+        a->call.reserved = true;
         return;
     }
-    a->name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->name_refusals[i])
+    a->call.name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->call.name_refusals[i])
                                          : PG_NIL;
-    a->name_namespaces[i] = uses & NEEDS_NAMESPACE && a->name_rows[i] == PG_NIL
-                                ? names_namespace(a, ns, &a->name_refusals[i])
+    a->call.name_namespaces[i] = uses & NEEDS_NAMESPACE && a->call.name_rows[i] == PG_NIL
+                                ? names_namespace(a, ns, &a->call.name_refusals[i])
                                 : names_find_namespace(a, ns);
-    if (a->name_rows[i] != PG_NIL)
-        names_hold(a, a->name_rows[i]);
-    if (a->name_namespaces[i] != PG_NIL && (a->name_rows[i] != PG_NIL || !(uses & NEEDS_TOPIC)))
-        a->name_refusals[i] = (struct pg_result){0, 0};
-    if (a->name_namespaces[i] != PG_NIL)
-        a->durable |= a->namespaces[a->name_namespaces[i]].durability != 0;
+    if (a->call.name_rows[i] != PG_NIL)
+        names_hold(a, a->call.name_rows[i]);
+    if (a->call.name_namespaces[i] != PG_NIL &&
+        (a->call.name_rows[i] != PG_NIL || !(uses & NEEDS_TOPIC)))
+        a->call.name_refusals[i] = (struct pg_result){0, 0};
+    if (a->call.name_namespaces[i] != PG_NIL)
+        a->call.durable |= a->namespaces[a->call.name_namespaces[i]].durability != 0;
 }
 
 /* Namespaces that a later name of the table gave birth to. */
@@ -531,8 +534,8 @@ static void names_again(struct pg_arena *a, const struct request *q)
     for (uint32_t i = 0; i < q->frame.names; i++) {
         struct name ns, topic;
         at = names_next(at, &ns, &topic);
-        if (a->name_namespaces[i] == PG_NIL && a->name_access[i] != ACCESS_DENIED)
-            a->name_namespaces[i] = names_find_namespace(a, ns);
+        if (a->call.name_namespaces[i] == PG_NIL && a->call.name_access[i] != ACCESS_DENIED)
+            a->call.name_namespaces[i] = names_find_namespace(a, ns);
     }
 }
 
@@ -544,19 +547,19 @@ static bool names_begin(struct pg_arena *a, const struct request *q,
     const uint8_t *at = q->names;
     bool unknown = false, lacking = false;
     account_begin(a);
-    a->reserved = false;
-    memset(a->name_uses, 0, sizeof a->name_uses);
+    a->call.reserved = false;
+    memset(a->call.name_uses, 0, sizeof a->call.name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
         const wire_record *r = record_at(q, i);
         if (LIKELY(!name_refused(&results[i])))
-            a->name_uses[r->name] |= op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
+            a->call.name_uses[r->name] |= op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
     }
     for (uint32_t i = 0; i < q->frame.names; i++) {
         struct name ns, topic;
         at = names_next(at, &ns, &topic);
         name_resolve(a, i, ns, topic, q->uid);
-        unknown |= a->name_namespaces[i] == PG_NIL;
-        lacking |= a->name_refusals[i].ticket != 0;
+        unknown |= a->call.name_namespaces[i] == PG_NIL;
+        lacking |= a->call.name_refusals[i].ticket != 0;
     }
     if (UNLIKELY(unknown))
         names_again(a, q);
@@ -566,9 +569,9 @@ static bool names_begin(struct pg_arena *a, const struct request *q,
 static bool name_lacks(const struct pg_arena *a, const wire_record *r)
 {
     const unsigned uses = op_rules[r->op].uses;
-    return a->name_refusals[r->name].ticket != 0 &&
-           ((uses & NEEDS_TOPIC && a->name_rows[r->name] == PG_NIL) ||
-            (uses & NEEDS_NAMESPACE && a->name_namespaces[r->name] == PG_NIL));
+    return a->call.name_refusals[r->name].ticket != 0 &&
+           ((uses & NEEDS_TOPIC && a->call.name_rows[r->name] == PG_NIL) ||
+            (uses & NEEDS_NAMESPACE && a->call.name_namespaces[r->name] == PG_NIL));
 }
 
 /* Answers the records whose names are not to be had: see name_refused(). */
@@ -577,7 +580,7 @@ RARE static void names_refuse(struct pg_arena *a, const struct request *q,
 {
     struct pg_result *results = reply_results(a, m);
     for (uint32_t n = s->applied; n < q->frame.count; n++) {
-        const struct pg_result *why = &a->name_refusals[record_at(q, n)->name];
+        const struct pg_result *why = &a->call.name_refusals[record_at(q, n)->name];
         if (name_lacks(a, record_at(q, n)))
             answer(&results[n], why->ticket >> 8, why->ticket & 0xff, why->deadline_ns);
     }
@@ -586,8 +589,8 @@ RARE static void names_refuse(struct pg_arena *a, const struct request *q,
 static void names_end(struct pg_arena *a, const struct request *q)
 {
     for (uint32_t i = 0; i < q->frame.names; i++)
-        if (a->name_rows[i] != PG_NIL)
-            names_release(a, a->name_rows[i]);
+        if (a->call.name_rows[i] != PG_NIL)
+            names_release(a, a->call.name_rows[i]);
 }
 
 /* ---- the batch ------------------------------------------------------------------------------ */
@@ -608,9 +611,9 @@ bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request 
     s->charged = 0;
     busy_forget(s, q);
     s->count = q->frame.count;
-    s->begun_boot_ns = a->real_boot_ns;
+    s->begun_boot_ns = a->call.real_boot_ns;
     s->worked_ns = 0;
-    measure(a, PG_HG_REQUEST_QUEUE, a->real_boot_ns - q->received_boot_ns, 1);
+    measure(a, PG_HG_REQUEST_QUEUE, a->call.real_boot_ns - q->received_boot_ns, 1);
     STORE_RELEASE(&s->current, q->frame.sequence);
     return true;
 }
@@ -620,8 +623,8 @@ static void timestamps_learn(struct pg_arena *a, const struct request *q,
                              const struct pg_session *s)
 {
     const bool before = s->begun_boot_ns < q->received_boot_ns;
-    a->sequence = q->frame.sequence;
-    a->batch_timestamps = (struct pg_timestamps){
+    a->call.sequence = q->frame.sequence;
+    a->call.batch_timestamps = (struct pg_timestamps){
         .session = s->id, .sent_boot_ns = (int64_t)q->frame.detail[0],
         .received_boot_ns = q->received_boot_ns,
         .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
@@ -634,7 +637,7 @@ static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct re
     uint32_t ns = PG_NIL;
     unsigned uses = 0;
     for (uint32_t i = q->frame.names; i-- > 0;)
-        ns = a->name_namespaces[i] != PG_NIL ? a->name_namespaces[i] : ns;
+        ns = a->call.name_namespaces[i] != PG_NIL ? a->call.name_namespaces[i] : ns;
     for (uint32_t i = 0; i < q->frame.count; i++)
         uses |= op_rules[record_at(q, i)->op].uses;
     const bool arms = (uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) != 0;
@@ -645,7 +648,7 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
 
-    a->worked = s;
+    a->call.worked = s;
     timestamps_learn(a, q, s);
     const bool lacking = names_begin(a, q, m);
     if (q->in_bulk_load)
@@ -662,6 +665,6 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
     STORE_RELEASE(&s->current, 0ull);
     a->metrics->batches++;
     a->metrics->records += q->frame.count;
-    a->begun_boot_ns = a->batch_timestamps.applied_boot_ns;
+    a->call.begun_boot_ns = a->call.batch_timestamps.applied_boot_ns;
     return true;
 }

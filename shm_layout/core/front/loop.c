@@ -27,7 +27,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
         now_ns = a->header->now_ns;
     time_set(a, now_ns, real_boot_ns);
     a->header->now_ns = now_ns;
-    a->visits_left = budget;
+    a->call.visits_left = budget;
     if (wall_offset_ns != a->header->wall_offset_ns)
         wall_note(a, wall_offset_ns);
     const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);

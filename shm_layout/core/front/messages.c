@@ -74,7 +74,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
     if (s == NULL)
         return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
                        (uint64_t)sessions_silence_ns(a));
-    s->used_boot_ns = a->real_boot_ns;
+    s->used_boot_ns = a->call.real_boot_ns;
     s->away = 0;
     const struct pg_placement *placed = &a->header->placement;
     struct pg_welcome w = {.session = s->id, .stream_id = a->header->stream_id,
@@ -83,7 +83,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .last = s->last, .tick_ns = a->header->tick_ns,
                            .clock_kind = a->header->clock_kind, .window = PG_WINDOW,
                            .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX,
-                           .real_boot_ns = a->real_boot_ns,
+                           .real_boot_ns = a->call.real_boot_ns,
                            .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
                            .reaper_cpu = placed->reaper_cpu,
                            .first_id = s->first_id != 0 ? s->first_id : s->id,
@@ -103,7 +103,7 @@ static bool session_of(struct pg_arena *a, const struct request *q, struct pg_se
         return refused(why, PG_ERR_SESSION_EXPIRED, q->frame.session, 0);
     if ((*s)->uid != q->uid)
         return refused(why, PG_ERR_DENIED, q->uid, 0);
-    (*s)->used_boot_ns = a->real_boot_ns;
+    (*s)->used_boot_ns = a->call.real_boot_ns;
     (*s)->away = 0;
     return true;
 }
@@ -119,7 +119,7 @@ static bool handle_repeated(struct pg_arena *a, const struct request *q,
     if (m->checksum != sum)
         return refused(why, PG_ERR_CHANGED, m->checksum, sum);
     reply_write(a, q, out, m);
-    a->durable = true;            /* whether it has to be is not remembered */
+    a->call.durable = true;            /* whether it has to be is not remembered */
     a->metrics->batches_repeated++;
     return true;
 }
@@ -173,8 +173,8 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
         return false;
     if (!names_here(a, q, why))
         return false;
-    a->durable = (q->frame.flags & PG_W_DURABLE) != 0;
-    if (a->durable && a->wal_buffer == NULL)
+    a->call.durable = (q->frame.flags & PG_W_DURABLE) != 0;
+    if (a->call.durable && a->wal_buffer == NULL)
         return refused(why, PG_ERR_NO_WAL, 0, 0);
     const uint32_t sum = fingerprint(q->bytes, q->len, s);
     if (q->frame.sequence == 0)
@@ -350,7 +350,7 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
         return namespace_refused(a, &lacking, why);
     memcpy(wanted.id, ask->bulk_load, sizeof wanted.id);
     const uint32_t bulk_load = bulk_load_claim(a, &wanted, &refusal);
-    a->durable |= a->namespaces[wanted.namespace_row].durability != 0;
+    a->call.durable |= a->namespaces[wanted.namespace_row].durability != 0;
     return bulk_load_refused(a, ask, bulk_load, refusal, uid, why);
 }
 
@@ -481,22 +481,22 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     struct refusal why = {PG_ERR_INTERNAL, {0, 0}};
 
     time_set(a, a->now_ns, real_boot_ns);
-    a->visits_left = VISITS_PER_CALL;
-    a->uid = uid;
-    a->durable = false;
-    a->begun_boot_ns = 0;
-    a->worked = NULL;
-    a->armed_count = 0;
+    a->call.visits_left = VISITS_PER_CALL;
+    a->call.uid = uid;
+    a->call.durable = false;
+    a->call.begun_boot_ns = 0;
+    a->call.worked = NULL;
+    a->call.armed_count = 0;
     *wait_ns = INT64_MIN;
     if (!dispatch(a, &q, &out, &why, wait_ns)) {
         reply_refusal(&q, &out, &why);
         a->metrics->batches_refused++;
     }
     wal_buffer_settle(a);
-    a->uid = PG_NIL;
-    a->batch_timestamps = (struct pg_timestamps){0};
-    a->sequence = 0;
-    a->durable_lsn = a->durable && has_wal(a) ? a->wal_buffer->next_lsn - 1 : 0;
+    a->call.uid = PG_NIL;
+    a->call.batch_timestamps = (struct pg_timestamps){0};
+    a->call.sequence = 0;
+    a->call.durable_lsn = a->call.durable && has_wal(a) ? a->wal_buffer->next_lsn - 1 : 0;
     *reply_bytes = out.used;
     if (out.used != 0)
         return PG_H_REPLY;
@@ -555,10 +555,10 @@ int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint3
         refused(&why, PG_ERR_MALFORMED, bytes, sizeof *now);
     else
         memcpy(now, body, sizeof *now);
-    a->uid = uid;
+    a->call.uid = uid;
     if (why.error == PG_ERR_NONE && settings_sound(now, bytes, &why))
         settings_apply(a, body, bytes, now, &why);
-    a->uid = PG_NIL;
+    a->call.uid = PG_NIL;
     memcpy(detail, why.detail, sizeof why.detail);
     return (int)why.error;
 }

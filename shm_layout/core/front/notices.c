@@ -46,19 +46,19 @@ static uint64_t entry_bytes(const struct pg_entry *e)
 static struct pg_group *group_of(struct pg_arena *a, uint32_t topic, uint32_t *groups)
 {
     for (uint32_t i = *groups; i-- > 0;)
-        if (a->groups[i].topic == topic)
-            return &a->groups[i];
-    a->groups[*groups] = (struct pg_group){topic, 0, NO_ENTRY, NO_ENTRY, 0};
-    return &a->groups[(*groups)++];
+        if (a->call.groups[i].topic == topic)
+            return &a->call.groups[i];
+    a->call.groups[*groups] = (struct pg_group){topic, 0, NO_ENTRY, NO_ENTRY, 0};
+    return &a->call.groups[(*groups)++];
 }
 
 static void group_add(struct pg_arena *a, struct pg_group *g, uint16_t offset, uint64_t bytes)
 {
-    a->group_next[offset] = NO_ENTRY;
+    a->call.group_next[offset] = NO_ENTRY;
     if (g->count++ == 0)
         g->first = offset;
     else
-        a->group_next[g->last] = offset;
+        a->call.group_next[g->last] = offset;
     g->last = offset;
     g->bytes += bytes;
 }
@@ -86,11 +86,11 @@ static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t pa
 static void group_records(const struct pg_arena *a, const struct pg_group *g, struct sink *out)
 {
     const uint64_t from = a->header->published;
-    for (uint32_t n = g->first; n != NO_ENTRY; n = a->group_next[n]) {
+    for (uint32_t n = g->first; n != NO_ENTRY; n = a->call.group_next[n]) {
         const struct pg_notice record = notice_of(replay_at(a, from + n));
         sink_put(out, &record, sizeof record);
     }
-    for (uint32_t n = g->first; n != NO_ENTRY; n = a->group_next[n]) {
+    for (uint32_t n = g->first; n != NO_ENTRY; n = a->call.group_next[n]) {
         const struct pg_entry *e = replay_at(a, from + n);
         sink_put(out, blob_at(&a->blobs, e->blob), (uint64_t)e->key_len + e->payload_len);
     }
@@ -133,7 +133,7 @@ uint32_t pg_notices(struct pg_arena *a, void *bytes, uint64_t size, struct pg_pa
                                                                      : PG_NOTICE_WINDOW,
                                         &groups);
     for (uint32_t i = 0; i < groups; i++)
-        parts[i] = group_write(a, &a->groups[i], &out);
+        parts[i] = group_write(a, &a->call.groups[i], &out);
     *upto += taken;
     return groups;
 }

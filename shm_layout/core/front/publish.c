@@ -39,7 +39,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, const struct publish *
                                 uint64_t ticket, uint32_t blob)
 {
     const uint32_t ns = a->topics[topic].namespace_row;
-    const int64_t now_ns = a->moment_ns;
+    const int64_t now_ns = a->call.moment_ns;
     return (struct pg_entry){
         .ticket = ticket << 8 | PG_CAUSE_PUBLISHED, .deadline_ns = now_ns, .fired_ns = now_ns,
         .blob = blob, .payload_len = p->head.payload_len, .topic = (uint16_t)topic,
@@ -102,12 +102,12 @@ int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t ui
     *result = (struct pg_result){0, 0};
     if (publish_read(body, bytes, &p, &why)) {
         time_set(a, a->now_ns, real_boot_ns);
-        a->uid = uid;
+        a->call.uid = uid;
         const unsigned status = publish(a, &p, result);
         if (status != PG_ST_DONE)
             refuse(a, status, result);
         wal_buffer_settle(a);
-        a->uid = PG_NIL;
+        a->call.uid = PG_NIL;
     }
     memcpy(detail, why.detail, sizeof why.detail);
     return (int)why.error;

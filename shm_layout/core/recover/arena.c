@@ -261,18 +261,19 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
 {
     memset(a, 0, sizeof *a);
     handle_point(a, arena, secret);
-    a->uid = PG_NIL;
+    a->call.uid = PG_NIL;
     a->wall_cursor = a->orphans = PG_NIL;
-    a->free_bulk_load_block = a->bulk_load_block = a->bulk_load = PG_NIL;
+    a->free_bulk_load_block = a->bulk_load_block = a->call.bulk_load = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = a->topics_refused_at = UINT64_MAX;
-    a->watch_key_share = a->watch_share = a->operation_share = a->block_share = UINT32_MAX;
+    a->call.watch_key_share = a->call.watch_share = UINT32_MAX;
+    a->call.operation_share = a->call.block_share = UINT32_MAX;
     time_set(a, 0, a->header->heartbeat_boot_ns);
 }
 
 void pg_move(struct pg_arena *a, void *arena, void *secret)
 {
-    a->worked = NULL;                      /* of the last call; no pointer survives otherwise */
+    a->call.worked = NULL;                 /* of the last call; no pointer survives otherwise */
     handle_point(a, arena, secret);
 }
 
@@ -344,7 +345,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     header_fill(h, config, &plan);
     private_fill(s, config);
     handle_open(a, arena, secret);
-    time_set(a, config->now_ns, a->real_boot_ns);
+    time_set(a, config->now_ns, a->call.real_boot_ns);
     slots_init(&a->slots);
     wheel_init(&a->wheel, &shape, config->now_ns);
     index_init(&a->index);

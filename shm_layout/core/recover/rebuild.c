@@ -250,7 +250,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     a->started_ns = now_ns;
     a->first_number = next_number(a->header);
     a->header->now_ns = now_ns;
-    time_set(a, now_ns, a->real_boot_ns);
+    time_set(a, now_ns, a->call.real_boot_ns);
     counters_reset(a);
     quotas_rebuild(a);
     if (!names_sound(a, why) || !in_doubt_settle(a, why))

@@ -805,14 +805,14 @@ static void watermarks_finish(struct pg_arena *a)
             continue;
         l->hash = key_hash(a, l->namespace_row, l->key_type, key, l->key_len);
         if (l->touched_s != PG_NIL)
-            l->touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
+            l->touched_s = (uint32_t)(a->call.real_boot_ns / 1000000000);
     }
 }
 
 static void bulk_loads_finish(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->bulk_load_rows; i++)
-        a->bulk_loads[i].used_boot_ns = a->real_boot_ns;
+        a->bulk_loads[i].used_boot_ns = a->call.real_boot_ns;
 }
 
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,

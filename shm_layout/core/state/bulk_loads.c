@@ -94,7 +94,7 @@ static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t numb
     index_insert(&a->bulk_load_index, block_hash(a, bulk_load, number), block);
     a->metrics->bulk_load_blocks++;
     a->bulk_loads[bulk_load].blocks++;
-    a->blocks_held++;
+    a->call.blocks_held++;
     return block;
 }
 
@@ -182,7 +182,7 @@ static uint32_t blocks_of(const struct pg_arena *a, uint32_t uid)
 
 void bulk_load_over_share(const struct pg_arena *a, struct pg_result *r)
 {
-    share_refuse(a, PG_Q_UID_BULK_LOADS, a->bulk_load_rows, bulk_loads_of(a, a->uid), r);
+    share_refuse(a, PG_Q_UID_BULK_LOADS, a->bulk_load_rows, bulk_loads_of(a, a->call.uid), r);
 }
 
 static uint32_t bulk_load_born(struct pg_arena *a, const struct pg_bulk_load *fields,
@@ -206,7 +206,7 @@ void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bul
 {
     struct pg_bulk_load *l = &a->bulk_loads[bulk_load], next = *fields;
     next.state = PG_BULK_LOAD_NONE;
-    next.used_boot_ns = a->real_boot_ns;
+    next.used_boot_ns = a->call.real_boot_ns;
     next.rows = next.upto = next.blocks = 0;
     *l = next;
     STORE_RELEASE(&l->state, fields->state);
@@ -243,7 +243,7 @@ uint32_t bulk_load_claim(struct pg_arena *a, const struct pg_bulk_load *wanted, 
         *status = PG_ST_DENIED;
         return bulk_load;
     }
-    l->used_boot_ns = a->real_boot_ns;
+    l->used_boot_ns = a->call.real_boot_ns;
     if (wanted->fencing_token < l->fencing_token)
         *status = PG_ST_FENCED;
     else if (wanted->fencing_token > l->fencing_token || wanted->state > l->state)
@@ -302,24 +302,25 @@ void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_r
                                   .state = PG_BULK_LOAD_OPEN,
                                   .namespace_row = namespace_row};
     memcpy(wanted.id, rows->bulk_load, sizeof wanted.id);
-    a->blocks_held = a->block_share != UINT32_MAX ? blocks_of(a, s->uid) : 0;
-    a->bulk_load = namespace_row != PG_NIL ? bulk_load_claim(a, &wanted, &a->bulk_load_status)
-                                           : bulk_load_seek(a, &wanted, &a->bulk_load_status);
+    a->call.blocks_held = a->call.block_share != UINT32_MAX ? blocks_of(a, s->uid) : 0;
+    unsigned *status = &a->call.bulk_load_status;
+    a->call.bulk_load = namespace_row != PG_NIL ? bulk_load_claim(a, &wanted, status)
+                                                : bulk_load_seek(a, &wanted, status);
     s->bulk_load_first = rows->first_row;
-    STORE_RELEASE(&s->bulk_load, a->bulk_load == PG_NIL ? 0ull : a->bulk_load + 1ull);
+    STORE_RELEASE(&s->bulk_load, a->call.bulk_load == PG_NIL ? 0ull : a->call.bulk_load + 1ull);
 }
 
 static unsigned row_status(struct pg_arena *a, const struct key *key, uint64_t row)
 {
-    const struct pg_bulk_load *l = &a->bulk_loads[a->bulk_load];
-    const uint32_t block = block_near(a, a->bulk_load, row / PG_BULK_LOAD_BLOCK_ROWS);
+    const struct pg_bulk_load *l = &a->bulk_loads[a->call.bulk_load];
+    const uint32_t block = block_near(a, a->call.bulk_load, row / PG_BULK_LOAD_BLOCK_ROWS);
     if (key->namespace_row != l->namespace_row)
         return PG_ST_DENIED;
     if (row_is_done(a, block, row))
         return PG_ST_BULK_LOADED;
     if (l->state == PG_BULK_LOAD_CLOSED)
         return PG_ST_CLOSED;
-    if (block == PG_NIL && a->blocks_held >= a->block_share)
+    if (block == PG_NIL && a->call.blocks_held >= a->call.block_share)
         return PG_ST_QUOTA;
     return block == PG_NIL && a->free_bulk_load_block == PG_NIL ? PG_ST_FULL_BULK_LOADS
                                                                 : PG_ST_NONE;
@@ -331,43 +332,44 @@ static void row_refuse(struct pg_arena *a, const struct key *key, unsigned statu
     const uint32_t slot = status == PG_ST_BULK_LOADED ? timers_find(a, key) : PG_NIL;
     a->metrics->bulk_load_rows_repeated += status == PG_ST_BULK_LOADED;
     answer(r, 0, status, 0);
-    if (status == PG_ST_QUOTA && a->bulk_load_status == PG_ST_QUOTA)
+    if (status == PG_ST_QUOTA && a->call.bulk_load_status == PG_ST_QUOTA)
         bulk_load_over_share(a, r);
     else if (status == PG_ST_QUOTA)
-        share_refuse(a, PG_Q_UID_BULK_LOAD_BLOCKS, a->bulk_load_block_rows, a->blocks_held, r);
+        share_refuse(a, PG_Q_UID_BULK_LOAD_BLOCKS, a->bulk_load_block_rows, a->call.blocks_held, r);
     if (slot != PG_NIL)
         answer(r, ctl_ticket(a->slots.hot[slot].ctl), status, a->slots.hot[slot].deadline_ns);
 }
 
 bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
 {
-    const unsigned status = a->bulk_load_status != PG_ST_NONE ? a->bulk_load_status
+    const unsigned status = a->call.bulk_load_status != PG_ST_NONE ? a->call.bulk_load_status
                                                               : row_status(a, key, row);
-    a->bulk_load_row = row;
-    a->in_bulk_load = status == PG_ST_NONE;
-    if (!a->in_bulk_load)
+    a->call.bulk_load_row = row;
+    a->call.in_bulk_load = status == PG_ST_NONE;
+    if (!a->call.in_bulk_load)
         row_refuse(a, key, status, r);
-    return a->in_bulk_load;
+    return a->call.in_bulk_load;
 }
 
 /* What armed or moved a timer said in its own frame of which row it is. */
 void bulk_load_settle(struct pg_arena *a, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
-    a->in_bulk_load = false;
+    a->call.in_bulk_load = false;
     if (!bulk_load_counts(status) && status != PG_ST_UNKNOWN)      /* to be unparked, and gone */
         return;
     if (has_wal(a) && (status == PG_ST_KEPT || status == PG_ST_UNKNOWN))
-        wal_append_done(a, a->bulk_load, a->bulk_load_row);
-    bulk_load_mark(a, a->bulk_load, a->bulk_load_row);
+        wal_append_done(a, a->call.bulk_load, a->call.bulk_load_row);
+    bulk_load_mark(a, a->call.bulk_load, a->call.bulk_load_row);
 }
 
 /* A cancel is for whichever run comes: no fencing token keeps it out. Of a bulk load that has not
  * begun it leaves nothing behind. */
 bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
 {
-    unsigned status = a->bulk_load_status == PG_ST_FENCED ? PG_ST_NONE : a->bulk_load_status;
-    if (status == PG_ST_NONE && a->bulk_load == PG_NIL)
+    unsigned status = a->call.bulk_load_status;
+    status = status == PG_ST_FENCED ? PG_ST_NONE : status;
+    if (status == PG_ST_NONE && a->call.bulk_load == PG_NIL)
         return true;
     if (status == PG_ST_NONE)
         status = row_status(a, key, row);
@@ -378,8 +380,8 @@ bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, str
         return false;
     }
     if (has_wal(a))
-        wal_append_done(a, a->bulk_load, row);
-    return bulk_load_mark(a, a->bulk_load, row);
+        wal_append_done(a, a->call.bulk_load, row);
+    return bulk_load_mark(a, a->call.bulk_load, row);
 }
 
 /* ---- recovery of the row under way -------------------------------------------------------- */

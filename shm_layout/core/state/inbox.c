@@ -138,7 +138,7 @@ bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
         return false;
     const struct pg_operation *op = operation_at(a, ack->slot);
     const bool outcome = ctl_state(ctl) == PG_S_OUTCOME;
-    s->inbox_boot_ns = a->real_boot_ns;
+    s->inbox_boot_ns = a->call.real_boot_ns;
     s->repeats = 0;
     if (op->session != s->id || !op->in_inbox)
         return false;
@@ -222,11 +222,11 @@ static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sin
         outcome_write(a, slots[n], &heads[n]);
         outcome_bytes(a, slots[n], out);
     }
-    a->notified_first = s->inbox_next;
-    a->notified_count = count;
+    a->call.notified_first = s->inbox_next;
+    a->call.notified_count = count;
     if (count != 0)
         s->inbox_next = operation_at(a, slots[count - 1])->inbox_next;
-    s->inbox_boot_ns = a->real_boot_ns;
+    s->inbox_boot_ns = a->call.real_boot_ns;
     return out->used;
 }
 
@@ -234,7 +234,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
 {
     struct sink out = {bytes, 0, size, false};
     *session = 0;
-    a->notified_count = 0;
+    a->call.notified_count = 0;
     if (!a->inbox_news)
         return 0;
     for (uint32_t i = 0; i < a->session_rows; i++) {

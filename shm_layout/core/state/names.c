@@ -118,7 +118,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
             continue;
         row->shard = a->header->shard;
         row->owner_uid = PG_NIL;
-        row->created_uid = a->uid;
+        row->created_uid = a->call.uid;
         memcpy(row->name, name.bytes, name.len);
         if (has_wal(a))
             wal_append_namespace(a, i, row, name);
@@ -146,7 +146,7 @@ static uint64_t ends_so_far(const struct pg_arena *a)
 
 static bool is_own(const struct pg_arena *a, const struct pg_topic *t)
 {
-    return t->name_len != 0 && t->created_uid == a->uid;
+    return t->name_len != 0 && t->created_uid == a->call.uid;
 }
 
 static uint32_t topics_held(const struct pg_arena *a)
@@ -177,13 +177,13 @@ static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
 static bool topic_admitted(struct pg_arena *a, struct pg_result *why)
 {
     const uint64_t ends = ends_so_far(a);
-    const bool known = a->topics_refused_at == ends && a->topics_refused_uid == a->uid;
+    const bool known = a->topics_refused_at == ends && a->topics_refused_uid == a->call.uid;
     if (!known && (!holds_its_share(a) || topic_reusable_row(a, true) != PG_NIL))
         return true;
     if (!known)
         a->topics_refused_held = topics_held(a);
     a->topics_refused_at = ends;
-    a->topics_refused_uid = a->uid;
+    a->topics_refused_uid = a->call.uid;
     share_refuse(a, PG_Q_UID_TOPICS, a->topic_rows, a->topics_refused_held, why);
     return false;
 }
@@ -225,7 +225,7 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
         return PG_NIL;
     memset(t, 0, sizeof *t);
     t->namespace_row = ns;
-    t->created_uid = a->uid;
+    t->created_uid = a->call.uid;
     t->incarnation = a->header->next_incarnation++;
     memcpy(t->name, name.bytes, name.len);
     if (has_wal(a))
@@ -261,7 +261,7 @@ static uint32_t namespaces_held(const struct pg_arena *a)
 {
     uint32_t held = 0;
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        held += a->namespaces[i].name_len != 0 && a->namespaces[i].created_uid == a->uid;
+        held += a->namespaces[i].name_len != 0 && a->namespaces[i].created_uid == a->call.uid;
     return held;
 }
 

@@ -43,7 +43,7 @@ uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
 
 static void work_done(struct pg_arena *a, uint32_t visits)
 {
-    a->visits_left -= visits < a->visits_left ? visits : a->visits_left;
+    a->call.visits_left -= visits < a->call.visits_left ? visits : a->call.visits_left;
 }
 
 /* ---- conditions --------------------------------------------------------------------------- */
@@ -306,7 +306,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
 
     keys_leave(a, op);
     op->error = error;
-    op->ended_ns = a->moment_ns;
+    op->ended_ns = a->call.moment_ns;
     op->cause = (uint8_t)cause;
     op->check = PG_K_NONE;
     slot_counted(a, slot, -1);
@@ -352,7 +352,7 @@ bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
     uint32_t error;
-    if (a->visits_left == 0 || !operation_may_end(a, slot))
+    if (a->call.visits_left == 0 || !operation_may_end(a, slot))
         return false;
     work_done(a, op->keys / KEYS_PER_VISIT);
     const bool ends = ends_now(a, op, &error);
@@ -432,10 +432,10 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
 
 /* ---- arming ------------------------------------------------------------------------------- */
 
-#define BORN 0x80000000u          /* marks a row of a->rows[] that this call has made */
+#define BORN 0x80000000u          /* marks a row of a->call.rows[] that this call has made */
 #define FEW 8                     /* rows that are compared with each other; more in a hash set */
 
-static uint32_t row_at(const struct pg_arena *a, uint32_t n) { return a->rows[n] & ~BORN; }
+static uint32_t row_at(const struct pg_arena *a, uint32_t n) { return a->call.rows[n] & ~BORN; }
 
 static bool among_first(const struct pg_arena *a, uint32_t row, uint32_t count)
 {
@@ -457,11 +457,11 @@ static bool seen_before(struct pg_arena *a, uint32_t count, uint32_t row, uint32
     const uint32_t mask = seen_cells(count) - 1;
     uint32_t cell = row * 0x9e3779b1u >> 20 & mask;
     if (n == 0)
-        memset(a->seen, 0, seen_cells(count) * sizeof *a->seen);
-    for (; a->seen[cell] != 0; cell = (cell + 1) & mask)
-        if (row_at(a, a->seen[cell] - 1u) == row)
+        memset(a->call.seen, 0, seen_cells(count) * sizeof *a->call.seen);
+    for (; a->call.seen[cell] != 0; cell = (cell + 1) & mask)
+        if (row_at(a, a->call.seen[cell] - 1u) == row)
             return true;
-    a->seen[cell] = (uint16_t)(n + 1);
+    a->call.seen[cell] = (uint16_t)(n + 1);
     return false;
 }
 
@@ -493,7 +493,7 @@ static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done
             return ANSWERED;
         if (row_repeats(a, w->count, row, *done))
             return PG_ST_DUPLICATE;
-        a->rows[*done] = row | born;
+        a->call.rows[*done] = row | born;
         own |= k->flags & PG_WK_OWN;
         at += sizeof *k + key.len;
     }
@@ -505,7 +505,7 @@ static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done
 static void rows_undo(struct pg_arena *a, uint32_t done)
 {
     while (done-- > 0)
-        if (a->rows[done] & BORN)
+        if (a->call.rows[done] & BORN)
             watermark_free(a, row_at(a, done));
 }
 
@@ -543,8 +543,8 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
         watch->target = k->target;
         watch->key_row = row_at(a, n);
         watch->slot = slot;
-        if (a->rows[n] & BORN || a->watermarks[watch->key_row].touched_s != PG_NIL)
-            a->watermarks[watch->key_row].touched_s = a->real_s;
+        if (a->call.rows[n] & BORN || a->watermarks[watch->key_row].touched_s != PG_NIL)
+            a->watermarks[watch->key_row].touched_s = a->call.real_s;
         if (targets)
             target_join(a, w, op, x);
         if (w->condition == PG_C_SUM)
@@ -567,12 +567,12 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
     const struct put *p = w->put;
 
     *op = (struct pg_operation){.session = w->session, .threshold = w->threshold,
-                                .armed_ns = a->moment_ns, .first_watch = PG_NIL,
+                                .armed_ns = a->call.moment_ns, .first_watch = PG_NIL,
                                 .version = a->header->next_ticket << 32,
                                 .notice_blob = notice, .inbox_next = PG_NIL,
                                 .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,
                                 .condition = w->condition, .has_own = w->has_own,
-                                .uid = a->uid};
+                                .uid = a->call.uid};
     memset(op + 1, 0, w->ext - sizeof *op);
     memcpy((uint8_t *)op + w->ext, p->key.bytes, p->key.len + p->payload_len);
     if (notice == PG_NIL)
@@ -711,7 +711,7 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     int64_t deadline_ns;
     uint32_t slot = PG_NIL;
     unsigned status = PG_ST_TOO_FAR;
-    if (a->visits_left == 0 || !notice_fits(a, w))
+    if (a->call.visits_left == 0 || !notice_fits(a, w))
         return false;
     work_done(a, w->count / KEYS_PER_VISIT);
     const uint32_t id = key_find(a, &w->put->key, &at);
@@ -792,7 +792,7 @@ static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
     const uint32_t slot = watch_at(a, x)->slot;
     const struct pg_operation *op = operation_at(a, slot);
     const bool all_keys = ends || !has_targets(op->condition);
-    if (a->visits_left == 0 || (ends && !operation_may_end(a, slot)))
+    if (a->call.visits_left == 0 || (ends && !operation_may_end(a, slot)))
         return false;
     work_done(a, 1 + (all_keys ? op->keys / KEYS_PER_VISIT : 0));
     a->metrics->visits++;

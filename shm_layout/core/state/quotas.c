@@ -136,7 +136,7 @@ uint16_t account_of(struct pg_arena *a, uint32_t uid)
         row = account_born(a, uid, account_home(a, uid));
     if (row == PG_NIL)
         return 0;
-    a->accounts[row].used_boot_ns = a->real_boot_ns;
+    a->accounts[row].used_boot_ns = a->call.real_boot_ns;
     return (uint16_t)(row + 1);
 }
 
@@ -234,19 +234,19 @@ static bool token_there(struct pg_arena *a, const struct payer *p, struct pg_res
 {
     if (p->ops == 0)
         return true;
-    const uint64_t now = tokens_now(p->tokens, p->ops, a->real_boot_ns);
+    const uint64_t now = tokens_now(p->tokens, p->ops, a->call.real_boot_ns);
     if (now >= OPERATION)
         return true;
     const uint64_t wait_ns = (OPERATION - now + p->ops - 1) / p->ops;
-    return over(r, p->first + 2, p->ops, a->real_boot_ns + (int64_t)wait_ns);
+    return over(r, p->first + 2, p->ops, a->call.real_boot_ns + (int64_t)wait_ns);
 }
 
 static void token_take(const struct pg_arena *a, const struct payer *p)
 {
     if (p->ops == 0)
         return;
-    p->tokens->left = tokens_now(p->tokens, p->ops, a->real_boot_ns) - OPERATION;
-    p->tokens->refilled_boot_ns = a->real_boot_ns;
+    p->tokens->left = tokens_now(p->tokens, p->ops, a->call.real_boot_ns) - OPERATION;
+    p->tokens->refilled_boot_ns = a->call.real_boot_ns;
 }
 
 bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
@@ -294,8 +294,8 @@ bool quota_admits(struct pg_arena *a, const struct put *p, uint64_t granules, ui
 static bool has_limit(const struct pg_arena *a)
 {
     const struct pg_header *h = a->header;
-    return h->uid_share != 0 && h->uid_share < 100 && a->uid != 0 && a->uid != h->own_uid &&
-           a->uid != PG_NIL;
+    return h->uid_share != 0 && h->uid_share < 100 && a->call.uid != 0 &&
+           a->call.uid != h->own_uid && a->call.uid != PG_NIL;
 }
 
 uint32_t share_of(const struct pg_arena *a, uint32_t rows)
@@ -309,7 +309,7 @@ uint32_t share_of(const struct pg_arena *a, uint32_t rows)
 void share_refuse(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
                   struct pg_result *r)
 {
-    over(r, quota, share_of(a, rows), (int64_t)((uint64_t)a->uid << 32 | held));
+    over(r, quota, share_of(a, rows), (int64_t)((uint64_t)a->call.uid << 32 | held));
 }
 
 bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
@@ -323,39 +323,40 @@ bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, 
 
 void account_begin(struct pg_arena *a)
 {
-    a->account = account_of(a, a->uid);
-    a->watch_key_share = share_of(a, a->watermark_rows);
-    a->watch_share = share_of(a, a->watch_rows);
-    a->operation_share = share_of(a, a->slots.capacity);
-    a->block_share = share_of(a, a->bulk_load_block_rows);
+    a->call.account = account_of(a, a->call.uid);
+    a->call.watch_key_share = share_of(a, a->watermark_rows);
+    a->call.watch_share = share_of(a, a->watch_rows);
+    a->call.operation_share = share_of(a, a->slots.capacity);
+    a->call.block_share = share_of(a, a->bulk_load_block_rows);
 }
 
 RARE bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r)
 {
-    if (a->account == 0)
+    if (a->call.account == 0)
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
     else
         share_refuse(a, PG_Q_UID_WATCH_KEYS, a->watermark_rows,
-                     a->accounts[a->account - 1].watch_keys, r);
+                     a->accounts[a->call.account - 1].watch_keys, r);
     return false;
 }
 
 RARE bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r)
 {
-    if (a->account == 0)
+    if (a->call.account == 0)
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
     else
-        share_refuse(a, PG_Q_UID_WATCHES, a->watch_rows, a->accounts[a->account - 1].watches, r);
+        share_refuse(a, PG_Q_UID_WATCHES, a->watch_rows,
+                     a->accounts[a->call.account - 1].watches, r);
     return false;
 }
 
 RARE bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r)
 {
-    if (a->account == 0)
+    if (a->call.account == 0)
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
     else
         share_refuse(a, PG_Q_UID_OPERATIONS, a->slots.capacity,
-                     a->accounts[a->account - 1].operations, r);
+                     a->accounts[a->call.account - 1].operations, r);
     return false;
 }
 

@@ -116,13 +116,13 @@ static struct pg_timestamps *frame_timestamps(void *body, uint32_t n)
 /* Of what the frame with this body arms; the row is written before the control word, too. */
 static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
-    struct pg_timestamps timestamps = a->batch_timestamps;
+    struct pg_timestamps timestamps = a->call.batch_timestamps;
     timestamps.add_lsn = a->wal_buffer->next_lsn;
-    timestamps.armed_ns = a->moment_ns;
+    timestamps.armed_ns = a->call.moment_ns;
     a->timestamps[slot] = timestamps;
     *frame_timestamps(body, 0) = timestamps;
-    if (a->sequence != 0 && a->armed_count < PG_BATCH_RECORDS)
-        a->armed[a->armed_count++] = slot;
+    if (a->call.sequence != 0 && a->call.armed_count < PG_BATCH_RECORDS)
+        a->call.armed[a->call.armed_count++] = slot;
 }
 
 static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body)
@@ -136,8 +136,8 @@ static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uin
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     struct pg_asked *at = (struct pg_asked *)(frame_timestamps(body, 0) + 1 - count) - 1;
-    *at = (struct pg_asked){.session = asked ? a->batch_timestamps.session : 0,
-                            .sequence = asked ? a->sequence : 0,
+    *at = (struct pg_asked){.session = asked ? a->call.batch_timestamps.session : 0,
+                            .sequence = asked ? a->call.sequence : 0,
                             .deadline_ns = h->deadline_ns, .bulk_loaded = is_bulk_loaded(h)};
 }
 
@@ -170,9 +170,9 @@ static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t bulk_load, ui
 /* Which row the record under way is, if it is one. Returns the byte behind it. */
 static void *row_write(const struct pg_arena *a, void *at)
 {
-    if (LIKELY(!a->in_bulk_load))
+    if (LIKELY(!a->call.in_bulk_load))
         return at;
-    *(struct pg_wal_row *)at = row_of(a, a->bulk_load, a->bulk_load_row);
+    *(struct pg_wal_row *)at = row_of(a, a->call.bulk_load, a->call.bulk_load_row);
     return (struct pg_wal_row *)at + 1;
 }
 
@@ -184,11 +184,11 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
     const struct pg_wal_arm j = wal_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
     const uint32_t bytes = c->key_len + c->payload_len;
     struct pg_wal_unpark *body =
-        wal_frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->in_bulk_load) + bytes, BEGUN);
+        wal_frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->call.in_bulk_load) + bytes, BEGUN);
     *body = (struct pg_wal_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
-                                   .wall_ns = j.wall_ns, .at_ns = a->moment_ns, .slot = slot,
+                                   .wall_ns = j.wall_ns, .at_ns = a->call.moment_ns, .slot = slot,
                                    .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
-                                   .counted = j.counted, .in_bulk_load = a->in_bulk_load,
+                                   .counted = j.counted, .in_bulk_load = a->call.in_bulk_load,
                                    .key_len = j.key_len, .key_type = j.key_type,
                                    .bulk_loaded = j.bulk_loaded};
     memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
@@ -202,30 +202,31 @@ static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct 
     const uint32_t retained = c->key_len + c->payload_len;
     uint8_t *at = row_write(a, body + 1);
     memcpy(at, blob_at(&a->blobs, c->blob) + c->ext_len, retained);
-    if (UNLIKELY(a->parking != NULL) && body->payload_len != 0)
-        memcpy(at + retained, a->parking->payload, body->payload_len);
+    if (UNLIKELY(a->call.parking != NULL) && body->payload_len != 0)
+        memcpy(at + retained, a->call.parking->payload, body->payload_len);
 }
 
 void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
-    const uint32_t payload = a->parking != NULL ? a->parking->payload_len : c->payload_len;
-    const uint64_t extra = wal_row_bytes(a->in_bulk_load) + c->key_len + payload;
+    const struct put *parking = a->call.parking;
+    const uint32_t payload = parking != NULL ? parking->payload_len : c->payload_len;
+    const uint64_t extra = wal_row_bytes(a->call.in_bulk_load) + c->key_len + payload;
     struct pg_wal_arm *body =
         wal_frame_begin_with(a, PG_WAL_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
     *body = wal_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
     body->payload_len = payload;
-    body->parked = a->parking != NULL;
-    body->armed_ns = a->moment_ns;
-    body->armed_boot_ns = a->real_boot_ns;
-    body->uid = a->uid;
+    body->parked = a->call.parking != NULL;
+    body->armed_ns = a->call.moment_ns;
+    body->armed_boot_ns = a->call.real_boot_ns;
+    body->uid = a->call.uid;
     if (replaced != PG_NIL) {
         body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
         body->replaced_slot = replaced;
         *frame_timestamps(body, 1) = a->timestamps[replaced];
         asked_write(a, replaced, body, 2, true);
     }
-    body->in_bulk_load = a->in_bulk_load;
+    body->in_bulk_load = a->call.in_bulk_load;
     arm_bytes(a, c, body);
     timestamps_begin(a, slot, body);
     wal_frame_end(a);
@@ -233,11 +234,11 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
 
 void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
 {
-    struct pg_wal_move *body = wal_frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->in_bulk_load));
+    struct pg_wal_move *body = wal_frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->call.in_bulk_load));
     *body = (struct pg_wal_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
                                  .deadline_ns = deadline_ns, .wall_ns = wall_ns,
-                                 .at_ns = a->moment_ns, .slot = slot, .uid = a->uid,
-                                 .in_bulk_load = a->in_bulk_load};
+                                 .at_ns = a->call.moment_ns, .slot = slot, .uid = a->call.uid,
+                                 .in_bulk_load = a->call.in_bulk_load};
     row_write(a, body + 1);
     wal_frame_end(a);
 }
@@ -247,9 +248,10 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
     const struct pg_hot *h = &a->slots.hot[slot];
     const bool asked = cause != PG_END_DROPPED;      /* that may go on after a restart */
     struct pg_wal_end *body = wal_frame_begin_with(a, PG_WAL_END, 0, ENDED);
-    *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
-                                .cause = cause, .uid = asked ? a->uid : PG_NIL,
-                                .topic = h->topic, .ended_boot_ns = a->real_boot_ns};
+    *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->call.moment_ns,
+                                .slot = slot, .cause = cause,
+                                .uid = asked ? a->call.uid : PG_NIL, .topic = h->topic,
+                                .ended_boot_ns = a->call.real_boot_ns};
     timestamps_write(a, slot, body);
     asked_write(a, slot, body, 1, asked);
     wal_frame_end(a);
@@ -264,7 +266,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
                                  .sequence = t->sequence + 1, .previous = t->last_position,
                                  .slot = slot, .topic = e->topic, .flags = entry_flags(e),
                                  .bulk_loaded = is_bulk_loaded(&a->slots.hot[slot]),
-                                 .ended_boot_ns = a->real_boot_ns};
+                                 .ended_boot_ns = a->call.real_boot_ns};
     timestamps_write(a, slot, body);
     wal_frame_end(a);
 }
@@ -277,8 +279,8 @@ void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
     *body = wal_entry_of(a->header->replay_tail, e);
     body->sequence = t->sequence + 1;
     body->previous = t->last_position;
-    body->uid = a->uid;
-    body->ended_boot_ns = a->real_boot_ns;
+    body->uid = a->call.uid;
+    body->ended_boot_ns = a->call.real_boot_ns;
     memcpy(body + 1, blob_at(&a->blobs, e->blob), bytes);
     wal_frame_end(a);
 }
@@ -337,7 +339,7 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
                                     .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
                                     .error = op->error, .keys = op->keys, .cause = op->cause,
                                     .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
-                                    .ended_boot_ns = a->real_boot_ns};
+                                    .ended_boot_ns = a->call.real_boot_ns};
     if (op->notice_blob != PG_NIL) {
         body->position = a->header->replay_tail + 1;
         body->sequence = t->sequence + 1;
@@ -351,8 +353,8 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
 void wal_append_session(struct pg_arena *a, const struct pg_session *s)
 {
     struct pg_wal_session *body = wal_frame_begin(a, PG_WAL_SESSION, 0);
-    *body = (struct pg_wal_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
-                                    .pid = s->pid, .dropped = s->inbox_count};
+    *body = (struct pg_wal_session){.session = s->id, .at_boot_ns = a->call.real_boot_ns,
+                                    .uid = s->uid, .pid = s->pid, .dropped = s->inbox_count};
     wal_frame_end(a);
 }
 
@@ -360,7 +362,7 @@ void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t 
                        struct name name)
 {
     struct pg_wal_opened *body = wal_frame_begin(a, PG_WAL_OPENED, name.len);
-    *body = (struct pg_wal_opened){.session = id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
+    *body = (struct pg_wal_opened){.session = id, .at_boot_ns = a->call.real_boot_ns, .uid = s->uid,
                                    .pid = s->pid, .name_len = name.len};
     if (name.len != 0)
         memcpy(body + 1, name.bytes, name.len);
@@ -400,13 +402,13 @@ void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields)
 {
     struct pg_wal_bulk_load *body = wal_frame_begin(a, PG_WAL_BULK_LOAD, 0);
     *body = wal_bulk_load_of(fields);
-    body->at_ns = a->moment_ns;
+    body->at_ns = a->call.moment_ns;
     wal_frame_end(a);
 }
 
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
 {
     struct pg_wal_done *body = wal_frame_begin(a, PG_WAL_DONE, 0);
-    *body = (struct pg_wal_done){.row = row_of(a, bulk_load, row), .at_ns = a->moment_ns};
+    *body = (struct pg_wal_done){.row = row_of(a, bulk_load, row), .at_ns = a->call.moment_ns};
     wal_frame_end(a);
 }

@@ -67,7 +67,7 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
     struct pg_entry *e = replay_at(a, position);
     struct pg_topic *t = &a->topics[fields->topic];
 
-    t->changed_boot_ns = a->real_boot_ns;     /* once too often rather than never */
+    t->changed_boot_ns = a->call.real_boot_ns;     /* once too often rather than never */
     *e = *fields;
     e->sequence = t->sequence + 1;
     e->previous = t->last_position;

@@ -23,7 +23,7 @@ static struct pg_session *most_silent(const struct pg_arena *a)
 
 int64_t sessions_silence_ns(const struct pg_arena *a)
 {
-    return a->real_boot_ns - most_silent(a)->used_boot_ns;
+    return a->call.real_boot_ns - most_silent(a)->used_boot_ns;
 }
 
 static struct pg_session *row_for_new(const struct pg_arena *a)
@@ -102,7 +102,7 @@ static struct pg_session *silent_with_answers(const struct pg_arena *a,
     for (uint32_t i = 0; i < a->session_rows; i++) {
         struct pg_session *s = &a->sessions[i];
         if (s->id == 0 || s == but || s->current != 0 ||
-            a->real_boot_ns - s->used_boot_ns < RECENT_NS ||
+            a->call.real_boot_ns - s->used_boot_ns < RECENT_NS ||
             (found != NULL && s->used_boot_ns >= found->used_boot_ns) || session_answers(a, s) == 0)
             continue;
         found = s;
@@ -167,7 +167,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s->worker_len = (uint8_t)(worker.len <= PG_WORKER_MAX ? worker.len : PG_WORKER_MAX);
     memcpy(s->worker, worker.bytes, s->worker_len);
     s->grace_ns = grace_ns;
-    s->opened_boot_ns = s->used_boot_ns = a->real_boot_ns;
+    s->opened_boot_ns = s->used_boot_ns = a->call.real_boot_ns;
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     /* Bit 63 set: never 0, whatever the hash. */
     const uint64_t id = (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions);

@@ -95,7 +95,7 @@ static int64_t add_clamped(int64_t a, int64_t b)
 bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
 {
     int64_t t = p->time_ns;
-    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->moment_ns, t, &t))
+    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->call.moment_ns, t, &t))
         return false;
     if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
         t = a->now_ns;
@@ -173,7 +173,7 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 {
     const int64_t armed_ns = armed_ns_of(&a->slots.hot[slot], &a->slots.cold[slot]);
-    measure(a, PG_HG_REMOTE, a->moment_ns - armed_ns, 1);
+    measure(a, PG_HG_REMOTE, a->call.moment_ns - armed_ns, 1);
     slot_counted(a, slot, -1);
     slot_free(a, slot, slot_granules(&a->slots.cold[slot]) - keep);
 }
@@ -215,7 +215,7 @@ static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadlin
 /* Bytes of its payload that the arena keeps. */
 static uint32_t payload_retained(const struct pg_arena *a, const struct put *p)
 {
-    return UNLIKELY(a->parking != NULL) ? 0 : p->payload_len;
+    return UNLIKELY(a->call.parking != NULL) ? 0 : p->payload_len;
 }
 
 static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
@@ -243,13 +243,13 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
         .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
         .account = p->account};
     h->deadline_ns = deadline_ns;
-    h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->in_bulk_load ? PG_F_BULK_LOADED : 0);
+    h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->call.in_bulk_load ? PG_F_BULK_LOADED : 0);
     h->hash = p->key.hash;
     h->topic = (uint16_t)p->topic;
-    armed_note(h, &a->slots.cold[slot], a->moment_ns);
+    armed_note(h, &a->slots.cold[slot], a->call.moment_ns);
     if (has_wal(a))
         wal_append_arm(a, slot, ticket, replaced);
-    STORE_RELEASE(&h->ctl, ctl_of(ticket, a->parking != NULL ? PG_S_PARKED : PG_S_ARMED));
+    STORE_RELEASE(&h->ctl, ctl_of(ticket, a->call.parking != NULL ? PG_S_PARKED : PG_S_ARMED));
 }
 
 static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
@@ -283,10 +283,10 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
-    const unsigned added = a->parking != NULL ? PG_ST_PARKED : PG_ST_ADDED;
+    const unsigned added = a->call.parking != NULL ? PG_ST_PARKED : PG_ST_ADDED;
     answer(r, ticket, replaced == PG_NIL ? added : PG_ST_REPLACED, deadline_ns);
     slot_write(a, slot, blob, p, deadline_ns, ticket, replaced);
-    if (LIKELY(a->parking == NULL))
+    if (LIKELY(a->call.parking == NULL))
         slot_place(a, slot);
     else
         a->metrics->parks++;
@@ -373,7 +373,7 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
         return;
     }
     const uint32_t id = key_find(a, &p->key, &at);
-    a->parking = parks(a, p, deadline_ns) ? p : NULL;
+    a->call.parking = parks(a, p, deadline_ns) ? p : NULL;
     const bool armed = id < a->slots.capacity;
     if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(a->slots.hot[id].ctl) == p->ticket))
         answer(r, 0, PG_ST_UNKNOWN, 0);
@@ -387,7 +387,7 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
         put_extend(a, p, deadline_ns, id, r);
     else
         put_replace(a, p, deadline_ns, id, &at, r);
-    a->parking = NULL;
+    a->call.parking = NULL;
 }
 
 /* ---- unpark --------------------------------------------------------------------------------- */

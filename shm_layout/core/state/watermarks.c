@@ -124,10 +124,10 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
     l->hash = k->hash;
     l->error = 0;
     l->root = l->first = l->latest = PG_NIL;
-    l->touched_s = a->real_s;
+    l->touched_s = a->call.real_s;
     l->namespace_row = (uint16_t)k->namespace_row;
     l->key_type = k->type;
-    l->account = a->account;
+    l->account = a->call.account;
     if (has_wal(a))
         wal_append_watermark(a, row, l, k);
     if (to_join)
@@ -193,7 +193,7 @@ void watermark_left_by_last(struct pg_arena *a, uint32_t row)
     if (l->touched_s == PG_NIL)
         watermark_free(a, row);
     else
-        l->touched_s = a->real_s;
+        l->touched_s = a->call.real_s;
 }
 
 /* ---- changes ------------------------------------------------------------------------------- */
@@ -204,8 +204,8 @@ void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_
 {
     struct pg_watched *l = &a->watermarks[row];
     if (has_wal(a))
-        watermark_append(a, row, watermark, error, a->real_s);
-    l->touched_s = a->real_s;
+        watermark_append(a, row, watermark, error, a->call.real_s);
+    l->touched_s = a->call.real_s;
     STORE_RELEASE(&l->error, error);
     STORE_RELEASE(&l->watermark, watermark);
 }
@@ -213,7 +213,7 @@ void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_
 void watermark_clear(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->watermarks[row];
-    const uint32_t touched_s = l->touched_s == PG_NIL ? PG_NIL : a->real_s;
+    const uint32_t touched_s = l->touched_s == PG_NIL ? PG_NIL : a->call.real_s;
     if (has_wal(a))
         watermark_append(a, row, l->watermark, 0, touched_s);
     l->touched_s = touched_s;
@@ -239,7 +239,7 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
         if (*cursor >= a->watermark_rows)
             *cursor = 0;
         const struct pg_watched *l = &a->watermarks[*cursor];
-        const bool over = l->touched_s == PG_NIL || a->real_s - l->touched_s > ttl_s;
+        const bool over = l->touched_s == PG_NIL || a->call.real_s - l->touched_s > ttl_s;
         const bool failed = l->error != 0 && l->touched_s != PG_NIL;
         if (l->key_len != 0 && l->root == PG_NIL && over && !failed && !wal_buffer_full(a))
             watermark_free(a, *cursor);

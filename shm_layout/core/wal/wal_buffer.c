@@ -10,7 +10,7 @@
 
 struct pg_wal_buffer *pg_wal_buffer_of(const struct pg_arena *a) { return a->wal_buffer; }
 
-uint64_t pg_durable_lsn(const struct pg_arena *a) { return a->durable_lsn; }
+uint64_t pg_durable_lsn(const struct pg_arena *a) { return a->call.durable_lsn; }
 
 /* ---- the ring ------------------------------------------------------------------------------ */
 
