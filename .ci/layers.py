@@ -1,14 +1,19 @@
-"""Check that calls inside the C core point downward: `python .ci/layers.py [CORE]`.
+"""Check that calls inside the C core point downward, and who touches which bytes.
 
 A file of shm_layout/core may call functions of its own storey and of those below it, and no chain
 of calls leads from a file back to it. Function pointers are not followed: they are how a lower part
 calls an upper one.
+
+Each region of the arena has a file that owns its rows. `foreign.toml` counts the places in other
+files that touch them. No count may grow; who removes such a place lowers its count.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import tomllib
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -21,17 +26,35 @@ DEFINITION = re.compile(
     re.MULTILINE,
 )
 CALL = re.compile(r"\b(\w+)\(")
+OWNERS = {
+    "slots.hot": "base/slots.c", "slots.cold": "base/slots.c", "slots.free": "base/slots.c",
+    "wal_buffer": "wal/wal_buffer.c", "ring": "wal/wal_buffer.c",
+    "namespaces": "state/names.c", "topics": "state/names.c", "name_index": "state/names.c",
+    "accounts": "state/quotas.c", "replay_buffer": "state/replay_buffer.c",
+    "timestamps": "state/records.c", "watches": "state/watches.c",
+    "watermarks": "state/watermarks.c", "purgatory": "state/watches.c",
+    "bulk_loads": "state/bulk_loads.c", "bulk_load_blocks": "state/bulk_loads.c",
+    "bulk_load_bits": "state/bulk_loads.c", "sessions": "state/session.c",
+    "replies": "state/session.c", "answers": "state/session.c",
+}  # fmt: skip
+"""By member of struct pg_arena: the file that owns its rows."""
+TOUCH = re.compile(r"\b(?:a|to|from)->(" + "|".join(map(re.escape, OWNERS)) + r")\b(?!\()")
+FOREIGN = Path(__file__).with_name("foreign.toml")
 
 Calls = dict[str, dict[str, set[str]]]
 """By file: the files that it calls, and the functions."""
 
 
-def calls_of(core: Path) -> Calls:
-    """Return which functions of which other files each file calls, as `storey/file.c`."""
-    texts = {
+def code_of(core: Path) -> dict[str, str]:
+    """Return the code of each file without comments and strings, by `storey/file.c`."""
+    return {
         f"{path.parent.name}/{path.name}": NO_CODE.sub(" ", path.read_text())
         for path in sorted(core.glob("*/*.c"))
     }
+
+
+def calls_of(texts: dict[str, str]) -> Calls:
+    """Return which functions of which other files each file calls."""
     home: dict[str, str] = {}
     own: dict[str, set[str]] = {}
     for file, text in texts.items():
@@ -72,11 +95,34 @@ def cycle(calls: Calls) -> list[str]:
     return []
 
 
+def touched(texts: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Count the places of each file that touch rows of other files, by region."""
+    found: dict[str, dict[str, int]] = {}
+    for file, text in texts.items():
+        regions = Counter(region for region in TOUCH.findall(text) if OWNERS[region] != file)
+        if regions:
+            found[file] = regions
+    return found
+
+
+def foreign(texts: dict[str, str], listed: dict[str, dict[str, int]]) -> list[str]:
+    """Describe each count that differs from the listed one."""
+    counts = touched(texts)
+    return [
+        f"{file} touches rows of {region} at {counted} places, foreign.toml has {known}"
+        for file in sorted(counts.keys() | listed.keys())
+        for region in sorted(OWNERS)
+        if (counted := counts.get(file, {}).get(region, 0))
+        != (known := listed.get(file, {}).get(region, 0))
+    ]
+
+
 def main() -> None:
-    """Print what points upward. Exit with 1 if there is anything."""
-    core = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "shm_layout" / "core"
-    calls = calls_of(core)
+    """Print what is wrong. Exit with 1 if there is anything."""
+    texts = code_of(ROOT / "shm_layout" / "core")
+    calls = calls_of(texts)
     found = upward(calls) or cycle(calls)
+    found += foreign(texts, tomllib.loads(FOREIGN.read_text()))
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 

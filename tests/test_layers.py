@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 layers = lint_script("layers")
+CODE = layers.code_of(ROOT / "shm_layout" / "core")
 
 
-def core(folder: Path, **files: str) -> Path:
-    """A core with these files; their names have the storey before "__"."""
+def core(folder: Path, **files: str) -> dict[str, str]:
+    """The code of a core with these files; their names have the storey before "__"."""
     for name, text in files.items():
         storey, _, stem = name.partition("__")
         (folder / storey).mkdir(exist_ok=True)
         (folder / storey / f"{stem}.c").write_text(text)
-    return folder
+    return layers.code_of(folder)  # type: ignore[no-any-return]
 
 
 def test_the_core_calls_downward_only() -> None:
-    calls = layers.calls_of(ROOT / "shm_layout" / "core")
+    calls = layers.calls_of(CODE)
     assert len(calls) > 40
     assert "fault_set" in calls["base/slots.c"]["base/check.c"]
     assert layers.upward(calls) == []
@@ -72,3 +74,22 @@ def test_a_static_function_of_the_same_name_is_no_call_of_another_file(tmp_path:
         )
     )
     assert calls["base/a.c"] == {}
+
+
+def test_foreign_bytes_that_a_file_touches_are_counted(tmp_path: Path) -> None:
+    code = core(
+        tmp_path,
+        state__timers="void f(struct pg_arena *a)\n{\n    a->topics[0] = to->topics[1];\n"
+        "    a->namespaces(1);  w->ring[0]; /* a->sessions */\n}\n",
+        state__names="void g(struct pg_arena *a)\n{\n    a->topics[0];\n}\n",
+    )
+    assert layers.touched(code) == {"state/timers.c": {"topics": 2}}
+    assert layers.foreign(code, {"state/timers.c": {"topics": 2}}) == []
+    fewer = layers.foreign(code, {"state/timers.c": {"topics": 3}, "front/x.c": {"ring": 1}})
+    assert len(fewer) == 2, "a list that is out of date is an error, too"
+    (more,) = layers.foreign(code, {"state/timers.c": {"topics": 1}})
+    assert "at 2 places, foreign.toml has 1" in more
+
+
+def test_the_list_of_foreign_bytes_is_up_to_date() -> None:
+    assert layers.foreign(CODE, tomllib.loads(layers.FOREIGN.read_text())) == []
