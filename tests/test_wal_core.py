@@ -264,6 +264,16 @@ def test_an_arena_without_a_wal_is_whole_in_a_quiet_snapshot() -> None:
     the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
 
 
+def test_the_answer_to_a_repeated_batch_waits_for_the_disk() -> None:
+    """Whether the batch had to be durable is not remembered, so the answer always waits."""
+    core = Purgatory(wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN)
+    owner = Owner(core)
+    owner.send(pd.put(b"timer", 10**9))
+    assert lib.pg_durable_lsn(core.a) == 0
+    owner.again()
+    assert lib.pg_durable_lsn(core.a) == lib.pg_wal_buffer_of(core.a).next_lsn - 1 > 0
+
+
 def test_a_quiet_snapshot_needs_no_wal() -> None:
     work = begun()
     work.wal.data = b""
