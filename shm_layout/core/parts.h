@@ -141,6 +141,27 @@ struct pg_arena {
     uint32_t news[PG_NEWS];       /* slots that came into inboxes last, to be fetched early */
 };
 
+/* ---- rows ---------------------------------------------------------------------------- */
+
+/* The row with a number, which the caller knows to be inside its table. */
+#define ROW(name, type, table)                                                                  \
+    static inline struct type *name(const struct pg_arena *a, uint64_t row)                     \
+    {                                                                                           \
+        return &a->table[row];                                                                  \
+    }
+ROW(slot_hot, pg_hot, slots.hot)
+ROW(slot_cold, pg_cold, slots.cold)
+ROW(timestamps_at, pg_timestamps, timestamps)
+ROW(namespace_at, pg_namespace, namespaces)
+ROW(topic_at, pg_topic, topics)
+ROW(account_at, pg_account, accounts)
+ROW(watch_at, pg_watch, watches)
+ROW(watermark_at, pg_watched, watermarks)
+ROW(bulk_load_at, pg_bulk_load, bulk_loads)
+ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks)
+ROW(session_at, pg_session, sessions)
+#undef ROW
+
 static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boot_ns)
 {
     const bool later = a->header->clock_kind == PG_CLOCK_BOOT && real_boot_ns > now_ns;
@@ -210,11 +231,11 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
 bool names_check(const struct pg_arena *a, struct pg_fault *fault);
 static inline struct name namespace_name(const struct pg_arena *a, uint32_t row)
 {
-    return (struct name){a->namespaces[row].name, a->namespaces[row].name_len};
+    return (struct name){namespace_at(a, row)->name, namespace_at(a, row)->name_len};
 }
 static inline struct name topic_name(const struct pg_arena *a, uint32_t row)
 {
-    return (struct name){a->topics[row].name, a->topics[row].name_len - 1};
+    return (struct name){topic_at(a, row)->name, topic_at(a, row)->name_len - 1};
 }
 
 /* ---- the WAL: frames ------------------------------------------------------------------ */
@@ -402,7 +423,7 @@ static inline uint32_t slot_granules(const struct pg_cold *c)
 }
 static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
 {
-    return a->topics[a->slots.hot[slot].topic].namespace_row;
+    return topic_at(a, slot_hot(a, slot)->topic)->namespace_row;
 }
 
 /* The slot speaks for its key, and counts: it is armed or parked. */
@@ -412,7 +433,7 @@ static inline bool ctl_live(uint64_t ctl)
 }
 static inline bool is_parked(const struct pg_arena *a, uint32_t slot)
 {
-    return ctl_state(a->slots.hot[slot].ctl) == PG_S_PARKED;
+    return ctl_state(slot_hot(a, slot)->ctl) == PG_S_PARKED;
 }
 /* When a timer was armed, to a sixteen millionth of its wait. */
 static inline int64_t armed_ns_of(const struct pg_hot *h, const struct pg_cold *c)
@@ -472,19 +493,19 @@ uint16_t account_of(struct pg_arena *a, uint32_t uid);
 bool account_carry(struct pg_arena *to, const struct pg_arena *from, uint16_t *account);
 static inline uint32_t account_uid(const struct pg_arena *a, uint16_t account)
 {
-    return account == 0 || account > a->account_rows ? PG_NIL : a->accounts[account - 1].uid;
+    return account == 0 || account > a->account_rows ? PG_NIL : account_at(a, account - 1)->uid;
 }
 static inline void account_counted(struct pg_arena *a, uint16_t account, int64_t sign,
                                    uint64_t bytes)
 {
-    struct pg_account *c = &a->accounts[account - 1];
+    struct pg_account *c = account_at(a, account - 1);
     c->live += (uint64_t)sign;
     c->bytes += (uint64_t)sign * bytes;
 }
 static inline void account_watch_key_counted(struct pg_arena *a, uint16_t account, int32_t sign)
 {
     if (LIKELY(account != 0))
-        a->accounts[account - 1].watch_keys += (uint32_t)sign;
+        account_at(a, account - 1)->watch_keys += (uint32_t)sign;
 }
 uint32_t sessions_of(const struct pg_arena *a, uint32_t uid);           /* that are open */
 /* To be called when a session of a uid is open, and when it has ended. */
@@ -512,7 +533,7 @@ static inline bool share_admits_watch_key(const struct pg_arena *a, struct pg_re
 {
     if (a->call.watch_key_share == UINT32_MAX ||
         (LIKELY(a->call.account != 0) &&
-         LIKELY(a->accounts[a->call.account - 1].watch_keys < a->call.watch_key_share)))
+         LIKELY(account_at(a, a->call.account - 1)->watch_keys < a->call.watch_key_share)))
         return true;
     return share_refuse_watch_key(a, r);
 }
@@ -521,7 +542,8 @@ static inline bool share_admits_watches(const struct pg_arena *a, uint32_t count
 {
     if (a->call.watch_share == UINT32_MAX ||
         (LIKELY(a->call.account != 0) &&
-         LIKELY((uint64_t)a->accounts[a->call.account - 1].watches + count <= a->call.watch_share)))
+         LIKELY((uint64_t)account_at(a, a->call.account - 1)->watches + count <=
+                a->call.watch_share)))
         return true;
     return share_refuse_watches(a, r);
 }
@@ -529,7 +551,7 @@ static inline bool share_admits_operation(const struct pg_arena *a, struct pg_re
 {
     if (a->call.operation_share == UINT32_MAX ||
         (LIKELY(a->call.account != 0) &&
-         LIKELY(a->accounts[a->call.account - 1].operations < a->call.operation_share)))
+         LIKELY(account_at(a, a->call.account - 1)->operations < a->call.operation_share)))
         return true;
     return share_refuse_operation(a, r);
 }
@@ -618,7 +640,7 @@ void watermark_free(struct pg_arena *a, uint32_t row);                      /* n
 /* From now on it goes with its last watcher. */
 static inline void watermark_forget(struct pg_arena *a, uint32_t row)
 {
-    a->watermarks[row].touched_s = PG_NIL;
+    watermark_at(a, row)->touched_s = PG_NIL;
 }
 /* Changes of a row by a command. Its watchers are visited afterwards. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error);
@@ -629,7 +651,7 @@ void watermark_left_by_last(struct pg_arena *a, uint32_t row);
 void watermark_left_by_one(struct pg_arena *a, uint32_t row);
 static inline void watermark_left(struct pg_arena *a, uint32_t row)
 {
-    if (a->watermarks[row].root == PG_NIL)
+    if (watermark_at(a, row)->root == PG_NIL)
         watermark_left_by_last(a, row);
     else if (has_wal(a))
         watermark_left_by_one(a, row);
@@ -661,8 +683,8 @@ void watch_link_among(struct pg_arena *a, uint32_t watch);              /* there
 void watch_unlink_among(struct pg_arena *a, uint32_t watch);
 static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
 {
-    struct pg_watch *w = &a->watches[watch];
-    struct pg_watched *l = &a->watermarks[w->key_row];
+    struct pg_watch *w = watch_at(a, watch);
+    struct pg_watched *l = watermark_at(a, w->key_row);
     w->target = target;
     w->left = w->right = w->parent = PG_NIL;
     if (l->root == PG_NIL)
@@ -672,7 +694,7 @@ static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t targe
 }
 static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
 {
-    struct pg_watched *l = &a->watermarks[a->watches[watch].key_row];
+    struct pg_watched *l = watermark_at(a, watch_at(a, watch)->key_row);
     if (l->first == l->latest)    /* it is the only one */
         l->root = l->first = l->latest = PG_NIL;
     else
@@ -703,11 +725,11 @@ static inline bool has_targets(unsigned condition)
 }
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
 {
-    return (struct pg_operation *)blob_at(&a->blobs, a->slots.cold[slot].blob);
+    return (struct pg_operation *)blob_at(&a->blobs, slot_cold(a, slot)->blob);
 }
 static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 {
-    return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
+    return (slot_hot(a, slot)->flags & PG_F_OPERATION) != 0;
 }
 static inline bool is_bulk_loaded(const struct pg_hot *h)
 {
@@ -787,7 +809,7 @@ static inline uint64_t operation_granules(const struct pg_arena *a, uint32_t slo
 static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
 {
     const uint64_t notice = is_operation(a, slot) ? operation_granules(a, slot) : 0;
-    return (slot_granules(&a->slots.cold[slot]) + notice) * PG_GRANULE;
+    return (slot_granules(slot_cold(a, slot)) + notice) * PG_GRANULE;
 }
 
 /* ---- prefetch ------------------------------------------------------------------------------- */
@@ -862,7 +884,7 @@ bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
 static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
 static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
 {
-    struct pg_session *s = &a->sessions[row_of_session(id)];
+    struct pg_session *s = session_at(a, row_of_session(id));
     return id != 0 && row_of_session(id) < a->secret->sessions && s->id == id ? s : NULL;
 }
 /* The session of a nonce, opened if need be; NULL: the uid holds its share of them and *why says

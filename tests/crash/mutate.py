@@ -80,9 +80,11 @@ FIELD = re.compile(
     r"[a-z_]\w*(?:\([^=;]*?\))?(?:->|\.|\[)(?:.*\W)?(?P<field>[a-z_]+)(?:\[[\w />-]+\])?"
 )
 """A place in a row, which a call may have found."""
+ROW = re.compile(r"\*(?:slot_hot|slot_cold|(?!frame)\w+_at)\(.*\)")
+"""A whole row."""
 PRIVATE = re.compile(
     r"answer\(\w+, 0, .*|memcpy\((?:&|detail).*|memset\((?:a->|out,|why,).*"
-    r"|a->(?:header->quota_)?\w+ = .*|(?:p->|n\.|next\.|watch\.|out\[).*"
+    r"|a->(?:header->quota_|call\.)?\w+ = .*|(?:p->|n\.|next\.|watch\.|out\[).*"
 )
 """Refusals, locals, the fields of a process's handle, what each start sets, and derived state."""
 
@@ -263,6 +265,8 @@ def is_store(text: str) -> bool:
         return False
     if text.startswith(COPIES):
         return text.endswith(";")
+    if ROW.fullmatch(place_of(text)):
+        return True
     field = FIELD.fullmatch(place_of(text))
     return field is not None and field["field"] in FIELDS and "metrics" not in text
 

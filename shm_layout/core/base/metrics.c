@@ -16,7 +16,7 @@ void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns)
 static void armed_finish(struct pg_arena *a, int64_t ended_boot_ns)
 {
     for (uint32_t i = 0; i < a->call.armed_count; i++)
-        a->timestamps[a->call.armed[i]].done_boot_ns = ended_boot_ns;
+        timestamps_at(a, a->call.armed[i])->done_boot_ns = ended_boot_ns;
     a->call.armed_count = 0;
 }
 

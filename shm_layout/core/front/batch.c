@@ -180,7 +180,7 @@ static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_
     if (row == PG_NIL)
         return false;
     if (s->record->op == PG_OP_BUMP &&
-        __builtin_add_overflow(value, a->watermarks[row].watermark, &value))
+        __builtin_add_overflow(value, watermark_at(a, row)->watermark, &value))
         value = UINT64_MAX;
     if (s->record->op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
         answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
@@ -524,7 +524,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
         (a->call.name_rows[i] != PG_NIL || !(uses & NEEDS_TOPIC)))
         a->call.name_refusals[i] = (struct pg_result){0, 0};
     if (a->call.name_namespaces[i] != PG_NIL)
-        a->call.durable |= a->namespaces[a->call.name_namespaces[i]].durability != 0;
+        a->call.durable |= namespace_at(a, a->call.name_namespaces[i])->durability != 0;
 }
 
 /* Namespaces that a later name of the table gave birth to. */

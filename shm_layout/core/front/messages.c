@@ -232,7 +232,7 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
         if (access_of(a, ns, q->uid) == ACCESS_DENIED) {
             pg_refused(a, PG_ST_DENIED);
             info_absent(out, PG_ST_DENIED);
-        } else if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out)) {
+        } else if (slot == PG_NIL || !info_write(a, slot, slot_hot(a, slot)->ctl, out)) {
             info_absent(out, PG_ST_UNKNOWN);
         }
         if (out->full)
@@ -323,7 +323,7 @@ static bool bulk_load_refused(struct pg_arena *a, const struct pg_bulk_load_ask 
     case PG_ST_NONE: return true;
     case PG_ST_DENIED: return refused(why, PG_ERR_DENIED, uid, 0);
     case PG_ST_FENCED:
-        return refused(why, PG_ERR_FENCED, a->bulk_loads[bulk_load].fencing_token,
+        return refused(why, PG_ERR_FENCED, bulk_load_at(a, bulk_load)->fencing_token,
                        ask->fencing_token);
     case PG_ST_QUOTA: bulk_load_over_share(a, &share); return share_refused(a, &share, why);
     case PG_ST_FULL_BULK_LOADS: return refused(why, PG_ERR_BULK_LOADS_FULL, a->bulk_load_rows, 0);
@@ -350,7 +350,7 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
         return namespace_refused(a, &lacking, why);
     memcpy(wanted.id, ask->bulk_load, sizeof wanted.id);
     const uint32_t bulk_load = bulk_load_claim(a, &wanted, &refusal);
-    a->call.durable |= a->namespaces[wanted.namespace_row].durability != 0;
+    a->call.durable |= namespace_at(a, wanted.namespace_row)->durability != 0;
     return bulk_load_refused(a, ask, bulk_load, refusal, uid, why);
 }
 
@@ -358,7 +358,7 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
 static bool bulk_load_allowed(const struct pg_arena *a, uint32_t bulk_load, uint32_t uid,
                               struct refusal *why)
 {
-    return bulk_load == PG_NIL || uid == PG_NIL || a->bulk_loads[bulk_load].uid == uid ||
+    return bulk_load == PG_NIL || uid == PG_NIL || bulk_load_at(a, bulk_load)->uid == uid ||
            refused(why, PG_ERR_DENIED, uid, 0);
 }
 
@@ -539,7 +539,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     if (row == PG_NIL)
         return namespace_refused(a, &lacking, why);
     names_configure(a, row, s);
-    const struct pg_namespace *n = &a->namespaces[row];
+    const struct pg_namespace *n = namespace_at(a, row);
     *s = (struct pg_namespace_set){PG_N_FIELDS - 1, n->owner_uid, n->durability, n->name_len,
                                    n->quota_timers, n->quota_bytes, n->quota_ops,
                                    n->park_beyond_ns};
@@ -584,7 +584,7 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
         pg_refused(a, result->ticket & 0xff);
         return;
     }
-    const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,
+    const struct put put = {put_key(a, p, topic_at(a, topic)->namespace_row), p->payload,
                             p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, 0, false};
     if (!has_wal(a) || wal_buffer_admits(a, result))
         timers_put(a, &put, result);
@@ -610,7 +610,7 @@ uint64_t pg_get(struct pg_arena *a, const struct pg_put *p, void *bytes, uint64_
                                                               p->namespace_len});
     const struct key key = put_key(a, p, ns);
     const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
-    if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, &out))
+    if (slot == PG_NIL || !info_write(a, slot, slot_hot(a, slot)->ctl, &out))
         info_absent(&out, PG_ST_UNKNOWN);
     return out.used;
 }

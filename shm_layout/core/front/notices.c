@@ -10,8 +10,8 @@ struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_
 {
     return (struct pg_notices){.magic = PG_NOTICE_MAGIC, .version = PG_WIRE_VERSION,
                                .stream_id = a->header->stream_id,
-                               .incarnation = a->topics[topic].incarnation, .first = first,
-                               .tail = LOAD_ACQUIRE(&a->topics[topic].sequence),
+                               .incarnation = topic_at(a, topic)->incarnation, .first = first,
+                               .tail = LOAD_ACQUIRE(&topic_at(a, topic)->sequence),
                                .built_ns = a->header->now_ns,
                                .wall_offset_ns = a->header->wall_offset_ns, .count = count};
 }
@@ -26,7 +26,7 @@ struct pg_notice notice_of(const struct pg_entry *e)
 /* Frame 1: namespace 0x00 topic 0x00, so that a prefix subscription is exact. */
 static void subject_write(const struct pg_arena *a, uint32_t topic, struct sink *out)
 {
-    const struct name ns = namespace_name(a, a->topics[topic].namespace_row);
+    const struct name ns = namespace_name(a, topic_at(a, topic)->namespace_row);
     const struct name name = topic_name(a, topic);
     sink_put(out, ns.bytes, ns.len);
     sink_put(out, "", 1);
@@ -146,7 +146,7 @@ uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t 
     struct sink out = {bytes, 0, size, false};
     uint32_t count = 0;
     for (; *cursor < a->topic_rows && count < parts_max; ++*cursor) {
-        const struct pg_topic *t = &a->topics[*cursor];
+        const struct pg_topic *t = topic_at(a, *cursor);
         if (t->name_len == 0 || t->sequence == 0 || t->changed_boot_ns < since_boot_ns)
             continue;
         if (out.size - out.used < sizeof(struct pg_notices) + 256)

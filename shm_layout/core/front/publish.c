@@ -38,7 +38,7 @@ static bool publish_read(const uint8_t *body, uint64_t bytes, struct publish *p,
 static struct pg_entry entry_of(const struct pg_arena *a, const struct publish *p, uint32_t topic,
                                 uint64_t ticket, uint32_t blob)
 {
-    const uint32_t ns = a->topics[topic].namespace_row;
+    const uint32_t ns = topic_at(a, topic)->namespace_row;
     const int64_t now_ns = a->call.moment_ns;
     return (struct pg_entry){
         .ticket = ticket << 8 | PG_CAUSE_PUBLISHED, .deadline_ns = now_ns, .fired_ns = now_ns,

@@ -26,7 +26,7 @@ static bool operation_copy(const struct pg_hot *h, const struct pg_cold *c, cons
 static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c,
                       struct sink *out)
 {
-    const struct pg_topic *t = &a->topics[h->topic];
+    const struct pg_topic *t = topic_at(a, h->topic);
     const struct name ns = namespace_name(a, t->namespace_row), topic = topic_name(a, h->topic);
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
     const unsigned status = ctl_state(h->ctl) == PG_S_PARKED ? PG_ST_PARKED : PG_ST_FOUND;
@@ -49,14 +49,14 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
 
 bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out)
 {
-    const struct pg_hot h = a->slots.hot[slot];
-    const struct pg_cold c = a->slots.cold[slot];
+    const struct pg_hot h = *slot_hot(a, slot);
+    const struct pg_cold c = *slot_cold(a, slot);
     const uint64_t before = out->used;
 
     if (slot_copy_bounded(a, &h, &c))
         info_copy(a, &h, &c, out);
     atomic_thread_fence(memory_order_acquire);
-    if (!out->full && out->used != before && LOAD_ACQUIRE(&a->slots.hot[slot].ctl) == ctl &&
+    if (!out->full && out->used != before && LOAD_ACQUIRE(&slot_hot(a, slot)->ctl) == ctl &&
         h.ctl == ctl)
         return true;
     out->used = before;
@@ -69,7 +69,7 @@ uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void 
     struct sink out = {bytes, 0, size, false};
     uint32_t found = 0;
     while (*cursor < a->slots.capacity && found < max) {
-        const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[*cursor].ctl);
+        const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, *cursor)->ctl);
         if (ctl_live(ctl))
             found += info_write(a, *cursor, ctl, &out);
         if (out.full)
@@ -83,7 +83,7 @@ uint64_t pg_overdue(const struct pg_arena *a)
 {
     uint64_t overdue = 0;
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        const struct pg_hot *h = &a->slots.hot[i];
+        const struct pg_hot *h = slot_hot(a, i);
         overdue += ctl_state(LOAD_ACQUIRE(&h->ctl)) == PG_S_PARKED &&
                    h->deadline_ns <= a->header->now_ns;
     }
@@ -96,20 +96,20 @@ int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
 
     if (slot >= a->slots.capacity)
         return NO_WALL;
-    const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[slot].ctl);
-    const uint32_t blob = a->slots.cold[slot].blob;
+    const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, slot)->ctl);
+    const uint32_t blob = slot_cold(a, slot)->blob;
     if (ctl_state(ctl) != PG_S_OUTCOME || !blob_inside(&a->blobs, blob, sizeof op))
         return NO_WALL;
     memcpy(&op, blob_at(&a->blobs, blob), sizeof op);
     atomic_thread_fence(memory_order_acquire);
-    return LOAD_ACQUIRE(&a->slots.hot[slot].ctl) == ctl ? op.ended_ns : NO_WALL;
+    return LOAD_ACQUIRE(&slot_hot(a, slot)->ctl) == ctl ? op.ended_ns : NO_WALL;
 }
 
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations)
 {
     *timers = *operations = 0;
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        const struct pg_hot *h = &a->slots.hot[i];
+        const struct pg_hot *h = slot_hot(a, i);
         if (ctl_state(LOAD_ACQUIRE(&h->ctl)) != PG_S_FREE)
             ++*(h->flags & PG_F_OPERATION ? operations : timers);
     }
@@ -131,7 +131,7 @@ static bool entry_copy(const struct pg_arena *a, uint64_t position, struct pg_en
 static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t first,
                            uint64_t last, uint64_t *positions)
 {
-    uint64_t at = LOAD_ACQUIRE(&a->topics[topic].last_position), found = 0;
+    uint64_t at = LOAD_ACQUIRE(&topic_at(a, topic)->last_position), found = 0;
     struct pg_entry e;
     while (at != 0 && entry_copy(a, at - 1, &e) && e.topic == topic && e.sequence >= first) {
         if (e.sequence <= last && found <= last - first)
@@ -195,7 +195,7 @@ static bool replay_write(const struct pg_arena *a, uint32_t topic, uint64_t firs
 uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uint64_t last,
                    uint64_t *positions, void *bytes, uint64_t size, uint64_t *lost, uint64_t *got)
 {
-    const uint64_t sequence = LOAD_ACQUIRE(&a->topics[topic].sequence);
+    const uint64_t sequence = LOAD_ACQUIRE(&topic_at(a, topic)->sequence);
     *lost = *got = first - 1;
     if (last > sequence)
         last = sequence;

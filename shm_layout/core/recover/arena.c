@@ -564,11 +564,11 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
 
 static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
 {
-    const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[i].ctl);
-    const struct pg_hot h = a->slots.hot[i];
-    const struct pg_cold c = a->slots.cold[i];
+    const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, i)->ctl);
+    const struct pg_hot h = *slot_hot(a, i);
+    const struct pg_cold c = *slot_cold(a, i);
     atomic_thread_fence(memory_order_acquire);
-    if (ctl_state(ctl) != PG_S_ARMED || LOAD_ACQUIRE(&a->slots.hot[i].ctl) != ctl)
+    if (ctl_state(ctl) != PG_S_ARMED || LOAD_ACQUIRE(&slot_hot(a, i)->ctl) != ctl)
         return true;
     if (!ticket_known(a->header, ctl_ticket(ctl)))
         return fault_set(fault, "slots", "a ticket that was never given", i,

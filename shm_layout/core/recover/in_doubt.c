@@ -9,7 +9,7 @@ typedef bool (*visible_fn)(const struct pg_arena *a, const void *body);
 
 static bool slot_is(const struct pg_arena *a, uint32_t slot, uint64_t ticket, unsigned state)
 {
-    return slot < a->slots.capacity && a->slots.hot[slot].ctl == ctl_of(ticket, state);
+    return slot < a->slots.capacity && slot_hot(a, slot)->ctl == ctl_of(ticket, state);
 }
 
 static bool entry_is(const struct pg_arena *a, uint64_t position, uint64_t ticket)
@@ -21,9 +21,9 @@ static bool entry_is(const struct pg_arena *a, uint64_t position, uint64_t ticke
 static bool namespace_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_namespace *j = body;
-    if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
+    if (j->row >= a->namespace_rows || namespace_at(a, j->row)->name_len == 0)
         return false;
-    const struct pg_wal_namespace found = wal_namespace_of(j->row, &a->namespaces[j->row],
+    const struct pg_wal_namespace found = wal_namespace_of(j->row, namespace_at(a, j->row),
                                                            j->name_len);
     return memcmp(&found, j, sizeof found) == 0;
 }
@@ -31,8 +31,8 @@ static bool namespace_visible(const struct pg_arena *a, const void *body)
 static bool topic_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_topic *j = body;
-    return j->row < a->topic_rows && a->topics[j->row].name_len != 0 &&
-           a->topics[j->row].incarnation == j->incarnation;
+    return j->row < a->topic_rows && topic_at(a, j->row)->name_len != 0 &&
+           topic_at(a, j->row)->incarnation == j->incarnation;
 }
 
 static bool arm_visible(const struct pg_arena *a, const void *body)
@@ -61,8 +61,8 @@ static bool move_visible(const struct pg_arena *a, const void *body)
         !slot_is(a, j->slot, j->ticket, PG_S_PARKED))
         return false;
     if (j->wall_ns == NO_WALL)
-        return a->slots.hot[j->slot].deadline_ns == j->deadline_ns;
-    return ((const struct pg_ext *)blob_at(&a->blobs, a->slots.cold[j->slot].blob))->value ==
+        return slot_hot(a, j->slot)->deadline_ns == j->deadline_ns;
+    return ((const struct pg_ext *)blob_at(&a->blobs, slot_cold(a, j->slot)->blob))->value ==
            j->wall_ns;
 }
 
@@ -86,9 +86,9 @@ static bool sent_visible(const struct pg_arena *a, const void *body)
 static bool watermark_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_watermark *j = body;
-    if (j->row >= a->watermark_rows || a->watermarks[j->row].key_len == 0)
+    if (j->row >= a->watermark_rows || watermark_at(a, j->row)->key_len == 0)
         return false;
-    const struct pg_watched *l = &a->watermarks[j->row];
+    const struct pg_watched *l = watermark_at(a, j->row);
     return l->watermark == j->watermark && l->error == j->error &&
            (!(j->flags & PG_WM_FORGOTTEN) || l->touched_s == PG_NIL);
 }
@@ -96,7 +96,7 @@ static bool watermark_visible(const struct pg_arena *a, const void *body)
 static bool gone_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_gone *j = body;
-    return j->row < a->watermark_rows && a->watermarks[j->row].key_len == 0;
+    return j->row < a->watermark_rows && watermark_at(a, j->row)->key_len == 0;
 }
 
 /* With a notice its entry decides; an outcome without an owner is free at once. */
@@ -137,8 +137,8 @@ static bool bulk_load_visible(const struct pg_arena *a, const void *body)
     const uint32_t bulk_load = bulk_load_find(a, j->bulk_load);
     if (bulk_load == PG_NIL || j->state == PG_BULK_LOAD_NONE)
         return bulk_load == PG_NIL && j->state == PG_BULK_LOAD_NONE;
-    return a->bulk_loads[bulk_load].fencing_token == j->fencing_token &&
-           a->bulk_loads[bulk_load].state == j->state;
+    return bulk_load_at(a, bulk_load)->fencing_token == j->fencing_token &&
+           bulk_load_at(a, bulk_load)->state == j->state;
 }
 
 static bool done_visible(const struct pg_arena *a, const void *body)
@@ -161,9 +161,9 @@ static const visible_fn visible[PG_WAL_TYPES] = {
 /* Settings are stored one by one: those that the kill has cut off are in the frame. */
 static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j)
 {
-    if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
+    if (j->row >= a->namespace_rows || namespace_at(a, j->row)->name_len == 0)
         return;
-    struct pg_namespace *n = &a->namespaces[j->row];
+    struct pg_namespace *n = namespace_at(a, j->row);
     n->owner_uid = j->owner_uid;
     n->durability = j->durability;
     n->quota_timers = j->quota_timers;
@@ -193,8 +193,8 @@ bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
 static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
 {
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
-        if (ctl_ticket(a->slots.hot[slot].ctl) == ticket &&
-            ctl_state(a->slots.hot[slot].ctl) != PG_S_FREE)
+        if (ctl_ticket(slot_hot(a, slot)->ctl) == ticket &&
+            ctl_state(slot_hot(a, slot)->ctl) != PG_S_FREE)
             return slot;
     return PG_NIL;
 }
@@ -204,7 +204,7 @@ static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
 static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
 {
     const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
-    const struct pg_hot *h = &a->slots.hot[slot != PG_NIL ? slot : 0];
+    const struct pg_hot *h = slot_hot(a, slot != PG_NIL ? slot : 0);
     const bool armed = slot != PG_NIL && ctl_live(h->ctl);
     switch (r->ticket & 0xff) {
     case PG_ST_ADDED:
@@ -245,6 +245,6 @@ static void record_recover(struct pg_arena *a, struct pg_session *s)
 void sessions_recover(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->secret->sessions; i++)
-        if (record_under_way(&a->sessions[i]))
-            record_recover(a, &a->sessions[i]);
+        if (record_under_way(session_at(a, i)))
+            record_recover(a, session_at(a, i));
 }

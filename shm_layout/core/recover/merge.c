@@ -57,16 +57,16 @@ static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint
 
 static const uint8_t *key_at(const struct pg_arena *a, uint32_t slot)
 {
-    return blob_at(&a->blobs, a->slots.cold[slot].blob) + a->slots.cold[slot].ext_len;
+    return blob_at(&a->blobs, slot_cold(a, slot)->blob) + slot_cold(a, slot)->ext_len;
 }
 
 /* Its namespace in the source; PG_NIL: it stays. */
 static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
 {
-    if (ctl_state(g->from->slots.hot[slot].ctl) == PG_S_FREE)
+    if (ctl_state(slot_hot(g->from, slot)->ctl) == PG_S_FREE)
         return PG_NIL;
     const uint32_t ns = slot_home(g->from, slot);
-    const uint32_t len = g->from->slots.cold[slot].key_len;
+    const uint32_t len = slot_cold(g->from, slot)->key_len;
     return ns != PG_NIL && belongs(g, ns, key_at(g->from, slot), len) ? ns : PG_NIL;
 }
 
@@ -92,14 +92,14 @@ static bool counters_merge(struct merge *g)
 /* Partitions of one namespace meet in one row. */
 static uint32_t namespace_merge(struct merge *g, uint32_t i)
 {
-    const struct pg_namespace *n = &g->from->namespaces[i];
+    const struct pg_namespace *n = namespace_at(g->from, i);
     uint32_t row = pg_find_namespace(g->to, n->name, n->name_len);
     if (row != PG_NIL)
         return row;
     row = g->namespaces++;
     if (row < g->to->namespace_rows) {
-        g->to->namespaces[row] = *n;
-        g->to->namespaces[row].shard = g->to->header->shard;
+        *namespace_at(g->to, row) = *n;
+        namespace_at(g->to, row)->shard = g->to->header->shard;
     }
     return row;
 }
@@ -107,7 +107,7 @@ static uint32_t namespace_merge(struct merge *g, uint32_t i)
 /* Its newest notice is gone, unless it is found in the replay buffer. */
 static uint32_t topic_merge(struct merge *g, uint32_t i)
 {
-    const struct pg_topic *t = &g->from->topics[i];
+    const struct pg_topic *t = topic_at(g->from, i);
     const uint32_t ns = g->source->namespaces[t->namespace_row];
     const bool fresh_topics = g->source->routes[t->namespace_row].fresh_topics != 0;
     uint32_t row = fresh_topics ? pg_find_topic(g->to, ns, t->name, t->name_len - 1) : PG_NIL;
@@ -116,7 +116,7 @@ static uint32_t topic_merge(struct merge *g, uint32_t i)
     row = g->topics++;
     if (row >= g->to->topic_rows)
         return row;
-    struct pg_topic *n = &g->to->topics[row];
+    struct pg_topic *n = topic_at(g->to, row);
     *n = *t;
     n->namespace_row = ns;
     n->last_position = t->sequence == 0 || fresh_topics ? 0 : FIRST_POSITION;
@@ -130,7 +130,7 @@ static uint32_t topic_merge(struct merge *g, uint32_t i)
 static bool namespaces_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->namespace_rows; i++) {
-        const bool here = g->from->namespaces[i].name_len != 0 &&
+        const bool here = namespace_at(g->from, i)->name_len != 0 &&
                           route_leads(g, &g->source->routes[i]);
         g->source->namespaces[i] = here ? namespace_merge(g, i) : PG_NIL;
     }
@@ -140,7 +140,7 @@ static bool namespaces_merge(struct merge *g)
 static bool topics_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->topic_rows; i++) {
-        const struct pg_topic *t = &g->from->topics[i];
+        const struct pg_topic *t = topic_at(g->from, i);
         const bool here = t->name_len != 0 && g->source->namespaces[t->namespace_row] != PG_NIL;
         g->source->topics[i] = here ? topic_merge(g, i) : PG_NIL;
     }
@@ -164,7 +164,7 @@ static bool slots_count(struct merge *g)
         if (slot_wanted(g, i) == PG_NIL)
             continue;
         g->wanted_slots++;
-        g->wanted_granules += slot_granules(&g->from->slots.cold[i]);
+        g->wanted_granules += slot_granules(slot_cold(g->from, i));
         if (!is_operation(g->from, i))
             continue;
         g->wanted_granules += operation_granules(g->from, i);
@@ -190,8 +190,8 @@ static bool account_merge(const struct merge *g, uint16_t *account)
 
 static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
 {
-    const struct pg_watched *f = &g->from->watermarks[i];
-    struct pg_watched *l = &g->to->watermarks[row];
+    const struct pg_watched *f = watermark_at(g->from, i);
+    struct pg_watched *l = watermark_at(g->to, row);
     const uint32_t granules = watermark_granules(f);
     const uint8_t *key = granules == 0 ? f->key : blob_at(&g->from->blobs, watermark_blob(f));
     *l = *f;
@@ -210,7 +210,7 @@ static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
 static bool watermarks_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->watermark_rows; i++) {
-        const struct pg_watched *l = &g->from->watermarks[i];
+        const struct pg_watched *l = watermark_at(g->from, i);
         const bool here = l->key_len != 0 && g->source->namespaces[l->namespace_row] != PG_NIL;
         g->source->watermarks[i] = here ? g->watermarks++ : PG_NIL;
         if (here && g->source->watermarks[i] < g->to->watermark_rows &&
@@ -223,7 +223,7 @@ static bool watermarks_merge(struct merge *g)
 /* Partitions of one namespace know different rows of one bulk load: each of them learns all. */
 static uint32_t bulk_load_merge(struct merge *g, uint32_t i)
 {
-    struct pg_bulk_load l = g->from->bulk_loads[i];
+    struct pg_bulk_load l = *bulk_load_at(g->from, i);
     uint32_t row = bulk_load_find(g->to, l.id);
     l.namespace_row = g->source->namespaces[l.namespace_row];
     if (row == PG_NIL) {
@@ -233,7 +233,7 @@ static uint32_t bulk_load_merge(struct merge *g, uint32_t i)
     }
     if (row >= g->to->bulk_load_rows)
         return row;
-    struct pg_bulk_load *to = &g->to->bulk_loads[row];
+    struct pg_bulk_load *to = bulk_load_at(g->to, row);
     if (to->namespace_row != l.namespace_row || to->uid != l.uid)
         return PG_NIL;
     to->fencing_token = l.fencing_token > to->fencing_token ? l.fencing_token : to->fencing_token;
@@ -256,7 +256,7 @@ static bool bulk_load_block_merge(struct merge *g, uint32_t block, uint32_t bulk
 static bool bulk_loads_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->bulk_load_rows; i++) {
-        const struct pg_bulk_load *l = &g->from->bulk_loads[i];
+        const struct pg_bulk_load *l = bulk_load_at(g->from, i);
         const bool here = l->state != PG_BULK_LOAD_NONE &&
                           g->source->namespaces[l->namespace_row] != PG_NIL;
         g->source->bulk_loads[i] = here ? bulk_load_merge(g, i) : PG_NIL;
@@ -266,7 +266,7 @@ static bool bulk_loads_merge(struct merge *g)
     if (!fits(g, "bulk loads in use", g->bulk_loads, g->to->bulk_load_rows))
         return false;
     for (uint32_t i = 0; i < g->from->bulk_load_block_rows; i++) {
-        const uint32_t bulk_load = g->from->bulk_load_blocks[i].bulk_load;
+        const uint32_t bulk_load = bulk_load_block_at(g->from, i)->bulk_load;
         if (bulk_load != 0 && g->source->bulk_loads[bulk_load - 1] != PG_NIL &&
             !bulk_load_block_merge(g, i, g->source->bulk_loads[bulk_load - 1]))
             return false;
@@ -302,7 +302,7 @@ static struct pg_reply_memory *reply_begun(const struct pg_arena *a, const struc
 static uint32_t session_known(const struct merge *g, const struct pg_session *f)
 {
     for (uint32_t row = 0; row < g->sessions && row < g->to->secret->sessions; row++) {
-        const struct pg_session *s = &g->to->sessions[row];
+        const struct pg_session *s = session_at(g->to, row);
         if (s->uid == f->uid && memcmp(s->nonce, f->nonce, sizeof s->nonce) == 0)
             return row;
     }
@@ -335,8 +335,8 @@ static void session_void(struct pg_arena *a, struct pg_session *s)
 
 static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
 {
-    const struct pg_session *f = &g->from->sessions[i];
-    struct pg_session *s = &g->to->sessions[row];
+    const struct pg_session *f = session_at(g->from, i);
+    struct pg_session *s = session_at(g->to, row);
     *s = *f;
     s->id = (f->id & ~0xffffull) | row;
     s->first_id = f->first_id != 0 ? f->first_id : f->id;
@@ -351,9 +351,9 @@ static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
 /* Of several that are one, the one that is furthest counts. */
 static bool session_place(struct merge *g, uint32_t i)
 {
-    const struct pg_session *f = &g->from->sessions[i];
+    const struct pg_session *f = session_at(g->from, i);
     const uint32_t known = session_known(g, f), row = known != PG_NIL ? known : g->sessions++;
-    struct pg_session *s = &g->to->sessions[row];
+    struct pg_session *s = session_at(g->to, row);
     g->source->sessions[i] = row;
     if (row >= g->to->secret->sessions)
         return true;
@@ -366,7 +366,7 @@ static bool session_place(struct merge *g, uint32_t i)
 
 static bool session_wanted(const struct merge *g, uint32_t i)
 {
-    const struct pg_session *s = &g->from->sessions[i];
+    const struct pg_session *s = session_at(g->from, i);
     return s->id != 0 && (g->source->sessions[i] == OWNS ||
                           s->used_boot_ns > g->from->header->heartbeat_boot_ns - RECENT_NS);
 }
@@ -399,8 +399,8 @@ static bool sessions_merge(struct merge *g)
 
 static bool slot_account_merge(struct merge *g, uint32_t slot)
 {
-    struct pg_cold *c = &g->to->slots.cold[slot];
-    if (!ctl_live(g->to->slots.hot[slot].ctl))
+    struct pg_cold *c = slot_cold(g->to, slot);
+    if (!ctl_live(slot_hot(g->to, slot)->ctl))
         c->account = 0;
     if (!account_merge(g, &c->account))
         return false;
@@ -412,12 +412,12 @@ static bool slot_account_merge(struct merge *g, uint32_t slot)
 static void watches_merge(struct merge *g, uint32_t slot)
 {
     uint32_t *link = &operation_at(g->to, slot)->first_watch;
-    for (uint32_t x = *link; x != PG_NIL; x = g->from->watches[x].sibling) {
+    for (uint32_t x = *link; x != PG_NIL; x = watch_at(g->from, x)->sibling) {
         const uint32_t row = g->watches++;
         if (row >= g->to->watch_rows)
             continue;
-        struct pg_watch *w = &g->to->watches[row];
-        *w = g->from->watches[x];
+        struct pg_watch *w = watch_at(g->to, row);
+        *w = *watch_at(g->from, x);
         w->slot = slot;
         w->key_row = g->source->watermarks[w->key_row];
         *link = row;
@@ -430,8 +430,8 @@ static bool operation_merge(struct merge *g, uint32_t i, uint32_t slot)
     struct pg_operation *op = operation_at(g->to, slot);
     const struct pg_session *s = session_find(g->from, op->session);
     if (s != NULL)
-        op->session = g->to->sessions[g->source->sessions[s - g->from->sessions]].id;
-    if (ctl_live(g->to->slots.hot[slot].ctl))
+        op->session = session_at(g->to, g->source->sessions[s - g->from->sessions])->id;
+    if (ctl_live(slot_hot(g->to, slot)->ctl))
         watches_merge(g, slot);
     else
         op->first_watch = PG_NIL;
@@ -445,10 +445,10 @@ static bool operation_merge(struct merge *g, uint32_t i, uint32_t slot)
 static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
 {
     struct pg_arena *to = g->to;
-    struct pg_hot *h = &to->slots.hot[slot];
-    struct pg_cold *c = &to->slots.cold[slot];
-    *h = g->from->slots.hot[i];
-    *c = g->from->slots.cold[i];
+    struct pg_hot *h = slot_hot(to, slot);
+    struct pg_cold *c = slot_cold(to, slot);
+    *h = *slot_hot(g->from, i);
+    *c = *slot_cold(g->from, i);
     c->blob = blob_copy(to, g->from, c->blob, slot_granules(c));
     if (c->blob == PG_NIL)
         return no_memory(g, slot_granules(c));
@@ -456,8 +456,8 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
     const uint32_t topic = g->source->topics[h->topic];
     h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
     if (to->timestamps != NULL && g->from->timestamps != NULL) {
-        to->timestamps[slot] = g->from->timestamps[i];
-        to->timestamps[slot].add_lsn = 0;              /* it was of another WAL */
+        *timestamps_at(to, slot) = *timestamps_at(g->from, i);
+        timestamps_at(to, slot)->add_lsn = 0;              /* it was of another WAL */
     }
     return slot_account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
 }
@@ -487,7 +487,7 @@ static const struct pg_entry *entry_next(const struct pg_source *s)
 /* For topics that start over, nobody can tell which of their notices a subscriber had. */
 static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
 {
-    const uint32_t ns = g->from->topics[e->topic].namespace_row;
+    const uint32_t ns = topic_at(g->from, e->topic)->namespace_row;
     return belongs(g, ns, blob_at(&g->from->blobs, e->blob), e->key_len) &&
            !(sent && g->source->routes[ns].fresh_topics);
 }
@@ -535,7 +535,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     struct pg_header *h = g->to->header;
     const uint32_t row = g->source->topics[e->topic];
     const uint32_t blob = blob_copy(g->to, g->from, e->blob, entry_granules(e));
-    struct pg_topic *t = &g->to->topics[row];
+    struct pg_topic *t = topic_at(g->to, row);
     struct pg_entry *n = replay_at(g->to, h->replay_tail);
     if (blob == PG_NIL)
         return no_memory(g, entry_granules(e));
@@ -544,7 +544,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     n->topic = (uint16_t)row;
     n->hash = key_hash(g->to, t->namespace_row, entry_key_type(e), blob_at(&g->to->blobs, blob),
                        e->key_len);
-    if (g->source->routes[g->from->topics[e->topic].namespace_row].fresh_topics)
+    if (g->source->routes[topic_at(g->from, e->topic)->namespace_row].fresh_topics)
         n->sequence = ++t->sequence;
     n->previous = n->sequence == 1 ? 0 : t->last_position;
     n->commit = t->last_position = ++h->replay_tail;

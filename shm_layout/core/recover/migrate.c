@@ -23,15 +23,15 @@ static bool no_memory(const struct pg_arena *to, const struct pg_arena *from,
 static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     for (uint32_t i = to->namespace_rows; i < from->namespace_rows; i++)
-        if (from->namespaces[i].name_len != 0)
+        if (namespace_at(from, i)->name_len != 0)
             return fits(why, "namespaces in use", i + 1, to->namespace_rows);
     for (uint32_t i = to->topic_rows; i < from->topic_rows; i++)
-        if (from->topics[i].name_len != 0)
+        if (topic_at(from, i)->name_len != 0)
             return fits(why, "topics in use", i + 1, to->topic_rows);
     for (uint32_t i = 0; i < from->namespace_rows && i < to->namespace_rows; i++)
-        to->namespaces[i] = from->namespaces[i];
+        *namespace_at(to, i) = *namespace_at(from, i);
     for (uint32_t i = 0; i < from->topic_rows && i < to->topic_rows; i++)
-        to->topics[i] = from->topics[i];
+        *topic_at(to, i) = *topic_at(from, i);
     return true;
 }
 
@@ -46,8 +46,8 @@ static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, ui
 static bool slot_account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
                                  struct pg_fault *why)
 {
-    struct pg_cold *c = &to->slots.cold[slot];
-    if (!ctl_live(to->slots.hot[slot].ctl))
+    struct pg_cold *c = slot_cold(to, slot);
+    if (!ctl_live(slot_hot(to, slot)->ctl))
         c->account = 0;
     if (!account_migrate(to, from, &c->account, why))
         return false;
@@ -98,8 +98,8 @@ static bool operation_migrate(struct pg_arena *to, const struct pg_arena *from, 
                               uint32_t slot, struct pg_fault *why)
 {
     struct pg_operation *op = operation_at(to, slot);
-    for (uint32_t x = op->first_watch; x != PG_NIL; x = to->watches[x].sibling)
-        to->watches[x].slot = slot;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(to, x)->sibling)
+        watch_at(to, x)->slot = slot;
     if (op->notice_blob == PG_NIL)
         return true;
     op->notice_blob = blob_copy(to, from, op->notice_blob,
@@ -113,11 +113,11 @@ static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
                             struct pg_fault *why)
 {
     for (uint32_t x = 0; x < from->watch_rows; x++) {
-        if (from->watches[x].slot == PG_NIL)
+        if (watch_at(from, x)->slot == PG_NIL)
             continue;
         if (x >= to->watch_rows)
             return fits(why, "watches in use", x + 1, to->watch_rows);
-        to->watches[x] = from->watches[x];
+        *watch_at(to, x) = *watch_at(from, x);
     }
     return true;
 }
@@ -125,18 +125,18 @@ static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
 static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t row,
                               struct pg_fault *why)
 {
-    const struct pg_watched *l = &from->watermarks[row];
-    to->watermarks[row] = *l;
-    if (!account_migrate(to, from, &to->watermarks[row].account, why))
+    const struct pg_watched *l = watermark_at(from, row);
+    *watermark_at(to, row) = *l;
+    if (!account_migrate(to, from, &watermark_at(to, row)->account, why))
         return false;
-    account_watch_key_counted(to, to->watermarks[row].account, 1);
+    account_watch_key_counted(to, watermark_at(to, row)->account, 1);
     if (watermark_granules(l) == 0)
         return true;
     const uint32_t blob = blob_copy(to, from, watermark_blob(l), watermark_granules(l));
     if (blob == PG_NIL)
         return fits(why, "payload memory in use", from->metrics->blob_bytes,
                     (uint64_t)to->blobs.granules * PG_GRANULE);
-    memcpy(to->watermarks[row].key, &blob, sizeof blob);
+    memcpy(watermark_at(to, row)->key, &blob, sizeof blob);
     return true;
 }
 
@@ -144,7 +144,7 @@ static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
                                struct pg_fault *why)
 {
     for (uint32_t row = 0; row < from->watermark_rows; row++) {
-        if (from->watermarks[row].key_len == 0)
+        if (watermark_at(from, row)->key_len == 0)
             continue;
         if (row >= to->watermark_rows)
             return fits(why, "watch keys in use", row + 1, to->watermark_rows);
@@ -159,10 +159,10 @@ static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from,
                                struct pg_fault *why)
 {
     for (uint32_t i = to->bulk_load_rows; i < from->bulk_load_rows; i++)
-        if (from->bulk_loads[i].state != PG_BULK_LOAD_NONE)
+        if (bulk_load_at(from, i)->state != PG_BULK_LOAD_NONE)
             return fits(why, "bulk loads in use", i + 1, to->bulk_load_rows);
     for (uint32_t i = 0; i < from->bulk_load_rows && i < to->bulk_load_rows; i++)
-        to->bulk_loads[i] = from->bulk_loads[i];
+        *bulk_load_at(to, i) = *bulk_load_at(from, i);
     return true;
 }
 
@@ -171,14 +171,14 @@ static bool bulk_load_blocks_migrate(struct pg_arena *to, const struct pg_arena 
 {
     uint32_t used = 0;
     for (uint32_t i = 0; i < from->bulk_load_block_rows; i++) {
-        if (from->bulk_load_blocks[i].bulk_load == 0)
+        if (bulk_load_block_at(from, i)->bulk_load == 0)
             continue;
         if (used == to->bulk_load_block_rows)
             return fits(why, "rows of bulk loads in use", used + 1, to->bulk_load_block_rows);
         const struct pg_bulk_load_part part = bulk_load_part(from, i);
         memcpy(to->bulk_load_bits + (uint64_t)used * PG_BULK_LOAD_BLOCK_ROWS / 64, part.bits,
                sizeof part.bits);
-        to->bulk_load_blocks[used++] = from->bulk_load_blocks[i];
+        *bulk_load_block_at(to, used++) = *bulk_load_block_at(from, i);
     }
     return true;
 }
@@ -186,15 +186,15 @@ static bool bulk_load_blocks_migrate(struct pg_arena *to, const struct pg_arena 
 static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
                          uint32_t slot, struct pg_fault *why)
 {
-    const uint32_t granules = slot_granules(&from->slots.cold[i]);
-    const uint32_t blob = blob_copy(to, from, from->slots.cold[i].blob, granules);
+    const uint32_t granules = slot_granules(slot_cold(from, i));
+    const uint32_t blob = blob_copy(to, from, slot_cold(from, i)->blob, granules);
     if (blob == PG_NIL)
         return no_memory(to, from, why);
-    to->slots.cold[slot] = from->slots.cold[i];
-    to->slots.cold[slot].blob = blob;
-    to->slots.hot[slot] = from->slots.hot[i];
+    *slot_cold(to, slot) = *slot_cold(from, i);
+    slot_cold(to, slot)->blob = blob;
+    *slot_hot(to, slot) = *slot_hot(from, i);
     if (to->timestamps != NULL && from->timestamps != NULL)
-        to->timestamps[slot] = from->timestamps[i];
+        *timestamps_at(to, slot) = *timestamps_at(from, i);
     if (!slot_account_migrate(to, from, slot, why))
         return false;
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
@@ -205,7 +205,7 @@ static uint64_t slots_used(const struct pg_arena *a)
 {
     uint64_t used = 0;
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        used += ctl_state(a->slots.hot[i].ctl) != PG_S_FREE;
+        used += ctl_state(slot_hot(a, i)->ctl) != PG_S_FREE;
     return used;
 }
 
@@ -215,7 +215,7 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
     if (!fits(why, "timers armed", slots_used(from), to->slots.capacity - 1))
         return false;
     for (uint32_t i = 0; i < from->slots.capacity; i++) {
-        if (ctl_state(from->slots.hot[i].ctl) == PG_S_FREE)
+        if (ctl_state(slot_hot(from, i)->ctl) == PG_S_FREE)
             continue;
         if (!slot_migrate(to, from, i, slot++, why))
             return false;
@@ -282,7 +282,7 @@ bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t 
                      struct pg_fault *why)
 {
     for (uint64_t n = 0; n < PG_WINDOW; n++) {
-        struct pg_reply_memory *m = session_reply(to, &to->sessions[session], n);
+        struct pg_reply_memory *m = session_reply(to, session_at(to, session), n);
         if (!answers_migrate(to, from, m, why))
             return false;
         if (reply_granules(m) == 0)
@@ -301,12 +301,12 @@ static bool sessions_migrate(struct pg_arena *to, const struct pg_arena *from,
     memcpy(to->secret->secret, from->secret->secret, sizeof to->secret->secret);
     to->secret->next_session = from->secret->next_session;
     for (uint32_t i = 0; i < from->secret->sessions; i++) {
-        if (from->sessions[i].id == 0)
+        if (session_at(from, i)->id == 0)
             continue;
         if (i >= to->secret->sessions)
             return fits(why, "sessions open", i + 1, to->secret->sessions);
-        to->sessions[i] = from->sessions[i];
-        memcpy(session_reply(to, &to->sessions[i], 0), session_reply(from, &from->sessions[i], 0),
+        *session_at(to, i) = *session_at(from, i);
+        memcpy(session_reply(to, session_at(to, i), 0), session_reply(from, session_at(from, i), 0),
                PG_WINDOW * sizeof(struct pg_reply_memory));
         if (!replies_migrate(to, from, i, why))
             return false;
@@ -392,7 +392,7 @@ static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
 {
     const struct pg_region *f = &from->header->regions[PG_R_NAMESPACES];
     for (uint32_t i = 0; i < f->count; i++)
-        memcpy((uint8_t *)from->header + f->offset + (uint64_t)i * f->stride, &to->namespaces[i],
+        memcpy((uint8_t *)from->header + f->offset + (uint64_t)i * f->stride, namespace_at(to, i),
                f->stride);
 }
 

@@ -28,7 +28,7 @@ static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const 
 {
     if (ctl_state(h->ctl) == PG_S_OUTCOME)
         return (h->flags & PG_F_OPERATION) != 0;
-    return ctl_live(h->ctl) && a->topics[h->topic].name_len != 0 &&
+    return ctl_live(h->ctl) && topic_at(a, h->topic)->name_len != 0 &&
            c->account <= a->account_rows &&
            (ctl_state(h->ctl) == PG_S_ARMED || !(h->flags & PG_F_OPERATION));
 }
@@ -47,14 +47,14 @@ bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c)
 /* Whether what it leads to may be looked at. The keys are refused otherwise. */
 static bool slot_readable(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
-    return slot_sound(a, &a->slots.hot[slot], c) && slot_blob_inside(a, c);
+    const struct pg_cold *c = slot_cold(a, slot);
+    return slot_sound(a, slot_hot(a, slot), c) && slot_blob_inside(a, c);
 }
 
 /* Its notice is committed already. If it is not sound it stays as it is, and is refused. */
 static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
 {
-    const uint64_t ctl = a->slots.hot[slot].ctl;
+    const uint64_t ctl = slot_hot(a, slot)->ctl;
     return UNLIKELY(ctl == a->rebuild.fired) && ctl != 0 && slot_readable(a, slot);
 }
 
@@ -72,7 +72,7 @@ static bool notice_mark(struct pg_arena *a, uint32_t slot)
 /* Of one that has fired, the entry has a timer's blob, and an operation's notice. */
 static bool blobs_mark(struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     const bool fired = is_fired(a, slot);
     if (fired && !is_operation(a, slot))
         return true;
@@ -90,8 +90,8 @@ static bool newest_note(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 
 static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
+    struct pg_cold *c = slot_cold(a, slot);
     if (ctl_state(h->ctl) == PG_S_FREE)
         return true;
     if (UNLIKELY(is_parked(a, slot)))
@@ -115,10 +115,10 @@ static inline void key_fetch(const struct pg_arena *a, uint32_t slot)
 {
     if (UNLIKELY(slot + FAR >= a->slots.capacity))
         return;
-    fetch(&a->slots.hot[slot + FAR]);
-    fetch(&a->slots.cold[slot + FAR]);
-    index_prefetch(&a->index, a->slots.hot[slot + NEAR].hash);
-    blobs_prefetch_mark(&a->blobs, a->slots.cold[slot + NEAR].blob);
+    fetch(slot_hot(a, slot + FAR));
+    fetch(slot_cold(a, slot + FAR));
+    index_prefetch(&a->index, slot_hot(a, slot + NEAR)->hash);
+    blobs_prefetch_mark(&a->blobs, slot_cold(a, slot + NEAR)->blob);
     operation_prefetch(a, slot + NEAR);
 }
 
@@ -141,7 +141,7 @@ int rebuild_keys(struct pg_arena *a, struct pg_fault *why)
 /* PG_F_WALL: the deadline stands in the blob. */
 static bool has_deadline(const struct pg_arena *a, uint32_t slot)
 {
-    return LIKELY(!(a->slots.hot[slot].flags & PG_F_WALL)) || slot_readable(a, slot);
+    return LIKELY(!(slot_hot(a, slot)->flags & PG_F_WALL)) || slot_readable(a, slot);
 }
 
 /* Finds the free slots (downwards: the lowest is given first), the first outcome and the slot
@@ -152,8 +152,8 @@ static int64_t slots_scan(struct pg_arena *a)
     uint32_t outcome = PG_NIL;
     a->slots.free[0] = 0;
     for (uint32_t slot = a->slots.capacity; slot-- > 0;) {
-        fetch(&a->slots.hot[slot < FAR ? 0 : slot - FAR]);
-        const unsigned state = ctl_state(a->slots.hot[slot].ctl);
+        fetch(slot_hot(a, slot < FAR ? 0 : slot - FAR));
+        const unsigned state = ctl_state(slot_hot(a, slot)->ctl);
         if (state == PG_S_FREE)
             slots_give(&a->slots, slot);
         else if (state == PG_S_OUTCOME)
@@ -184,7 +184,7 @@ static void place_rebuild(struct pg_arena *a, uint32_t slot)
     if (!has_deadline(a, slot))
         return;
     const int64_t deadline_ns = timers_deadline_ns(a, slot);
-    if (deadline_ns != a->slots.hot[slot].deadline_ns)
+    if (deadline_ns != slot_hot(a, slot)->deadline_ns)
         deadline_move(a, slot, deadline_ns);
     if (LIKELY(!is_parked(a, slot)))
         wheel_place(&a->wheel, slot);
@@ -197,8 +197,8 @@ int rebuild_places(struct pg_arena *a, struct pg_fault *why)
     watches_unclaim(a);
     wheel_rebuild(a, slots_scan(a));
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
-        fetch(&a->slots.hot[slot + FAR < a->slots.capacity ? slot + FAR : slot]);
-        if (!ctl_live(a->slots.hot[slot].ctl) || is_fired(a, slot))
+        fetch(slot_hot(a, slot + FAR < a->slots.capacity ? slot + FAR : slot));
+        if (!ctl_live(slot_hot(a, slot)->ctl) || is_fired(a, slot))
             continue;
         place_rebuild(a, slot);
         if (!is_operation(a, slot) || !slot_readable(a, slot))
@@ -218,9 +218,9 @@ static void counters_reset(struct pg_arena *a)
     a->metrics->live = a->metrics->live_wall = a->metrics->parked = 0;
     a->metrics->operations = a->metrics->outcomes = 0;
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        a->namespaces[i].live = a->namespaces[i].bytes = 0;
+        namespace_at(a, i)->live = namespace_at(a, i)->bytes = 0;
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        a->topics[i].live = 0;
+        topic_at(a, i)->live = 0;
 }
 
 /* So that it can be taken from any time. */
@@ -268,7 +268,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 /* A timer's blob is the entry's now; an operation gave away only its notice's. */
 static void fired_end(struct pg_arena *a, uint32_t slot)
 {
-    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_hot *h = slot_hot(a, slot);
     if (!is_operation(a, slot)) {
         h->ctl = ctl_of(ctl_ticket(h->ctl), PG_S_FREE);
         slots_give(&a->slots, slot);

@@ -74,19 +74,19 @@ static uint16_t account_named(const struct redo *r, uint32_t uid, unsigned count
 /* So that no account is taken for idle that has timers. */
 static void slot_count(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
-    if (a->slots.cold[slot].account != 0)
-        account_counted(a, a->slots.cold[slot].account, sign, 0);
+    if (slot_cold(a, slot)->account != 0)
+        account_counted(a, slot_cold(a, slot)->account, sign, 0);
 }
 
 static bool slot_holds(const struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
-    return ctl_live(a->slots.hot[slot].ctl) && ctl_ticket(a->slots.hot[slot].ctl) == ticket;
+    return ctl_live(slot_hot(a, slot)->ctl) && ctl_ticket(slot_hot(a, slot)->ctl) == ticket;
 }
 
 static void slot_drop(struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
-    if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE)
+    const struct pg_cold *c = slot_cold(a, slot);
+    if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_FREE)
         return;
     slot_count(a, slot, -1);
     if (is_operation(a, slot))
@@ -97,10 +97,10 @@ static void slot_drop(struct pg_arena *a, uint32_t slot)
 /* Frees the slot, unless a younger timer has it. */
 static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
-    if (ticket_older(ticket, ctl_ticket(a->slots.hot[slot].ctl)))
+    if (ticket_older(ticket, ctl_ticket(slot_hot(a, slot)->ctl)))
         return;
     slot_drop(a, slot);
-    a->slots.hot[slot].ctl = ctl_of(ticket, PG_S_FREE);
+    slot_hot(a, slot)->ctl = ctl_of(ticket, PG_S_FREE);
 }
 
 /* An export of an arena without a WAL says less. */
@@ -108,7 +108,7 @@ static void timestamps_write(const struct redo *r, uint32_t slot, const struct p
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
     if (r->a->timestamps != NULL)
-        r->a->timestamps[slot] = timestamps != NULL ? *timestamps : *known;
+        *timestamps_at(r->a, slot) = timestamps != NULL ? *timestamps : *known;
 }
 
 /* Of a timer. */
@@ -168,8 +168,8 @@ static bool redo_bulk_load(const struct redo *r)
     if (j->state == PG_BULK_LOAD_NONE)
         return true;
     if (bulk_load != PG_NIL) {
-        r->a->bulk_loads[bulk_load].fencing_token = j->fencing_token;
-        r->a->bulk_loads[bulk_load].state = j->state;
+        bulk_load_at(r->a, bulk_load)->fencing_token = j->fencing_token;
+        bulk_load_at(r->a, bulk_load)->state = j->state;
         return true;
     }
     memcpy(l.id, j->bulk_load, sizeof l.id);
@@ -187,7 +187,7 @@ static bool redo_bulk_load(const struct redo *r)
 static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const uint8_t *bytes)
 {
     struct pg_arena *a = r->a;
-    struct pg_hot *h = &a->slots.hot[j->slot];
+    struct pg_hot *h = slot_hot(a, j->slot);
     const bool wall = j->wall_ns != NO_WALL;
     const struct pg_cold c = {.payload_len = j->parked ? 0 : j->payload_len, .key_len = j->key_len,
                               .key_type = j->key_type,
@@ -199,9 +199,9 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
     if (wall)
         *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, j->wall_ns};
     memcpy(at + c.ext_len, bytes, (size_t)c.key_len + c.payload_len);
-    a->slots.cold[j->slot] = c;
-    a->slots.cold[j->slot].blob = blob;
-    a->slots.cold[j->slot].account = account_named(r, j->uid, j->counted);
+    *slot_cold(a, j->slot) = c;
+    slot_cold(a, j->slot)->blob = blob;
+    slot_cold(a, j->slot)->account = account_named(r, j->uid, j->counted);
     slot_count(a, j->slot, 1);
     *h = (struct pg_hot){.ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
                          .deadline_ns = j->deadline_ns,
@@ -210,7 +210,7 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
                          .topic = (uint16_t)j->topic};
     timestamps_write(r, j->slot,
                      &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
-    armed_note(h, &a->slots.cold[j->slot], armed_ns_in(r, j));
+    armed_note(h, slot_cold(a, j->slot), armed_ns_in(r, j));
     return true;
 }
 
@@ -227,10 +227,10 @@ static bool redo_arm(const struct redo *r)
             return false;
         slot_ended(r->a, j->replaced_slot, j->replaced);
     }
-    if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
+    if (!ticket_older(ctl_ticket(slot_hot(r->a, j->slot)->ctl), j->ticket))
         return true;
     slot_drop(r->a, j->slot);
-    r->a->slots.hot[j->slot].ctl = 0;
+    slot_hot(r->a, j->slot)->ctl = 0;
     return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
@@ -248,7 +248,7 @@ static bool redo_unpark(const struct redo *r)
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
-    struct pg_hot *h = &r->a->slots.hot[j->slot];
+    struct pg_hot *h = slot_hot(r->a, j->slot);
     if (!ticket_older(ctl_ticket(h->ctl), j->ticket) && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
         return true;
     slot_drop(r->a, j->slot);
@@ -264,13 +264,14 @@ static bool redo_move(const struct redo *r)
         return false;
     if (!slot_holds(r->a, j->slot, j->ticket))
         return true;
-    const struct pg_hot *h = &r->a->slots.hot[j->slot];
+    const struct pg_hot *h = slot_hot(r->a, j->slot);
     const bool wall = j->wall_ns != NO_WALL;
     if (wall != ((h->flags & PG_F_WALL) != 0))
         return refuse(r, "moves a timer of another kind", wall, h->flags);
     deadline_move(r->a, j->slot, j->deadline_ns);
+    struct pg_ext *ext = (struct pg_ext *)blob_at(&r->a->blobs, slot_cold(r->a, j->slot)->blob);
     if (wall)
-        ((struct pg_ext *)blob_at(&r->a->blobs, r->a->slots.cold[j->slot].blob))->value = j->wall_ns;
+        ext->value = j->wall_ns;
     return true;
 }
 
@@ -295,8 +296,8 @@ static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
         !below(r, "a replay buffer position too far", h->published + h->replay_capacity, position))
         return false;
     if (!in_snapshot(r)) {
-        r->a->topics[topic].sequence = sequence;
-        r->a->topics[topic].last_position = position + 1;
+        topic_at(r->a, topic)->sequence = sequence;
+        topic_at(r->a, topic)->last_position = position + 1;
     }
     if (position >= h->replay_tail)
         h->replay_tail = position + 1;
@@ -317,7 +318,7 @@ static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_ent
 /* The entry takes over the timer's blob, without the extension at its start. */
 static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
 {
-    const struct pg_cold *c = &a->slots.cold[j->slot];
+    const struct pg_cold *c = slot_cold(a, j->slot);
     const struct pg_entry e = {.ticket = j->ticket << 8 | PG_CAUSE_EXPIRED,
                                .deadline_ns = j->deadline_ns, .fired_ns = j->fired_ns,
                                .blob = c->blob + c->ext_len / PG_GRANULE,
@@ -327,7 +328,7 @@ static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
     if (c->ext_len != 0)
         blobs_give(&a->blobs, c->blob, c->ext_len / PG_GRANULE);
     slot_count(a, j->slot, -1);
-    a->slots.hot[j->slot].ctl = ctl_of(j->ticket, PG_S_FREE);
+    slot_hot(a, j->slot)->ctl = ctl_of(j->ticket, PG_S_FREE);
     entry_put(a, j->position, &e, j->sequence, j->previous);
 }
 
@@ -404,10 +405,10 @@ static bool redo_watch(const struct redo *r)
     for (uint32_t n = 0; n < j->keys; n++)
         if (!below(r, "a watch key that is not there", r->a->watermark_rows, keys[n].row))
             return false;
-    if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
+    if (!ticket_older(ctl_ticket(slot_hot(r->a, j->slot)->ctl), j->ticket))
         return true;
     slot_drop(r->a, j->slot);
-    r->a->slots.hot[j->slot].ctl = 0;
+    slot_hot(r->a, j->slot)->ctl = 0;
     if (!operation_restore(r->a, j, keys, account_named(r, j->uid, j->counted)))
         return refuse(r, "no space for an operation with so many watch keys",
                       r->a->purgatory->free_watches, j->keys);
@@ -454,7 +455,7 @@ static void watermark_give(struct pg_arena *a, struct pg_watched *l)
 
 static bool watermark_key_write(const struct redo *r, const struct pg_wal_watermark *j)
 {
-    struct pg_watched *l = &r->a->watermarks[j->row];
+    struct pg_watched *l = watermark_at(r->a, j->row);
     if (!key_sound(r, j->key_type, j->key_len, 0) ||
         !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
         return false;
@@ -484,7 +485,7 @@ static bool redo_watermark(const struct redo *r)
         !below(r, "a watermark", PG_WATERMARK_MAX + 1ull, j->watermark) ||
         ((j->flags & PG_WM_BORN) && !watermark_key_write(r, j)))
         return false;
-    struct pg_watched *l = &r->a->watermarks[j->row];
+    struct pg_watched *l = watermark_at(r->a, j->row);
     if (l->key_len == 0)
         return true;              /* it ended before the snapshot came by */
     l->watermark = j->watermark;
@@ -498,7 +499,7 @@ static bool redo_gone(const struct redo *r)
     const struct pg_wal_gone *j = r->body;
     if (!below(r, "a watch key that is not there", r->a->watermark_rows, j->row))
         return false;
-    watermark_give(r->a, &r->a->watermarks[j->row]);
+    watermark_give(r->a, watermark_at(r->a, j->row));
     return true;
 }
 
@@ -516,7 +517,7 @@ static bool redo_namespace(const struct redo *r)
     if (!below(r, "a namespace that is not there", r->a->namespace_rows, j->row) ||
         !below(r, "length of a namespace's name", PG_NAMESPACE_MAX, j->name_len - 1ull))
         return false;
-    struct pg_namespace *n = &r->a->namespaces[j->row];
+    struct pg_namespace *n = namespace_at(r->a, j->row);
     if (n->name_len != 0 && (n->name_len != j->name_len || memcmp(n->name, j + 1, j->name_len)))
         return refuse(r, "a namespace has two names", n->name_len, j->name_len);
     *n = (struct pg_namespace){.name_len = j->name_len, .shard = j->shard,
@@ -536,7 +537,7 @@ static bool redo_topic(const struct redo *r)
         !below(r, "length of a topic's name", PG_TOPIC_MAX + 1, j->name_len) ||
         !below(r, "an incarnation out of bounds", UINT64_MAX - 1, j->incarnation - 1))
         return false;
-    struct pg_topic *t = &r->a->topics[j->row];
+    struct pg_topic *t = topic_at(r->a, j->row);
     if (j->incarnation >= r->a->header->next_incarnation)
         r->a->header->next_incarnation = j->incarnation + 1;
     if (t->incarnation > j->incarnation)
@@ -745,7 +746,7 @@ static int64_t shifted(int64_t t, int64_t by)
 static uint32_t hash_in_topic(const struct pg_arena *a, uint32_t topic, unsigned type,
                               const uint8_t *key, unsigned len)
 {
-    return key_hash(a, a->topics[topic].namespace_row, type, key, len);
+    return key_hash(a, topic_at(a, topic)->namespace_row, type, key, len);
 }
 
 /* May be before the boot, and below 0. */
@@ -757,7 +758,7 @@ static int64_t moved(int64_t t, int64_t by)
 /* Under a virtual clock nobody can tell which boot's clock the real times are of. */
 static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
 {
-    struct pg_timestamps *timestamps = &a->timestamps[slot];
+    struct pg_timestamps *timestamps = timestamps_at(a, slot);
     const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
     timestamps->armed_ns = moved(timestamps->armed_ns, shift_ns);
     timestamps->sent_boot_ns = real ? moved(timestamps->sent_boot_ns, shift_ns) : 0;
@@ -769,8 +770,8 @@ static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_n
 static void slots_finish(struct pg_arena *a, int64_t shift_ns)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        struct pg_hot *h = &a->slots.hot[i];
-        const struct pg_cold *c = &a->slots.cold[i];
+        struct pg_hot *h = slot_hot(a, i);
+        const struct pg_cold *c = slot_cold(a, i);
         if (ctl_state(h->ctl) == PG_S_FREE)
             continue;
         h->hash = hash_in_topic(a, h->topic, c->key_type, blob_at(&a->blobs, c->blob) + c->ext_len,
@@ -798,7 +799,7 @@ static void replay_finish(struct pg_arena *a, int64_t shift_ns)
 static void watermarks_finish(struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
-        struct pg_watched *l = &a->watermarks[row];
+        struct pg_watched *l = watermark_at(a, row);
         const uint8_t *key = watermark_granules(l) == 0 ? l->key
                                                         : blob_at(&a->blobs, watermark_blob(l));
         if (l->key_len == 0)
@@ -812,7 +813,7 @@ static void watermarks_finish(struct pg_arena *a)
 static void bulk_loads_finish(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->bulk_load_rows; i++)
-        a->bulk_loads[i].used_boot_ns = a->call.real_boot_ns;
+        bulk_load_at(a, i)->used_boot_ns = a->call.real_boot_ns;
 }
 
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,

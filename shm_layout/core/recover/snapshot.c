@@ -135,7 +135,7 @@ static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
 static bool namespace_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const uint32_t row = (uint32_t)s->next;
-    const struct pg_namespace *n = &a->namespaces[row];
+    const struct pg_namespace *n = namespace_at(a, row);
     const uint32_t len = LOAD_ACQUIRE(&n->name_len);
     if (len == 0 || len > PG_NAMESPACE_MAX)
         return true;
@@ -150,7 +150,7 @@ static bool namespace_write(const struct pg_arena *a, struct pg_snapshot *s, str
 static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const uint32_t row = (uint32_t)s->next;
-    const struct pg_topic *t = &a->topics[row];
+    const struct pg_topic *t = topic_at(a, row);
     const uint32_t len = LOAD_ACQUIRE(&t->name_len);
     if (len == 0 || len > PG_TOPIC_MAX + 1)
         return true;
@@ -164,16 +164,17 @@ static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
 
 /* ---- slots -------------------------------------------------------------------------------- */
 
-static const struct pg_timestamps *timestamps_at(const struct pg_arena *a, uint64_t slot)
+static const struct pg_timestamps *known_timestamps(const struct pg_arena *a, uint64_t slot)
 {
-    return a->timestamps == NULL ? NULL : &a->timestamps[slot];
+    return a->timestamps == NULL ? NULL : timestamps_at(a, slot);
 }
 
 static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
                        const struct pg_cold *c, struct sink *out)
 {
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_wal_arm *j = frame_begin_with(s, out, PG_WAL_ARM, bytes, timestamps_at(a, s->next));
+    struct pg_wal_arm *j =
+        frame_begin_with(s, out, PG_WAL_ARM, bytes, known_timestamps(a, s->next));
     if (j == NULL)
         return false;
     *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
@@ -190,7 +191,7 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
     struct pg_wal_watch *j = frame_begin_with(s, out, PG_WAL_WATCH,
                                               wal_watch_extra(op->keys, bytes),
-                                              timestamps_at(a, s->next));
+                                              known_timestamps(a, s->next));
     if (j == NULL)
         return false;
     struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(j + 1);
@@ -226,15 +227,15 @@ static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const str
 
 static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[s->next].ctl), before = out->used;
+    const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl), before = out->used;
     if (!ctl_live(ctl))
         return true;
-    const struct pg_hot h = a->slots.hot[s->next];
-    const struct pg_cold c = a->slots.cold[s->next];
+    const struct pg_hot h = *slot_hot(a, s->next);
+    const struct pg_cold c = *slot_cold(a, s->next);
     if (!slot_copy(a, s, &h, &c, out))
         return false;
     atomic_thread_fence(memory_order_acquire);
-    if (h.ctl != ctl || LOAD_ACQUIRE(&a->slots.hot[s->next].ctl) != ctl)
+    if (h.ctl != ctl || LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl) != ctl)
         out->used = before;
     return out->used == before || frame_end(s);
 }
@@ -243,8 +244,8 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
 
 static bool watermark_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    struct pg_watched l = a->watermarks[s->next];
-    l.key_len = LOAD_ACQUIRE(&a->watermarks[s->next].key_len);
+    struct pg_watched l = *watermark_at(a, s->next);
+    l.key_len = LOAD_ACQUIRE(&watermark_at(a, s->next)->key_len);
     const uint8_t *key = l.key;
     if (l.key_len == 0 || l.namespace_row >= a->namespace_rows)
         return true;
@@ -296,8 +297,8 @@ static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
 
 static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    struct pg_bulk_load l = a->bulk_loads[s->next];
-    l.state = LOAD_ACQUIRE(&a->bulk_loads[s->next].state);
+    struct pg_bulk_load l = *bulk_load_at(a, s->next);
+    l.state = LOAD_ACQUIRE(&bulk_load_at(a, s->next)->state);
     if (l.state == PG_BULK_LOAD_NONE || l.state > PG_BULK_LOAD_CLOSED)
         return true;
     struct pg_wal_bulk_load *j = frame_begin(s, out, PG_WAL_BULK_LOAD, 0);
@@ -310,7 +311,7 @@ static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *
 /* One that is given to another bulk load meanwhile is left out: the WAL has all of that one. */
 static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    const struct pg_bulk_load_block *b = &a->bulk_load_blocks[s->next];
+    const struct pg_bulk_load_block *b = bulk_load_block_at(a, s->next);
     const uint32_t bulk_load = LOAD_ACQUIRE(&b->bulk_load);
     if (bulk_load == 0 || bulk_load > a->bulk_load_rows)
         return true;
@@ -319,7 +320,7 @@ static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
         return false;
     const struct pg_bulk_load_part part = bulk_load_part(a, (uint32_t)s->next);
     j->number = part.number;
-    memcpy(j->bulk_load, a->bulk_loads[bulk_load - 1].id, sizeof j->bulk_load);
+    memcpy(j->bulk_load, bulk_load_at(a, bulk_load - 1)->id, sizeof j->bulk_load);
     memcpy(j->bits, part.bits, sizeof j->bits);
     return frame_end(s);
 }

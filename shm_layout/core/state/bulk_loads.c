@@ -37,7 +37,7 @@ static uint64_t block_upto(const struct pg_arena *a, uint32_t block)
     while (i > 1 && block_bits(a, block)[i - 1] == 0)
         i--;
     const uint64_t word = block_bits(a, block)[i - 1];
-    return a->bulk_load_blocks[block].number * PG_BULK_LOAD_BLOCK_ROWS + i * 64ull -
+    return bulk_load_block_at(a, block)->number * PG_BULK_LOAD_BLOCK_ROWS + i * 64ull -
            (word == 0 ? 64 : (uint64_t)__builtin_clzll(word));
 }
 
@@ -48,8 +48,8 @@ static uint32_t block_hash(const struct pg_arena *a, uint32_t bulk_load, uint64_
 
 static bool block_is(const struct pg_arena *a, uint32_t block, uint32_t bulk_load, uint64_t number)
 {
-    return a->bulk_load_blocks[block].bulk_load == bulk_load + 1 &&
-           a->bulk_load_blocks[block].number == number;
+    return bulk_load_block_at(a, block)->bulk_load == bulk_load + 1 &&
+           bulk_load_block_at(a, block)->number == number;
 }
 
 /* PG_NIL: no row of it was done. */
@@ -78,7 +78,7 @@ static uint32_t block_near(struct pg_arena *a, uint32_t bulk_load, uint64_t numb
 
 static void block_push_free(struct pg_arena *a, uint32_t block)
 {
-    a->bulk_load_blocks[block].number = a->free_bulk_load_block;
+    bulk_load_block_at(a, block)->number = a->free_bulk_load_block;
     a->free_bulk_load_block = block;
 }
 
@@ -86,26 +86,26 @@ static void block_push_free(struct pg_arena *a, uint32_t block)
 static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
     const uint32_t block = a->free_bulk_load_block;
-    struct pg_bulk_load_block *b = &a->bulk_load_blocks[block];
+    struct pg_bulk_load_block *b = bulk_load_block_at(a, block);
     a->free_bulk_load_block = (uint32_t)b->number;
     memset(block_bits(a, block), 0, BLOCK_WORDS * sizeof(uint64_t));
     b->number = number;
     STORE_RELEASE(&b->bulk_load, bulk_load + 1);
     index_insert(&a->bulk_load_index, block_hash(a, bulk_load, number), block);
     a->metrics->bulk_load_blocks++;
-    a->bulk_loads[bulk_load].blocks++;
+    bulk_load_at(a, bulk_load)->blocks++;
     a->call.blocks_held++;
     return block;
 }
 
 static void block_free(struct pg_arena *a, uint32_t block)
 {
-    const struct pg_bulk_load_block *b = &a->bulk_load_blocks[block];
+    const struct pg_bulk_load_block *b = bulk_load_block_at(a, block);
     const uint32_t hash = block_hash(a, b->bulk_load - 1, b->number);
     struct probe at;
     if (index_find_id(&a->bulk_load_index, hash, block, &at))
         index_erase(&a->bulk_load_index, &at);
-    STORE_RELEASE(&a->bulk_load_blocks[block].bulk_load, 0u);
+    STORE_RELEASE(&bulk_load_block_at(a, block)->bulk_load, 0u);
     block_push_free(a, block);
     a->metrics->bulk_load_blocks--;
 }
@@ -119,7 +119,7 @@ static bool row_is_done(const struct pg_arena *a, uint32_t block, uint64_t row)
 
 bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
 {
-    struct pg_bulk_load *l = &a->bulk_loads[bulk_load];
+    struct pg_bulk_load *l = bulk_load_at(a, bulk_load);
     uint32_t block = block_near(a, bulk_load, row / PG_BULK_LOAD_BLOCK_ROWS);
     if (row_is_done(a, block, row))
         return true;
@@ -150,7 +150,8 @@ bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *ro
 uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16])
 {
     for (uint32_t i = 0; i < a->bulk_load_rows; i++)
-        if (a->bulk_loads[i].state != PG_BULK_LOAD_NONE && memcmp(a->bulk_loads[i].id, id, 16) == 0)
+        if (bulk_load_at(a, i)->state != PG_BULK_LOAD_NONE &&
+            memcmp(bulk_load_at(a, i)->id, id, 16) == 0)
             return i;
     return PG_NIL;
 }
@@ -158,7 +159,7 @@ uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16])
 uint32_t bulk_load_row_for_new(const struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->bulk_load_rows; i++)
-        if (a->bulk_loads[i].state == PG_BULK_LOAD_NONE)
+        if (bulk_load_at(a, i)->state == PG_BULK_LOAD_NONE)
             return i;
     return PG_NIL;
 }
@@ -167,7 +168,7 @@ static uint32_t bulk_loads_of(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < a->bulk_load_rows; i++)
-        count += a->bulk_loads[i].state != PG_BULK_LOAD_NONE && a->bulk_loads[i].uid == uid;
+        count += bulk_load_at(a, i)->state != PG_BULK_LOAD_NONE && bulk_load_at(a, i)->uid == uid;
     return count;
 }
 
@@ -175,8 +176,8 @@ static uint32_t blocks_of(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < a->bulk_load_rows; i++)
-        count += a->bulk_loads[i].state != PG_BULK_LOAD_NONE && a->bulk_loads[i].uid == uid
-                     ? a->bulk_loads[i].blocks : 0;
+        count += bulk_load_at(a, i)->state != PG_BULK_LOAD_NONE && bulk_load_at(a, i)->uid == uid
+                     ? bulk_load_at(a, i)->blocks : 0;
     return count;
 }
 
@@ -204,7 +205,7 @@ static uint32_t bulk_load_born(struct pg_arena *a, const struct pg_bulk_load *fi
 
 void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bulk_load *fields)
 {
-    struct pg_bulk_load *l = &a->bulk_loads[bulk_load], next = *fields;
+    struct pg_bulk_load *l = bulk_load_at(a, bulk_load), next = *fields;
     next.state = PG_BULK_LOAD_NONE;
     next.used_boot_ns = a->call.real_boot_ns;
     next.rows = next.upto = next.blocks = 0;
@@ -238,7 +239,7 @@ uint32_t bulk_load_claim(struct pg_arena *a, const struct pg_bulk_load *wanted, 
     *status = PG_ST_NONE;
     if (bulk_load == PG_NIL)
         return bulk_load_born(a, wanted, status);
-    struct pg_bulk_load *l = &a->bulk_loads[bulk_load];
+    struct pg_bulk_load *l = bulk_load_at(a, bulk_load);
     if (l->uid != wanted->uid || l->namespace_row != wanted->namespace_row) {
         *status = PG_ST_DENIED;
         return bulk_load;
@@ -257,23 +258,23 @@ static uint32_t bulk_load_seek(const struct pg_arena *a, const struct pg_bulk_lo
                                unsigned *status)
 {
     const uint32_t bulk_load = bulk_load_find(a, wanted->id);
-    const bool denied = bulk_load != PG_NIL && a->bulk_loads[bulk_load].uid != wanted->uid;
+    const bool denied = bulk_load != PG_NIL && bulk_load_at(a, bulk_load)->uid != wanted->uid;
     *status = denied ? PG_ST_DENIED : PG_ST_NONE;
     return bulk_load;
 }
 
 void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load)
 {
-    STORE_RELEASE(&a->bulk_loads[bulk_load].state, (uint32_t)PG_BULK_LOAD_NONE);
+    STORE_RELEASE(&bulk_load_at(a, bulk_load)->state, (uint32_t)PG_BULK_LOAD_NONE);
     a->metrics->bulk_loads--;
     for (uint32_t i = 0; i < a->bulk_load_block_rows; i++)
-        if (a->bulk_load_blocks[i].bulk_load == bulk_load + 1)
+        if (bulk_load_block_at(a, i)->bulk_load == bulk_load + 1)
             block_free(a, i);
 }
 
 void bulk_load_forget(struct pg_arena *a, uint32_t bulk_load)
 {
-    struct pg_bulk_load gone = a->bulk_loads[bulk_load];
+    struct pg_bulk_load gone = *bulk_load_at(a, bulk_load);
     gone.state = PG_BULK_LOAD_NONE;
     if (has_wal(a))
         wal_append_bulk_load(a, &gone);
@@ -284,7 +285,7 @@ void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_n
 {
     time_set(a, a->now_ns, real_boot_ns);
     for (uint32_t i = 0; i < a->bulk_load_rows && !wal_buffer_full(a); i++) {
-        const struct pg_bulk_load *l = &a->bulk_loads[i];
+        const struct pg_bulk_load *l = bulk_load_at(a, i);
         if (l->state == PG_BULK_LOAD_NONE || real_boot_ns - l->used_boot_ns <= ttl_ns)
             continue;
         bulk_load_forget(a, i);
@@ -312,7 +313,7 @@ void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_r
 
 static unsigned row_status(struct pg_arena *a, const struct key *key, uint64_t row)
 {
-    const struct pg_bulk_load *l = &a->bulk_loads[a->call.bulk_load];
+    const struct pg_bulk_load *l = bulk_load_at(a, a->call.bulk_load);
     const uint32_t block = block_near(a, a->call.bulk_load, row / PG_BULK_LOAD_BLOCK_ROWS);
     if (key->namespace_row != l->namespace_row)
         return PG_ST_DENIED;
@@ -337,7 +338,7 @@ static void row_refuse(struct pg_arena *a, const struct key *key, unsigned statu
     else if (status == PG_ST_QUOTA)
         share_refuse(a, PG_Q_UID_BULK_LOAD_BLOCKS, a->bulk_load_block_rows, a->call.blocks_held, r);
     if (slot != PG_NIL)
-        answer(r, ctl_ticket(a->slots.hot[slot].ctl), status, a->slots.hot[slot].deadline_ns);
+        answer(r, ctl_ticket(slot_hot(a, slot)->ctl), status, slot_hot(a, slot)->deadline_ns);
 }
 
 bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
@@ -389,7 +390,7 @@ bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, str
 static bool under_way(const struct pg_arena *a, const struct pg_session *s)
 {
     return s->bulk_load != 0 && s->bulk_load <= a->bulk_load_rows &&
-           a->bulk_loads[s->bulk_load - 1].state != PG_BULK_LOAD_NONE;
+           bulk_load_at(a, s->bulk_load - 1)->state != PG_BULK_LOAD_NONE;
 }
 
 bool bulk_load_has_row(const struct pg_arena *a, const struct pg_session *s)
@@ -416,11 +417,11 @@ uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t f
     uint32_t count = 0;
     *next = UINT64_MAX;
     for (uint32_t i = 0; i < a->bulk_load_block_rows; i++) {
-        const struct pg_bulk_load_block *b = &a->bulk_load_blocks[i];
+        const struct pg_bulk_load_block *b = bulk_load_block_at(a, i);
         uint32_t place = count;
         if (b->bulk_load != bulk_load + 1 || b->number < from)
             continue;
-        while (place > 0 && a->bulk_load_blocks[picked[place - 1]].number > b->number)
+        while (place > 0 && bulk_load_block_at(a, picked[place - 1])->number > b->number)
             place--;
         if (count == BULK_LOAD_PARTS)
             *next = 0;
@@ -431,13 +432,13 @@ uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t f
         picked[place] = i;
     }
     if (*next == 0)
-        *next = a->bulk_load_blocks[picked[BULK_LOAD_PARTS - 1]].number + 1;
+        *next = bulk_load_block_at(a, picked[BULK_LOAD_PARTS - 1])->number + 1;
     return count;
 }
 
 struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_load)
 {
-    const struct pg_bulk_load *l = &a->bulk_loads[bulk_load];
+    const struct pg_bulk_load *l = bulk_load_at(a, bulk_load);
     struct pg_bulk_load_info info = {.fencing_token = l->fencing_token, .rows = l->rows,
                                      .upto = l->upto,
                                      .next = UINT64_MAX, .uid = l->uid, .state = l->state};
@@ -447,7 +448,7 @@ struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_
 
 struct pg_bulk_load_part bulk_load_part(const struct pg_arena *a, uint32_t block)
 {
-    struct pg_bulk_load_part part = {.number = a->bulk_load_blocks[block].number};
+    struct pg_bulk_load_part part = {.number = bulk_load_block_at(a, block)->number};
     memcpy(part.bits, block_bits(a, block), sizeof part.bits);
     return part;
 }
@@ -465,27 +466,28 @@ void bulk_loads_init(struct pg_arena *a)
 
 static bool bulk_load_sound(const struct pg_arena *a, uint32_t bulk_load, struct pg_fault *why)
 {
-    const struct pg_bulk_load *l = &a->bulk_loads[bulk_load];
+    const struct pg_bulk_load *l = bulk_load_at(a, bulk_load);
     if (l->state > PG_BULK_LOAD_CLOSED)
         return fault_set(why, "bulk loads", "state of a bulk load", bulk_load, PG_BULK_LOAD_CLOSED,
                          l->state);
     return l->state == PG_BULK_LOAD_NONE ||
-           (l->namespace_row < a->namespace_rows && a->namespaces[l->namespace_row].name_len != 0) ||
+           (l->namespace_row < a->namespace_rows &&
+            namespace_at(a, l->namespace_row)->name_len != 0) ||
            fault_set(why, "bulk loads", "a namespace that is not there", bulk_load,
                      a->namespace_rows, l->namespace_row);
 }
 
 static bool block_live(const struct pg_arena *a, uint32_t block)
 {
-    const uint32_t bulk_load = a->bulk_load_blocks[block].bulk_load;
+    const uint32_t bulk_load = bulk_load_block_at(a, block)->bulk_load;
     return bulk_load != 0 && bulk_load <= a->bulk_load_rows &&
-           a->bulk_loads[bulk_load - 1].state != PG_BULK_LOAD_NONE;
+           bulk_load_at(a, bulk_load - 1)->state != PG_BULK_LOAD_NONE;
 }
 
 static void block_link(struct pg_arena *a, uint32_t block)
 {
-    const struct pg_bulk_load_block *b = &a->bulk_load_blocks[block];
-    struct pg_bulk_load *l = &a->bulk_loads[b->bulk_load - 1];
+    const struct pg_bulk_load_block *b = bulk_load_block_at(a, block);
+    struct pg_bulk_load *l = bulk_load_at(a, b->bulk_load - 1);
     index_insert(&a->bulk_load_index, block_hash(a, b->bulk_load - 1, b->number), block);
     a->metrics->bulk_load_blocks++;
     l->blocks++;
@@ -500,8 +502,8 @@ bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
     for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
         if (!bulk_load_sound(a, i, why))
             return false;
-        a->bulk_loads[i].rows = a->bulk_loads[i].upto = a->bulk_loads[i].blocks = 0;
-        a->metrics->bulk_loads += a->bulk_loads[i].state != PG_BULK_LOAD_NONE;
+        bulk_load_at(a, i)->rows = bulk_load_at(a, i)->upto = bulk_load_at(a, i)->blocks = 0;
+        a->metrics->bulk_loads += bulk_load_at(a, i)->state != PG_BULK_LOAD_NONE;
     }
     a->free_bulk_load_block = PG_NIL;
     if (a->bulk_load_block_rows != 0)
@@ -510,7 +512,7 @@ bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
         if (block_live(a, i) && block_rows(a, i) != 0) {
             block_link(a, i);
         } else {
-            STORE_RELEASE(&a->bulk_load_blocks[i].bulk_load, 0u);
+            STORE_RELEASE(&bulk_load_block_at(a, i)->bulk_load, 0u);
             block_push_free(a, i);
         }
     }
@@ -522,7 +524,7 @@ static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mix
                          struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->bulk_load_block_rows; i++) {
-        const struct pg_bulk_load_block *b = &a->bulk_load_blocks[i];
+        const struct pg_bulk_load_block *b = bulk_load_block_at(a, i);
         if (b->bulk_load == 0)
             continue;
         if (!block_live(a, i))
@@ -544,9 +546,9 @@ static bool free_check(const struct pg_arena *a, uint64_t used, struct pg_fault 
     uint64_t free = 0;
     for (uint32_t i = a->free_bulk_load_block;
          i != PG_NIL && free <= a->bulk_load_block_rows; free++) {
-        if (i >= a->bulk_load_block_rows || a->bulk_load_blocks[i].bulk_load != 0)
+        if (i >= a->bulk_load_block_rows || bulk_load_block_at(a, i)->bulk_load != 0)
             return fault_set(fault, "bulk loads", "a free block that is in use", i, 0, i);
-        i = (uint32_t)a->bulk_load_blocks[i].number;
+        i = (uint32_t)bulk_load_block_at(a, i)->number;
     }
     return free + used == a->bulk_load_block_rows ||
            fault_set(fault, "bulk loads", "blocks in use and free", 0, a->bulk_load_block_rows,
@@ -559,13 +561,13 @@ bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault)
     for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
         if (!bulk_load_sound(a, i, fault))
             return false;
-        if (a->bulk_loads[i].state == PG_BULK_LOAD_NONE)
+        if (bulk_load_at(a, i)->state == PG_BULK_LOAD_NONE)
             continue;
-        if (bulk_load_find(a, a->bulk_loads[i].id) != i)
+        if (bulk_load_find(a, bulk_load_at(a, i)->id) != i)
             return fault_set(fault, "bulk loads", "two bulk loads of one id", i, i,
-                             bulk_load_find(a, a->bulk_loads[i].id));
-        expected += id_mix(i + 1) * a->bulk_loads[i].rows;
-        blocks += a->bulk_loads[i].blocks;
+                             bulk_load_find(a, bulk_load_at(a, i)->id));
+        expected += id_mix(i + 1) * bulk_load_at(a, i)->rows;
+        blocks += bulk_load_at(a, i)->blocks;
         bulk_loads++;
     }
     if (bulk_loads != a->metrics->bulk_loads)

@@ -55,7 +55,7 @@ void inbox_remove(struct pg_arena *a, uint32_t slot)
 static void outcome_free(struct pg_arena *a, uint32_t slot)
 {
     a->metrics->outcomes--;
-    slot_free(a, slot, slot_granules(&a->slots.cold[slot]));
+    slot_free(a, slot, slot_granules(slot_cold(a, slot)));
 }
 
 static void orphan_free(struct pg_arena *a, uint32_t slot)
@@ -86,7 +86,7 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
         unlink_from(a, s, slot);  /* a CHECK that became an outcome is news again */
     if (s != NULL)
         link_last(a, s, slot);
-    else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME && !op->in_inbox)
+    else if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME && !op->in_inbox)
         orphan_add(a, slot);      /* one that is in a list is an orphan already */
 }
 
@@ -100,7 +100,7 @@ bool orphans_free(struct pg_arena *a)
         const uint32_t slot = a->orphans;
         a->orphans = operation_at(a, slot)->inbox_next;
         operation_at(a, slot)->in_inbox = 0;
-        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
+        if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME)
             orphan_free(a, slot);
     }
     return a->orphans != PG_NIL;
@@ -122,7 +122,7 @@ void inboxes_reset(struct pg_arena *a)
 {
     a->orphans = PG_NIL;
     for (uint32_t i = 0; i < a->session_rows; i++) {
-        struct pg_session *s = &a->sessions[i];
+        struct pg_session *s = session_at(a, i);
         s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
         s->inbox_count = s->repeats = s->away = 0;
     }
@@ -132,7 +132,7 @@ void inboxes_reset(struct pg_arena *a)
 
 bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack)
 {
-    const uint64_t ctl = ack->slot < a->slots.capacity ? a->slots.hot[ack->slot].ctl : 0;
+    const uint64_t ctl = ack->slot < a->slots.capacity ? slot_hot(a, ack->slot)->ctl : 0;
     if (ctl_state(ctl) == PG_S_FREE || ctl_ticket(ctl) != ack->ticket ||
         !is_operation(a, ack->slot))
         return false;
@@ -161,8 +161,8 @@ bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 
 static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_operation *op = operation_at(a, slot);
     *to = (struct pg_outcome){.ticket = ctl_ticket(h->ctl) << 8 | op->cause,
                               .deadline_ns = h->deadline_ns, .armed_ns = op->armed_ns,
@@ -181,7 +181,7 @@ static uint32_t end_bytes(const struct pg_operation *op)
 
 static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *out)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_operation *op = operation_at(a, slot);
     const uint64_t bytes = (uint64_t)c->key_len + c->payload_len;
     uint8_t *to = sink_take(out, bytes + end_bytes(op));
@@ -197,7 +197,7 @@ static uint32_t fitting(struct pg_arena *a, const struct pg_session *s, uint64_t
     uint32_t n = 0, slot = s->inbox_next;
     for (; slot != PG_NIL && n < PER_MESSAGE; n++) {
         prefetch_news(a);
-        const struct pg_cold *c = &a->slots.cold[slot];
+        const struct pg_cold *c = slot_cold(a, slot);
         const struct pg_operation *op = operation_at(a, slot);
         used += sizeof(struct pg_outcome) + c->key_len + c->payload_len + end_bytes(op);
         if (used > size)
@@ -238,7 +238,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     if (!a->inbox_news)
         return 0;
     for (uint32_t i = 0; i < a->session_rows; i++) {
-        struct pg_session *s = &a->sessions[i];
+        struct pg_session *s = session_at(a, i);
         if (s->id == 0 || s->inbox_next == PG_NIL || s->away)
             continue;
         *session = s->id;
@@ -262,7 +262,7 @@ static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
 void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns)
 {
     for (uint32_t i = 0; i < a->session_rows; i++) {
-        struct pg_session *s = &a->sessions[i];
+        struct pg_session *s = session_at(a, i);
         const uint32_t doubled = s->repeats < REPEATS_DOUBLING ? s->repeats : REPEATS_DOUBLING;
         if (s->id == 0 || s->inbox_head == PG_NIL || s->away || s->inbox_next != PG_NIL ||
             real_boot_ns - s->inbox_boot_ns < (int64_t)AGAIN_NS << doubled)

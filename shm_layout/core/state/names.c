@@ -22,7 +22,7 @@ static bool row_is(const struct pg_arena *a, uint32_t row, uint32_t ns, struct n
         found = namespace_name(a, row);
     } else {
         const uint32_t topic = row - a->namespace_rows;
-        if (ns != a->topics[topic].namespace_row)
+        if (ns != topic_at(a, topic)->namespace_row)
             return false;
         found = topic_name(a, topic);
     }
@@ -59,11 +59,11 @@ static void name_link(struct pg_arena *a, uint32_t row, uint32_t ns, struct name
 
 static bool topic_placed(const struct pg_arena *a, uint32_t i, struct pg_fault *why)
 {
-    const struct pg_topic *t = &a->topics[i];
+    const struct pg_topic *t = topic_at(a, i);
     if (t->name_len > PG_TOPIC_MAX + 1)
         return fault_set(why, "names", "length of a topic's name", i, PG_TOPIC_MAX + 1,
                          t->name_len);
-    if (t->namespace_row >= a->namespace_rows || a->namespaces[t->namespace_row].name_len == 0)
+    if (t->namespace_row >= a->namespace_rows || namespace_at(a, t->namespace_row)->name_len == 0)
         return fault_set(why, "names", "a topic without a namespace", i, a->namespace_rows,
                          t->namespace_row);
     return true;
@@ -72,11 +72,11 @@ static bool topic_placed(const struct pg_arena *a, uint32_t i, struct pg_fault *
 bool names_sound(const struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        if (a->namespaces[i].name_len > PG_NAMESPACE_MAX)
+        if (namespace_at(a, i)->name_len > PG_NAMESPACE_MAX)
             return fault_set(why, "names", "length of a namespace's name", i, PG_NAMESPACE_MAX,
-                             a->namespaces[i].name_len);
+                             namespace_at(a, i)->name_len);
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (a->topics[i].name_len != 0 && !topic_placed(a, i, why))
+        if (topic_at(a, i)->name_len != 0 && !topic_placed(a, i, why))
             return false;
     return true;
 }
@@ -85,11 +85,11 @@ void names_rebuild(struct pg_arena *a)
 {
     memset(a->name_index, 0, sizeof(uint32_t) * a->name_cells);
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        if (a->namespaces[i].name_len != 0)
+        if (namespace_at(a, i)->name_len != 0)
             name_link(a, i, PG_NIL, namespace_name(a, i));
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (a->topics[i].name_len != 0)
-            name_link(a, a->namespace_rows + i, a->topics[i].namespace_row, topic_name(a, i));
+        if (topic_at(a, i)->name_len != 0)
+            name_link(a, a->namespace_rows + i, topic_at(a, i)->namespace_row, topic_name(a, i));
 }
 
 uint32_t names_find_namespace(const struct pg_arena *a, struct name ns)
@@ -113,7 +113,7 @@ bool names_elsewhere(const struct pg_arena *a, struct name ns)
 static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t cell)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++) {
-        struct pg_namespace *row = &a->namespaces[i];
+        struct pg_namespace *row = namespace_at(a, i);
         if (row->name_len != 0)
             continue;
         row->shard = a->header->shard;
@@ -153,7 +153,7 @@ static uint32_t topics_held(const struct pg_arena *a)
 {
     uint32_t held = 0;
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        held += is_own(a, &a->topics[i]);
+        held += is_own(a, topic_at(a, i));
     return held;
 }
 
@@ -167,7 +167,7 @@ static bool holds_its_share(const struct pg_arena *a)
 static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
 {
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (topic_reusable(a, &a->topics[i]) && (!own || is_own(a, &a->topics[i])))
+        if (topic_reusable(a, topic_at(a, i)) && (!own || is_own(a, topic_at(a, i))))
             return i;
     return PG_NIL;
 }
@@ -191,7 +191,7 @@ static bool topic_admitted(struct pg_arena *a, struct pg_result *why)
 static uint32_t topic_free_row(const struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (a->topics[i].name_len == 0)
+        if (topic_at(a, i)->name_len == 0)
             return i;
     return PG_NIL;
 }
@@ -212,7 +212,7 @@ static uint32_t topic_row_for(struct pg_arena *a)
         a->topics_stuck_at = ends;         /* one that gives its own has some: topic_admitted */
         return PG_NIL;
     }
-    STORE_RELEASE(&a->topics[row].name_len, 0u);
+    STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
     names_rebuild(a);
     return row;
 }
@@ -220,7 +220,7 @@ static uint32_t topic_row_for(struct pg_arena *a)
 static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
 {
     const uint32_t row = topic_row_for(a);
-    struct pg_topic *t = &a->topics[row];
+    struct pg_topic *t = topic_at(a, row);
     if (row == PG_NIL)
         return PG_NIL;
     memset(t, 0, sizeof *t);
@@ -237,7 +237,7 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
 
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set)
 {
-    struct pg_namespace n = a->namespaces[row];
+    struct pg_namespace n = *namespace_at(a, row);
     if (set->fields & PG_N_OWNER)
         n.owner_uid = set->owner_uid;
     if (set->fields & PG_N_DURABILITY)
@@ -252,7 +252,7 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
         n.park_beyond_ns = set->park_beyond_ns;
     if (has_wal(a))
         wal_append_namespace(a, row, &n, namespace_name(a, row));
-    a->namespaces[row] = n;
+    *namespace_at(a, row) = n;
     restrictions_note(a);
     wal_buffer_settle(a);
 }
@@ -261,7 +261,7 @@ static uint32_t namespaces_held(const struct pg_arena *a)
 {
     uint32_t held = 0;
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        held += a->namespaces[i].name_len != 0 && a->namespaces[i].created_uid == a->call.uid;
+        held += namespace_at(a, i)->name_len != 0 && namespace_at(a, i)->created_uid == a->call.uid;
     return held;
 }
 
@@ -304,11 +304,11 @@ uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, stru
     return row;
 }
 
-void names_hold(struct pg_arena *a, uint32_t topic) { a->topics[topic].live++; }
+void names_hold(struct pg_arena *a, uint32_t topic) { topic_at(a, topic)->live++; }
 
 void names_release(struct pg_arena *a, uint32_t topic)
 {
-    if (--a->topics[topic].live == 0)
+    if (--topic_at(a, topic)->live == 0)
         a->topics_stuck_at = a->topics_refused_at = UINT64_MAX;
 }
 
@@ -327,7 +327,7 @@ struct pg_fill pg_namespace_fill(const struct pg_arena *a)
 {
     struct pg_fill fill = {0, a->namespace_rows};
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        if (LOAD_ACQUIRE(&a->namespaces[i].name_len) != 0)
+        if (LOAD_ACQUIRE(&namespace_at(a, i)->name_len) != 0)
             row_counted(a, &fill, i);
     return fill;
 }
@@ -336,16 +336,16 @@ struct pg_fill pg_topic_fill(const struct pg_arena *a)
 {
     struct pg_fill fill = {0, a->topic_rows};
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (LOAD_ACQUIRE(&a->topics[i].name_len) != 0)
-            row_counted(a, &fill, a->topics[i].namespace_row);
+        if (LOAD_ACQUIRE(&topic_at(a, i)->name_len) != 0)
+            row_counted(a, &fill, topic_at(a, i)->namespace_row);
     return fill;
 }
 
 uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t len)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        if (LOAD_ACQUIRE(&a->namespaces[i].name_len) == len &&
-            memcmp(a->namespaces[i].name, name, len) == 0)
+        if (LOAD_ACQUIRE(&namespace_at(a, i)->name_len) == len &&
+            memcmp(namespace_at(a, i)->name, name, len) == 0)
             return i;
     return PG_NIL;
 }
@@ -354,9 +354,9 @@ uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const c
                        uint32_t len)
 {
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (LOAD_ACQUIRE(&a->topics[i].name_len) == len + 1 &&
-            a->topics[i].namespace_row == namespace_row &&
-            memcmp(a->topics[i].name, name, len) == 0)
+        if (LOAD_ACQUIRE(&topic_at(a, i)->name_len) == len + 1 &&
+            topic_at(a, i)->namespace_row == namespace_row &&
+            memcmp(topic_at(a, i)->name, name, len) == 0)
             return i;
     return PG_NIL;
 }
@@ -366,7 +366,7 @@ uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const c
 /* The newest notice, while the replay buffer has it, is this topic's and has its sequence. */
 static bool newest_sound(const struct pg_arena *a, uint32_t i)
 {
-    const struct pg_topic *t = &a->topics[i];
+    const struct pg_topic *t = topic_at(a, i);
     if (t->last_position <= a->header->replay_head)
         return (t->last_position == 0) == (t->sequence == 0);
     const struct pg_entry *e = replay_at(a, t->last_position - 1);
@@ -375,7 +375,7 @@ static bool newest_sound(const struct pg_arena *a, uint32_t i)
 
 static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
 {
-    const struct pg_topic *t = &a->topics[i];
+    const struct pg_topic *t = topic_at(a, i);
     uint32_t cell;
     if (t->last_position > a->header->replay_tail)
         return fault_set(fault, "names", "a topic ahead of the replay buffer", i,
@@ -415,14 +415,14 @@ bool names_check(const struct pg_arena *a, struct pg_fault *fault)
     if (a->secret == NULL)
         return true;
     for (uint32_t i = 0; i < a->namespace_rows; i++) {
-        if (a->namespaces[i].name_len != 0 && !namespace_found(a, i, fault))
+        if (namespace_at(a, i)->name_len != 0 && !namespace_found(a, i, fault))
             return false;
-        names += a->namespaces[i].name_len != 0;
+        names += namespace_at(a, i)->name_len != 0;
     }
     for (uint32_t i = 0; i < a->topic_rows; i++) {
-        if (a->topics[i].name_len != 0 && !topic_sound(a, i, fault))
+        if (topic_at(a, i)->name_len != 0 && !topic_sound(a, i, fault))
             return false;
-        names += a->topics[i].name_len != 0;
+        names += topic_at(a, i)->name_len != 0;
     }
     return cells_used(a, names, fault);
 }

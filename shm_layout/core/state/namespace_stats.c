@@ -22,7 +22,7 @@ static uint64_t topic_mark(const struct pg_arena *a, uint32_t topic)
 
 static uint64_t key_mark(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     const uint8_t *key = blob_at(&a->blobs, c->blob) + c->ext_len;
     return mark(KEY, c->key_type, c->key_len, key, (size_t)c->key_len + c->payload_len);
 }
@@ -30,8 +30,8 @@ static uint64_t key_mark(const struct pg_arena *a, uint32_t slot)
 /* Of a timer by the wall clock, what that says. */
 static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_ext *ext = (const struct pg_ext *)blob_at(&a->blobs, c->blob);
     const int64_t at = h->flags & PG_F_WALL ? ext->value : h->deadline_ns;
     const uint64_t about[] = {key_mark(a, slot), topic_mark(a, h->topic), h->flags,
@@ -42,8 +42,8 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
 /* Where the watchers of a SUM and of a CLIENT stand follows from the watermarks. */
 static uint64_t watch_mark(const struct pg_arena *a, const struct pg_operation *op, uint32_t watch)
 {
-    const struct pg_watch *w = &a->watches[watch];
-    const struct pg_watched *l = &a->watermarks[w->key_row];
+    const struct pg_watch *w = watch_at(a, watch);
+    const struct pg_watched *l = watermark_at(a, w->key_row);
     const uint8_t *key = watermark_granules(l) == 0 ? l->key
                                                     : blob_at(&a->blobs, watermark_blob(l));
     const uint64_t target = has_targets(op->condition) ? watch_target(w->target) : 0;
@@ -58,13 +58,13 @@ static uint64_t owner_mark(const struct pg_arena *a, const struct pg_operation *
 
 static uint64_t operation_mark(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     const struct pg_operation *op = operation_at(a, slot);
-    const size_t behind = a->slots.cold[slot].ext_len - sizeof *op;
+    const size_t behind = slot_cold(a, slot)->ext_len - sizeof *op;
     uint64_t about[] = {key_mark(a, slot), owner_mark(a, op), op->threshold, (uint64_t)op->armed_ns,
                         (uint64_t)op->ended_ns, op->keys, op->condition, op->cause, op->error,
                         op->notice_blob != PG_NIL, mark(OPERATION, 0, 0, op + 1, behind), 0};
-    for (uint32_t x = op->first_watch; x != PG_NIL; x = a->watches[x].sibling)
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)
         about[11] = mark(OPERATION, about[11], watch_mark(a, op, x), NULL, 0);
     return mark(OPERATION, h->ctl, (uint64_t)h->deadline_ns, about, sizeof about);
 }
@@ -76,7 +76,7 @@ static void slot_stats(const struct pg_arena *a, uint32_t slot, struct pg_namesp
         row->digest += timer_mark(a, slot);
         return;
     }
-    ++*(ctl_live(a->slots.hot[slot].ctl) ? &row->operations : &row->outcomes);
+    ++*(ctl_live(slot_hot(a, slot)->ctl) ? &row->operations : &row->outcomes);
     row->digest += operation_mark(a, slot);
 }
 
@@ -84,7 +84,7 @@ static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *row
                         struct pg_fault *why)
 {
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
-        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE)
+        if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_FREE)
             continue;
         const uint32_t ns = slot_home(a, slot);
         if (ns == PG_NIL)
@@ -99,7 +99,7 @@ static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *row
 static void watermarks_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->watermark_rows; i++) {
-        const struct pg_watched *l = &a->watermarks[i];
+        const struct pg_watched *l = watermark_at(a, i);
         if (l->key_len == 0)
             continue;
         const uint8_t *key = watermark_granules(l) == 0 ? l->key
@@ -116,7 +116,7 @@ static void notices_stats(const struct pg_arena *a, struct pg_namespace_stats *r
 {
     for (uint64_t p = a->header->published; p < a->header->replay_tail; p++) {
         const struct pg_entry *e = replay_at(a, p);
-        struct pg_namespace_stats *row = &rows[a->topics[e->topic].namespace_row];
+        struct pg_namespace_stats *row = &rows[topic_at(a, e->topic)->namespace_row];
         const uint64_t bytes = (uint64_t)e->key_len + e->payload_len;
         const uint64_t about[] = {mark(KEY, e->meta, e->key_len, blob_at(&a->blobs, e->blob), bytes),
                                   topic_mark(a, e->topic), (uint64_t)e->fired_ns};
@@ -128,7 +128,7 @@ static void notices_stats(const struct pg_arena *a, struct pg_namespace_stats *r
 static void bulk_loads_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
-        const struct pg_bulk_load *l = &a->bulk_loads[i];
+        const struct pg_bulk_load *l = bulk_load_at(a, i);
         const uint64_t about[] = {l->uid, l->state, l->rows};
         if (l->state == PG_BULK_LOAD_NONE)
             continue;
@@ -138,9 +138,9 @@ static void bulk_loads_stats(const struct pg_arena *a, struct pg_namespace_stats
                  sizeof about);
     }
     for (uint32_t i = 0; i < a->bulk_load_block_rows; i++) {
-        if (a->bulk_load_blocks[i].bulk_load == 0)
+        if (bulk_load_block_at(a, i)->bulk_load == 0)
             continue;
-        const struct pg_bulk_load *l = &a->bulk_loads[a->bulk_load_blocks[i].bulk_load - 1];
+        const struct pg_bulk_load *l = bulk_load_at(a, bulk_load_block_at(a, i)->bulk_load - 1);
         const struct pg_bulk_load_part part = bulk_load_part(a, i);
         rows[l->namespace_row].streams +=
             mark(BLOCK, mark(BULK_LOAD, 0, 0, l->id, sizeof l->id), part.number, part.bits,
@@ -151,13 +151,13 @@ static void bulk_loads_stats(const struct pg_arena *a, struct pg_namespace_stats
 static void names_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++) {
-        const struct pg_namespace *n = &a->namespaces[i];
+        const struct pg_namespace *n = namespace_at(a, i);
         const uint64_t about[] = {n->owner_uid, n->durability, n->quota_timers, n->quota_bytes,
                                   n->quota_ops, n->park_beyond_ns};
         rows[i].settings = mark(SETTINGS, 0, 0, about, sizeof about);
     }
     for (uint32_t i = 0; i < a->topic_rows; i++) {
-        const struct pg_topic *t = &a->topics[i];
+        const struct pg_topic *t = topic_at(a, i);
         const uint64_t about[] = {t->incarnation, t->sequence};
         if (t->name_len == 0)
             continue;

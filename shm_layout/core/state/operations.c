@@ -12,11 +12,9 @@
 
 #include "core/state/operation_bytes.h"
 
-static struct pg_watch *watch_at(const struct pg_arena *a, uint32_t x) { return &a->watches[x]; }
-
 static struct pg_watched *watermark_of(const struct pg_arena *a, uint32_t x)
 {
-    return &a->watermarks[a->watches[x].key_row];
+    return watermark_at(a, watch_at(a, x)->key_row);
 }
 
 /* ---- the notice of an operation ----------------------------------------------------------- */
@@ -33,7 +31,7 @@ static uint32_t granules_of_notice(uint32_t key_len, uint32_t keys, uint32_t pay
 
 uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     return granules_of_notice(c->key_len, operation_at(a, slot)->keys, c->payload_len);
 }
 
@@ -253,8 +251,8 @@ static void watches_release(struct pg_arena *a, struct pg_operation *op)
 /* The notice's blob was taken when the operation was armed, so ending needs no memory. */
 struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned flags)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
     struct pg_operation *op = operation_at(a, slot);
     uint8_t *at = blob_at(&a->blobs, op->notice_blob) + c->key_len;
     const struct pg_verdict verdict = {op->ended_ns - op->armed_ns, op->error, op->keys,
@@ -273,7 +271,7 @@ struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned fla
 
 static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation *op)
 {
-    const unsigned flags = PG_E_OPERATION | late_flag(a, &a->slots.hot[slot]);
+    const unsigned flags = PG_E_OPERATION | late_flag(a, slot_hot(a, slot));
     const struct pg_entry e = operation_notice(a, slot, flags);
     replay_append(a, &e);
     op->notice_blob = PG_NIL;
@@ -301,7 +299,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
                             uint32_t error)
 {
     struct pg_operation *op = operation_at(a, slot);
-    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_hot *h = slot_hot(a, slot);
     struct probe at;
 
     keys_leave(a, op);
@@ -342,7 +340,7 @@ bool operation_may_end(struct pg_arena *a, uint32_t slot)
 /* What was armed after the outage, and comes due after it, owes nothing to it. */
 bool operation_waits(const struct pg_arena *a, uint32_t slot)
 {
-    const int64_t deadline_ns = a->slots.hot[slot].deadline_ns;
+    const int64_t deadline_ns = slot_hot(a, slot)->deadline_ns;
     const bool later = operation_at(a, slot)->armed_ns >= a->hold_upto_ns;
     return deadline_ns > a->hold_after_ns && !(later && deadline_ns > a->hold_upto_ns);
 }
@@ -396,7 +394,7 @@ bool key_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct
         cancel_fired(a, id, ticket, r);
         return true;
     }
-    if (id == PG_NIL || (ticket != 0 && ticket != ctl_ticket(a->slots.hot[id].ctl))) {
+    if (id == PG_NIL || (ticket != 0 && ticket != ctl_ticket(slot_hot(a, id)->ctl))) {
         a->metrics->cancels_unknown++;
         answer(r, 0, PG_ST_UNKNOWN, 0);
         return true;
@@ -424,7 +422,7 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
     const bool current = operation_at(a, slot)->version == version;
     if (current && !operation_may_end(a, slot))
         return false;
-    answer(r, ctl_ticket(a->slots.hot[slot].ctl), PG_ST_DONE, current);
+    answer(r, ctl_ticket(slot_hot(a, slot)->ctl), PG_ST_DONE, current);
     if (current)
         operation_end(a, slot, PG_CAUSE_SATISFIED, 0);
     return true;
@@ -543,8 +541,8 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
         watch->target = k->target;
         watch->key_row = row_at(a, n);
         watch->slot = slot;
-        if (a->call.rows[n] & BORN || a->watermarks[watch->key_row].touched_s != PG_NIL)
-            a->watermarks[watch->key_row].touched_s = a->call.real_s;
+        if (a->call.rows[n] & BORN || watermark_at(a, watch->key_row)->touched_s != PG_NIL)
+            watermark_at(a, watch->key_row)->touched_s = a->call.real_s;
         if (targets)
             target_join(a, w, op, x);
         if (w->condition == PG_C_SUM)
@@ -620,13 +618,13 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
 {
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
-    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_hot *h = slot_hot(a, slot);
 
     blob_fill(a, w, blob, notice);
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
     answer(r, ticket, PG_ST_ADDED, deadline_ns);
     keys_join(a, w, slot, (struct pg_operation *)blob_at(&a->blobs, blob));
-    a->slots.cold[slot] = (struct pg_cold){
+    *slot_cold(a, slot) = (struct pg_cold){
         .blob = blob, .payload_len = w->put->payload_len, .key_len = w->put->key.len,
         .key_type = w->put->key.type, .ext_len = (uint16_t)w->ext, .account = w->put->account};
     h->deadline_ns = deadline_ns;
@@ -686,7 +684,7 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
 
 static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const struct probe *at)
 {
-    const uint32_t hash = a->slots.hot[slot].hash;
+    const uint32_t hash = slot_hot(a, slot)->hash;
     if (id == PG_NIL) {
         index_insert(&a->index, hash, slot);
     } else {
@@ -716,7 +714,7 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     work_done(a, w->count / KEYS_PER_VISIT);
     const uint32_t id = key_find(a, &w->put->key, &at);
     if (id < a->slots.capacity) {
-        answer(r, ctl_ticket(a->slots.hot[id].ctl), PG_ST_EXISTS, a->slots.hot[id].deadline_ns);
+        answer(r, ctl_ticket(slot_hot(a, id)->ctl), PG_ST_EXISTS, slot_hot(a, id)->deadline_ns);
         return true;
     }
     if (time_resolve(a, w->put, &deadline_ns))
@@ -751,7 +749,7 @@ void trigger_recover(const struct pg_arena *a, struct pg_result *r)
 {
     const uint64_t ending = (uint64_t)r->deadline_ns >> 32;
     const bool ended = ending != 0 && ending <= a->slots.capacity &&
-                       ctl_state(a->slots.hot[ending - 1].ctl) != PG_S_ARMED;
+                       ctl_state(slot_hot(a, ending - 1)->ctl) != PG_S_ARMED;
     STORE_RELEASE(&r->deadline_ns, (int64_t)(uint32_t)r->deadline_ns + ended);
 }
 
@@ -814,7 +812,7 @@ static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched 
  * forgotten: its `first` is PG_NIL then. */
 static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watched *l = watermark_at(a, row);
     for (uint32_t x; (x = reached_first(a, l)) != PG_NIL;) {
         const bool ends = ends_by(a, x);
         if (!visit_allowed(a, x, ends))
@@ -829,9 +827,9 @@ static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 
 bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, struct pg_result *r)
 {
-    if (watermark > a->watermarks[row].watermark) {
+    if (watermark > watermark_at(a, row)->watermark) {
         a->metrics->advances++;
-        watermark_set(a, row, watermark, a->watermarks[row].error);
+        watermark_set(a, row, watermark, watermark_at(a, row)->error);
     }
     return walk(a, row, r);
 }
@@ -840,7 +838,7 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, st
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes_on,
                      struct pg_result *r)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watched *l = watermark_at(a, row);
     if (!goes_on)                 /* else the key may have been forgotten since */
         watermark_set(a, row, l->watermark, error);
     if (!walk(a, row, r))
@@ -863,7 +861,7 @@ bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes
 /* An advance that came while it is under way did not visit those that stand as failed. */
 bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_result *r)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watched *l = watermark_at(a, row);
     uint32_t x;
     if (!goes_on)
         watermark_clear(a, row);
@@ -878,7 +876,7 @@ bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_
 
 static bool ended_key_write(const struct pg_arena *a, uint32_t slot, struct sink *out)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     uint8_t *at = sink_take(out, 2u + c->key_len);
     if (at == NULL)
         return false;
@@ -899,9 +897,10 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
                                struct pg_result *r)
 {
     ended_keys_skip(out, r->deadline_ns);
-    while (row != PG_NIL && a->watermarks[row].first != PG_NIL) {
-        const uint32_t slot = watch_at(a, a->watermarks[row].first)->slot;
-        if (!visit_allowed(a, a->watermarks[row].first, true) || !ended_key_write(a, slot, out)) {
+    while (row != PG_NIL && watermark_at(a, row)->first != PG_NIL) {
+        const uint32_t slot = watch_at(a, watermark_at(a, row)->first)->slot;
+        if (!visit_allowed(a, watermark_at(a, row)->first, true) ||
+            !ended_key_write(a, slot, out)) {
             r->ticket = PG_ST_MORE;
             return;
         }
@@ -946,11 +945,11 @@ bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
     op->uid = j->uid;
     op->version = j->ticket << 32;
     records_restore(a, j, keys, op);
-    a->slots.cold[j->slot] = (struct pg_cold){
+    *slot_cold(a, j->slot) = (struct pg_cold){
         .blob = blob, .payload_len = j->payload_len, .key_len = j->key_len,
         .key_type = j->key_type, .ext_len = (uint16_t)operation_ext_bytes(op),
         .account = account};
-    a->slots.hot[j->slot] = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED),
+    *slot_hot(a, j->slot) = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED),
                                             .deadline_ns = j->deadline_ns,
                                             .flags = PG_F_OPERATION, .topic = (uint16_t)j->topic};
     return true;
@@ -995,9 +994,9 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     }
     if (n != op->keys)
         return fault_set(why, "operations", "watch records of an operation", slot, op->keys, n);
-    return a->slots.cold[slot].ext_len == operation_ext_bytes(op) ||
+    return slot_cold(a, slot)->ext_len == operation_ext_bytes(op) ||
            fault_set(why, "operations", "bytes before the key of an operation", slot,
-                     operation_ext_bytes(op), a->slots.cold[slot].ext_len);
+                     operation_ext_bytes(op), slot_cold(a, slot)->ext_len);
 }
 
 /* Its end was interrupted, and has no space yet: the next failure of any of its keys ends it, and
@@ -1055,7 +1054,7 @@ static void settle_again(struct pg_arena *a, uint32_t slot)
 
 static bool armed_operation(const struct pg_arena *a, uint32_t slot)
 {
-    return ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED && is_operation(a, slot);
+    return ctl_state(slot_hot(a, slot)->ctl) == PG_S_ARMED && is_operation(a, slot);
 }
 
 static void records_sort_out(struct pg_arena *a)
@@ -1131,7 +1130,7 @@ void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
     inboxes_reset(a);
     for (uint32_t slot = outcome; slot < a->slots.capacity; slot++) {
         operation_prefetch(a, slot + OPERATIONS_PREFETCH);
-        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
+        if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME)
             outcome_rebuild(a, slot);
     }
     records_sort_out(a);
@@ -1170,7 +1169,7 @@ static bool chain_check(const struct pg_arena *a, uint32_t slot, bool armed, str
 static bool operation_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
 {
     const struct pg_operation *op = operation_at(a, slot);
-    const uint64_t ticket = ctl_ticket(a->slots.hot[slot].ctl);
+    const uint64_t ticket = ctl_ticket(slot_hot(a, slot)->ctl);
     const bool armed = armed_operation(a, slot);
     if (!chain_check(a, slot, armed, fault))
         return false;
@@ -1187,7 +1186,7 @@ bool operations_check(const struct pg_arena *a, struct pg_fault *fault)
 {
     uint64_t armed = 0, ended = 0, owned = 0;
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
-        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE || !is_operation(a, slot))
+        if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_FREE || !is_operation(a, slot))
             continue;
         if (!operation_check(a, slot, fault))
             return false;
@@ -1195,7 +1194,7 @@ bool operations_check(const struct pg_arena *a, struct pg_fault *fault)
         owned += a->secret != NULL && session_find(a, operation_at(a, slot)->session) != NULL;
     }
     for (uint32_t i = 0; a->secret != NULL && i < a->session_rows; i++)
-        owned -= a->sessions[i].id != 0 ? a->sessions[i].owned : 0;
+        owned -= session_at(a, i)->id != 0 ? session_at(a, i)->owned : 0;
     if (owned != 0)
         return fault_set(fault, "operations", "operations that sessions own", 0, 0, owned);
     if (armed != a->metrics->operations)

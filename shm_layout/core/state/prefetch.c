@@ -19,20 +19,20 @@ static inline void fetch_whole(const void *at, size_t bytes)
 
 static inline void fetch_watermark(const struct pg_arena *a, uint32_t row)
 {
-    fetch_whole(&a->watermarks[row], sizeof a->watermarks[row]);
+    fetch_whole(watermark_at(a, row), sizeof *watermark_at(a, row));
 }
 
 static inline void fetch_watch(const struct pg_arena *a, uint32_t watch)
 {
     if (watch != PG_NIL)
-        fetch(&a->watches[watch]);
+        fetch(watch_at(a, watch));
 }
 
 static void fetch_slots(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        fetch(&a->slots.hot[slots[i]]);
-        fetch(&a->slots.cold[slots[i]]);
+        fetch(slot_hot(a, slots[i]));
+        fetch(slot_cold(a, slots[i]));
     }
 }
 
@@ -41,7 +41,7 @@ static void fetch_slots(const struct pg_arena *a, const uint32_t *slots, uint32_
 /* What its end looks at: the head of the blob, its key's place, its cell of the wheel. */
 static void fetch_operation(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     index_prefetch(&a->index, h->hash);
     fetch(&a->wheel.chunks[h->where / 16]);
     fetch_whole(operation_at(a, slot), sizeof(struct pg_operation) + PG_GRANULE);
@@ -50,7 +50,7 @@ static void fetch_operation(const struct pg_arena *a, uint32_t slot)
 /* A watcher's neighbours in the treap, and its row. Returns the next watcher of the operation. */
 static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
 {
-    const struct pg_watch *w = &a->watches[watch];
+    const struct pg_watch *w = watch_at(a, watch);
     fetch_watch(a, w->sibling);
     fetch_watermark(a, w->key_row);
     fetch_watch(a, w->parent);
@@ -66,12 +66,12 @@ static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t c
     for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
         uint32_t rows[PG_PREFETCH_MAX], left = 0;
         for (uint32_t i = 0; i < count; i++) {
-            rows[i] = a->watches[watches[i]].key_row;
+            rows[i] = watch_at(a, watches[i])->key_row;
             watches[i] = fetch_around(a, watches[i]);
         }
         for (uint32_t i = 0; i < count; i++) {
-            if (a->watermarks[rows[i]].first == a->watermarks[rows[i]].latest)
-                index_prefetch(&a->watermark_index, a->watermarks[rows[i]].hash);
+            if (watermark_at(a, rows[i])->first == watermark_at(a, rows[i])->latest)
+                index_prefetch(&a->watermark_index, watermark_at(a, rows[i])->hash);
             if (watches[i] != PG_NIL)
                 watches[left++] = watches[i];
         }
@@ -107,15 +107,15 @@ void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t co
             fetch_watch(a, watches[found++] = first);
     }
     for (uint32_t i = 0; i < found; i++) {
-        const uint32_t row = a->watches[watches[i]].key_row;
+        const uint32_t row = watch_at(a, watches[i])->key_row;
         if (row < a->watermark_rows)
             fetch_watermark(a, rows[known++] = row);
     }
     for (uint32_t i = 0; i < known; i++)
-        fetch_watch(a, a->watermarks[rows[i]].latest);
+        fetch_watch(a, watermark_at(a, rows[i])->latest);
     for (uint32_t i = 0; i < known; i++)
-        if (a->watermarks[rows[i]].latest != PG_NIL)
-            fetch_watch(a, a->watches[a->watermarks[rows[i]].latest].parent);
+        if (watermark_at(a, rows[i])->latest != PG_NIL)
+            fetch_watch(a, watch_at(a, watermark_at(a, rows[i])->latest)->parent);
 }
 
 /* ---- watermarks ------------------------------------------------------------------------------ */
@@ -126,8 +126,8 @@ static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
 {
     uint32_t ends = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (first[i] != PG_NIL && a->watches[first[i]].target <= reach[i])
-            slots[ends++] = a->watches[first[i]].slot;
+        if (first[i] != PG_NIL && watch_at(a, first[i])->target <= reach[i])
+            slots[ends++] = watch_at(a, first[i])->slot;
     return ends;
 }
 
@@ -143,7 +143,7 @@ void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const
     }
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t row = rows[places[i]];
-        first[i] = row == PG_NIL || reach[i] == 0 ? PG_NIL : a->watermarks[row].first;
+        first[i] = row == PG_NIL || reach[i] == 0 ? PG_NIL : watermark_at(a, row)->first;
         fetch_watch(a, first[i]);
     }
     prefetch_ends(a, slots, first_reached(a, first, reach, count, slots));
@@ -156,7 +156,7 @@ void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t
 {
     fetch_slots(a, slots, count);
     for (uint32_t i = 0; i < count; i++) {
-        const struct pg_cold *c = &a->slots.cold[slots[i]];
+        const struct pg_cold *c = slot_cold(a, slots[i]);
         const uint8_t *at = blob_at(&a->blobs, c->blob);
         fetch(at);
         fetch_whole(at + (slot_granules(c) - 1) * PG_GRANULE, 2 * PG_GRANULE);
@@ -170,16 +170,16 @@ void prefetch_news(struct pg_arena *a)
 {
     const uint32_t next = a->news_seen++;
     if (next + FAR < a->news_count)
-        fetch(&a->slots.cold[a->news[next + FAR]]);
+        fetch(slot_cold(a, a->news[next + FAR]));
     if (next + NEAR < a->news_count)
         fetch_whole(operation_at(a, a->news[next + NEAR]), sizeof(struct pg_operation));
 }
 
 void prefetch_bytes(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     const uint8_t *at = blob_at(&a->blobs, c->blob);
-    fetch(&a->slots.hot[slot]);
+    fetch(slot_hot(a, slot));
     fetch_whole(at + c->ext_len, LINE);
     fetch(at + (slot_granules(c) - 1) * PG_GRANULE);
 }

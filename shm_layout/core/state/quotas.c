@@ -27,9 +27,9 @@ void restrictions_note(struct pg_arena *a)
 {
     a->restricted = uids_limited(a->header);
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        a->restricted |= a->namespaces[i].name_len != 0 &&
-                         (a->namespaces[i].owner_uid != PG_NIL ||
-                          namespace_limited(&a->namespaces[i]));
+        a->restricted |= namespace_at(a, i)->name_len != 0 &&
+                         (namespace_at(a, i)->owner_uid != PG_NIL ||
+                          namespace_limited(namespace_at(a, i)));
 }
 
 unsigned access_of(const struct pg_arena *a, uint32_t row, uint32_t uid)
@@ -37,7 +37,7 @@ unsigned access_of(const struct pg_arena *a, uint32_t row, uint32_t uid)
     unsigned access = uids_limited(a->header) ? ACCESS_QUOTA : 0;
     if (!a->restricted || row == PG_NIL)
         return access;
-    const struct pg_namespace *n = &a->namespaces[row];
+    const struct pg_namespace *n = namespace_at(a, row);
     if (n->owner_uid != PG_NIL && n->owner_uid != uid)
         return ACCESS_DENIED;
     return namespace_limited(n) ? ACCESS_QUOTA : access;
@@ -64,7 +64,7 @@ uint32_t sessions_of(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < a->session_rows; i++)
-        count += a->sessions[i].id != 0 && a->sessions[i].uid == uid;
+        count += session_at(a, i)->id != 0 && session_at(a, i)->uid == uid;
     return count;
 }
 
@@ -72,7 +72,8 @@ static uint32_t operations_of(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < a->session_rows; i++)
-        count += a->sessions[i].id != 0 && a->sessions[i].uid == uid ? a->sessions[i].owned : 0;
+        if (session_at(a, i)->id != 0 && session_at(a, i)->uid == uid)
+            count += session_at(a, i)->owned;
     return count;
 }
 
@@ -87,11 +88,11 @@ static uint32_t row_for_new(const struct pg_arena *a, uint32_t home)
     uint32_t oldest = PG_NIL;
     for (uint32_t i = 0; i < a->account_rows; i++) {
         const uint32_t row = (home + i) % a->account_rows;
-        const struct pg_account *c = &a->accounts[row];
+        const struct pg_account *c = account_at(a, row);
         if (c->in_use == 0)
             return row;
         if (is_idle(c) &&
-            (oldest == PG_NIL || c->used_boot_ns < a->accounts[oldest].used_boot_ns))
+            (oldest == PG_NIL || c->used_boot_ns < account_at(a, oldest)->used_boot_ns))
             oldest = row;
     }
     return oldest;
@@ -102,7 +103,7 @@ static uint32_t account_born(struct pg_arena *a, uint32_t uid, uint32_t home)
     const uint32_t row = row_for_new(a, home);
     if (row == PG_NIL)
         return PG_NIL;
-    struct pg_account *c = &a->accounts[row];
+    struct pg_account *c = account_at(a, row);
     memset(c, 0, sizeof *c);
     c->uid = uid;
     c->sessions = sessions_of(a, uid);
@@ -122,7 +123,7 @@ static uint32_t account_find(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t left = a->account_rows;
     for (uint32_t row = left == 0 ? 0 : account_home(a, uid); left != 0; left--) {
-        if (a->accounts[row].in_use != 0 && a->accounts[row].uid == uid)
+        if (account_at(a, row)->in_use != 0 && account_at(a, row)->uid == uid)
             return row;
         row = row + 1 == a->account_rows ? 0 : row + 1;
     }
@@ -136,7 +137,7 @@ uint16_t account_of(struct pg_arena *a, uint32_t uid)
         row = account_born(a, uid, account_home(a, uid));
     if (row == PG_NIL)
         return 0;
-    a->accounts[row].used_boot_ns = a->call.real_boot_ns;
+    account_at(a, row)->used_boot_ns = a->call.real_boot_ns;
     return (uint16_t)(row + 1);
 }
 
@@ -144,10 +145,10 @@ bool account_carry(struct pg_arena *to, const struct pg_arena *from, uint16_t *a
 {
     if (*account == 0)
         return true;
-    const struct pg_account *c = &from->accounts[*account - 1];
+    const struct pg_account *c = account_at(from, *account - 1);
     *account = account_of(to, c->uid);
     if (*account != 0)
-        to->accounts[*account - 1].used_boot_ns = c->used_boot_ns;
+        account_at(to, *account - 1)->used_boot_ns = c->used_boot_ns;
     return *account != 0;
 }
 
@@ -155,7 +156,7 @@ void account_session_opened(struct pg_arena *a, uint32_t uid)
 {
     const uint32_t row = account_find(a, uid);
     if (row != PG_NIL)
-        a->accounts[row].sessions++;
+        account_at(a, row)->sessions++;
     account_of(a, uid);           /* which counts those that are open, if it is new */
 }
 
@@ -164,8 +165,8 @@ void account_session_ended(struct pg_arena *a, const struct pg_session *s)
     const uint32_t row = account_find(a, s->uid);
     if (row == PG_NIL)
         return;
-    a->accounts[row].sessions--;
-    a->accounts[row].operations -= s->owned;
+    account_at(a, row)->sessions--;
+    account_at(a, row)->operations -= s->owned;
 }
 
 void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t sign)
@@ -173,7 +174,7 @@ void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t
     const uint32_t row = account_find(a, s->uid);
     s->owned += (uint32_t)sign;
     if (row != PG_NIL)
-        a->accounts[row].operations += (uint32_t)sign;
+        account_at(a, row)->operations += (uint32_t)sign;
 }
 
 /* ---- quotas ------------------------------------------------------------------------------ */
@@ -191,14 +192,14 @@ struct payer {
 
 static struct payer payer_namespace(const struct pg_arena *a, uint32_t row)
 {
-    struct pg_namespace *n = &a->namespaces[row];
+    struct pg_namespace *n = namespace_at(a, row);
     return (struct payer){n->quota_timers, n->quota_bytes, n->quota_ops, n->live, n->bytes,
                           &n->tokens, PG_Q_NAMESPACE_TIMERS};
 }
 
 static struct payer payer_uid(const struct pg_arena *a, uint16_t account)
 {
-    struct pg_account *c = &a->accounts[account - 1];
+    struct pg_account *c = account_at(a, account - 1);
     const struct pg_header *h = a->header;
     return (struct payer){h->quota_timers, h->quota_bytes, h->quota_ops, c->live, c->bytes,
                           &c->tokens, PG_Q_UID_TIMERS};
@@ -280,7 +281,7 @@ bool quota_admits(struct pg_arena *a, const struct put *p, uint64_t granules, ui
     const uint32_t count = payers_of(a, p->key.namespace_row, p->account, payers);
     for (uint32_t i = 0; i < count; i++) {
         const struct payer *y = &payers[i];
-        const bool same = old != PG_NIL && (i == 0 || a->slots.cold[old].account == p->account);
+        const bool same = old != PG_NIL && (i == 0 || slot_cold(a, old)->account == p->account);
         if (grows_over(y->live, same, 1, y->timers))
             return over(r, y->first, y->timers, (int64_t)y->live);
         if (grows_over(y->used_bytes, same ? slot_bytes(a, old) : 0, bytes, y->bytes))
@@ -336,7 +337,7 @@ RARE bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r)
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
     else
         share_refuse(a, PG_Q_UID_WATCH_KEYS, a->watermark_rows,
-                     a->accounts[a->call.account - 1].watch_keys, r);
+                     account_at(a, a->call.account - 1)->watch_keys, r);
     return false;
 }
 
@@ -346,7 +347,7 @@ RARE bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r)
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
     else
         share_refuse(a, PG_Q_UID_WATCHES, a->watch_rows,
-                     a->accounts[a->call.account - 1].watches, r);
+                     account_at(a, a->call.account - 1)->watches, r);
     return false;
 }
 
@@ -356,7 +357,7 @@ RARE bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r)
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
     else
         share_refuse(a, PG_Q_UID_OPERATIONS, a->slots.capacity,
-                     a->accounts[a->call.account - 1].operations, r);
+                     account_at(a, a->call.account - 1)->operations, r);
     return false;
 }
 
@@ -365,20 +366,20 @@ RARE bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r)
 void quotas_rebuild(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->account_rows; i++) {
-        struct pg_account *c = &a->accounts[i];
+        struct pg_account *c = account_at(a, i);
         c->live = c->bytes = 0;
         c->watch_keys = c->watches = 0;
         c->tokens = (struct pg_tokens){0, 0};
     }
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        a->namespaces[i].tokens = (struct pg_tokens){0, 0};
+        namespace_at(a, i)->tokens = (struct pg_tokens){0, 0};
     restrictions_note(a);
 }
 
 void quotas_rebuild_sessions(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->account_rows; i++) {
-        struct pg_account *c = &a->accounts[i];
+        struct pg_account *c = account_at(a, i);
         c->sessions = c->in_use != 0 ? sessions_of(a, c->uid) : 0;
     }
 }
@@ -386,12 +387,12 @@ void quotas_rebuild_sessions(struct pg_arena *a)
 void quotas_rebuild_operations(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->account_rows; i++)
-        a->accounts[i].operations = 0;
+        account_at(a, i)->operations = 0;
     for (uint32_t i = 0; i < a->session_rows; i++) {
-        const struct pg_session *s = &a->sessions[i];
+        const struct pg_session *s = session_at(a, i);
         const uint32_t row = s->id != 0 && s->owned != 0 ? account_find(a, s->uid) : PG_NIL;
         if (row != PG_NIL)
-            a->accounts[row].operations += s->owned;
+            account_at(a, row)->operations += s->owned;
     }
 }
 
@@ -423,7 +424,8 @@ struct tallies {
 static bool account_sound(const struct pg_arena *a, uint16_t account, uint32_t row,
                           struct pg_fault *fault)
 {
-    return account == 0 || (account <= a->account_rows && a->accounts[account - 1].in_use != 0) ||
+    return account == 0 ||
+           (account <= a->account_rows && account_at(a, account - 1)->in_use != 0) ||
            fault_set(fault, "quotas", "an account that is not there", row, a->account_rows,
                      account);
 }
@@ -431,8 +433,8 @@ static bool account_sound(const struct pg_arena *a, uint16_t account, uint32_t r
 static bool slots_tally(const struct pg_arena *a, struct tallies *t, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        const uint16_t account = a->slots.cold[i].account;
-        if (!ctl_live(a->slots.hot[i].ctl))
+        const uint16_t account = slot_cold(a, i)->account;
+        if (!ctl_live(slot_hot(a, i)->ctl))
             continue;
         tally_add(&t->names, slot_namespace(a, i), 1, slot_bytes(a, i));
         if (!account_sound(a, account, i, fault))
@@ -448,7 +450,7 @@ static bool slots_tally(const struct pg_arena *a, struct tallies *t, struct pg_f
 static bool watch_keys_tally(const struct pg_arena *a, struct tallies *t, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->watermark_rows; i++) {
-        const struct pg_watched *l = &a->watermarks[i];
+        const struct pg_watched *l = watermark_at(a, i);
         if (l->key_len == 0 || l->account == 0)
             continue;
         if (!account_sound(a, l->account, i, fault))
@@ -462,9 +464,9 @@ static struct tallies rows_tally(const struct pg_arena *a)
 {
     struct tallies t = {0};
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        tally_add(&t.names, i, a->namespaces[i].live, a->namespaces[i].bytes);
+        tally_add(&t.names, i, namespace_at(a, i)->live, namespace_at(a, i)->bytes);
     for (uint32_t i = 0; i < a->account_rows; i++) {
-        const struct pg_account *c = &a->accounts[i];
+        const struct pg_account *c = account_at(a, i);
         tally_add(&t.accounts, i + 1, c->live, c->bytes);
         tally_add(&t.tables, i + 1, c->watch_keys, c->watches);
     }
@@ -474,7 +476,7 @@ static struct tallies rows_tally(const struct pg_arena *a)
 static bool sessions_counted(const struct pg_arena *a, struct pg_fault *fault)
 {
     for (uint32_t i = 0; a->secret != NULL && i < a->account_rows; i++) {
-        const struct pg_account *c = &a->accounts[i];
+        const struct pg_account *c = account_at(a, i);
         if (c->in_use != 0 && c->sessions != sessions_of(a, c->uid))
             return fault_set(fault, "quotas", "sessions counted for an account", i,
                              sessions_of(a, c->uid), c->sessions);

@@ -87,13 +87,13 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
     const uint8_t *shares = blob + sizeof *op + bitmaps_space(op->keys, op->has_own);
     uint32_t x = op->first_watch;
     memset(out, 0, op->keys * sizeof *out);
-    for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++, x = a->watches[x].sibling) {
+    for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++, x = watch_at(a, x)->sibling) {
         struct pg_share share = {0, 0};
         if (op->condition == PG_C_SUM)
             memcpy(&share, shares + n * sizeof share, sizeof share);
-        out[n] = (struct pg_wal_watch_key){.target = watch_target(a->watches[x].target),
+        out[n] = (struct pg_wal_watch_key){.target = watch_target(watch_at(a, x)->target),
                                            .base = share.base, .cap = share.cap,
-                                           .row = a->watches[x].key_row};
+                                           .row = watch_at(a, x)->key_row};
         if (op->has_own && own[n / 8] >> n % 8 & 1)
             out[n].flags = PG_WK_OWN;
     }
@@ -119,7 +119,7 @@ static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
     struct pg_timestamps timestamps = a->call.batch_timestamps;
     timestamps.add_lsn = a->wal_buffer->next_lsn;
     timestamps.armed_ns = a->call.moment_ns;
-    a->timestamps[slot] = timestamps;
+    *timestamps_at(a, slot) = timestamps;
     *frame_timestamps(body, 0) = timestamps;
     if (a->call.sequence != 0 && a->call.armed_count < PG_BATCH_RECORDS)
         a->call.armed[a->call.armed_count++] = slot;
@@ -127,14 +127,14 @@ static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
 
 static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body)
 {
-    *frame_timestamps(body, 0) = a->timestamps[slot];
+    *frame_timestamps(body, 0) = *timestamps_at(a, slot);
 }
 
 /* Before the `count` timestamps of the frame with this body. */
 static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count,
                         bool asked)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     struct pg_asked *at = (struct pg_asked *)(frame_timestamps(body, 0) + 1 - count) - 1;
     *at = (struct pg_asked){.session = asked ? a->call.batch_timestamps.session : 0,
                             .sequence = asked ? a->call.sequence : 0,
@@ -155,7 +155,7 @@ void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_name
 void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name)
 {
     struct pg_wal_topic *body = wal_frame_begin(a, PG_WAL_TOPIC, name.len);
-    *body = wal_topic_of(row, &a->topics[row], name.len);
+    *body = wal_topic_of(row, topic_at(a, row), name.len);
     memcpy(body + 1, name.bytes, name.len);
     wal_frame_end(a);
 }
@@ -163,7 +163,7 @@ void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name)
 static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t bulk_load, uint64_t row)
 {
     struct pg_wal_row j = {.row = row};
-    memcpy(j.bulk_load, a->bulk_loads[bulk_load].id, sizeof j.bulk_load);
+    memcpy(j.bulk_load, bulk_load_at(a, bulk_load)->id, sizeof j.bulk_load);
     return j;
 }
 
@@ -179,8 +179,8 @@ static void *row_write(const struct pg_arena *a, void *at)
 /* A parked one, whose payload is there again. It lives on. */
 void wal_append_unpark(struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_wal_arm j = wal_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
     const uint32_t bytes = c->key_len + c->payload_len;
     struct pg_wal_unpark *body =
@@ -208,22 +208,22 @@ static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct 
 
 void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     const struct put *parking = a->call.parking;
     const uint32_t payload = parking != NULL ? parking->payload_len : c->payload_len;
     const uint64_t extra = wal_row_bytes(a->call.in_bulk_load) + c->key_len + payload;
     struct pg_wal_arm *body =
         wal_frame_begin_with(a, PG_WAL_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
-    *body = wal_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
+    *body = wal_arm_of(a, slot, slot_hot(a, slot), c, ticket);
     body->payload_len = payload;
     body->parked = a->call.parking != NULL;
     body->armed_ns = a->call.moment_ns;
     body->armed_boot_ns = a->call.real_boot_ns;
     body->uid = a->call.uid;
     if (replaced != PG_NIL) {
-        body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
+        body->replaced = ctl_ticket(slot_hot(a, replaced)->ctl);
         body->replaced_slot = replaced;
-        *frame_timestamps(body, 1) = a->timestamps[replaced];
+        *frame_timestamps(body, 1) = *timestamps_at(a, replaced);
         asked_write(a, replaced, body, 2, true);
     }
     body->in_bulk_load = a->call.in_bulk_load;
@@ -235,7 +235,7 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
 void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
 {
     struct pg_wal_move *body = wal_frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->call.in_bulk_load));
-    *body = (struct pg_wal_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
+    *body = (struct pg_wal_move){.ticket = ctl_ticket(slot_hot(a, slot)->ctl),
                                  .deadline_ns = deadline_ns, .wall_ns = wall_ns,
                                  .at_ns = a->call.moment_ns, .slot = slot, .uid = a->call.uid,
                                  .in_bulk_load = a->call.in_bulk_load};
@@ -245,7 +245,7 @@ void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int
 
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     const bool asked = cause != PG_END_DROPPED;      /* that may go on after a restart */
     struct pg_wal_end *body = wal_frame_begin_with(a, PG_WAL_END, 0, ENDED);
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->call.moment_ns,
@@ -259,13 +259,13 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 
 void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
 {
-    const struct pg_topic *t = &a->topics[e->topic];
+    const struct pg_topic *t = topic_at(a, e->topic);
     struct pg_wal_fire *body = wal_frame_begin_with(a, PG_WAL_FIRE, 0, BEGUN);
     *body = (struct pg_wal_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
                                  .fired_ns = e->fired_ns, .position = a->header->replay_tail,
                                  .sequence = t->sequence + 1, .previous = t->last_position,
                                  .slot = slot, .topic = e->topic, .flags = entry_flags(e),
-                                 .bulk_loaded = is_bulk_loaded(&a->slots.hot[slot]),
+                                 .bulk_loaded = is_bulk_loaded(slot_hot(a, slot)),
                                  .ended_boot_ns = a->call.real_boot_ns};
     timestamps_write(a, slot, body);
     wal_frame_end(a);
@@ -273,7 +273,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
 
 void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
 {
-    const struct pg_topic *t = &a->topics[e->topic];
+    const struct pg_topic *t = topic_at(a, e->topic);
     const uint32_t bytes = e->key_len + e->payload_len;
     struct pg_wal_entry *body = wal_frame_begin(a, PG_WAL_ENTRY, bytes);
     *body = wal_entry_of(a->header->replay_tail, e);
@@ -296,13 +296,13 @@ void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
 
 void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_operation *op = operation_at(a, slot);
     const uint32_t bytes = c->key_len + c->payload_len;
     struct pg_wal_watch *body =
         wal_frame_begin_with(a, PG_WAL_WATCH, wal_watch_extra(op->keys, bytes), BEGUN);
     struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(body + 1);
-    *body = wal_watch_of(slot, &a->slots.hot[slot], c, op, ticket);
+    *body = wal_watch_of(slot, slot_hot(a, slot), c, op, ticket);
     operation_keys_copy(a, op, (const uint8_t *)op, keys);
     memcpy(keys + op->keys, (const uint8_t *)op + c->ext_len, bytes);
     timestamps_begin(a, slot, body);
@@ -330,9 +330,9 @@ void wal_append_gone(struct pg_arena *a, uint32_t row)
 
 void wal_append_outcome(struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     struct pg_operation *op = operation_at(a, slot);
-    const struct pg_topic *t = &a->topics[h->topic];
+    const struct pg_topic *t = topic_at(a, h->topic);
     const uint32_t bitmap = (op->keys + 7u) / 8;
     struct pg_wal_outcome *body = wal_frame_begin_with(a, PG_WAL_OUTCOME, bitmap, BEGUN);
     *body = (struct pg_wal_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,

@@ -54,7 +54,7 @@ bool replay_make_space(struct pg_arena *a, uint64_t bytes)
 static void entry_settle(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);
-    struct pg_topic *t = &a->topics[e->topic];
+    struct pg_topic *t = topic_at(a, e->topic);
     t->last_position = position + 1;
     STORE_RELEASE(&t->sequence, e->sequence);
     STORE_RELEASE(&a->header->replay_tail, position + 1);
@@ -65,7 +65,7 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
 {
     const uint64_t position = a->header->replay_tail;
     struct pg_entry *e = replay_at(a, position);
-    struct pg_topic *t = &a->topics[fields->topic];
+    struct pg_topic *t = topic_at(a, fields->topic);
 
     t->changed_boot_ns = a->call.real_boot_ns;     /* once too often rather than never */
     *e = *fields;
@@ -112,7 +112,7 @@ void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int6
 
 static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
 {
-    return e->topic < a->topic_rows && a->topics[e->topic].name_len != 0 && e->key_len != 0 &&
+    return e->topic < a->topic_rows && topic_at(a, e->topic)->name_len != 0 && e->key_len != 0 &&
            e->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX;
 }
 
@@ -120,7 +120,7 @@ static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
 static void entry_index(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);
-    const uint32_t ns = a->topics[e->topic].namespace_row;
+    const uint32_t ns = topic_at(a, e->topic)->namespace_row;
     struct probe at;
 
     if ((entry_flags(e) & (PG_E_SUPERSEDED | PG_E_OPERATION)) ||
@@ -129,7 +129,7 @@ static void entry_index(struct pg_arena *a, uint64_t position)
     for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
          id = index_next(&a->index, e->hash, &at)) {
         const struct pg_entry *old = &a->replay_buffer[id - a->slots.capacity];
-        if (old->hash == e->hash && a->topics[old->topic].namespace_row == ns &&
+        if (old->hash == e->hash && topic_at(a, old->topic)->namespace_row == ns &&
             old->key_len == e->key_len && entry_key_type(old) == entry_key_type(e) &&
             memcmp(blob_at(&a->blobs, old->blob), blob_at(&a->blobs, e->blob), e->key_len) == 0) {
             index_replace(&a->index, e->hash, &at, replay_id(a, position));

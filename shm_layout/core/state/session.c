@@ -6,18 +6,18 @@ static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8
                                            uint32_t uid)
 {
     for (uint32_t i = 0; i < a->session_rows; i++)
-        if (a->sessions[i].id != 0 && a->sessions[i].uid == uid &&
-            memcmp(a->sessions[i].nonce, nonce, sizeof a->sessions[i].nonce) == 0)
-            return &a->sessions[i];
+        if (session_at(a, i)->id != 0 && session_at(a, i)->uid == uid &&
+            memcmp(session_at(a, i)->nonce, nonce, sizeof session_at(a, i)->nonce) == 0)
+            return session_at(a, i);
     return NULL;
 }
 
 static struct pg_session *most_silent(const struct pg_arena *a)
 {
-    struct pg_session *oldest = &a->sessions[0];
+    struct pg_session *oldest = session_at(a, 0);
     for (uint32_t i = 1; i < a->secret->sessions; i++)
-        if (a->sessions[i].used_boot_ns < oldest->used_boot_ns)
-            oldest = &a->sessions[i];
+        if (session_at(a, i)->used_boot_ns < oldest->used_boot_ns)
+            oldest = session_at(a, i);
     return oldest;
 }
 
@@ -29,14 +29,14 @@ int64_t sessions_silence_ns(const struct pg_arena *a)
 static struct pg_session *row_for_new(const struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->secret->sessions; i++)
-        if (a->sessions[i].id == 0)
-            return &a->sessions[i];
+        if (session_at(a, i)->id == 0)
+            return session_at(a, i);
     return NULL;
 }
 
 static void rows_count(struct pg_arena *a)
 {
-    while (a->session_rows != 0 && a->sessions[a->session_rows - 1].id == 0)
+    while (a->session_rows != 0 && session_at(a, a->session_rows - 1)->id == 0)
         a->session_rows--;
 }
 
@@ -100,7 +100,7 @@ static struct pg_session *silent_with_answers(const struct pg_arena *a,
 {
     struct pg_session *found = NULL;
     for (uint32_t i = 0; i < a->session_rows; i++) {
-        struct pg_session *s = &a->sessions[i];
+        struct pg_session *s = session_at(a, i);
         if (s->id == 0 || s == but || s->current != 0 ||
             a->call.real_boot_ns - s->used_boot_ns < RECENT_NS ||
             (found != NULL && s->used_boot_ns >= found->used_boot_ns) || session_answers(a, s) == 0)
@@ -221,7 +221,7 @@ uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_i
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < a->session_rows && count < out_count; i++) {
-        const struct pg_session *s = &a->sessions[i];
+        const struct pg_session *s = session_at(a, i);
         if (s->id == 0 || (uid != PG_NIL && s->uid != uid))
             continue;
         out[count++] = (struct pg_session_info){
@@ -248,7 +248,7 @@ static bool intent_sound(const struct pg_arena *a, const struct pg_session *s)
 
 static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
 {
-    const struct pg_session *s = &a->sessions[i];
+    const struct pg_session *s = session_at(a, i);
     if (row_of_session(s->id) != i)
         return fault_set(fault, "sessions", "an id of another row", i, i, row_of_session(s->id));
     if (s->current != 0 && s->current != s->last + 1)
@@ -296,9 +296,9 @@ static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
-        session_settle(a, &a->sessions[i]);
-        a->sessions[i].owned = 0;
-        if (a->sessions[i].id != 0 && !session_sound(a, i, why))
+        session_settle(a, session_at(a, i));
+        session_at(a, i)->owned = 0;
+        if (session_at(a, i)->id != 0 && !session_sound(a, i, why))
             return false;
     }
     a->session_rows = a->secret->sessions;
@@ -315,7 +315,7 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row)
 {
     for (uint32_t i = 0; i < a->session_rows; i++) {
-        const struct pg_session *s = &a->sessions[i];
+        const struct pg_session *s = session_at(a, i);
         if (record_under_way(s) && on_watch_key(s) && s->intent[3] == row &&
             s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_CLEAR)
             return &reply_results(a, session_reply(a, s, s->current))[s->applied];
@@ -327,15 +327,15 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
 {
     uint64_t answers = 0;
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
-        if (a->sessions[i / PG_WINDOW].id == 0)
+        if (session_at(a, i / PG_WINDOW)->id == 0)
             continue;
         *granules += reply_granules(&a->replies[i]);
         answers += answer_granules(&a->replies[i]);
     }
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
-        if (a->sessions[i].id != 0 && !session_sound(a, i, fault))
+        if (session_at(a, i)->id != 0 && !session_sound(a, i, fault))
             return false;
-        if (a->sessions[i].id != 0 && i >= a->session_rows)
+        if (session_at(a, i)->id != 0 && i >= a->session_rows)
             return fault_set(fault, "sessions", "a row behind the last one", i, a->session_rows, i);
     }
     return blobs_check(&a->answers, answers, fault);

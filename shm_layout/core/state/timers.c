@@ -16,14 +16,14 @@ uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned typ
 
 static const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_cold *c = slot_cold(a, slot);
     return blob_at(&a->blobs, c->blob) + c->ext_len;
 }
 
 static bool slot_has_key(const struct pg_arena *a, uint32_t slot, const struct key *k)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
-    return a->slots.hot[slot].hash == k->hash && c->key_len == k->len &&
+    const struct pg_cold *c = slot_cold(a, slot);
+    return slot_hot(a, slot)->hash == k->hash && c->key_len == k->len &&
            c->key_type == k->type && slot_namespace(a, slot) == k->namespace_row &&
            memcmp(slot_key(a, slot), k->bytes, k->len) == 0;
 }
@@ -32,7 +32,7 @@ static bool entry_has_key(const struct pg_arena *a, const struct pg_entry *e,
                           const struct key *k)
 {
     return e->hash == k->hash && e->key_len == k->len && entry_key_type(e) == k->type &&
-           a->topics[e->topic].namespace_row == k->namespace_row &&
+           topic_at(a, e->topic)->namespace_row == k->namespace_row &&
            memcmp(blob_at(&a->blobs, e->blob), k->bytes, k->len) == 0;
 }
 
@@ -57,8 +57,8 @@ uint32_t timers_find(const struct pg_arena *a, const struct key *k)
 
 static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
-    return (struct key){slot_key(a, slot), a->slots.hot[slot].hash, slot_namespace(a, slot), PG_NIL,
+    const struct pg_cold *c = slot_cold(a, slot);
+    return (struct key){slot_key(a, slot), slot_hot(a, slot)->hash, slot_namespace(a, slot), PG_NIL,
                         c->key_len, c->key_type};
 }
 
@@ -67,9 +67,9 @@ static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
 /* a + b, held inside int64: times far beyond either end stay at that end. */
 static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
-    return ns < a->namespace_rows && a->namespaces[ns].name_len != 0 &&
-           key_hash(a, ns, c->key_type, slot_key(a, slot), c->key_len) == a->slots.hot[slot].hash;
+    const struct pg_cold *c = slot_cold(a, slot);
+    return ns < a->namespace_rows && namespace_at(a, ns)->name_len != 0 &&
+           key_hash(a, ns, c->key_type, slot_key(a, slot), c->key_len) == slot_hot(a, slot)->hash;
 }
 
 /* An outcome keeps no hold on its topic, whose row may serve another namespace by now. In which one
@@ -77,7 +77,7 @@ static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
 uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
 {
     uint32_t ns = slot_namespace(a, slot);
-    if (ctl_live(a->slots.hot[slot].ctl) || hashed_in(a, slot, ns))
+    if (ctl_live(slot_hot(a, slot)->ctl) || hashed_in(a, slot, ns))
         return ns;
     for (ns = 0; ns < a->namespace_rows && !hashed_in(a, slot, ns); ns++)
         continue;
@@ -108,7 +108,7 @@ bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadli
 
 static struct pg_ext *slot_ext(const struct pg_arena *a, uint32_t slot)
 {
-    return (struct pg_ext *)blob_at(&a->blobs, a->slots.cold[slot].blob);
+    return (struct pg_ext *)blob_at(&a->blobs, slot_cold(a, slot)->blob);
 }
 
 static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
@@ -120,31 +120,31 @@ static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
 /* By the wall clock as it stands now; the place of the slot in the wheel may be older. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
 {
-    if (a->slots.hot[slot].flags & PG_F_WALL)
+    if (slot_hot(a, slot)->flags & PG_F_WALL)
         return wall_deadline(a, slot_ext(a, slot)->value);
-    const int64_t t = a->slots.hot[slot].deadline_ns;
+    const int64_t t = slot_hot(a, slot)->deadline_ns;
     return t < 0 ? 0 : t;
 }
 
 /* It was armed when it was. */
 void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
 {
-    struct pg_hot *h = &a->slots.hot[slot];
-    const int64_t armed_ns = armed_ns_of(h, &a->slots.cold[slot]);
+    struct pg_hot *h = slot_hot(a, slot);
+    const int64_t armed_ns = armed_ns_of(h, slot_cold(a, slot));
     STORE_RELEASE(&h->deadline_ns, deadline_ns);
-    armed_note(h, &a->slots.cold[slot], armed_ns);
+    armed_note(h, slot_cold(a, slot), armed_ns);
 }
 
 /* ---- ending a slot ------------------------------------------------------------------------ */
 
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_cold *c = &a->slots.cold[slot];
-    struct pg_namespace *ns = &a->namespaces[a->topics[h->topic].namespace_row];
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
+    struct pg_namespace *ns = namespace_at(a, topic_at(a, h->topic)->namespace_row);
     const uint64_t bytes = slot_bytes(a, slot);
     *(UNLIKELY(is_parked(a, slot)) ? &a->metrics->parked : &a->metrics->live) += (uint64_t)sign;
-    a->topics[h->topic].live += (uint64_t)sign;
+    topic_at(a, h->topic)->live += (uint64_t)sign;
     ns->live += (uint64_t)sign;
     ns->bytes += (uint64_t)sign * bytes;
     if (UNLIKELY((h->flags & PG_F_WALL) != 0))
@@ -153,17 +153,17 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
         return;
     account_counted(a, c->account, sign, bytes);
     if (is_operation(a, slot))
-        a->accounts[c->account - 1].watches += (uint32_t)sign * operation_at(a, slot)->keys;
+        account_at(a, c->account - 1)->watches += (uint32_t)sign * operation_at(a, slot)->keys;
 }
 
 /* After this store the timer is gone. */
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 {
-    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_hot *h = slot_hot(a, slot);
     STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_FREE));
     atomic_thread_fence(memory_order_release);   /* before its bytes serve others */
     if (give != 0)
-        blobs_give(&a->blobs, a->slots.cold[slot].blob, give);
+        blobs_give(&a->blobs, slot_cold(a, slot)->blob, give);
     a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
     slots_give(&a->slots, slot);
 }
@@ -172,17 +172,17 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
  * timer comes here once. */
 static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 {
-    const int64_t armed_ns = armed_ns_of(&a->slots.hot[slot], &a->slots.cold[slot]);
+    const int64_t armed_ns = armed_ns_of(slot_hot(a, slot), slot_cold(a, slot));
     measure(a, PG_HG_REMOTE, a->call.moment_ns - armed_ns, 1);
     slot_counted(a, slot, -1);
-    slot_free(a, slot, slot_granules(&a->slots.cold[slot]) - keep);
+    slot_free(a, slot, slot_granules(slot_cold(a, slot)) - keep);
 }
 
 /* What is due already must not wait for the end of the tick, which a virtual clock may never
  * reach. Wall timers are looked at when their tick comes. */
 void slot_place(struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     if (h->deadline_ns <= a->now_ns && !(h->flags & PG_F_WALL))
         wheel_place_due(&a->wheel, slot);
     else
@@ -200,14 +200,14 @@ static void slot_unplace(struct pg_arena *a, uint32_t slot)
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
                         unsigned status)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
 }
 
 /* Whether a namespace wants its far-off timers parked, which takes a WAL. */
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
-    const uint64_t beyond_ns = a->namespaces[p->key.namespace_row].park_beyond_ns;
+    const uint64_t beyond_ns = namespace_at(a, p->key.namespace_row)->park_beyond_ns;
     return UNLIKELY(beyond_ns != 0) && has_wal(a) && deadline_ns > a->now_ns &&
            (uint64_t)deadline_ns - (uint64_t)a->now_ns > beyond_ns;
 }
@@ -234,11 +234,11 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
 static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const struct put *p,
                        int64_t deadline_ns, uint64_t ticket, uint32_t replaced)
 {
-    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_hot *h = slot_hot(a, slot);
     const bool wall = p->time_kind == PG_T_WALL;
 
     blob_write(a, blob, p);
-    a->slots.cold[slot] = (struct pg_cold){
+    *slot_cold(a, slot) = (struct pg_cold){
         .blob = blob, .payload_len = payload_retained(a, p), .key_len = p->key.len,
         .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
         .account = p->account};
@@ -246,7 +246,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->call.in_bulk_load ? PG_F_BULK_LOADED : 0);
     h->hash = p->key.hash;
     h->topic = (uint16_t)p->topic;
-    armed_note(h, &a->slots.cold[slot], a->call.moment_ns);
+    armed_note(h, slot_cold(a, slot), a->call.moment_ns);
     if (has_wal(a))
         wal_append_arm(a, slot, ticket, replaced);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, a->call.parking != NULL ? PG_S_PARKED : PG_S_ARMED));
@@ -336,7 +336,7 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
 static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                        uint32_t slot, struct pg_result *r)
 {
-    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_hot *h = slot_hot(a, slot);
     if (deadline_ns <= timers_deadline_ns(a, slot)) {
         answer_slot(a, r, slot, PG_ST_KEPT);
         return;
@@ -375,7 +375,7 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
     const uint32_t id = key_find(a, &p->key, &at);
     a->call.parking = parks(a, p, deadline_ns) ? p : NULL;
     const bool armed = id < a->slots.capacity;
-    if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(a->slots.hot[id].ctl) == p->ticket))
+    if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(slot_hot(a, id)->ctl) == p->ticket))
         answer(r, 0, PG_ST_UNKNOWN, 0);
     else if (!armed)
         put_fresh(a, p, deadline_ns, id, &at, r);
@@ -396,8 +396,8 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
  * moment; a rebuild that finds the slot parked still takes the payload from it again. */
 static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint32_t blob)
 {
-    struct pg_hot *h = &a->slots.hot[slot];
-    struct pg_cold *c = &a->slots.cold[slot];
+    struct pg_hot *h = slot_hot(a, slot);
+    struct pg_cold *c = slot_cold(a, slot);
     const uint32_t stub = slot_granules(c), old = c->blob;
     memcpy(blob_at(&a->blobs, blob), blob_at(&a->blobs, old), (size_t)c->ext_len + c->key_len);
     if (p->payload_len != 0)
@@ -418,11 +418,11 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
 void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, struct pg_result *r)
 {
     const uint32_t slot = timers_find(a, &p->key);
-    if (slot == PG_NIL || a->slots.hot[slot].ctl != ctl_of(ticket, PG_S_PARKED)) {
+    if (slot == PG_NIL || slot_hot(a, slot)->ctl != ctl_of(ticket, PG_S_PARKED)) {
         answer(r, 0, PG_ST_UNKNOWN, 0);
         return;
     }
-    const uint64_t ext = a->slots.cold[slot].ext_len;
+    const uint64_t ext = slot_cold(a, slot)->ext_len;
     const uint32_t granules = blob_granules(ext + p->key.len + p->payload_len);
     if (UNLIKELY(p->limited) && !quota_admits(a, p, granules, slot, r))
         return;
@@ -474,8 +474,8 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
 
 static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
     return (struct pg_entry){.ticket = ctl_ticket(h->ctl) << 8 | PG_CAUSE_EXPIRED,
                              .deadline_ns = h->deadline_ns,
                              .fired_ns = a->now_ns,
@@ -490,7 +490,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
 bool timer_expire(struct pg_arena *a, uint32_t slot)
 {
     struct probe at;
-    if ((a->slots.hot[slot].flags & PG_F_WALL) && !wall_reached(a, slot))
+    if ((slot_hot(a, slot)->flags & PG_F_WALL) && !wall_reached(a, slot))
         return true;
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
@@ -513,7 +513,7 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
 
 static void wall_replace(struct pg_arena *a, uint32_t slot)
 {
-    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_hot *h = slot_hot(a, slot);
     if (!ctl_live(h->ctl) || !(h->flags & PG_F_WALL))
         return;
     slot_unplace(a, slot);
@@ -583,22 +583,22 @@ bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
  * under way. */
 static bool wall_placed(const struct pg_arena *a, uint32_t slot)
 {
-    const int64_t away_ns = timers_deadline_ns(a, slot) - a->slots.hot[slot].deadline_ns;
+    const int64_t away_ns = timers_deadline_ns(a, slot) - slot_hot(a, slot)->deadline_ns;
     return a->wall_cursor != PG_NIL || (away_ns < 2 * STEP_NS && away_ns > -2 * STEP_NS);
 }
 
 static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_hot *h = slot_hot(a, slot);
     if (!ticket_known(a->header, ctl_ticket(h->ctl)))
         return fault_set(fault, "timers", "a ticket that was never given", slot,
                          a->header->next_ticket, ctl_ticket(h->ctl));
-    if (h->topic >= a->topic_rows || a->topics[h->topic].name_len == 0)
+    if (h->topic >= a->topic_rows || topic_at(a, h->topic)->name_len == 0)
         return fault_set(fault, "timers", "a topic that is not there", slot, a->topic_rows,
                          h->topic);
-    if (is_parked(a, slot) && a->slots.cold[slot].payload_len != 0)
+    if (is_parked(a, slot) && slot_cold(a, slot)->payload_len != 0)
         return fault_set(fault, "timers", "a parked timer with a payload", slot, 0,
-                         a->slots.cold[slot].payload_len);
+                         slot_cold(a, slot)->payload_len);
     if (a->secret == NULL)
         return true;
     const struct key k = key_of_slot(a, slot);
@@ -631,12 +631,12 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
 {
     uint64_t live = 0, parked = 0, ids = 0;
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        if (ctl_state(a->slots.hot[i].ctl) == PG_S_FREE)
+        if (ctl_state(slot_hot(a, i)->ctl) == PG_S_FREE)
             continue;
-        *granules += slot_granules(&a->slots.cold[i]);
+        *granules += slot_granules(slot_cold(a, i));
         if (is_operation(a, i))
             *granules += operation_granules(a, i);
-        if (!ctl_live(a->slots.hot[i].ctl))
+        if (!ctl_live(slot_hot(a, i)->ctl))
             continue;
         if (!slot_check(a, i, fault))
             return false;
@@ -656,8 +656,8 @@ bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const s
     if (h->topic >= a->topic_rows || c->payload_len > PG_PAYLOAD_MAX ||
         !blob_inside(&a->blobs, c->blob, (uint64_t)c->ext_len + c->key_len + c->payload_len))
         return false;
-    const struct pg_topic *t = &a->topics[h->topic];
+    const struct pg_topic *t = topic_at(a, h->topic);
     return t->name_len != 0 && t->name_len <= sizeof t->name &&
            t->namespace_row < a->namespace_rows &&
-           a->namespaces[t->namespace_row].name_len <= PG_NAMESPACE_MAX;
+           namespace_at(a, t->namespace_row)->name_len <= PG_NAMESPACE_MAX;
 }

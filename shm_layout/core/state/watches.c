@@ -6,7 +6,7 @@
 
 #include "core/core.h"
 
-static struct pg_watch *at(const struct pg_arena *a, uint32_t watch) { return &a->watches[watch]; }
+static struct pg_watch *at(const struct pg_arena *a, uint32_t watch) { return watch_at(a, watch); }
 
 static uint32_t priority(uint32_t watch)
 {
@@ -139,7 +139,7 @@ static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 /* Targets usually rise. Equal ones stand in the order of their arrival. */
 void watch_link_among(struct pg_arena *a, uint32_t x)
 {
-    struct pg_watched *l = &a->watermarks[at(a, x)->key_row];
+    struct pg_watched *l = watermark_at(a, at(a, x)->key_row);
     if (at(a, x)->target >= at(a, l->latest)->target)
         hang_last(a, l, x);
     else
@@ -170,7 +170,7 @@ static uint32_t before_latest(const struct pg_arena *a, uint32_t x)
 
 uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target)
 {
-    uint32_t found = PG_NIL, x = a->watermarks[row].root;
+    uint32_t found = PG_NIL, x = watermark_at(a, row)->root;
     while (x != PG_NIL) {
         const bool above = at(a, x)->target > target;
         found = above ? x : found;
@@ -200,7 +200,7 @@ static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 
 void watch_unlink_among(struct pg_arena *a, uint32_t x)
 {
-    struct pg_watched *l = &a->watermarks[at(a, x)->key_row];
+    struct pg_watched *l = watermark_at(a, at(a, x)->key_row);
     if (l->first == x)
         l->first = after_first(a, x);
     if (l->latest == x)
@@ -255,7 +255,7 @@ static uint64_t tree_size(const struct pg_arena *a, uint32_t root)
 static bool row_watches_sound(const struct pg_arena *a, uint32_t row, uint64_t *linked,
                               struct pg_fault *fault)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watched *l = watermark_at(a, row);
     if ((l->root == PG_NIL) != (l->first == PG_NIL) || (l->root == PG_NIL) != (l->latest == PG_NIL))
         return fault_set(fault, "watches", "ends of a row", row, l->root, l->first);
     if (l->root == PG_NIL)
@@ -270,7 +270,7 @@ bool watches_check(const struct pg_arena *a, struct pg_fault *fault)
 {
     uint64_t linked = 0, attached = 0, used = 0;
     for (uint32_t row = 0; row < a->watermark_rows; row++)
-        if (a->watermarks[row].key_len != 0 && !row_watches_sound(a, row, &linked, fault))
+        if (watermark_at(a, row)->key_len != 0 && !row_watches_sound(a, row, &linked, fault))
             return false;
     for (uint32_t x = 0; x < a->watch_rows; x++) {
         if (at(a, x)->slot == PG_NIL)
@@ -279,7 +279,8 @@ bool watches_check(const struct pg_arena *a, struct pg_fault *fault)
         if (at(a, x)->key_row == PG_NIL)
             continue;
         attached++;
-        if (at(a, x)->key_row >= a->watermark_rows || a->watermarks[at(a, x)->key_row].key_len == 0)
+        if (at(a, x)->key_row >= a->watermark_rows ||
+            watermark_at(a, at(a, x)->key_row)->key_len == 0)
             return fault_set(fault, "watches", "watches a key that is not there", x,
                              a->watermark_rows, at(a, x)->key_row);
         if (!watch_sound(a, x, fault))

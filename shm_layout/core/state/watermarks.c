@@ -8,7 +8,7 @@
 
 static const uint8_t *watermark_key(const struct pg_arena *a, uint32_t row)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watched *l = watermark_at(a, row);
     return watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
 }
 
@@ -29,7 +29,7 @@ static inline bool same_bytes(const uint8_t *x, const uint8_t *y, uint32_t len)
 
 static inline bool has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watched *l = watermark_at(a, row);
     return l->hash == k->hash && l->key_len == k->len && l->key_type == k->type &&
            l->namespace_row == k->namespace_row && same_bytes(watermark_key(a, row), k->bytes,
                                                               k->len);
@@ -92,8 +92,8 @@ static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watc
 {
     uint32_t row;
     memcpy(&row, l->key + sizeof l->key - sizeof row, sizeof row);
-    __builtin_prefetch(&a->watermarks[row], 1);
-    __builtin_prefetch(&a->watermarks[row].place, 1);
+    __builtin_prefetch(watermark_at(a, row), 1);
+    __builtin_prefetch(&watermark_at(a, row)->place, 1);
 }
 
 /* PG_NIL: there is none for the running batch. */
@@ -112,7 +112,7 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
     const uint32_t row = row_for_new(a, why);
     if (row == PG_NIL)
         return PG_NIL;
-    struct pg_watched *l = &a->watermarks[row];
+    struct pg_watched *l = watermark_at(a, row);
     free_row_fetch(a, l);
     if (!key_write(a, l, k)) {
         answer(why, 0, PG_ST_FULL_PAYLOAD, 0);
@@ -141,12 +141,12 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
 static inline void watermark_push_free(struct pg_arena *a, uint32_t row)
 {
     const uint32_t next = a->purgatory->free_watermark;
-    struct pg_watched *l = &a->watermarks[row];
+    struct pg_watched *l = watermark_at(a, row);
     if (UNLIKELY(next == PG_NIL)) {
         memset(l->key, 0, sizeof l->key);
     } else {
-        memcpy(l->key, &a->watermarks[next].root, sizeof next);
-        memcpy(l->key + sizeof next, a->watermarks[next].key, sizeof l->key - sizeof next);
+        memcpy(l->key, &watermark_at(a, next)->root, sizeof next);
+        memcpy(l->key + sizeof next, watermark_at(a, next)->key, sizeof l->key - sizeof next);
     }
     l->root = next;
     l->first = PG_NIL;
@@ -156,7 +156,7 @@ static inline void watermark_push_free(struct pg_arena *a, uint32_t row)
 
 void watermark_free(struct pg_arena *a, uint32_t row)
 {
-    struct pg_watched *l = &a->watermarks[row];
+    struct pg_watched *l = watermark_at(a, row);
     const uint32_t granules = watermark_granules(l);
     index_erase_at(&a->watermark_index, l->hash, l->place);
     if (has_wal(a))
@@ -173,7 +173,7 @@ void watermark_free(struct pg_arena *a, uint32_t row)
 static void watermark_append(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error,
                              uint32_t touched_s)
 {
-    struct pg_watched next = a->watermarks[row];
+    struct pg_watched next = *watermark_at(a, row);
     next.watermark = watermark;
     next.error = error;
     next.touched_s = touched_s;
@@ -182,14 +182,14 @@ static void watermark_append(struct pg_arena *a, uint32_t row, uint64_t watermar
 
 RARE void watermark_left_by_one(struct pg_arena *a, uint32_t row)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watched *l = watermark_at(a, row);
     if (l->touched_s == PG_NIL)
         watermark_append(a, row, l->watermark, l->error, PG_NIL);      /* as an own key, perhaps */
 }
 
 void watermark_left_by_last(struct pg_arena *a, uint32_t row)
 {
-    struct pg_watched *l = &a->watermarks[row];
+    struct pg_watched *l = watermark_at(a, row);
     if (l->touched_s == PG_NIL)
         watermark_free(a, row);
     else
@@ -202,7 +202,7 @@ void watermark_left_by_last(struct pg_arena *a, uint32_t row)
  * forgotten before. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error)
 {
-    struct pg_watched *l = &a->watermarks[row];
+    struct pg_watched *l = watermark_at(a, row);
     if (has_wal(a))
         watermark_append(a, row, watermark, error, a->call.real_s);
     l->touched_s = a->call.real_s;
@@ -212,7 +212,7 @@ void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_
 
 void watermark_clear(struct pg_arena *a, uint32_t row)
 {
-    struct pg_watched *l = &a->watermarks[row];
+    struct pg_watched *l = watermark_at(a, row);
     const uint32_t touched_s = l->touched_s == PG_NIL ? PG_NIL : a->call.real_s;
     if (has_wal(a))
         watermark_append(a, row, l->watermark, 0, touched_s);
@@ -223,9 +223,10 @@ void watermark_clear(struct pg_arena *a, uint32_t row)
 void watermark_drop(struct pg_arena *a, uint32_t row)
 {
     if (has_wal(a))
-        watermark_append(a, row, a->watermarks[row].watermark, a->watermarks[row].error, PG_NIL);
+        watermark_append(a, row, watermark_at(a, row)->watermark, watermark_at(a, row)->error,
+                         PG_NIL);
     watermark_forget(a, row);
-    if (a->watermarks[row].root == PG_NIL)
+    if (watermark_at(a, row)->root == PG_NIL)
         watermark_free(a, row);
 }
 
@@ -238,7 +239,7 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
     for (uint32_t n = 0; n < budget && n < a->watermark_rows; n++) {
         if (*cursor >= a->watermark_rows)
             *cursor = 0;
-        const struct pg_watched *l = &a->watermarks[*cursor];
+        const struct pg_watched *l = watermark_at(a, *cursor);
         const bool over = l->touched_s == PG_NIL || a->call.real_s - l->touched_s > ttl_s;
         const bool failed = l->error != 0 && l->touched_s != PG_NIL;
         if (l->key_len != 0 && l->root == PG_NIL && over && !failed && !wal_buffer_full(a))
@@ -261,7 +262,7 @@ void watermarks_init(struct pg_arena *a)
 
 static bool watermark_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault *why)
 {
-    struct pg_watched *l = &a->watermarks[row];
+    struct pg_watched *l = watermark_at(a, row);
     if (l->namespace_row >= a->namespace_rows ||
         (watermark_granules(l) != 0 &&
          !blobs_rebuild_mark(&a->blobs, watermark_blob(l), watermark_granules(l))))
@@ -282,7 +283,7 @@ bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why)
     a->purgatory->free_watermark = PG_NIL;
     a->purgatory->free_watermarks = 0;
     for (uint32_t row = a->watermark_rows; row-- > 0;) {
-        if (a->watermarks[row].key_len == 0)
+        if (watermark_at(a, row)->key_len == 0)
             watermark_push_free(a, row);
         else if (!watermark_rebuild(a, row, why))
             return false;
@@ -293,8 +294,8 @@ bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why)
 void watermarks_drop_forgotten(struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++)
-        if (a->watermarks[row].key_len != 0 && a->watermarks[row].root == PG_NIL &&
-            a->watermarks[row].touched_s == PG_NIL && !wal_buffer_full(a))
+        if (watermark_at(a, row)->key_len != 0 && watermark_at(a, row)->root == PG_NIL &&
+            watermark_at(a, row)->touched_s == PG_NIL && !wal_buffer_full(a))
             watermark_free(a, row);   /* else the next sweep does it */
 }
 
@@ -303,7 +304,7 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
     uint64_t used = 0, free = 0;
     struct probe at;
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
-        const struct pg_watched *l = &a->watermarks[row];
+        const struct pg_watched *l = watermark_at(a, row);
         if (l->key_len == 0)
             continue;
         const struct key k = {watermark_key(a, row), l->hash, l->namespace_row, PG_NIL, l->key_len,
@@ -324,7 +325,7 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
         used++;
     }
     for (uint32_t row = a->purgatory->free_watermark; row != PG_NIL && free <= a->watermark_rows;
-         row = a->watermarks[row].root)
+         row = watermark_at(a, row)->root)
         free++;
     if (free != a->purgatory->free_watermarks || used + free != a->watermark_rows)
         return fault_set(fault, "watermarks", "rows lost", used, a->watermark_rows, used + free);
@@ -338,7 +339,7 @@ bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch
 {
     if (row >= a->watermark_rows)
         return false;
-    const struct pg_watched l = a->watermarks[row];
+    const struct pg_watched l = *watermark_at(a, row);
     const bool is_short = watermark_granules(&l) == 0;
     if (!is_short && !blob_inside(&a->blobs, watermark_blob(&l), l.key_len))
         return false;

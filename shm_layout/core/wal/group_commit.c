@@ -480,9 +480,9 @@ static bool holds_nothing(const struct pg_arena *a)
     const struct pg_header *h = a->header;
     bool used = h->next_ticket != h->shard * PG_TICKET_SHARD + 1 || h->replay_tail != 0;
     for (uint32_t row = 0; row < a->watermark_rows && !used; row++)
-        used = a->watermarks[row].key_len != 0;
+        used = watermark_at(a, row)->key_len != 0;
     for (uint32_t row = 0; row < a->bulk_load_rows && !used; row++)
-        used = a->bulk_loads[row].state != PG_BULK_LOAD_NONE;
+        used = bulk_load_at(a, row)->state != PG_BULK_LOAD_NONE;
     return !used;
 }
 

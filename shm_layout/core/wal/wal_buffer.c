@@ -217,9 +217,10 @@ void wal_buffer_decide(struct pg_arena *a, const struct pg_frame_head *frame, bo
 static bool timestamps_sound(const struct pg_arena *a, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (ctl_live(a->slots.hot[i].ctl) && a->timestamps[i].add_lsn >= a->wal_buffer->next_lsn)
+        if (ctl_live(slot_hot(a, i)->ctl) &&
+            timestamps_at(a, i)->add_lsn >= a->wal_buffer->next_lsn)
             return fault_set(fault, "wal_buffer", "a timer of a record that is still to come", i,
-                             a->wal_buffer->next_lsn, a->timestamps[i].add_lsn);
+                             a->wal_buffer->next_lsn, timestamps_at(a, i)->add_lsn);
     return true;
 }
 
