@@ -35,14 +35,14 @@
 
 /* ---- limits -------------------------------------------------------------------- */
 
-#define PG_KEY_MAX 255
-#define PG_PAYLOAD_MAX 65536
-#define PG_NAMESPACE_MAX 63
-#define PG_TOPIC_MAX 127
+#define PG_KEY_MAX 255                   /* bytes of a key */
+#define PG_PAYLOAD_MAX 65536             /* bytes of a payload */
+#define PG_NAMESPACE_MAX 63              /* bytes of a namespace's name */
+#define PG_TOPIC_MAX 127                 /* bytes of a topic's name */
 #define PG_CAPACITY_MAX 134217728u       /* slots; index entries keep >= 4 tag bits */
 #define PG_TICKET_MAX 72057594037927935u /* 2^56 - 1 */
 #define PG_TICKET_SHARD 281474976710656u /* 2^48: ticket = shard * this + a number from 1 on */
-#define PG_SHARDS_MAX 64
+#define PG_SHARDS_MAX 64                 /* shards of a deployment */
 #define PG_GRANULE 16                    /* bytes; unit of blob references */
 #define PG_NIL 4294967295u               /* no slot, no chunk, no blob */
 #define PG_BATCH_RECORDS 1024            /* records in one batch */
@@ -77,7 +77,10 @@ enum pg_region_id {
 };
 
 enum pg_arena_state { PG_BLANK, PG_REBUILDING, PG_READY, PG_RETIRED };
-enum pg_clock_kind { PG_CLOCK_BOOT, PG_CLOCK_VIRTUAL };
+enum pg_clock_kind {
+    PG_CLOCK_BOOT,                /* CLOCK_BOOTTIME of the host */
+    PG_CLOCK_VIRTUAL              /* moves by ADVANCE and at_ns alone */
+};
 
 /* What the daemon is doing, apart from whether its arena can be read. A killed one leaves the
  * state that it was in. */
@@ -334,7 +337,12 @@ struct pg_timestamps {
                                      on */
 };
 
-enum pg_key_type { PG_KEY_STR, PG_KEY_BYTES, PG_KEY_UUID, PG_KEY_TYPES };
+enum pg_key_type {
+    PG_KEY_STR,                   /* UTF-8 text */
+    PG_KEY_BYTES,                 /* bytes */
+    PG_KEY_UUID,                  /* 16 bytes */
+    PG_KEY_TYPES
+};
 
 /* One item of a blob's extension, 16 bytes each: what few timers use. */
 enum pg_ext_kind {
@@ -486,7 +494,14 @@ struct pg_purgatory {
                                      acknowledged */
 };
 
-enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_C_QUORUM, PG_CONDITIONS };
+enum pg_condition {
+    PG_C_ALL,                     /* each key reaches its target */
+    PG_C_ANY,                     /* one key reaches its target */
+    PG_C_SUM,                     /* what the keys gained, up to a cap each, reaches a sum */
+    PG_C_CLIENT,                  /* the owner decides: it gets a CHECK when a key has advanced */
+    PG_C_QUORUM,                  /* so many keys reach their targets */
+    PG_CONDITIONS
+};
 enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
 
 /* The first 80 bytes of an operation's blob. Behind it what its end notes of its keys: a uint64_t
@@ -525,10 +540,10 @@ struct pg_share {                 /* of one key in a SUM: min(cap, max(0, waterm
 /* Begins the payload of an operation's notice (PG_E_OPERATION), before the bitmap of
  * missing keys and the operation's own payload. */
 struct pg_verdict {
-    int64_t  elapsed_ns;
-    uint32_t error;
-    uint16_t keys;
-    uint16_t bitmap_bytes;
+    int64_t  elapsed_ns;          /* from arming to the end */
+    uint32_t error;               /* code with which a key failed; 0 = none */
+    uint16_t keys;                /* watch keys */
+    uint16_t bitmap_bytes;        /* of the bitmap of missing keys, which stands behind */
 };
 
 /* ---- names ---------------------------------------------------------------------- */
@@ -594,7 +609,11 @@ struct pg_account {
 
 #define PG_BULK_LOAD_BLOCK_ROWS 4096
 
-enum pg_bulk_load_state { PG_BULK_LOAD_NONE, PG_BULK_LOAD_OPEN, PG_BULK_LOAD_CLOSED };
+enum pg_bulk_load_state {
+    PG_BULK_LOAD_NONE,            /* no such bulk load */
+    PG_BULK_LOAD_OPEN,            /* takes rows */
+    PG_BULK_LOAD_CLOSED           /* takes no more rows */
+};
 
 /* Authoritative, but for the fields that say otherwise. A bulk load: which of its rows were done,
  * whatever became of their timers since. 64 bytes. */
@@ -621,8 +640,13 @@ struct pg_bulk_load_block {
 
 /* ---- the replay buffer (authoritative) ---------------------------------------------------- */
 
-enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CAUSE_CANCELLED,
-                PG_CAUSE_PUBLISHED };
+enum pg_cause {
+    PG_CAUSE_EXPIRED = 1,         /* the deadline came */
+    PG_CAUSE_SATISFIED,           /* an operation's condition came true */
+    PG_CAUSE_FAILED,              /* its keys have failed so that it cannot come true */
+    PG_CAUSE_CANCELLED,           /* an operation was cancelled */
+    PG_CAUSE_PUBLISHED            /* a notice without a timer */
+};
 
 enum pg_entry_flag {
     PG_E_SUPERSEDED = 1,          /* its key was armed again: cancel no longer answers FIRED */
@@ -1214,8 +1238,8 @@ enum pg_message {
 /* Every request and reply begins with these 64 bytes. A reply repeats `message`,
  * `session`, `sequence`. Unused fields are 0. */
 struct pg_frame {
-    uint32_t magic;
-    uint16_t version;
+    uint32_t magic;               /* PG_WIRE_MAGIC */
+    uint16_t version;             /* PG_WIRE_VERSION */
     uint16_t message;             /* enum pg_message */
     uint64_t session;             /* HELLO: 0 */
     uint64_t sequence;            /* BATCH: 1, 2, ... per session; else echoed */
@@ -1241,7 +1265,7 @@ enum pg_frame_flag {
 /* The rows of a bulk load that a batch's records are: the n-th has number first_row + n. */
 struct pg_rows {                  /* 32 bytes */
     uint8_t  bulk_load[16];       /* chosen by who loads; not 0 */
-    uint64_t first_row;
+    uint64_t first_row;           /* number of the first record */
     uint64_t fencing_token;       /* number of this run of the bulk load; a higher one shuts out
                                      lower ones */
 };
@@ -1250,11 +1274,34 @@ struct pg_rows {                  /* 32 bytes */
  * area. Name table: per entry u8 namespace length, u8 topic length, the bytes of both.
  * Byte area: per record, in order: key, payload, extension (no padding). Nothing may follow.
  * A WATCH's extension is, per watch key, struct pg_watch_key and the key's bytes. */
-enum pg_op { PG_OP_PUT = 1, PG_OP_CANCEL, PG_OP_GET,
-             PG_OP_WATCH, PG_OP_ADVANCE_KEY, PG_OP_BUMP, PG_OP_FAIL, PG_OP_CLEAR, PG_OP_FORGET,
-             PG_OP_CANCEL_FOR_KEY, PG_OP_COMPLETE, PG_OP_UNPARK };
-enum pg_put_mode { PG_MODE_ERROR, PG_MODE_REPLACE, PG_MODE_KEEP, PG_MODE_EXTEND, PG_MODES };
-enum pg_time_kind { PG_T_BOOT, PG_T_DELAY, PG_T_WALL, PG_T_KINDS };
+enum pg_op {
+    PG_OP_PUT = 1,                /* arms a timer */
+    PG_OP_CANCEL,                 /* ends a timer or an operation */
+    PG_OP_GET,                    /* QUERY: asks for a timer or an operation */
+    PG_OP_WATCH,                  /* arms an operation */
+    PG_OP_ADVANCE_KEY,            /* raises a watermark to a value; a lower one changes nothing */
+    PG_OP_BUMP,                   /* adds to a watermark */
+    PG_OP_FAIL,                   /* fails a watch key */
+    PG_OP_CLEAR,                  /* ends its failure */
+    PG_OP_FORGET,                 /* removes a watch key, with the last operation that
+                                     watches it */
+    PG_OP_CANCEL_FOR_KEY,         /* cancels all operations that watch it */
+    PG_OP_COMPLETE,               /* the owner answers a CHECK with true */
+    PG_OP_UNPARK                  /* arms a parked timer, with its payload */
+};
+enum pg_put_mode {
+    PG_MODE_ERROR,                /* refused with EXISTS if the key is armed */
+    PG_MODE_REPLACE,              /* takes the place of what is armed */
+    PG_MODE_KEEP,                 /* changes nothing if the key is armed */
+    PG_MODE_EXTEND,               /* moves the deadline, to a later one only */
+    PG_MODES
+};
+enum pg_time_kind {
+    PG_T_BOOT,                    /* a deadline on the arena's clock */
+    PG_T_DELAY,                   /* a delay from when the record is applied */
+    PG_T_WALL,                    /* a deadline on the wall clock */
+    PG_T_KINDS
+};
 
 struct pg_record {                /* 32 bytes */
     uint8_t  op;                  /* enum pg_op */
@@ -1280,22 +1327,22 @@ struct pg_watch_key {             /* 24 bytes, then key_len bytes */
     uint64_t target;              /* ALL, ANY, QUORUM: target, at most PG_TARGET_MAX; SUM: base,
                                      2^64 - 1 = the watermark at arming */
     uint64_t cap;                 /* SUM: most that this key may add; else 0 */
-    uint8_t  key_len;
-    uint8_t  key_type;
+    uint8_t  key_len;             /* bytes of the key */
+    uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  flags;               /* enum pg_watch_key_flag */
     uint8_t  pad[5];
 };
 
 /* Statuses of a record. Stable numbers. Each that refuses has its counter in metrics.c. */
 enum pg_status {
-    PG_ST_NONE = 0,
+    PG_ST_NONE = 0,               /* no answer */
     PG_ST_ADDED = 1,              /* PUT: armed */
     PG_ST_REPLACED = 2,           /* PUT replace: the old timer is gone */
     PG_ST_KEPT = 3,               /* PUT keep, or extend to an earlier time: unchanged */
     PG_ST_EXTENDED = 4,           /* PUT extend: same ticket, later deadline */
     PG_ST_EXISTS = 5,             /* PUT error: refused, the key is armed; PUT replace, extend: by an
                                      operation */
-    PG_ST_CANCELLED = 6,
+    PG_ST_CANCELLED = 6,          /* CANCEL: it will not fire */
     PG_ST_FIRED = 7,              /* CANCEL: too late, its notice is in the replay buffer */
     PG_ST_UNKNOWN = 8,            /* CANCEL, GET, PUT with a ticket: no such timer */
     PG_ST_FOUND = 9,              /* GET */
@@ -1308,9 +1355,9 @@ enum pg_status {
     PG_ST_UNPARKED = 14,          /* UNPARK: armed, with the ticket and the deadline that it had */
     PG_ST_FULL = 16,              /* no free slot */
     PG_ST_FULL_PAYLOAD = 17,      /* no space for key and payload */
-    PG_ST_FULL_NAMESPACES = 18,
-    PG_ST_FULL_TOPICS = 19,
-    PG_ST_FULL_TICKETS = 20,
+    PG_ST_FULL_NAMESPACES = 18,   /* no free row for the namespace */
+    PG_ST_FULL_TOPICS = 19,       /* no free row for the topic */
+    PG_ST_FULL_TICKETS = 20,      /* all tickets of the shard were given */
     PG_ST_FULL_KEYS = 21,         /* watch keys */
     PG_ST_FULL_WATCHES = 22,      /* watch records */
     PG_ST_FULL_ACCOUNTS = 23,     /* uids with an account, which a uid needs for what a quota or its
@@ -1336,27 +1383,39 @@ enum pg_status {
 };
 
 /* Which quota was used up; from UID_TOPICS on, a uid's share of a table. */
-enum pg_quota { PG_Q_NAMESPACE_TIMERS = 1, PG_Q_NAMESPACE_BYTES, PG_Q_NAMESPACE_OPS,
-                PG_Q_UID_TIMERS, PG_Q_UID_BYTES, PG_Q_UID_OPS, PG_Q_UID_TOPICS,
-                PG_Q_UID_NAMESPACES, PG_Q_UID_SESSIONS, PG_Q_UID_WATCH_KEYS, PG_Q_UID_WATCHES,
-                PG_Q_UID_OPERATIONS, PG_Q_UID_BULK_LOADS, PG_Q_UID_BULK_LOAD_BLOCKS };
+enum pg_quota {
+    PG_Q_NAMESPACE_TIMERS = 1,    /* armed timers of the namespace */
+    PG_Q_NAMESPACE_BYTES,         /* bytes of their keys and payloads */
+    PG_Q_NAMESPACE_OPS,           /* adds, watches and advances per second */
+    PG_Q_UID_TIMERS,              /* armed timers of the uid */
+    PG_Q_UID_BYTES,               /* bytes of their keys and payloads */
+    PG_Q_UID_OPS,                 /* the same of the uid */
+    PG_Q_UID_TOPICS,              /* topics that it created */
+    PG_Q_UID_NAMESPACES,          /* namespaces that it created */
+    PG_Q_UID_SESSIONS,            /* its sessions */
+    PG_Q_UID_WATCH_KEYS,          /* watch keys that it created */
+    PG_Q_UID_WATCHES,             /* watch records of its operations */
+    PG_Q_UID_OPERATIONS,          /* operations that its sessions own */
+    PG_Q_UID_BULK_LOADS,          /* bulk loads that it began */
+    PG_Q_UID_BULK_LOAD_BLOCKS     /* blocks of rows of its bulk loads */
+};
 
 /* Errors of a whole message: nothing of it was applied. Stable numbers. */
 enum pg_error {
-    PG_ERR_NONE = 0,
+    PG_ERR_NONE = 0,              /* the records have their own statuses */
     PG_ERR_MALFORMED = 1,         /* detail: byte offset or record index, what was found */
     PG_ERR_VERSION = 2,           /* detail: ours, theirs */
     PG_ERR_UNKNOWN_MESSAGE = 3,   /* detail: message */
     PG_ERR_TOO_LARGE = 4,         /* detail: limit, found */
-    PG_ERR_SESSION_EXPIRED = 5,
+    PG_ERR_SESSION_EXPIRED = 5,   /* the daemon does not know the session */
     PG_ERR_OUT_OF_ORDER = 6,      /* detail: expected, found */
     PG_ERR_STALE = 7,             /* detail: oldest remembered, found */
     PG_ERR_CHANGED = 8,           /* a re-sent batch differs from the first */
     PG_ERR_SESSIONS_FULL = 9,     /* detail: rows, longest silence in ns */
     PG_ERR_DENIED = 10,           /* detail: uid */
-    PG_ERR_STOPPING = 11,
+    PG_ERR_STOPPING = 11,         /* the daemon is about to end: send it again */
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
-    PG_ERR_INTERNAL = 13,
+    PG_ERR_INTERNAL = 13,         /* a fault of the daemon: its log has more */
     PG_ERR_NO_WAL = 14,           /* durability is asked for, and there is no WAL */
     PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, BULK_LOAD. detail: rows */
     PG_ERR_NOT_DURABLE = 16,      /* applied, but the WAL stopped before it was on disk; detail: the
@@ -1376,26 +1435,26 @@ enum pg_error {
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
 struct pg_hello {
-    uint8_t  nonce[16];
+    uint8_t  nonce[16];           /* chosen at random: the same one finds the same session */
     uint32_t name_len;            /* 0..63: what the WAL calls who opens the session */
     uint32_t pad;
     int64_t  grace_ns;            /* how long the session outlives its client, to be found again by
                                      the nonce; 0 to PG_GRACE_MAX_NS */
 };
 struct pg_welcome {
-    uint64_t session;
-    uint64_t stream_id;
-    uint8_t  uuid[16];
-    uint64_t layout_id;
-    uint64_t epoch;
-    int64_t  now_ns;
+    uint64_t session;             /* its id, for all later frames */
+    uint64_t stream_id;           /* of the notices of this arena */
+    uint8_t  uuid[16];            /* of the arena */
+    uint64_t layout_id;           /* of the arena: readers map no other one */
+    uint64_t epoch;               /* +1 at every start of the daemon */
+    int64_t  now_ns;              /* the arena's clock */
     int64_t  wall_offset_ns;      /* wall = now + offset */
     uint64_t last;                /* newest batch applied for this session */
-    uint64_t tick_ns;
-    uint32_t clock_kind;
-    uint32_t window;
-    uint32_t batch_records;
-    uint32_t message_bytes;
+    uint64_t tick_ns;             /* length of a tick of the wheel */
+    uint32_t clock_kind;          /* enum pg_clock_kind */
+    uint32_t window;              /* batches that may be without an answer */
+    uint32_t batch_records;       /* records of a batch, at most */
+    uint32_t message_bytes;       /* bytes of a message, at most */
     int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
     uint32_t node;                /* NUMA node of the arena + 1, else of the threads; 0 = any */
     uint32_t reaper_cpu;          /* CPU of the loop + 1; 0 = any */
@@ -1408,15 +1467,22 @@ struct pg_welcome {
 
 /* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing
  * else; a namespace that is not there is born. Reply: frame, this with all as it is now. */
-enum pg_namespace_field { PG_N_OWNER = 1, PG_N_DURABILITY = 2, PG_N_TIMERS = 4, PG_N_BYTES = 8,
-                          PG_N_OPS = 16, PG_N_PARK = 32, PG_N_FIELDS = 64 };
+enum pg_namespace_field {
+    PG_N_OWNER = 1,               /* owner_uid */
+    PG_N_DURABILITY = 2,          /* durability */
+    PG_N_TIMERS = 4,              /* quota_timers */
+    PG_N_BYTES = 8,               /* quota_bytes */
+    PG_N_OPS = 16,                /* quota_ops */
+    PG_N_PARK = 32,               /* park_beyond_ns */
+    PG_N_FIELDS = 64
+};
 struct pg_namespace_set {
     uint32_t fields;              /* enum pg_namespace_field, added up */
     uint32_t owner_uid;           /* 2^32 - 1 = anybody */
     uint32_t durability;          /* 0 memory, 1 durable */
     uint32_t name_len;            /* 1..63 */
     uint64_t quota_timers;        /* 0 = none, here and below */
-    uint64_t quota_bytes;
+    uint64_t quota_bytes;         /* of keys and payloads */
     uint64_t quota_ops;           /* per second */
     uint64_t park_beyond_ns;      /* needs a WAL */
 };
@@ -1441,27 +1507,27 @@ struct pg_bulk_load_ask {         /* 40 bytes */
     uint32_t name_len;            /* OPEN, CLOSE: 1..63; else 0 */
 };
 struct pg_bulk_load_info {        /* 56 bytes */
-    uint8_t  bulk_load[16];
-    uint64_t fencing_token;
+    uint8_t  bulk_load[16];       /* as asked for */
+    uint64_t fencing_token;       /* of the newest run */
     uint64_t rows;                /* done */
     uint64_t upto;                /* behind the highest row that is done */
     uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are
                                      all */
-    uint32_t uid;
+    uint32_t uid;                 /* who began it */
     uint32_t state;               /* enum pg_bulk_load_state; NONE = no such bulk load */
 };
 struct pg_bulk_load_part {        /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
-    uint64_t number;
+    uint64_t number;              /* of the block */
     uint64_t bits[64];            /* bit n % 64 of bits[n / 64]: the n-th of them is done */
 };
 
 /* SESSIONS reply: frame, `count` of these. DROP request: frame, with the session that is to end. */
 struct pg_session_info {          /* 56 bytes */
-    uint64_t session;
+    uint64_t session;             /* its id */
     int64_t  opened_boot_ns;      /* real clock */
     int64_t  used_boot_ns;        /* real clock */
     int64_t  grace_ns;            /* as in struct pg_hello */
-    uint32_t uid;
+    uint32_t uid;                 /* of its client */
     uint32_t pid;                 /* 0 = not on this host, or in another pid namespace */
     uint64_t operations;          /* that it owns, armed or not acknowledged */
     uint64_t unacknowledged;      /* outcomes and CHECKs in its inbox */
@@ -1483,24 +1549,24 @@ struct pg_publish {
  * watermarks and bitmaps: acknowledged = the condition is false; true is COMPLETE(version). */
 struct pg_outcome {               /* 64 bytes */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
-    int64_t  deadline_ns;
-    int64_t  armed_ns;
-    int64_t  ended_ns;
+    int64_t  deadline_ns;         /* on the arena's clock */
+    int64_t  armed_ns;            /* when it was armed, on the same clock */
+    int64_t  ended_ns;            /* when it ended */
     uint64_t version;             /* CHECK only */
-    uint32_t error;
-    uint32_t payload_len;
-    uint16_t keys;
+    uint32_t error;               /* code with which a key failed; 0 = none */
+    uint32_t payload_len;         /* bytes of the payload */
+    uint16_t keys;                /* watch keys */
     uint16_t bitmap_bytes;        /* of each bitmap; 0 = a CHECK */
-    uint8_t  key_len;
-    uint8_t  key_type;
+    uint8_t  key_len;             /* bytes of the key */
+    uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  pad0[2];
     uint32_t slot;                /* to be given back in the ACK */
     uint32_t pad1;
 };
 struct pg_ack {
-    uint64_t ticket;
+    uint64_t ticket;              /* of the operation */
     uint64_t version;             /* of a CHECK; 0 = an outcome */
-    uint32_t slot;
+    uint32_t slot;                /* as in struct pg_outcome */
     uint32_t pad;
 };
 
@@ -1508,13 +1574,13 @@ struct pg_ack {
  * operation a struct pg_info_watch for each of its keys, in its order. */
 struct pg_info {
     uint64_t ticket;              /* ticket << 8 | enum pg_status (FOUND, UNKNOWN, DENIED) */
-    int64_t  deadline_ns;
+    int64_t  deadline_ns;         /* on the arena's clock */
     int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
-    uint32_t payload_len;
-    uint8_t  key_len;
-    uint8_t  key_type;
-    uint8_t  namespace_len;
-    uint8_t  topic_len;
+    uint32_t payload_len;         /* bytes of the payload */
+    uint8_t  key_len;             /* bytes of the key */
+    uint8_t  key_type;            /* enum pg_key_type */
+    uint8_t  namespace_len;       /* bytes of the namespace */
+    uint8_t  topic_len;           /* bytes of the topic */
     uint64_t owner;               /* of an operation: its owner's session; else 0 */
     uint64_t threshold;           /* of an operation, as in struct pg_operation */
     uint32_t watch_bytes;         /* of an operation: what stands behind its payload */
@@ -1527,10 +1593,10 @@ struct pg_info {
 struct pg_info_watch {            /* followed by the key */
     uint64_t target;              /* UINT64_MAX = reached; SUM: the base; CLIENT: 0 */
     uint64_t cap;                 /* SUM */
-    uint64_t watermark;
+    uint64_t watermark;           /* of the key now */
     uint32_t error;               /* code of its failure; 0 = it has not failed */
-    uint8_t  key_len;
-    uint8_t  key_type;
+    uint8_t  key_len;             /* bytes of the key */
+    uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  own;                 /* 1 = forgotten when the operation ends */
     uint8_t  pad;
 };
@@ -1538,10 +1604,10 @@ struct pg_info_watch {            /* followed by the key */
 /* ADVANCE reply: frame (count = topics), then one of these per topic with its names
  * (namespace, topic) behind it. */
 struct pg_tail {
-    uint64_t sequence;
-    uint64_t incarnation;
-    uint8_t  namespace_len;
-    uint8_t  topic_len;
+    uint64_t sequence;            /* of the topic's newest notice */
+    uint64_t incarnation;         /* of the topic */
+    uint8_t  namespace_len;       /* bytes of the namespace */
+    uint8_t  topic_len;           /* bytes of the topic */
     uint8_t  pad[6];
 };
 
@@ -1552,26 +1618,26 @@ struct pg_tail {
 /* Second frame of a notice message: this head, `count` records, then per record its key
  * and payload. Zero records = a tail heartbeat. The n-th record has sequence first + n. */
 struct pg_notices {
-    uint32_t magic;
+    uint32_t magic;               /* PG_NOTICE_MAGIC */
     uint16_t version;             /* PG_WIRE_VERSION */
     uint16_t pad0;
-    uint64_t stream_id;
+    uint64_t stream_id;           /* of the arena */
     uint64_t incarnation;         /* of the topic */
     uint64_t first;               /* sequence of the first record */
     uint64_t tail;                /* newest sequence of the topic when this was built */
     int64_t  built_ns;            /* on the arena's clock */
     int64_t  wall_offset_ns;      /* wall = arena clock + offset */
-    uint32_t count;
+    uint32_t count;               /* records */
     uint32_t pad1;
 };
 
 struct pg_notice {                /* 32 bytes */
-    uint64_t ticket;
-    int64_t  deadline_ns;
-    int64_t  fired_ns;
-    uint32_t payload_len;
-    uint8_t  key_len;
-    uint8_t  key_type;
+    uint64_t ticket;              /* of the timer or the operation */
+    int64_t  deadline_ns;         /* on the arena's clock */
+    int64_t  fired_ns;            /* when it was taken from the wheel, on the same clock */
+    uint32_t payload_len;         /* bytes of the payload */
+    uint8_t  key_len;             /* bytes of the key */
+    uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */
 };

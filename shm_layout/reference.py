@@ -35,7 +35,10 @@ def refresh(page: str) -> str:
 
 def struct_table(name: str) -> str:
     """Offset, bytes, type, field and meaning of each field of struct `name`."""
-    meanings = {field: _one_line(text) for field, text in _FIELD.findall(_body("struct", name))}
+    meanings = {
+        field: "0" if field.startswith("pad") else _one_line(text)
+        for field, text in _FIELD.findall(_body("struct", name))
+    }
     rows = (
         (str(offset), str(ffi.sizeof(kind)), f"`{kind.cname}`", f"`{field}`", meanings[field])
         for field, offset, kind in fields(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import pickle
+import re
 import struct
 import uuid
 from pathlib import Path
@@ -23,6 +24,8 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
 )
 from purgatoryd.shm_layout.layout import KeyType, Message, Op, WireError
+
+PROTOCOL = Path(__file__).parents[1] / "docs" / "protocol.md"
 
 pytestmark = pytest.mark.tier("check")
 
@@ -80,10 +83,20 @@ def test_the_layout_id_is_of_64_bits_and_steady() -> None:
 
 
 def test_the_tables_of_the_protocol_page_are_current() -> None:
-    page = Path(__file__).parent.parent.joinpath("docs", "protocol.md").read_text()
+    page = PROTOCOL.read_text()
     assert page == reference.refresh(page), "run python -m purgatoryd.shm_layout.reference on it"
     for name in ("frame", "record", "result", "hello", "welcome", "info", "tail", "notices"):
         assert f"<!-- struct pg_{name} -->" in page
+
+
+def test_each_field_and_each_value_of_the_protocol_has_a_meaning() -> None:
+    tables = re.findall(
+        r"<!-- (struct|enum) (\w+) -->\n(.*?)<!-- end -->", PROTOCOL.read_text(), re.DOTALL
+    )
+    assert len(tables) > 30
+    for _, name, table in tables:
+        rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][2:]
+        assert [row[-3].strip() for row in rows if not row[-2].strip()] == [], name
 
 
 # ---- keys and names ------------------------------------------------------------------------
