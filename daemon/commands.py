@@ -49,6 +49,7 @@ _KIND = slice(6, 8)
 _BYE = Kind.BYE.to_bytes(2, "little")
 _ERROR = slice(30, 32)
 _NO_ERROR = b"\0\0"
+_EXPIRED = WireError.SESSION_EXPIRED.to_bytes(2, "little")
 _NO_SESSION = frozenset(
     error.to_bytes(2, "little") for error in (WireError.SESSIONS_FULL, WireError.QUOTA)
 )
@@ -254,6 +255,8 @@ class Commands:
 
     def _answer(self, message: Message, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
+        if bytes(reply[_ERROR]) == _EXPIRED:  # it must not overtake answers of that session
+            lsn = self._pending_acks.newest_lsn(message.route)
         if lsn > self._wal.committed_lsn:
             self._pending_acks.hold(lsn, message.route, reply, built_boot_ns)
         else:

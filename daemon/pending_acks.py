@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ class PendingAcks:
         """`send`: hands over an answer: its route, itself, and when it was there."""
         self._send = send
         self._replies: deque[_Reply] = deque()
+        self._routes: Counter[bytes] = Counter()
         self._bytes = 0
 
     @property
@@ -41,6 +42,12 @@ class PendingAcks:
         """Keeps a reply until record `lsn` is on disk. A later one never has a lower LSN."""
         self._replies.append(_Reply(lsn, route, bytes(body), built_boot_ns))
         self._bytes += len(body)
+        self._routes[route] += 1
+
+    def newest_lsn(self, route: bytes) -> int:
+        """Return the record that the newest reply to `route` waits for, or a later one; 0 = no
+        reply to it waits."""
+        return self._replies[-1].lsn if route in self._routes else 0
 
     def release(self, committed_lsn: int) -> None:
         """Sends what waited for records up to `committed_lsn`."""
@@ -60,6 +67,9 @@ class PendingAcks:
     def _take(self) -> _Reply:
         reply = self._replies.popleft()
         self._bytes -= len(reply.body)
+        self._routes[reply.route] -= 1
+        if not self._routes[reply.route]:
+            del self._routes[reply.route]
         return reply
 
 

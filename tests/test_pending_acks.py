@@ -56,6 +56,53 @@ def test_answers_go_out_in_order_once_their_records_are_on_disk(
     assert sequences(sent) == [1, 2, 3]
 
 
+def test_a_refusal_finds_the_answers_that_its_peer_waits_for(
+    waiting: PendingAcks, sent: Sent
+) -> None:
+    for lsn, route in ((5, b"route"), (8, b"route"), (9, b"other")):
+        waiting.hold(lsn, route, reply(lsn, Status.ADDED), 0)
+    assert waiting.newest_lsn(b"nobody") == 0
+    waiting.hold(waiting.newest_lsn(b"route"), b"route", reply(10), 0)
+    waiting.release(8)
+    assert waiting.newest_lsn(b"route") == 9
+    waiting.release(9)
+    assert sequences(sent) == [5, 8, 9, 10]
+    assert waiting.newest_lsn(b"route") == waiting.newest_lsn(b"other") == 0
+
+
+def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> None:
+    """The first copy of a batch is applied, its session is dropped, and a second copy refused."""
+    answers: list[tuple[int, int]] = []
+    refusal = memoryview(wire.encode_frame(Message.BATCH, 7, 1, error=WireError.SESSION_EXPIRED))
+    handled = [reply(1, Status.ADDED), refusal]
+    asked = [transport.Message(b"route", b"", 0, 0, 0, 0, -1)] * 2 + [None]
+    arena: Any = SimpleNamespace(
+        handle=lambda *message: (Handled.REPLY, handled.pop(0)), durable_lsn=5,
+        served=lambda ended_boot_ns: None, inbox_to=lambda session: None,
+        session_ids=list, session_grace_ns=lambda session: None,
+        measure=lambda which, span_ns: None,
+    )  # fmt: skip
+
+    def send(route: bytes, body: bytes) -> bool:
+        decoded = wire.decode_reply(bytes(body))
+        answers.append((decoded.sequence, decoded.error))
+        return True
+
+    socket = SimpleNamespace(receive=lambda: asked.pop(0), send=send)
+    host: Any = SimpleNamespace(boot_ns=lambda: 10)
+    wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
+    access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
+    sockets: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
+    processes: Any = SimpleNamespace()
+    served = commands.Commands(arena, sockets, access, wal, 0, host, processes)
+    served.serve()
+    arena.durable_lsn = 0
+    assert answers == []
+    wal.committed_lsn = 5
+    served.release()
+    assert answers == [(1, 0), (1, WireError.SESSION_EXPIRED)]
+
+
 def test_an_answer_is_kept_as_it_was(waiting: PendingAcks, sent: Sent) -> None:
     buffer = reply(1, Status.ADDED)
     waiting.hold(1, b"route", buffer, 0)
