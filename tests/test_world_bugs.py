@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections import Counter
 
 import pytest
-from world.find_bugs import ROOT, Bug, bugs
+from world.find_bugs import LIMIT_S, ROOT, START_SEEDS, Bug, bugs
 
 pytestmark = pytest.mark.tier("all")
 
@@ -20,6 +21,14 @@ def test_each_bug_can_be_brought_into_the_tree(bug: Bug) -> None:
     assert found.returncode == 0, found.stderr
     assert bug.files
     assert bug.description.endswith(".")
+
+
+def test_worlds_have_found_each_bug_from_each_start_seed() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "world_bugs.json").read_text())
+    for bug in bugs():
+        hunts = found[bug.name]["hunts"]
+        assert [hunt["start_seed"] for hunt in hunts] == list(START_SEEDS), bug.name
+        assert all(hunt["failure"] and hunt["cpu_s"] <= LIMIT_S for hunt in hunts), bug.name
 
 
 def test_there_are_enough_bugs_of_each_kind() -> None:
