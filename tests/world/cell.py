@@ -772,7 +772,7 @@ class Cell:
     def _check_leaks(self) -> None:
         assert self.daemon.reaper is not None
         arena = self.daemon.reaper.arena
-        arena.check()
+        arena.check()  # each blob and each block of rows has an owner
         metrics = arena.metrics
         left = {
             "timers": int(metrics.live),
