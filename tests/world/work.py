@@ -29,7 +29,7 @@ from purgatoryd.shm_layout.layout import (
 )
 from world.cell import ANYBODY, NAMESPACE, Cell
 from world.clients import HASTY_S
-from world.oracle import ARMED, IN_DOUBT, Call, Operation, Timer, Violation
+from world.oracle import ARMED, FOREVER_NS, IN_DOUBT, Call, Operation, Timer, Violation
 from world.script import CLIENTS, KEYS, MS, RESUMER, WATCH_KEYS, S
 from world.strangers import ADMIN_UID, UNKNOWN_UID, Stranger
 
@@ -327,6 +327,11 @@ def advance_many(cell: Cell, client: int, keys: list[int], count: int) -> None:
         _advance_rows(cell, client, [(name, 1) for name in names])
 
 
+def _sent_ns(cell: Cell) -> int:
+    """When a trigger is sent: at once, unless it may wait for the answers to earlier ones."""
+    return FOREVER_NS if cell.world.script.setting.short_queue else cell.now_ns()
+
+
 def _advance_rows(cell: Cell, client: int, steps: list[tuple[str, int]]) -> None:
     """Raise watermarks, in order, each by so much."""
     rows: list[tuple[str, int]] = []
@@ -335,7 +340,7 @@ def _advance_rows(cell: Cell, client: int, steps: list[tuple[str, int]]) -> None
         watermark = cell.oracle.watch_key(name).possible + by
         issued.append(cell.oracle.advancing(name, watermark))
         rows.append((name, watermark))
-    durable, sent_ns = cell.durable(client), cell.now_ns()
+    durable, sent_ns = cell.durable(client), _sent_ns(cell)
 
     def report(number: int, pending: Any) -> None:
         word = int(pending.word)
@@ -353,7 +358,7 @@ def advance(cell: Cell, client: int, key: int, by: int) -> None:
     """Raise a watermark."""
     name = f"w{key}"
     watermark = cell.oracle.watch_key(name).possible + by
-    issued, sent_ns = cell.oracle.advancing(name, watermark), cell.now_ns()
+    issued, sent_ns = cell.oracle.advancing(name, watermark), _sent_ns(cell)
 
     def done() -> None:
         durable = cell.durable(client)
