@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from machine import needs
+from real_daemon import eventually
 
 MIB = 1 << 20
 BYTES = 64 * MIB
@@ -187,8 +188,17 @@ class FaultyDevice:
         run("mount", "-t", "ext4", self._device, str(self.folder))
 
     def unmount(self) -> None:
-        """Writes what is dirty, and forgets the page cache."""
-        run("umount", str(self.folder))
+        """Writes what is dirty, and forgets the page cache. A child of a killed daemon may use the
+        file system a moment longer."""
+        eventually(lambda: unmounted(self.folder))
+
+
+def unmounted(folder: Path) -> bool:
+    done = subprocess.run(
+        ("umount", os.fspath(folder)), stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 0 or "busy" in done.stderr, done.stderr
+    return done.returncode == 0
 
 
 def run(*command: str) -> str:

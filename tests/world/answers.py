@@ -36,5 +36,6 @@ REFUSALS: dict[str, frozenset[Status]] = {
     "row": KEEPS | {Status.FENCED, Status.CLOSED},
     "watch": KEEPS,
     **dict.fromkeys(("ADVANCE_KEY", "BUMP", "FAIL"), ANY_CHANGE | {Status.QUOTA, Status.WAL}),
-    **dict.fromkeys(("CLEAR", "FORGET", "CANCEL_FOR_KEY"), ANY_CHANGE),
+    **dict.fromkeys(("CLEAR", "FORGET"), ANY_CHANGE),
+    "CANCEL_FOR_KEY": ANY_CHANGE | {Status.FULL_PAYLOAD},  # its answer has keys
 }
