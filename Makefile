@@ -24,10 +24,10 @@ BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
 BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
 
 # The compiler that was checked builds the extension too. Only here is a warning an error:
-# who installs the package may have a compiler with newer warnings.
-STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror"
+# who installs the package may have a compiler with newer warnings. Here all assertions are checked, too.
+STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror -DPG_ASSERT_ALL"
 STRICT   := -std=c11 -Wall -Wextra -Werror -pthread
-SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZE := -DPG_ASSERT_ALL -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SAN_CORE  := $(CORE_C:shm_layout/core/%.c=build/sanitize/core/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)

@@ -103,6 +103,23 @@ static inline void touch(const void *at, uint64_t bytes)
 bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
                uint64_t expected, uint64_t found);
 
+/* An invariant that no message, argument or stored byte can break, because those are validated
+ * before. If it is broken all the same, the process ends before its next store, and the arena is
+ * left to a recovery. */
+#define PG_ASSERT(fact, part, invariant)                                                        \
+    do {                                                                                        \
+        if (UNLIKELY(!(fact)))                                                                  \
+            assertion_failed(part, invariant);                                                  \
+    } while (0)
+/* The same where each call would feel it: in tests, fuzzing and simulated worlds, whose builds have
+ * PG_ASSERT_ALL. */
+#ifdef PG_ASSERT_ALL
+#define PG_ASSERT_IN_TESTS(fact, part, invariant) PG_ASSERT(fact, part, invariant)
+#else
+#define PG_ASSERT_IN_TESTS(fact, part, invariant) ((void)0)
+#endif
+_Noreturn void assertion_failed(const char *part, const char *invariant);
+
 /* Spreads an id over 64 bits (the finalizer of MurmurHash3, Appleby): two sets of ids are
  * the same, each id once, if their sums of mixed ids are the same. */
 static inline uint64_t id_mix(uint32_t id)
@@ -131,7 +148,11 @@ static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when full */
 {
     return UNLIKELY(s->free[0] == 0) ? PG_NIL : s->free[s->free[0]--];
 }
-static inline void slots_give(struct slots *s, uint32_t slot) { s->free[++s->free[0]] = slot; }
+static inline void slots_give(struct slots *s, uint32_t slot)
+{
+    PG_ASSERT(s->free[0] < s->capacity, "slots", "no slot is given back twice");
+    s->free[++s->free[0]] = slot;
+}
 /* Fetches the slot that slots_take will give `distance` calls from now. */
 static inline void slots_prefetch(const struct slots *s, uint32_t distance)
 {

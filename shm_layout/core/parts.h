@@ -144,22 +144,23 @@ struct pg_arena {
 /* ---- rows ---------------------------------------------------------------------------- */
 
 /* The row with a number, which the caller knows to be inside its table. */
-#define ROW(name, type, table)                                                                  \
+#define ROW(name, type, table, rows, part)                                                      \
     static inline struct type *name(const struct pg_arena *a, uint64_t row)                     \
     {                                                                                           \
+        PG_ASSERT_IN_TESTS(row < a->rows, part, "a row is inside its table");                   \
         return &a->table[row];                                                                  \
     }
-ROW(slot_hot, pg_hot, slots.hot)
-ROW(slot_cold, pg_cold, slots.cold)
-ROW(timestamps_at, pg_timestamps, timestamps)
-ROW(namespace_at, pg_namespace, namespaces)
-ROW(topic_at, pg_topic, topics)
-ROW(account_at, pg_account, accounts)
-ROW(watch_at, pg_watch, watches)
-ROW(watermark_at, pg_watched, watermarks)
-ROW(bulk_load_at, pg_bulk_load, bulk_loads)
-ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks)
-ROW(session_at, pg_session, sessions)
+ROW(slot_hot, pg_hot, slots.hot, slots.capacity, "slots")
+ROW(slot_cold, pg_cold, slots.cold, slots.capacity, "slots")
+ROW(timestamps_at, pg_timestamps, timestamps, slots.capacity, "records")
+ROW(namespace_at, pg_namespace, namespaces, namespace_rows, "names")
+ROW(topic_at, pg_topic, topics, topic_rows, "names")
+ROW(account_at, pg_account, accounts, account_rows, "quotas")
+ROW(watch_at, pg_watch, watches, watch_rows, "watches")
+ROW(watermark_at, pg_watched, watermarks, watermark_rows, "watermarks")
+ROW(bulk_load_at, pg_bulk_load, bulk_loads, bulk_load_rows, "bulk loads")
+ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks, bulk_load_block_rows, "bulk loads")
+ROW(session_at, pg_session, sessions, secret->sessions, "sessions")
 #undef ROW
 
 static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boot_ns)
@@ -884,8 +885,10 @@ bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
 static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
 static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
 {
+    if (id == 0 || row_of_session(id) >= a->secret->sessions)
+        return NULL;
     struct pg_session *s = session_at(a, row_of_session(id));
-    return id != 0 && row_of_session(id) < a->secret->sessions && s->id == id ? s : NULL;
+    return s->id == id ? s : NULL;
 }
 /* The session of a nonce, opened if need be; NULL: the uid holds its share of them and *why says
  * so, or all rows are in use and why->ticket is 0. */

@@ -2,6 +2,9 @@
 
 #include "core/core.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
                uint64_t expected, uint64_t found)
 {
@@ -13,4 +16,10 @@ bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uin
     fault->expected = expected;
     fault->found = found;
     return false;
+}
+
+void assertion_failed(const char *part, const char *invariant)
+{
+    fprintf(stderr, "purgatoryd: %s: %s: this is a fault of the program\n", part, invariant);
+    abort();
 }

@@ -353,10 +353,10 @@ static bool session_place(struct merge *g, uint32_t i)
 {
     const struct pg_session *f = session_at(g->from, i);
     const uint32_t known = session_known(g, f), row = known != PG_NIL ? known : g->sessions++;
-    struct pg_session *s = session_at(g->to, row);
     g->source->sessions[i] = row;
     if (row >= g->to->secret->sessions)
         return true;
+    struct pg_session *s = session_at(g->to, row);
     if (known != PG_NIL && are_at_odds(g, f, s)) {
         session_void(g->to, s);
         return true;

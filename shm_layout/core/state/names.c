@@ -220,9 +220,9 @@ static uint32_t topic_row_for(struct pg_arena *a)
 static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
 {
     const uint32_t row = topic_row_for(a);
-    struct pg_topic *t = topic_at(a, row);
     if (row == PG_NIL)
         return PG_NIL;
+    struct pg_topic *t = topic_at(a, row);
     memset(t, 0, sizeof *t);
     t->namespace_row = ns;
     t->created_uid = a->call.uid;

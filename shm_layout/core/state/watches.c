@@ -36,7 +36,7 @@ static inline void chain_push(struct pg_arena *a, uint32_t first, uint32_t last,
 
 static inline void chain_fetch(const struct pg_arena *a, uint32_t first)
 {
-    const char *chain = (const char *)at(a, first);
+    const char *chain = (const char *)(a->watches + first);   /* may be PG_NIL */
     __builtin_prefetch(chain, 1);
     __builtin_prefetch(chain + CHAIN_BYTES - 1, 1);
 }

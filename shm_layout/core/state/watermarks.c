@@ -92,8 +92,9 @@ static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watc
 {
     uint32_t row;
     memcpy(&row, l->key + sizeof l->key - sizeof row, sizeof row);
-    __builtin_prefetch(watermark_at(a, row), 1);
-    __builtin_prefetch(&watermark_at(a, row)->place, 1);
+    const struct pg_watched *guess = a->watermarks + row;
+    __builtin_prefetch(guess, 1);
+    __builtin_prefetch(&guess->place, 1);
 }
 
 /* PG_NIL: there is none for the running batch. */
