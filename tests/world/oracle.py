@@ -34,7 +34,7 @@ FOREVER_NS = 2**63
 ROUNDING_NS = 2_000
 """How much a deadline may be rounded when it is carried over a reboot."""
 BLOB_BYTES = 128
-"""What a key and a payload take at most besides their bytes."""
+"""Bytes that a key and a payload may take in addition to their own."""
 LATE_NS = 1_000_000
 """How much the wall clock may be behind the boot clock when a wall deadline is judged."""
 

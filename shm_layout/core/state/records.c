@@ -113,7 +113,8 @@ static struct pg_timestamps *frame_timestamps(void *body, uint32_t n)
     return (struct pg_timestamps *)((uint8_t *)body + f->bytes - sizeof *f) - 1 - n;
 }
 
-/* Of what the frame with this body arms; the row is written before the control word, too. */
+/* Writes when the timer of this frame was armed, into the frame and into its row. Both come before
+ * the control word. */
 static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
     struct pg_timestamps timestamps = a->call.batch_timestamps;

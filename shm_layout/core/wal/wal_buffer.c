@@ -24,7 +24,7 @@ static uint64_t before_end(const struct pg_wal_buffer *s, uint64_t position)
     return s->size - (position & (s->size - 1));
 }
 
-/* Where the frame stands that comes at a position: no frame wraps. What is left before the
+/* Returns where the next frame from a position on begins: no frame wraps. What is left before the
  * ring's end is a PAD, or too short even for that. */
 static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
 {
