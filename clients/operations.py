@@ -224,7 +224,7 @@ class Book:
         self,
         session: Session,
         callback: Callable[[Key, Outcome], object],
-        on_lost: Callable[[SessionExpired], object],
+        on_lost: Callable[[SessionExpired], object] | None = None,
     ) -> None:
         """Run `callback` for operations that an earlier process of `session` watched, and `on_lost`
         once that session is gone."""

@@ -16,10 +16,6 @@ from purgatoryd.shm_layout.wire import Key
 _NONCE_BYTES = 16
 
 
-def nothing(_: SessionExpired) -> None:
-    """Ignore the loss of a session."""
-
-
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Lets a later process take over the operations of an owner whose process has ended.
@@ -38,7 +34,7 @@ class Resume:
     name: str
     grace: float
     callback: Callable[[Key, Outcome], object]
-    on_lost: Callable[[SessionExpired], object] = nothing
+    on_lost: Callable[[SessionExpired], object] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not wire.encode_worker(self.name):

@@ -11,7 +11,6 @@ from purgatoryd.clients.conditions import encode
 from purgatoryd.clients.operations import Book
 from purgatoryd.clients.packing import PendingCount
 from purgatoryd.clients.purgatory import ERROR_MAX, check_error
-from purgatoryd.clients.resume import nothing
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout.errors import SessionExpired
 from purgatoryd.shm_layout.layout import Cause, Status
@@ -114,7 +113,7 @@ def resumed(book: Book) -> list[int]:
     found: list[int] = []
     session = Session(lambda count: bytes(count))
     session.original = True
-    book.resume(session, lambda key, outcome: found.append(outcome.error), nothing)
+    book.resume(session, lambda key, outcome: found.append(outcome.error))
     return found
 
 

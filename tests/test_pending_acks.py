@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,28 @@ def reply(sequence: int, *statuses: int, extra: bytes = b"") -> memoryview:
     head = wire.encode_frame(Message.BATCH, 7, sequence, count=len(statuses))
     results = b"".join(struct.pack("<Qq", 9 << 8 | status, 0) for status in statuses)
     return memoryview(bytearray(head + results + extra))
+
+
+def serving(
+    replies: list[memoryview], send: Callable[..., bool], boot_ns: Callable[[], int],
+    measure: Callable[[Measured, int], None],
+) -> tuple[commands.Commands, Any]:  # fmt: skip
+    """Commands that get a message for each of `replies`, whose record has LSN 5; and the WAL, of
+    which LSN 4 is on disk."""
+    asked = [transport.Message(b"route", b"", 0, 0, 0, 0, -1) for _ in replies]
+    socket = SimpleNamespace(receive=lambda: asked.pop() if asked else None, send=send)
+    handled = iter(replies)
+    arena: Any = SimpleNamespace(
+        handle=lambda *message: (Handled.REPLY, next(handled)), durable_lsn=5,
+        served=lambda ended_boot_ns: None, inbox_to=lambda session: None,
+        session_ids=list, session_grace_ns=lambda session: None, measure=measure,
+    )  # fmt: skip
+    host: Any = SimpleNamespace(boot_ns=boot_ns)
+    wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
+    access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
+    sockets: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
+    processes: Any = SimpleNamespace()
+    return commands.Commands(arena, sockets, access, wal, 0, host, processes), wal
 
 
 def sequences(sent: Sent) -> list[int]:
@@ -74,29 +97,14 @@ def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> No
     """The first copy of a batch is applied, its session is dropped, and a second copy refused."""
     answers: list[tuple[int, int]] = []
     refusal = memoryview(wire.encode_frame(Message.BATCH, 7, 1, error=WireError.SESSION_EXPIRED))
-    handled = [reply(1, Status.ADDED), refusal]
-    asked = [transport.Message(b"route", b"", 0, 0, 0, 0, -1)] * 2 + [None]
-    arena: Any = SimpleNamespace(
-        handle=lambda *message: (Handled.REPLY, handled.pop(0)), durable_lsn=5,
-        served=lambda ended_boot_ns: None, inbox_to=lambda session: None,
-        session_ids=list, session_grace_ns=lambda session: None,
-        measure=lambda which, span_ns: None,
-    )  # fmt: skip
 
     def send(route: bytes, body: bytes) -> bool:
         decoded = wire.decode_reply(bytes(body))
         answers.append((decoded.sequence, decoded.error))
         return True
 
-    socket = SimpleNamespace(receive=lambda: asked.pop(0), send=send)
-    host: Any = SimpleNamespace(boot_ns=lambda: 10)
-    wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
-    access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
-    sockets: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
-    processes: Any = SimpleNamespace()
-    served = commands.Commands(arena, sockets, access, wal, 0, host, processes)
+    served, wal = serving([reply(1, Status.ADDED), refusal], send, lambda: 10, lambda *_: None)
     served.serve()
-    arena.durable_lsn = 0
     assert answers == []
     wal.committed_lsn = 5
     served.release()
@@ -153,21 +161,11 @@ def test_what_the_disk_takes_is_of_the_response_queue() -> None:
         now.ns += 7
         return True
 
-    asked = [transport.Message(b"route", b"", 0, 0, 0, 0, -1), None]
-    socket = SimpleNamespace(receive=lambda: asked.pop(0), send=takes)
-    host: Any = SimpleNamespace(boot_ns=lambda: now.ns)
     spans: list[tuple[Measured, int]] = []
-    arena: Any = SimpleNamespace(
-        handle=lambda *message: (Handled.REPLY, reply(1, Status.ADDED)), durable_lsn=5,
-        served=lambda ended_boot_ns: None, inbox_to=lambda session: None,
-        session_ids=list, session_grace_ns=lambda session: None,
-        measure=lambda which, span_ns: spans.append((which, span_ns)),
+    served, wal = serving(
+        [reply(1, Status.ADDED)], takes, lambda: now.ns,
+        lambda which, span_ns: spans.append((which, span_ns)),
     )  # fmt: skip
-    wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
-    access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
-    sockets: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
-    processes: Any = SimpleNamespace()
-    served = commands.Commands(arena, sockets, access, wal, 0, host, processes)
     served.serve()
     served.release()
     assert spans == []

@@ -163,6 +163,12 @@ ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks, bulk_load_block_ro
 ROW(session_at, pg_session, sessions, secret->sessions, "sessions")
 #undef ROW
 
+static inline const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    return blob_at(&a->blobs, c->blob) + c->ext_len;
+}
+
 static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boot_ns)
 {
     const bool later = a->header->clock_kind == PG_CLOCK_BOOT && real_boot_ns > now_ns;
@@ -399,7 +405,8 @@ void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
 void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r);
 void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
-/* False: nothing was changed, and the wheel keeps it: the replay buffer or the WAL buffer is full. */
+/* False: nothing was changed, and the wheel keeps it: the replay buffer or the WAL buffer is
+ * full. */
 bool timer_expire(struct pg_arena *a, uint32_t slot);
 /* The wall clock is so much ahead of the arena's. */
 void wall_note(struct pg_arena *a, int64_t offset_ns);

@@ -55,11 +55,6 @@ static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint
            r->shards[pg_partition(key, len, r->partitions)] == g->to->header->shard;
 }
 
-static const uint8_t *key_at(const struct pg_arena *a, uint32_t slot)
-{
-    return blob_at(&a->blobs, slot_cold(a, slot)->blob) + slot_cold(a, slot)->ext_len;
-}
-
 /* Its namespace in the source; PG_NIL: it stays. */
 static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
 {
@@ -67,7 +62,7 @@ static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
         return PG_NIL;
     const uint32_t ns = slot_home(g->from, slot);
     const uint32_t len = slot_cold(g->from, slot)->key_len;
-    return ns != PG_NIL && belongs(g, ns, key_at(g->from, slot), len) ? ns : PG_NIL;
+    return ns != PG_NIL && belongs(g, ns, slot_key(g->from, slot), len) ? ns : PG_NIL;
 }
 
 /* ---- counters and names ---------------------------------------------------------------------- */
@@ -452,7 +447,7 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
     c->blob = blob_copy(to, g->from, c->blob, slot_granules(c));
     if (c->blob == PG_NIL)
         return no_memory(g, slot_granules(c));
-    h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, key_at(to, slot), c->key_len);
+    h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, slot_key(to, slot), c->key_len);
     const uint32_t topic = g->source->topics[h->topic];
     h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
     if (to->timestamps != NULL && g->from->timestamps != NULL) {

@@ -14,12 +14,6 @@ uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned typ
     return key_hash_of(keyed_hash(a->secret->secret, scope, bytes, len));
 }
 
-static const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
-{
-    const struct pg_cold *c = slot_cold(a, slot);
-    return blob_at(&a->blobs, c->blob) + c->ext_len;
-}
-
 static bool slot_has_key(const struct pg_arena *a, uint32_t slot, const struct key *k)
 {
     const struct pg_cold *c = slot_cold(a, slot);
