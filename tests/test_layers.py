@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,20 +75,21 @@ def test_a_static_function_of_the_same_name_is_no_call_of_another_file(tmp_path:
     assert calls["base/a.c"] == {}
 
 
-def test_foreign_bytes_that_a_file_touches_are_counted(tmp_path: Path) -> None:
+def test_a_file_that_touches_rows_of_another_one_is_found(tmp_path: Path) -> None:
     code = core(
         tmp_path,
         state__timers="void f(struct pg_arena *a)\n{\n    a->topics[0] = to->topics[1];\n"
         "    a->namespaces(1);  w->ring[0]; /* a->sessions */\n}\n",
         state__names="void g(struct pg_arena *a)\n{\n    a->topics[0];\n}\n",
+        wal__group_commit="void h(struct pg_arena *a)\n{\n    a->ring[0];\n}\n",
+        recover__arena="void i(struct pg_arena *a)\n{\n    a->topics = region(a, 1);\n}\n",
     )
-    assert layers.touched(code) == {"state/timers.c": {"topics": 2}}
-    assert layers.foreign(code, {"state/timers.c": {"topics": 2}}) == []
-    fewer = layers.foreign(code, {"state/timers.c": {"topics": 3}, "front/x.c": {"ring": 1}})
-    assert len(fewer) == 2, "a list that is out of date is an error, too"
-    (more,) = layers.foreign(code, {"state/timers.c": {"topics": 1}})
-    assert "at 2 places, foreign.toml has 1" in more
+    assert layers.foreign(code) == [
+        "state/timers.c touches rows of topics, which belong to state/names.c"
+    ]
 
 
-def test_the_list_of_foreign_bytes_is_up_to_date() -> None:
-    assert layers.foreign(CODE, tomllib.loads(layers.FOREIGN.read_text())) == []
+def test_each_file_of_the_core_touches_rows_of_its_own() -> None:
+    assert layers.foreign(CODE) == []
+    assert "wal_buffer" in layers.TOUCH.findall(CODE["wal/wal_buffer.c"])
+    assert "name_index" in layers.TOUCH.findall(CODE["state/names.c"])

@@ -143,6 +143,8 @@ struct slots {
 void slots_init(struct slots *s);                    /* all FREE; id 0 is given out first */
 void slots_rebuild(struct slots *s);                 /* the free stack from the control words */
 bool slots_check(const struct slots *s, struct pg_fault *fault);
+/* For a rebuild that gives the free ones back itself. */
+static inline void slots_free_none(struct slots *s) { s->free[0] = 0; }
 static inline uint32_t slots_live(const struct slots *s) { return s->capacity - s->free[0]; }
 static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when full */
 {

@@ -282,6 +282,11 @@ struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
  * it. */
 struct key;
 static inline bool has_wal(const struct pg_arena *a) { return UNLIKELY(a->wal_buffer != NULL); }
+/* The number of the next frame; there is a WAL buffer. */
+static inline uint64_t wal_next_lsn(const struct pg_arena *a)
+{
+    return LOAD_ACQUIRE(&a->wal_buffer->next_lsn);
+}
 void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
                           struct name name);
 void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
@@ -315,7 +320,15 @@ void *wal_frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t e
                            uint64_t tail);
 void *wal_frame_begin(struct pg_arena *a, enum pg_wal_type type, uint64_t extra);
 void wal_frame_end(struct pg_arena *a);
-void wal_buffer_init(struct pg_arena *a);                     /* of a zeroed region */
+void wal_buffer_init(struct pg_arena *a);                     /* empty; its ring is zeroed */
+/* Numbers the frames of an empty WAL buffer, if there is one, from `next_lsn` on. */
+void wal_buffer_number(struct pg_arena *a, uint64_t next_lsn);
+/* The numbers of `from` go on in `to`, where both have a WAL buffer; its frames stay behind. */
+void wal_buffer_migrate(struct pg_arena *to, const struct pg_arena *from);
+/* Decides about the frame in doubt of `a` as its copy `decided` has. */
+void wal_buffer_decide_as(struct pg_arena *a, const struct pg_arena *decided);
+/* A frame in doubt is there. */
+bool wal_buffer_doubts(const struct pg_arena *a);
 void wal_buffer_settle(struct pg_arena *a);                   /* ends every call that may append */
 /* The frame of which nobody knows whether its change was made; *frame = NULL: there is none. */
 bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **frame,
@@ -617,6 +630,8 @@ uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t f
                         uint32_t picked[BULK_LOAD_PARTS], uint64_t *next);
 struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_load);
 struct pg_bulk_load_part bulk_load_part(const struct pg_arena *a, uint32_t block);
+void bulk_load_block_copy(struct pg_arena *to, uint32_t block, const struct pg_arena *from,
+                          uint32_t from_block);
 void bulk_loads_init(struct pg_arena *a);
 bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why);
 bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault);
@@ -633,6 +648,10 @@ static inline uint32_t watermark_blob(const struct pg_watched *l)
     uint32_t blob;
     memcpy(&blob, l->key, sizeof blob);
     return blob;
+}
+static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct pg_watched *l)
+{
+    return (uint32_t)(l - a->watermarks);
 }
 uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL: watermark 0 */
 /* Writes `watch` with a watch key's watermark, and the key behind it; false: the row or its blob is
@@ -664,7 +683,8 @@ static inline void watermark_left(struct pg_arena *a, uint32_t row)
     else if (has_wal(a))
         watermark_left_by_one(a, row);
 }
-void watermarks_init(struct pg_arena *a);
+void watermarks_init(struct pg_arena *a, uint64_t ttl_ns);
+uint64_t watermark_ttl_ns(const struct pg_arena *a);
 bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why); /* blobs, index, free list */
 void watermarks_drop_forgotten(struct pg_arena *a); /* which a crash left without a watcher */
 bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
@@ -683,10 +703,13 @@ static inline uint64_t watch_target(uint64_t place)
 }
 
 void watches_init(struct pg_arena *a);
+static inline uint32_t watches_free(const struct pg_arena *a)            /* how many are left */
+{
+    return a->purgatory->free_watches;
+}
 /* A chain of so many siblings out of the free records, of which there are as many. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count);
 void watches_give(struct pg_arena *a, uint32_t first);                  /* a whole chain */
-void watch_free(struct pg_arena *a, uint32_t watch);                    /* one: for a rebuild */
 void watch_link_among(struct pg_arena *a, uint32_t watch);              /* there are others */
 void watch_unlink_among(struct pg_arena *a, uint32_t watch);
 static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
@@ -710,6 +733,14 @@ static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
 }
 /* The first of a key's watchers that stands above `target`; PG_NIL = none. */
 uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target);
+/* For a rebuild: a record that no armed operation claims is free. */
+void watches_unclaim(struct pg_arena *a);
+static inline void watch_claim(struct pg_arena *a, uint32_t watch)
+{
+    watch_at(a, watch)->left = PG_NIL;
+}
+bool watch_claimed(const struct pg_arena *a, uint32_t watch);
+void watches_free_unclaimed(struct pg_arena *a);
 bool watches_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- operations --------------------------------------------------------------------------- */
@@ -802,7 +833,6 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
                          uint64_t version, struct pg_result *result);
 /* For a rebuild: all records first; then armed operations that may be looked at, in groups, and
  * *count is 0 again; at the end all that waits for the rest, from these slots on. */
-void watches_unclaim(struct pg_arena *a);
 bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
                      struct pg_fault *why);
 void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled);
@@ -842,13 +872,16 @@ void prefetch_bytes(const struct pg_arena *a, uint32_t slot);
 
 void inbox_add(struct pg_arena *a, uint32_t slot); /* the owner's; frees an ownerless outcome */
 void inbox_remove(struct pg_arena *a, uint32_t slot);
+/* How many operations a session may own. */
+static inline uint64_t inbox_max(const struct pg_arena *a) { return a->purgatory->inbox_max; }
 static inline bool inbox_full(const struct pg_arena *a, const struct pg_session *s)
 {
-    return s->owned >= a->purgatory->inbox_max;
+    return s->owned >= inbox_max(a);
 }
 /* Of a session that ends: what is in it is freed, some now, the rest by orphans_free. */
 void inbox_drop(struct pg_arena *a, struct pg_session *s);
 bool orphans_free(struct pg_arena *a);                   /* a bounded number; true: some are left */
+void inboxes_init(struct pg_arena *a, uint64_t inbox_max);
 void inboxes_reset(struct pg_arena *a);
 /* ACK of an outcome (version 0) or of a CHECK. True: the owner found the condition false. */
 bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack);
@@ -861,6 +894,11 @@ bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 static inline struct pg_entry *replay_at(const struct pg_arena *a, uint64_t position)
 {
     return &a->replay_buffer[position & (a->header->replay_capacity - 1)];
+}
+/* The entry of an id that replay_id gave. */
+static inline struct pg_entry *replay_of_id(const struct pg_arena *a, uint32_t id)
+{
+    return replay_at(a, id - a->slots.capacity);
 }
 static inline uint32_t replay_id(const struct pg_arena *a, uint64_t position)
 {
@@ -932,10 +970,15 @@ static inline struct pg_result *reply_results(const struct pg_arena *a,
 }
 /* Frees what a reply remembers, before its memory serves another batch. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
+/* Copies results into the answer pool of another arena; PG_NIL: it has no space. */
+uint32_t answers_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t answers,
+                      uint32_t granules);
+uint64_t answers_used(const struct pg_arena *a);         /* granules of the answer pool */
 /* Prepares an empty reply for `count` results, all 0. If the pool has no space, sessions that sent
  * nothing for a minute lose their results. False: all others are recent, and nothing changed. */
 bool reply_begin(struct pg_arena *a, const struct pg_session *s, struct pg_reply_memory *m,
                  uint32_t count);
+void sessions_init(struct pg_arena *a);
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
 /* Of each record under way: its answer holds, or it is applied when it is sent again. */
 /* The record under way is one on a watch key, whose intent it is. */

@@ -11,7 +11,7 @@ void slots_init(struct slots *s)
 
 void slots_rebuild(struct slots *s)
 {
-    s->free[0] = 0;
+    slots_free_none(s);
     for (uint32_t slot = s->capacity; slot-- > 0;)   /* downwards: the lowest is given first */
         if (ctl_state(s->hot[slot].ctl) == PG_S_FREE)
             slots_give(s, slot);

@@ -87,7 +87,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
                            .reaper_cpu = placed->reaper_cpu,
                            .first_id = s->first_id != 0 ? s->first_id : s->id,
-                           .wal = a->wal_buffer != NULL, .term = a->header->term};
+                           .wal = has_wal(a), .term = a->header->term};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);
@@ -174,7 +174,7 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     if (!names_here(a, q, why))
         return false;
     a->call.durable = (q->frame.flags & PG_W_DURABLE) != 0;
-    if (a->call.durable && a->wal_buffer == NULL)
+    if (a->call.durable && !has_wal(a))
         return refused(why, PG_ERR_NO_WAL, 0, 0);
     const uint32_t sum = fingerprint(q->bytes, q->len, s);
     if (q->frame.sequence == 0)
@@ -496,7 +496,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     a->call.uid = PG_NIL;
     a->call.batch_timestamps = (struct pg_timestamps){0};
     a->call.sequence = 0;
-    a->call.durable_lsn = a->call.durable && has_wal(a) ? a->wal_buffer->next_lsn - 1 : 0;
+    a->call.durable_lsn = a->call.durable && has_wal(a) ? wal_next_lsn(a) - 1 : 0;
     *reply_bytes = out.used;
     if (out.used != 0)
         return PG_H_REPLY;
@@ -530,7 +530,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     struct pg_result lacking;
     if (!name_sound(name))
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
-    if (a->wal_buffer == NULL && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
+    if (!has_wal(a) && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
                                   ((s->fields & PG_N_PARK) && s->park_beyond_ns != 0)))
         return refused(why, PG_ERR_NO_WAL, 0, 0);
     if (wal_buffer_refusal(a) != PG_ST_NONE)

@@ -213,7 +213,7 @@ static void handle_open_authoritative(struct pg_arena *a)
     a->watermark_rows = region_count(a, PG_R_WATERMARKS);
     if (region_count(a, PG_R_WAL_BUFFER) != 0) {
         a->wal_buffer = region(a, PG_R_WAL_BUFFER);
-        a->ring = (uint8_t *)a->wal_buffer + PG_WAL_BUFFER_HEAD;
+        a->ring = (uint8_t *)region(a, PG_R_WAL_BUFFER) + PG_WAL_BUFFER_HEAD;
         a->timestamps = region(a, PG_R_TIMESTAMPS);
     }
     a->slots = (struct slots){region(a, PG_R_HOT), region(a, PG_R_COLD),
@@ -226,7 +226,7 @@ static void handle_open_derived(struct pg_arena *a)
     a->name_cells = region_count(a, PG_R_NAME_INDEX);
     a->wheel = (struct wheel){region(a, PG_R_WHEEL), region(a, PG_R_BUCKETS),
                               region(a, PG_R_CHUNKS), region(a, PG_R_FREE_CHUNKS),
-                              a->slots.hot};
+                              region(a, PG_R_HOT)};
     a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
                                   index_id_bits((uint64_t)a->slots.capacity +
                                                 a->header->replay_capacity)};
@@ -350,12 +350,10 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     wheel_init(&a->wheel, &shape, config->now_ns);
     index_init(&a->index);
     blobs_init(&a->blobs);
-    blobs_init(&a->answers);
-    a->session_rows = 0;
+    sessions_init(a);
     names_rebuild(a);
-    a->purgatory->watermark_ttl_ns = config->watermark_ttl_ns;
-    a->purgatory->inbox_max = config->inbox_max;
-    watermarks_init(a);
+    watermarks_init(a, config->watermark_ttl_ns);
+    inboxes_init(a, config->inbox_max);
     watches_init(a);
     bulk_loads_init(a);
     wal_buffer_init(a);

@@ -175,7 +175,7 @@ static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j
 bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
 {
     const struct pg_frame_head *f;
-    if (a->wal_buffer == NULL)
+    if (!has_wal(a))
         return true;
     if (!wal_buffer_in_doubt(a, &f, why))
         return false;

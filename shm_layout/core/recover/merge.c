@@ -148,7 +148,7 @@ static void owner_note(struct merge *g, uint32_t slot)
 {
     const struct pg_session *s = session_find(g->from, operation_at(g->from, slot)->session);
     if (s != NULL)
-        g->source->sessions[s - g->from->sessions] = OWNS;
+        g->source->sessions[row_of_session(s->id)] = OWNS;
 }
 
 static bool slots_count(struct merge *g)
@@ -425,7 +425,7 @@ static bool operation_merge(struct merge *g, uint32_t i, uint32_t slot)
     struct pg_operation *op = operation_at(g->to, slot);
     const struct pg_session *s = session_find(g->from, op->session);
     if (s != NULL)
-        op->session = session_at(g->to, g->source->sessions[s - g->from->sessions])->id;
+        op->session = session_at(g->to, g->source->sessions[row_of_session(s->id)])->id;
     if (ctl_live(slot_hot(g->to, slot)->ctl))
         watches_merge(g, slot);
     else
@@ -450,7 +450,7 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
     h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, slot_key(to, slot), c->key_len);
     const uint32_t topic = g->source->topics[h->topic];
     h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
-    if (to->timestamps != NULL && g->from->timestamps != NULL) {
+    if (has_wal(to) && has_wal(g->from)) {
         *timestamps_at(to, slot) = *timestamps_at(g->from, i);
         timestamps_at(to, slot)->add_lsn = 0;              /* it was of another WAL */
     }

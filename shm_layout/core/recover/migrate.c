@@ -72,15 +72,6 @@ static void header_migrate(struct pg_header *to, const struct pg_header *from)
     to->own_uid = from->own_uid;
 }
 
-/* The frames stay behind, but their numbers go on. */
-static void wal_buffer_migrate(struct pg_wal_buffer *to, const struct pg_wal_buffer *from)
-{
-    if (to == NULL || from == NULL)
-        return;
-    to->next_lsn = from->next_lsn;
-    to->committed_lsn = from->committed_lsn;
-}
-
 /* ---- timers ------------------------------------------------------------------------------ */
 
 uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
@@ -175,10 +166,7 @@ static bool bulk_load_blocks_migrate(struct pg_arena *to, const struct pg_arena 
             continue;
         if (used == to->bulk_load_block_rows)
             return fits(why, "rows of bulk loads in use", used + 1, to->bulk_load_block_rows);
-        const struct pg_bulk_load_part part = bulk_load_part(from, i);
-        memcpy(to->bulk_load_bits + (uint64_t)used * PG_BULK_LOAD_BLOCK_ROWS / 64, part.bits,
-               sizeof part.bits);
-        *bulk_load_block_at(to, used++) = *bulk_load_block_at(from, i);
+        bulk_load_block_copy(to, used++, from, i);
     }
     return true;
 }
@@ -193,7 +181,7 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     *slot_cold(to, slot) = *slot_cold(from, i);
     slot_cold(to, slot)->blob = blob;
     *slot_hot(to, slot) = *slot_hot(from, i);
-    if (to->timestamps != NULL && from->timestamps != NULL)
+    if (has_wal(to) && has_wal(from))
         *timestamps_at(to, slot) = *timestamps_at(from, i);
     if (!slot_account_migrate(to, from, slot, why))
         return false;
@@ -269,13 +257,9 @@ static bool answers_migrate(struct pg_arena *to, const struct pg_arena *from,
     const uint32_t granules = answer_granules(m);
     if (granules == 0)
         return true;
-    const uint32_t answers = blobs_take(&to->answers, granules);
-    if (answers == PG_NIL)
-        return fits(why, "answers remembered", blobs_used(&from->answers), to->answers.granules);
-    memcpy(blob_at(&to->answers, answers), blob_at(&from->answers, m->answers),
-           (size_t)granules * PG_GRANULE);
-    m->answers = answers;
-    return true;
+    m->answers = answers_copy(to, from, m->answers, granules);
+    return m->answers != PG_NIL ||
+           fits(why, "answers remembered", answers_used(from), to->secret->answers);
 }
 
 bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
@@ -318,7 +302,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 {
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
-    wal_buffer_migrate(to->wal_buffer, from->wal_buffer);
+    wal_buffer_migrate(to, from);
     *to->metrics = *from->metrics;
     memcpy(to->histograms, from->histograms, PG_HISTOGRAMS * sizeof *to->histograms);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
@@ -378,12 +362,13 @@ static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
         return fault_set(why, "convert", "sessions", 0, t->sessions, f->sessions);
     memcpy(t->secret, f->secret, sizeof t->secret);
     t->next_session = f->next_session;
-    return (rows_convert((uint8_t *)to->sessions, t->session_bytes,
-                         (const uint8_t *)from->sessions, f->session_bytes, f->sessions) &&
-            rows_convert((uint8_t *)to->replies, t->reply_bytes, (const uint8_t *)from->replies,
-                         f->reply_bytes, (uint64_t)f->sessions * PG_WINDOW) &&
-            rows_convert(to->answers.bytes, PG_GRANULE, from->answers.bytes, PG_GRANULE,
-                         f->answers)) ||
+    return (rows_convert((uint8_t *)t + t->rows_offset, t->session_bytes,
+                         (const uint8_t *)f + f->rows_offset, f->session_bytes, f->sessions) &&
+            rows_convert((uint8_t *)t + t->replies_offset, t->reply_bytes,
+                         (const uint8_t *)f + f->replies_offset, f->reply_bytes,
+                         (uint64_t)f->sessions * PG_WINDOW) &&
+            rows_convert((uint8_t *)t + t->answers_offset, PG_GRANULE,
+                         (const uint8_t *)f + f->answers_offset, PG_GRANULE, f->answers)) ||
            fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
 }
 
@@ -397,25 +382,20 @@ static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
 }
 
 /* Decides whether the frame in doubt counts, where its effect can be looked for, and tells `from`,
- * in whose WAL it belongs. next_lsn first, as in wal_buffer_recover. */
+ * in whose WAL it belongs. */
 static bool wal_buffer_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
 {
-    struct pg_wal_buffer *t = to->wal_buffer, *f = from->wal_buffer;
-    if (t == NULL || f == NULL)
+    if (!has_wal(to) || !has_wal(from))
         return true;
     if (!region_convert(to, from, PG_R_WAL_BUFFER, why) || !names_sound(to, why) ||
         !in_doubt_settle(to, why))
         return false;
-    if (f->tail != f->appended) {
+    if (wal_buffer_doubts(from)) {
         namespaces_finish(to, from);
-        STORE_RELEASE(&f->next_lsn, t->next_lsn);
-        STORE_RELEASE(&f->appended, t->appended);
-        STORE_RELEASE(&f->tail, t->appended);
+        wal_buffer_decide_as(from, to);
     }
-    memset(t, 0, sizeof *t);
     wal_buffer_init(to);
-    t->next_lsn = f->next_lsn;
-    t->committed_lsn = f->next_lsn - 1;
+    wal_buffer_number(to, wal_next_lsn(from));
     return true;
 }
 

@@ -150,7 +150,7 @@ static int64_t slots_scan(struct pg_arena *a)
 {
     int64_t earliest_ns = INT64_MAX;
     uint32_t outcome = PG_NIL;
-    a->slots.free[0] = 0;
+    slots_free_none(&a->slots);
     for (uint32_t slot = a->slots.capacity; slot-- > 0;) {
         fetch(slot_hot(a, slot < FAR ? 0 : slot - FAR));
         const unsigned state = ctl_state(slot_hot(a, slot)->ctl);

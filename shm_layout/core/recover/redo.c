@@ -107,7 +107,7 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 static void timestamps_write(const struct redo *r, uint32_t slot, const struct pg_timestamps *known)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
-    if (r->a->timestamps != NULL)
+    if (has_wal(r->a))
         *timestamps_at(r->a, slot) = timestamps != NULL ? *timestamps : *known;
 }
 
@@ -411,7 +411,7 @@ static bool redo_watch(const struct redo *r)
     slot_hot(r->a, j->slot)->ctl = 0;
     if (!operation_restore(r->a, j, keys, account_named(r, j->uid, j->counted)))
         return refuse(r, "no space for an operation with so many watch keys",
-                      r->a->purgatory->free_watches, j->keys);
+                      watches_free(r->a), j->keys);
     slot_count(r->a, j->slot, 1);
     timestamps_write(r, j->slot,
                      &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .session = j->session,
@@ -779,7 +779,7 @@ static void slots_finish(struct pg_arena *a, int64_t shift_ns)
         h->deadline_ns = shifted(h->deadline_ns, shift_ns);
         if (is_operation(a, i))
             operation_at(a, i)->armed_ns = shifted(operation_at(a, i)->armed_ns, shift_ns);
-        if (a->timestamps != NULL)
+        if (has_wal(a))
             timestamps_finish(a, i, shift_ns);
     }
 }
@@ -829,9 +829,6 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     replay_finish(a, shift_ns);
     watermarks_finish(a);
     bulk_loads_finish(a);
-    if (a->wal_buffer != NULL) {
-        a->wal_buffer->next_lsn = state->next_lsn;
-        a->wal_buffer->committed_lsn = state->next_lsn - 1;
-    }
+    wal_buffer_number(a, state->next_lsn);
     return 1;
 }

@@ -47,22 +47,22 @@ static bool frame_end(struct pg_snapshot *s)
 /* The newest frame's effect may still be to come, unless nobody writes. */
 static void lsns_begin(const struct pg_arena *a, struct pg_snapshot *s)
 {
-    if (a->wal_buffer == NULL)
+    if (!has_wal(a))
         return;
-    const uint64_t next = LOAD_ACQUIRE(&a->wal_buffer->next_lsn);
+    const uint64_t next = wal_next_lsn(a);
     s->start_lsn = s->quiet ? next : next - 1;
 }
 
-static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
-                       struct pg_wal_head *j)
+static void head_sizes(const struct pg_arena *a, struct pg_wal_head *j)
 {
+    const struct pg_header *h = a->header;
     j->payload_bytes = h->payload_bytes;
     j->replay_bytes_max = h->replay_bytes_max;
     j->wal_buffer_bytes = h->regions[PG_R_WAL_BUFFER].length;
     if (j->wal_buffer_bytes != 0)
         j->wal_buffer_bytes -= PG_WAL_BUFFER_HEAD;
-    j->watermark_ttl_ns = p->watermark_ttl_ns;
-    j->inbox_max = p->inbox_max;
+    j->watermark_ttl_ns = watermark_ttl_ns(a);
+    j->inbox_max = inbox_max(a);
     j->tick_ns = (int64_t)h->tick_ns;
     j->capacity = h->capacity;
     j->replay_capacity = h->replay_capacity;
@@ -110,7 +110,7 @@ static bool head_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     lsns_begin(a, s);
     memset(j, 0, sizeof *j);
     j->start_lsn = s->start_lsn;
-    head_sizes(a->header, a->purgatory, j);
+    head_sizes(a, j);
     head_identity(a->header, j);
     head_counters(a->header, j);
     return frame_end(s);
@@ -122,8 +122,8 @@ static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
     if (j == NULL)
         return false;
-    if (a->wal_buffer != NULL)
-        s->end_lsn = LOAD_ACQUIRE(&a->wal_buffer->next_lsn) - 1;
+    if (has_wal(a))
+        s->end_lsn = wal_next_lsn(a) - 1;
     *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,
                               .end_lsn = s->end_lsn};
     s->done = 1;
@@ -166,7 +166,7 @@ static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
 
 static const struct pg_timestamps *known_timestamps(const struct pg_arena *a, uint64_t slot)
 {
-    return a->timestamps == NULL ? NULL : timestamps_at(a, slot);
+    return !has_wal(a) ? NULL : timestamps_at(a, slot);
 }
 
 static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,

@@ -453,6 +453,14 @@ struct pg_bulk_load_part bulk_load_part(const struct pg_arena *a, uint32_t block
     return part;
 }
 
+void bulk_load_block_copy(struct pg_arena *to, uint32_t block, const struct pg_arena *from,
+                          uint32_t from_block)
+{
+    memcpy(block_bits(to, block), block_bits(from, from_block),
+           sizeof ((struct pg_bulk_load_part *)0)->bits);
+    *bulk_load_block_at(to, block) = *bulk_load_block_at(from, from_block);
+}
+
 /* ---- init, rebuild, check ------------------------------------------------------------------ */
 
 void bulk_loads_init(struct pg_arena *a)

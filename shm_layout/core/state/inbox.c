@@ -118,6 +118,11 @@ void inbox_drop(struct pg_arena *a, struct pg_session *s)
     orphans_free(a);
 }
 
+void inboxes_init(struct pg_arena *a, uint64_t inbox_max)
+{
+    a->purgatory->inbox_max = inbox_max;
+}
+
 void inboxes_reset(struct pg_arena *a)
 {
     a->orphans = PG_NIL;

@@ -657,7 +657,7 @@ static unsigned watch_slots_status(const struct pg_arena *a, const struct watch 
         return PG_ST_BUSY;
     if (!share_admits_watches(a, w->count, r) || !share_admits_operation(a, r))
         return ANSWERED;
-    if (a->purgatory->free_watches < w->count)
+    if (watches_free(a) < w->count)
         return PG_ST_FULL_WATCHES;
     return slots_status(a, false);
 }
@@ -723,7 +723,7 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
         return true;
     if (status != PG_ST_ADDED) {
         answer(r, 0, status,
-               status == PG_ST_BUSY ? (int64_t)a->purgatory->inbox_max : 0);
+               status == PG_ST_BUSY ? (int64_t)inbox_max(a) : 0);
         return true;
     }
     operation_bind(a, slot, id, &at);
@@ -804,7 +804,7 @@ static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched 
     const bool reached = l->first != PG_NIL && watch_at(a, l->first)->target <= l->watermark;
     if (reached || l->first == PG_NIL || LIKELY(l->error == 0))
         return reached ? l->first : PG_NIL;
-    const uint32_t x = watch_above(a, (uint32_t)(l - a->watermarks), FAILED_FROM);
+    const uint32_t x = watch_above(a, row_of_watermark(a, l), FAILED_FROM);
     return x == PG_NIL || watch_target(watch_at(a, x)->target) > l->watermark ? PG_NIL : x;
 }
 
@@ -937,7 +937,7 @@ bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
     for (uint32_t n = 0; n < j->keys; n++)
         w.has_own |= keys[n].flags & PG_WK_OWN;
     w.ext = ext_bytes(w.condition, w.count, w.has_own);
-    if (a->purgatory->free_watches < j->keys || !blobs_for(a, &w, &blob, &notice))
+    if (watches_free(a) < j->keys || !blobs_for(a, &w, &blob, &notice))
         return false;
     blob_fill(a, &w, blob, notice);
     struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
@@ -979,18 +979,16 @@ void operation_release(struct pg_arena *a, uint32_t slot)
 
 /* ---- rebuild ------------------------------------------------------------------------------- */
 
-#define UNCLAIMED (PG_NIL - 1)    /* in `left` of records that no operation was seen to have */
-
 static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 {
     const struct pg_operation *op = operation_at(a, slot);
     uint32_t n = 0;
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
         if (x >= a->watch_rows || n >= op->keys || watch_at(a, x)->slot != slot ||
-            watch_at(a, x)->left != UNCLAIMED || watch_at(a, x)->key_row >= a->watermark_rows ||
+            watch_claimed(a, x) || watch_at(a, x)->key_row >= a->watermark_rows ||
             watermark_of(a, x)->key_len == 0)
             return fault_set(why, "operations", "a watch record that is not its own", slot, n, x);
-        watch_at(a, x)->left = PG_NIL;
+        watch_claim(a, x);
     }
     if (n != op->keys)
         return fault_set(why, "operations", "watch records of an operation", slot, op->keys, n);
@@ -1057,15 +1055,6 @@ static bool armed_operation(const struct pg_arena *a, uint32_t slot)
     return ctl_state(slot_hot(a, slot)->ctl) == PG_S_ARMED && is_operation(a, slot);
 }
 
-static void records_sort_out(struct pg_arena *a)
-{
-    a->purgatory->free_watch = PG_NIL;
-    a->purgatory->free_watches = 0;
-    for (uint32_t x = a->watch_rows; x-- > 0;)
-        if (watch_at(a, x)->left == UNCLAIMED)
-            watch_free(a, x);
-}
-
 /* Whatever its end had begun to write. */
 static void armed_again(struct pg_arena *a, struct pg_operation *op)
 {
@@ -1109,13 +1098,6 @@ bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
     return true;
 }
 
-void watches_unclaim(struct pg_arena *a)
-{
-    touch(a->watches, (uint64_t)a->watch_rows * sizeof *a->watches);
-    for (uint32_t x = 0; x < a->watch_rows; x++)
-        watch_at(a, x)->left = UNCLAIMED;
-}
-
 static void outcome_rebuild(struct pg_arena *a, uint32_t slot)
 {
     operation_at(a, slot)->in_inbox = 0;
@@ -1133,7 +1115,7 @@ void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
         if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME)
             outcome_rebuild(a, slot);
     }
-    records_sort_out(a);
+    watches_free_unclaimed(a);
     for (uint32_t slot = unsettled; slot < a->slots.capacity; slot++) {
         operation_prefetch(a, slot + OPERATIONS_PREFETCH);
         if (armed_operation(a, slot))

@@ -118,7 +118,7 @@ static struct pg_timestamps *frame_timestamps(void *body, uint32_t n)
 static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
     struct pg_timestamps timestamps = a->call.batch_timestamps;
-    timestamps.add_lsn = a->wal_buffer->next_lsn;
+    timestamps.add_lsn = wal_next_lsn(a);
     timestamps.armed_ns = a->call.moment_ns;
     *timestamps_at(a, slot) = timestamps;
     *frame_timestamps(body, 0) = timestamps;

@@ -55,6 +55,18 @@ uint32_t answer_granules(const struct pg_reply_memory *m)
     return m->answers == PG_NIL ? 0 : m->count;
 }
 
+uint64_t answers_used(const struct pg_arena *a) { return blobs_used(&a->answers); }
+
+uint32_t answers_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t answers,
+                      uint32_t granules)
+{
+    const uint32_t copy = blobs_take(&to->answers, granules);
+    if (copy != PG_NIL)
+        memcpy(blob_at(&to->answers, copy), blob_at(&from->answers, answers),
+               (size_t)granules * PG_GRANULE);
+    return copy;
+}
+
 static void answers_forget(struct pg_arena *a, struct pg_reply_memory *m)
 {
     const uint32_t granules = answer_granules(m), answers = m->answers;
@@ -291,6 +303,12 @@ static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
            blobs_rebuild_mark(&a->blobs, m->extra_blob, reply_granules(m)) ||
            fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
                      m->extra_blob);
+}
+
+void sessions_init(struct pg_arena *a)
+{
+    blobs_init(&a->answers);
+    a->session_rows = 0;
 }
 
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)

@@ -36,7 +36,7 @@ uint32_t key_find(const struct pg_arena *a, const struct key *k, struct probe *a
     for (id = index_first(&a->index, k->hash, at); id != PG_NIL;
          id = index_next(&a->index, k->hash, at)) {
         if (id < a->slots.capacity ? slot_has_key(a, id, k)
-                                   : entry_has_key(a, &a->replay_buffer[id - a->slots.capacity], k))
+                                   : entry_has_key(a, replay_of_id(a, id), k))
             return id;
     }
     return PG_NIL;
@@ -433,7 +433,7 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
 
 void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r)
 {
-    const struct pg_entry *e = &a->replay_buffer[id - a->slots.capacity];
+    const struct pg_entry *e = replay_of_id(a, id);
     if (ticket != 0 && ticket != e->ticket >> 8) {
         a->metrics->cancels_unknown++;
         answer(r, 0, PG_ST_UNKNOWN, 0);
@@ -547,7 +547,7 @@ void timers_link_own(struct pg_arena *a, uint32_t slot)
     struct probe at;
     uint32_t id = index_first(&a->index, k.hash, &at);
     while (id != PG_NIL && (id < a->slots.capacity ||
-                            !entry_has_key(a, &a->replay_buffer[id - a->slots.capacity], &k)))
+                            !entry_has_key(a, replay_of_id(a, id), &k)))
         id = index_next(&a->index, k.hash, &at);
     key_bind(a, k.hash, id, &at, slot);
     slot_counted(a, slot, 1);

@@ -41,16 +41,44 @@ static inline void chain_fetch(const struct pg_arena *a, uint32_t first)
     __builtin_prefetch(chain + CHAIN_BYTES - 1, 1);
 }
 
-void watch_free(struct pg_arena *a, uint32_t watch)
+static void watch_free(struct pg_arena *a, uint32_t watch)
 {
     at(a, watch)->slot = PG_NIL;
     chain_push(a, watch, watch, 1);
 }
 
-void watches_init(struct pg_arena *a)
+/* In `left` of records that no operation was seen to have; no record has this number. */
+#define UNCLAIMED (PG_NIL - 1)
+
+void watches_unclaim(struct pg_arena *a)
+{
+    touch(a->watches, (uint64_t)a->watch_rows * sizeof *a->watches);
+    for (uint32_t x = 0; x < a->watch_rows; x++)
+        at(a, x)->left = UNCLAIMED;
+}
+
+bool watch_claimed(const struct pg_arena *a, uint32_t watch)
+{
+    return at(a, watch)->left != UNCLAIMED;
+}
+
+static void free_list_empty(struct pg_arena *a)
 {
     a->purgatory->free_watch = PG_NIL;
     a->purgatory->free_watches = 0;
+}
+
+void watches_free_unclaimed(struct pg_arena *a)
+{
+    free_list_empty(a);
+    for (uint32_t x = a->watch_rows; x-- > 0;)
+        if (!watch_claimed(a, x))
+            watch_free(a, x);
+}
+
+void watches_init(struct pg_arena *a)
+{
+    free_list_empty(a);
     for (uint32_t i = a->watch_rows; i-- > 0;)
         watch_free(a, i);
 }

@@ -252,8 +252,11 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
 
 /* ---- init, rebuild, check ------------------------------------------------------------------ */
 
-void watermarks_init(struct pg_arena *a)
+uint64_t watermark_ttl_ns(const struct pg_arena *a) { return a->purgatory->watermark_ttl_ns; }
+
+void watermarks_init(struct pg_arena *a, uint64_t ttl_ns)
 {
+    a->purgatory->watermark_ttl_ns = ttl_ns;
     index_init(&a->watermark_index);
     a->purgatory->free_watermark = PG_NIL;
     a->purgatory->free_watermarks = 0;
@@ -319,7 +322,7 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
         if (!index_find_id(&a->watermark_index, l->hash, row, &at) ||
             at.bucket * (PG_INDEX_CELLS + 1) + at.cell != l->place)
             return fault_set(fault, "watermarks", "place in the index", row, l->place, at.cell);
-        if (l->root == PG_NIL && l->touched_s == PG_NIL && a->wal_buffer == NULL)
+        if (l->root == PG_NIL && l->touched_s == PG_NIL && !has_wal(a))
             return fault_set(fault, "watermarks", "a forgotten watch key that nobody watches", row,
                              0, l->touched_s);
         *granules += watermark_granules(l);

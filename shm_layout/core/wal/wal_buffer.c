@@ -137,8 +137,25 @@ void wal_buffer_init(struct pg_arena *a)
 {
     if (a->wal_buffer == NULL)
         return;
+    memset(a->wal_buffer, 0, sizeof *a->wal_buffer);
     a->wal_buffer->size = a->header->regions[PG_R_WAL_BUFFER].length - PG_WAL_BUFFER_HEAD;
     a->wal_buffer->next_lsn = 1;
+}
+
+void wal_buffer_number(struct pg_arena *a, uint64_t next_lsn)
+{
+    if (a->wal_buffer == NULL)
+        return;
+    a->wal_buffer->next_lsn = next_lsn;
+    a->wal_buffer->committed_lsn = next_lsn - 1;
+}
+
+void wal_buffer_migrate(struct pg_arena *to, const struct pg_arena *from)
+{
+    if (to->wal_buffer == NULL || from->wal_buffer == NULL)
+        return;
+    to->wal_buffer->next_lsn = from->wal_buffer->next_lsn;
+    to->wal_buffer->committed_lsn = from->wal_buffer->committed_lsn;
 }
 
 static bool positions_sound(const struct pg_arena *a, struct pg_fault *fault)
@@ -212,6 +229,20 @@ void wal_buffer_decide(struct pg_arena *a, const struct pg_frame_head *frame, bo
     s->next_lsn = frame->lsn + made;
     if (!made)
         s->appended = s->tail;
+}
+
+bool wal_buffer_doubts(const struct pg_arena *a)
+{
+    return a->wal_buffer->tail != a->wal_buffer->appended;
+}
+
+/* next_lsn first, as in wal_buffer_decide. */
+void wal_buffer_decide_as(struct pg_arena *a, const struct pg_arena *decided)
+{
+    const struct pg_wal_buffer *as = decided->wal_buffer;
+    STORE_RELEASE(&a->wal_buffer->next_lsn, as->next_lsn);
+    STORE_RELEASE(&a->wal_buffer->appended, as->appended);
+    STORE_RELEASE(&a->wal_buffer->tail, as->appended);
 }
 
 static bool timestamps_sound(const struct pg_arena *a, struct pg_fault *fault)
