@@ -1,8 +1,9 @@
 """Check that calls inside the C core point downward, and who touches which bytes.
 
-A file of shm_layout/core may call functions of its own storey and of those below it, and no chain
-of calls leads from a file back to it. Function pointers are not followed: they are how a lower part
-calls an upper one.
+A file of shm_layout/core may call functions and include headers of its own storey and of those
+below it, and no chain of calls leads from a file back to it. `arena.h` stands above `base`: what is
+in there knows no arena. A lower part calls an upper one through a function pointer alone, whose
+type is declared in a header and listed in CALLBACKS.
 
 Each region of the arena has a file, or a storey, that owns its rows. No other one touches them.
 """
@@ -17,6 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 STOREYS = ("base", "wal", "state", "recover", "front")
 """From the lowest to the highest one."""
+ABOVE_BASE = 0.5
+CALLBACKS = {
+    "wheel_due_fn": "base/wheel.h",  # front/loop.c expires what is due
+    "wheel_soon_fn": "base/wheel.h",  # front/loop.c fetches what is due next
+}
+"""By type of a function pointer that a lower part calls: the header that declares it."""
+INCLUDE = re.compile(r'^#include "core/([\w/]+\.h)"', re.MULTILINE)
+FUNCTION_POINTER = re.compile(r"\(\*(\w+)\)\(")
 NO_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
 DEFINITION = re.compile(
     r"^(static )?(?:inline |RARE )*(?:const )?(?:struct |enum )?\w+[ *]+(\w+)\([^;{]*\)\s*\{",
@@ -49,11 +58,19 @@ Calls = dict[str, dict[str, set[str]]]
 """By file: the files that it calls, and the functions."""
 
 
-def code_of(core: Path) -> dict[str, str]:
+def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:
     """Return the code of each file without comments and strings, by `storey/file.c`."""
     return {
-        f"{path.parent.name}/{path.name}": NO_CODE.sub(" ", path.read_text())
-        for path in sorted(core.glob("*/*.c"))
+        path.relative_to(core).as_posix(): NO_CODE.sub(" ", path.read_text())
+        for path in sorted(core.glob(pattern))
+    }
+
+
+def includes_of(core: Path) -> dict[str, list[str]]:
+    """Return the headers of the core that each of its files includes, by `storey/file.c`."""
+    return {
+        path.relative_to(core).as_posix(): INCLUDE.findall(path.read_text())
+        for path in sorted(core.glob("*/*.[ch]")) + sorted(core.glob("arena.h"))
     }
 
 
@@ -73,9 +90,9 @@ def calls_of(texts: dict[str, str]) -> Calls:
     return calls
 
 
-def storey(file: str) -> int:
+def storey(file: str) -> float:
     """Return the number of a file's storey, from below."""
-    return STOREYS.index(file.partition("/")[0])
+    return ABOVE_BASE if file == "arena.h" else STOREYS.index(file.partition("/")[0])
 
 
 def upward(calls: Calls) -> list[str]:
@@ -86,6 +103,29 @@ def upward(calls: Calls) -> list[str]:
         for callee, names in callees.items()
         if storey(callee) > storey(file)
         for name in sorted(names)
+    ]
+
+
+def included_upward(includes: dict[str, list[str]]) -> list[str]:
+    """Describe each header of a higher storey that a file includes."""
+    return [
+        f"{file} includes {header}, which is above it"
+        for file, headers in includes.items()
+        for header in headers
+        if storey(header) > storey(file)
+    ]
+
+
+def callbacks(headers: dict[str, str]) -> list[str]:
+    """Describe each type of a function pointer that is declared and not listed, or listed only."""
+    found = {
+        name: file for file, text in headers.items() for name in FUNCTION_POINTER.findall(text)
+    }
+    return [
+        f"{name}: declared by {found.get(name, 'no header')}, "
+        f"listed for {CALLBACKS.get(name, 'no header')}"
+        for name in sorted(found.keys() | CALLBACKS.keys())
+        if found.get(name) != CALLBACKS.get(name)
     ]
 
 
@@ -105,16 +145,17 @@ def foreign(texts: dict[str, str]) -> list[str]:
         f"{file} touches rows of {region}, which belong to {OWNERS[region]}"
         for file, text in texts.items()
         for region in sorted(set(TOUCH.findall(text)))
-        if not file.startswith(OWNERS[region])
+        if not file.replace(".h", ".c").startswith(OWNERS[region])
     ]
 
 
 def main() -> None:
     """Print what is wrong. Exit with 1 if there is anything."""
-    texts = code_of(ROOT / "shm_layout" / "core")
+    core = ROOT / "shm_layout" / "core"
+    texts, headers = code_of(core), code_of(core, "*/*.h")
     calls = calls_of(texts)
     found = upward(calls) or cycle(calls)
-    found += foreign(texts)
+    found += included_upward(includes_of(core)) + callbacks(headers) + foreign(texts | headers)
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 

@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 layers = lint_script("layers")
-CODE = layers.code_of(ROOT / "shm_layout" / "core")
+CORE = ROOT / "shm_layout" / "core"
+CODE = layers.code_of(CORE)
+HEADERS = layers.code_of(CORE, "*/*.h")
 
 
 def core(folder: Path, **files: str) -> dict[str, str]:
@@ -75,6 +77,26 @@ def test_a_static_function_of_the_same_name_is_no_call_of_another_file(tmp_path:
     assert calls["base/a.c"] == {}
 
 
+def test_the_core_includes_downward_only() -> None:
+    includes = layers.includes_of(CORE)
+    assert "base/check.h" in includes["base/slots.c"]
+    assert layers.included_upward(includes) == []
+    found = layers.included_upward(
+        {"base/slots.h": ["base/check.h", "arena.h"], "wal/frames.c": ["arena.h", "state/keys.h"]}
+    )
+    assert found == [
+        "base/slots.h includes arena.h, which is above it",
+        "wal/frames.c includes state/keys.h, which is above it",
+    ]
+
+
+def test_function_pointers_are_listed() -> None:
+    assert layers.callbacks(HEADERS) == []
+    more = {**HEADERS, "wal/frames.h": "typedef int (*frame_fn)(void);\n"}
+    assert layers.callbacks(more) == ["frame_fn: declared by wal/frames.h, listed for no header"]
+    assert len(layers.callbacks({})) == len(layers.CALLBACKS)
+
+
 def test_a_file_that_touches_rows_of_another_one_is_found(tmp_path: Path) -> None:
     code = core(
         tmp_path,
@@ -90,6 +112,6 @@ def test_a_file_that_touches_rows_of_another_one_is_found(tmp_path: Path) -> Non
 
 
 def test_each_file_of_the_core_touches_rows_of_its_own() -> None:
-    assert layers.foreign(CODE) == []
+    assert layers.foreign(CODE | HEADERS) == []
     assert "wal_buffer" in layers.TOUCH.findall(CODE["wal/wal_buffer.c"])
     assert "name_index" in layers.TOUCH.findall(CODE["state/names.c"])

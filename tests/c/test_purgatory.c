@@ -1,7 +1,7 @@
 /* The purgatory against a table of operations whose conditions are evaluated again each time,
  * and against hostile bytes; every message lies in memory of exactly its own size. */
 #include "check.h"
-#include "core/state/operation_bytes.h"
+#include "core/core.h"
 
 enum {
     OPERATIONS = 40, WATCHED = 12, FEW_KEYS = 4, MOST_KEYS = 9, SESSIONS = 2, COMMANDS = 6, LAYOUT = 4711,

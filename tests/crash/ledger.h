@@ -3,7 +3,7 @@
 #ifndef PURGATORYD_LEDGER_H
 #define PURGATORYD_LEDGER_H
 
-#include "core/state/operation_bytes.h"
+#include "core/core.h"
 
 #define FACTS_MAX 240
 #define TOPICS_MAX 8

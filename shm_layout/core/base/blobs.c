@@ -5,7 +5,9 @@
  * neighbour is free is read from the map, its size from its own ends.  Two free blocks
  * never touch.  take and give cost a constant number of steps.
  */
-#include "core/core.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
 
 /* A size class holds sizes from its floor up to the next class's. take looks through this
  * many blocks of the request's own class when all larger classes are empty; below 64

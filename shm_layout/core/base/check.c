@@ -1,6 +1,7 @@
 /* check.c - the first broken invariant that a check finds. */
 
-#include "core/core.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* crc32c.c - the Castagnoli CRC (RFC 3720, appendix B.4) that guards the WAL's frames. */
-#include "core/core.h"
+#include "core/base/crc32c.h"
+#include "core/base/common.h"
 
 /* Remainders of the low and of the high half of a byte; the whole byte's is their sum. */
 static const uint32_t low[16] = {

@@ -1,5 +1,6 @@
 /* The keyed hash of the key index and of the name index. */
-#include "core/core.h"
+#include "core/base/hash.h"
+#include "core/base/common.h"
 
 static inline uint64_t rotate(uint64_t x, unsigned bits) { return x << bits | x >> (64 - bits); }
 

@@ -5,7 +5,9 @@
  * that nobody passed: at 8 of 15 cells that is the home itself for 99 of 100 keys.  Erasing
  * takes the id out of those counts again; nothing is moved and no tombstone is left.
  */
-#include "core/core.h"
+#include "core/base/index.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
 
 uint32_t index_buckets(uint64_t ids)
 {

@@ -1,6 +1,36 @@
-/* index.h - the key index's common way, inline because every record goes it: keys that stand in
- * their home bucket. index.c has the rest. Included by core.h alone. */
+/* index.h - which slot has a key.
+ *
+ * What every record needs, a key in its home bucket, is inline; index.c has the rest. */
+#ifndef PURGATORYD_BASE_INDEX_H
+#define PURGATORYD_BASE_INDEX_H
 
+#include "core/base/common.h"
+
+struct key_index {
+    struct pg_index_bucket *buckets;
+    uint32_t count;               /* buckets */
+    uint32_t id_bits;             /* an id + 1 is stored, so that 0 means empty */
+};
+
+/* Position of a candidate; for index_next, index_replace and index_erase. */
+struct probe {
+    uint32_t home, bucket, cell;
+};
+
+uint32_t index_buckets(uint64_t ids);                /* for so many ids: 8 bytes an id */
+uint32_t index_id_bits(uint64_t ids);
+void index_init(struct key_index *x);
+/* The candidate behind the one that index_first (index.h) or this gave last. */
+uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
+bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
+void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);
+void index_erase(struct key_index *x, const struct probe *at);
+static inline void index_prefetch(const struct key_index *x, uint32_t hash)
+{
+    fetch(&x->buckets[((uint64_t)hash * x->count) >> 32]);
+}
+/* Structure only: overflow counts and bounds. `ids` = how many must stand in it. */
+bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault);
 /* A bucket is read as vectors (the generic ones of GCC and Clang: compilers do not find
  * this loop's vector form by themselves). Lane 0 is the count, lane i + 1 is cell i. */
 #define VECTORS 4
@@ -116,3 +146,5 @@ static inline uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t
     x->buckets[home].cells[cell] = index_cell(x, hash, id);
     return home * (PG_INDEX_CELLS + 1) + cell;
 }
+
+#endif

@@ -1,6 +1,8 @@
 /* local.c - a wheel of its own in private memory, for timers inside one process. */
 
-#include "core/core.h"
+#include "core/base/common.h"
+#include "core/base/slots.h"
+#include "core/base/wheel.h"
 
 struct pg_local {
     struct wheel wheel;

@@ -4,7 +4,7 @@
  * Required, it would end a process instead.
  */
 #define _GNU_SOURCE
-#include "core/core.h"
+#include "core/base/common.h"
 
 #include <errno.h>
 #include <linux/mempolicy.h>

@@ -1,6 +1,7 @@
 /* sink.c - output into a buffer of a bounded size. */
 
-#include "core/core.h"
+#include "core/base/sink.h"
+#include "core/base/common.h"
 
 void *sink_take(struct sink *s, uint64_t bytes)
 {

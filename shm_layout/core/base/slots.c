@@ -1,5 +1,7 @@
 /* slots.c - which slots are free. */
-#include "core/core.h"
+#include "core/base/slots.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
 
 void slots_init(struct slots *s)
 {

@@ -11,7 +11,10 @@
  * from the end, so that the wheel is whole whenever a callback runs or the budget ends: work
  * goes on later without a memory of its own.
  */
-#include "core/core.h"
+#include "core/base/wheel.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/slots.h"
 
 enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
 enum {

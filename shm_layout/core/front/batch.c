@@ -1,5 +1,23 @@
 /* batch.c - applies the records of a batch that decode.c has proven whole, each once. */
 
+#include "core/base/answer.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/base/index.h"
+#include "core/base/sink.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/keys.h"
+#include "core/state/names.h"
+#include "core/state/operations.h"
+#include "core/state/prefetch.h"
+#include "core/state/quotas.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
+#include "core/state/watermarks.h"
 #include "core/front/request.h"
 
 /* ---- groups ---------------------------------------------------------------------------- */

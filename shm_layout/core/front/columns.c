@@ -3,7 +3,9 @@
  * One function per type of record says which columns it has. A record of a type that is not
  * known, or of another length than its type, still becomes a row: its place and time count. */
 
-#include "core/core.h"
+#include "core/base/common.h"
+#include "core/wal/frames.h"
+#include "core/state/timers.h"
 
 /* The record that is being written, as row number c->rows. */
 struct row {

@@ -3,6 +3,9 @@
  * A message is hostile until proven whole: every byte of it is checked before the first
  * record is applied, and a message that fails changes nothing. */
 
+#include "core/base/common.h"
+#include "core/state/names.h"
+#include "core/state/operations.h"
 #include "core/front/request.h"
 
 const struct op_rule op_rules[] = {

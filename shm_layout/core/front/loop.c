@@ -1,6 +1,13 @@
 /* loop.c - what comes due, of timers and of operations. */
 
-#include "core/core.h"
+#include "core/base/common.h"
+#include "core/base/wheel.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/inbox.h"
+#include "core/state/operations.h"
+#include "core/state/prefetch.h"
+#include "core/state/timers.h"
 
 static bool expire(void *context, uint32_t slot)
 {

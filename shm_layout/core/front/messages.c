@@ -1,6 +1,22 @@
 /* messages.c - what each message of the command socket does, and what is answered. */
 
+#include "core/base/answer.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/sink.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/inbox.h"
+#include "core/state/keys.h"
+#include "core/state/names.h"
+#include "core/state/operations.h"
+#include "core/state/prefetch.h"
+#include "core/state/quotas.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
 #include "core/front/request.h"
+#include "core/front/scan.h"
 
 /* ---- replies ------------------------------------------------------------------------------ */
 

@@ -1,6 +1,13 @@
 /* notices.c - replay buffer entries as messages: one per topic and call, in order. */
 
-#include "core/core.h"
+#include "core/front/notices.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/sink.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/names.h"
+#include "core/state/replay_buffer.h"
 
 #define BODY_MAX 1048576          /* bytes of payload that one window collects */
 #define NO_ENTRY 65535

@@ -1,5 +1,15 @@
 /* publish.c - a notice that no timer fired: it takes the replay buffer like any other. */
 
+#include "core/base/answer.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/tickets.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/names.h"
+#include "core/state/records.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/timers.h"
 #include "core/front/request.h"
 
 struct publish {

@@ -3,7 +3,9 @@
 #ifndef PURGATORYD_REQUEST_H
 #define PURGATORYD_REQUEST_H
 
-#include "core/core.h"
+#include "core/base/common.h"
+#include "core/arena.h"
+#include "core/state/names.h"
 
 /* The caller owns the bytes; nobody writes them while they are read. */
 struct request {

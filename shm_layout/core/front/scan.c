@@ -1,6 +1,17 @@
 /* scan.c - readers of a live arena: copy first, trust only what did not change meanwhile. */
 
+#include "core/front/scan.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/sink.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/state/names.h"
 #include "core/state/operation_bytes.h"
+#include "core/state/operations.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/timers.h"
+#include "core/front/notices.h"
 
 /* ---- armed timers ------------------------------------------------------------------------ */
 

@@ -1,6 +1,25 @@
 /* arena.c - geometry, create, attach and check: the parts put together. */
 
-#include "core/core.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/index.h"
+#include "core/base/slots.h"
+#include "core/base/tickets.h"
+#include "core/base/wheel.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/inbox.h"
+#include "core/state/names.h"
+#include "core/state/operations.h"
+#include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
+#include "core/state/watches.h"
+#include "core/state/watermarks.h"
+#include "core/recover/rebuild.h"
 
 /* ---- geometry ------------------------------------------------------------------------ */
 

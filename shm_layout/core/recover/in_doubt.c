@@ -1,7 +1,18 @@
 /* in_doubt.c - what a kill interrupted: whether the change of the last frame in the ring was made,
  * and that of the record under way of each session. */
 
-#include "core/core.h"
+#include "core/recover/in_doubt.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/operations.h"
+#include "core/state/records.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
 
 /* Whether the effect that a frame describes is there. One function per type; each first looks
  * whether what the frame names can be there at all. */

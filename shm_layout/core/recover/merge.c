@@ -4,7 +4,21 @@
  * rows, positions and hashes are assigned again. The sources are not changed. Rows are counted past
  * the end of their table, so that a refusal says how many there would have to be. */
 
-#include "core/core.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/slots.h"
+#include "core/base/tickets.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/operations.h"
+#include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
+#include "core/state/watermarks.h"
+#include "core/recover/migrate.h"
 
 #define FIRST_POSITION 1          /* so that a topic can name a notice that is gone: position 0 */
 #define RECENT_NS 60000000000     /* so long silent, a session may lose its row to a new one

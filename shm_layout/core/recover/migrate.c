@@ -5,7 +5,22 @@
  * tell. Into other sizes, slots, blobs and rows of the derived parts are assigned again. `from`
  * is not changed. */
 
-#include "core/core.h"
+#include "core/recover/migrate.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/names.h"
+#include "core/state/operations.h"
+#include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
+#include "core/state/watermarks.h"
+#include "core/recover/in_doubt.h"
 
 static bool fits(struct pg_fault *why, const char *detail, uint64_t needed, uint64_t available)
 {

@@ -10,7 +10,27 @@
 
 #include <pthread.h>
 
-#include "core/core.h"
+#include "core/recover/rebuild.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/index.h"
+#include "core/base/slots.h"
+#include "core/base/tickets.h"
+#include "core/base/wheel.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/names.h"
+#include "core/state/operations.h"
+#include "core/state/prefetch.h"
+#include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
+#include "core/state/watches.h"
+#include "core/state/watermarks.h"
+#include "core/recover/in_doubt.h"
 
 /* ---- whether a slot is sound ------------------------------------------------------------- */
 

@@ -6,7 +6,22 @@
  * never takes the place of a younger one. Derived state, key hashes too, is made at the end.
  * Frames are input: all that they name is looked at first. */
 
-#include "core/core.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/slots.h"
+#include "core/base/tickets.h"
+#include "core/arena.h"
+#include "core/wal/frames.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/inbox.h"
+#include "core/state/operations.h"
+#include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/timers.h"
+#include "core/state/watches.h"
+#include "core/state/watermarks.h"
 
 struct redo {
     struct pg_arena *a;

@@ -5,7 +5,20 @@
  * stand afterwards: so a row that was copied half before and half behind a change does no
  * harm, as long as every copy stays within bounds. A slot is copied whole or not at all. */
 
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/sink.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/wal/frames.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/inbox.h"
 #include "core/state/operation_bytes.h"
+#include "core/state/records.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/timers.h"
+#include "core/state/watermarks.h"
 
 enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
 /* Slots come before watermarks, because an operation that ends forgets its own keys; and before

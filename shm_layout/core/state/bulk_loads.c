@@ -4,7 +4,19 @@
  * the row under way, and recovery sets the bit if the effect is there (session.c). Bits stand in
  * blocks, found by bulk load and number; a block is taken with its first bit. */
 
-#include "core/core.h"
+#include "core/state/bulk_loads.h"
+#include "core/base/answer.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/base/index.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/keys.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
+#include "core/state/timers.h"
 
 #define BLOCK_WORDS (PG_BULK_LOAD_BLOCK_ROWS / 64)
 

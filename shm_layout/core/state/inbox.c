@@ -5,7 +5,19 @@
  * in this round. Entries leave it when they are acknowledged or their session ends: those become
  * orphans, and each is freed with a record of its own. */
 
+#include "core/state/inbox.h"
+#include "core/base/common.h"
+#include "core/base/sink.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
 #include "core/state/operation_bytes.h"
+#include "core/state/operations.h"
+#include "core/state/prefetch.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
 
 /* ---- the list ---------------------------------------------------------------------------- */
 

@@ -4,7 +4,16 @@
  * behind the namespaces in one numbering. Nothing is ever erased from it: when a topic's
  * row is given to another name, which is rare, it is built again. */
 
-#include "core/core.h"
+#include "core/state/names.h"
+#include "core/base/answer.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
+#include "core/state/replay_buffer.h"
 
 #define TOPIC_SCOPE (1ull << 32)  /* keeps topics of namespace n apart from namespaces */
 

@@ -1,7 +1,21 @@
 /* namespace_stats.c - what each namespace of an arena has, counted and digested, wherever it stands
  * there: without slots, rows, positions and hashes. */
 
-#include "core/core.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/state/bulk_loads.h"
+#include "core/state/names.h"
+#include "core/state/operations.h"
+#include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
+#include "core/state/watches.h"
+#include "core/state/watermarks.h"
 
 /* A hash of two words and some bytes; the kind keeps different things apart. */
 static uint64_t mark(uint64_t kind, uint64_t x, uint64_t y, const void *bytes, size_t len)

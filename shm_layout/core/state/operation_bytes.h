@@ -4,7 +4,7 @@
 #ifndef PURGATORYD_OPERATION_BYTES_H
 #define PURGATORYD_OPERATION_BYTES_H
 
-#include "core/core.h"
+#include "core/base/common.h"
 
 static inline uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
 

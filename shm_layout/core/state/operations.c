@@ -10,7 +10,28 @@
  * both are true of ALL, ANY and QUORUM: a key that has reached its target counts as reached, though
  * it may have failed. What holds and fails at once (SUM) is satisfied. */
 
+#include "core/state/operations.h"
+#include "core/base/answer.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/index.h"
+#include "core/base/sink.h"
+#include "core/base/slots.h"
+#include "core/base/wheel.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/inbox.h"
+#include "core/state/keys.h"
 #include "core/state/operation_bytes.h"
+#include "core/state/prefetch.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/session.h"
+#include "core/state/timers.h"
+#include "core/state/watches.h"
+#include "core/state/watermarks.h"
 
 static struct pg_watched *watermark_of(const struct pg_arena *a, uint32_t x)
 {

@@ -5,7 +5,14 @@
  * (group prefetching: Chen, Ailamaki, Gibbons, Mowry 2004). Nothing is changed in here, and
  * what is fetched is a guess: ids are of slots and rows in use, whoever's they are. */
 
-#include "core/core.h"
+#include "core/state/prefetch.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/index.h"
+#include "core/base/wheel.h"
+#include "core/arena.h"
+#include "core/state/operations.h"
+#include "core/state/timers.h"
 
 #define LINE 64
 #define CHAIN 8                   /* watch keys of one operation that are worth it */

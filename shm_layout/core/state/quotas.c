@@ -9,7 +9,14 @@
  * counted when another one is wanted. Of the slots a share bounds the operations that a uid's
  * sessions own: those whose outcome nobody acknowledges stay. */
 
-#include "core/core.h"
+#include "core/state/quotas.h"
+#include "core/base/answer.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/arena.h"
+#include "core/state/keys.h"
+#include "core/state/operations.h"
+#include "core/state/timers.h"
 
 /* ---- access ---------------------------------------------------------------------------- */
 

@@ -1,6 +1,21 @@
 /* records.c - what the WAL says of the arena: a record for each change, and for snapshots. */
 
+#include "core/state/records.h"
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/histograms.h"
+#include "core/base/slots.h"
+#include "core/arena.h"
+#include "core/wal/frames.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/keys.h"
+#include "core/state/names.h"
 #include "core/state/operation_bytes.h"
+#include "core/state/operations.h"
+#include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/timers.h"
+#include "core/state/watches.h"
 
 /* ---- the bodies of frames ------------------------------------------------------------------- */
 
@@ -388,13 +403,13 @@ void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
 {
     if (wal_buffer_refusal(a) != PG_ST_NONE || !has_wal(a))
         return;
-    const uint32_t buckets = histograms_used(a);
+    const uint32_t buckets = histograms_used(a->histograms);
     const uint64_t extra = PG_HISTOGRAMS * sizeof(struct pg_wal_histogram) +
                            buckets * sizeof(struct pg_wal_bucket);
     struct pg_wal_metrics *body = wal_frame_begin(a, PG_WAL_METRICS, extra);
     *body = (struct pg_wal_metrics){.at_boot_ns = real_boot_ns, .histogram_count = PG_HISTOGRAMS,
                                     .bucket_count = buckets};
-    histograms_write(a, (struct pg_wal_histogram *)(body + 1));
+    histograms_write(a->histograms, (struct pg_wal_histogram *)(body + 1));
     wal_frame_end(a);
     wal_buffer_settle(a);
 }

@@ -4,7 +4,15 @@
  * header says; what follows the commit (topic counters, tail, freeing the slot) is rolled
  * forward by a rebuild. */
 
-#include "core/core.h"
+#include "core/state/replay_buffer.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/index.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/inbox.h"
+#include "core/state/records.h"
 
 /* ---- withdrawing ------------------------------------------------------------------------ */
 

@@ -1,6 +1,16 @@
 /* session.c - clients' sessions and the memory of their last replies. */
 
-#include "core/core.h"
+#include "core/state/session.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/inbox.h"
+#include "core/state/names.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
 
 static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8_t nonce[16],
                                            uint32_t uid)

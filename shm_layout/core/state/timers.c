@@ -3,7 +3,23 @@
  * A timer is armed by the release store of its control word and ended by another one (or
  * by the commit of its replay buffer entry); all else can be rebuilt around that. */
 
-#include "core/core.h"
+#include "core/state/timers.h"
+#include "core/base/answer.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/base/index.h"
+#include "core/base/slots.h"
+#include "core/base/tickets.h"
+#include "core/base/wheel.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/keys.h"
+#include "core/state/operations.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
+#include "core/state/replay_buffer.h"
 
 /* ---- keys ------------------------------------------------------------------------------ */
 

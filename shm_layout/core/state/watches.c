@@ -4,7 +4,10 @@
  * insertion with a rising target and removal of a known record take O(1) expected, the rest
  * O(log watchers); the lowest target is always at hand. Nothing in here ends an operation. */
 
-#include "core/core.h"
+#include "core/state/watches.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/arena.h"
 
 static struct pg_watch *at(const struct pg_arena *a, uint32_t watch) { return watch_at(a, watch); }
 

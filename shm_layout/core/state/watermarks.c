@@ -4,7 +4,19 @@
  * watcher; that of a failed key until it is cleared or forgotten. It is never evicted to make
  * space, so an advance before a watch is not lost. */
 
-#include "core/core.h"
+#include "core/state/watermarks.h"
+#include "core/base/answer.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/index.h"
+#include "core/base/sink.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/keys.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
+#include "core/state/timers.h"
 
 static const uint8_t *watermark_key(const struct pg_arena *a, uint32_t row)
 {

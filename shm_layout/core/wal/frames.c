@@ -1,6 +1,7 @@
 /* frames.c - how many bytes a frame of the WAL has, and where they are. */
 
-#include "core/core.h"
+#include "core/wal/frames.h"
+#include "core/base/common.h"
 
 static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_COMMIT_GROUP] = sizeof(struct pg_wal_group),

@@ -6,7 +6,10 @@
  * trying again would hide it. The next start ends the segment and begins another one. All system
  * calls on files go through struct pg_storage. */
 #define _GNU_SOURCE
-#include "core/core.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/arena.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -6,7 +6,13 @@
  * there can be seen. What is on disk is never ahead of the arena, and the arena at most by
  * what stands in the ring. */
 
-#include "core/core.h"
+#include "core/wal/wal_buffer.h"
+#include "core/base/answer.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/sink.h"
+#include "core/arena.h"
+#include "core/wal/frames.h"
 
 struct pg_wal_buffer *pg_wal_buffer_of(const struct pg_arena *a) { return a->wal_buffer; }
 

@@ -5,7 +5,8 @@
  * group alone. Bytes that are no group are therefore a torn tail, unless something of a still
  * later group exists: then the medium has lost what was on it. Clients do not know the salt,
  * so that none of them can forge a later frame inside a payload. */
-#include "core/core.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
 
 /* ---- writing ---------------------------------------------------------------------------- */
 

@@ -1,9 +1,10 @@
-/* metrics.c - how long things take, counted in histograms.
+/* metrics.c - durations that only the caller of the core knows, and counts of refusals.
  *
- * What a part of the core can tell it counts itself, with measure(); here comes what only its
- * caller knows, and what is reported to the WAL. */
+ * Parts that know how long something took count it with measure(). */
 
-#include "core/core.h"
+#include "core/base/common.h"
+#include "core/arena.h"
+#include "core/state/operations.h"
 
 const struct pg_histogram *pg_histograms_of(const struct pg_arena *a) { return a->histograms; }
 
@@ -101,42 +102,4 @@ int pg_refused(struct pg_arena *a, uint32_t status)
     if (refusal)
         ++*(uint64_t *)((uint8_t *)a->metrics + refusals[status]);
     return refusal;
-}
-
-/* ---- for the WAL ------------------------------------------------------------------------ */
-
-static uint32_t buckets_used(const struct pg_histogram *h)
-{
-    uint32_t used = 0;
-    for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)
-        used += h->counts[b] != 0;
-    return used;
-}
-
-uint32_t histograms_used(const struct pg_arena *a)
-{
-    uint32_t used = 0;
-    for (uint32_t i = 0; i < PG_HISTOGRAMS; i++)
-        used += buckets_used(&a->histograms[i]);
-    return used;
-}
-
-/* Returns what stands behind the last one. */
-static struct pg_wal_bucket *buckets_write(const struct pg_histogram *h, struct pg_wal_bucket *to)
-{
-    for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)
-        if (h->counts[b] != 0)
-            *to++ = (struct pg_wal_bucket){.count = h->counts[b], .bucket = b};
-    return to;
-}
-
-void histograms_write(const struct pg_arena *a, struct pg_wal_histogram *to)
-{
-    struct pg_wal_bucket *buckets = (struct pg_wal_bucket *)(to + PG_HISTOGRAMS);
-    for (uint32_t i = 0; i < PG_HISTOGRAMS; i++) {
-        const struct pg_histogram *h = &a->histograms[i];
-        to[i] = (struct pg_wal_histogram){.sum_ns = h->sum_ns, .sum_high = h->sum_high,
-                                          .max_ns = h->max_ns, .buckets = buckets_used(h)};
-        buckets = buckets_write(h, buckets);
-    }
 }

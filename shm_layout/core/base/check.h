@@ -1,0 +1,38 @@
+/* check.h - the first broken invariant that a check finds. */
+#ifndef PURGATORYD_BASE_CHECK_H
+#define PURGATORYD_BASE_CHECK_H
+
+#include "core/base/common.h"
+
+/* Records the first fault only, so that the message names the cause and not an effect. */
+bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
+               uint64_t expected, uint64_t found);
+
+/* An invariant that no message, argument or stored byte can break, because those are validated
+ * before. If it is broken all the same, the process ends before its next store, and the arena is
+ * left to a recovery. */
+#define PG_ASSERT(fact, part, invariant)                                                        \
+    do {                                                                                        \
+        if (UNLIKELY(!(fact)))                                                                  \
+            assertion_failed(part, invariant);                                                  \
+    } while (0)
+/* The same where each call would feel it: in tests, fuzzing and simulated worlds, whose builds have
+ * PG_ASSERT_ALL. */
+#ifdef PG_ASSERT_ALL
+#define PG_ASSERT_IN_TESTS(fact, part, invariant) PG_ASSERT(fact, part, invariant)
+#else
+#define PG_ASSERT_IN_TESTS(fact, part, invariant) ((void)0)
+#endif
+_Noreturn void assertion_failed(const char *part, const char *invariant);
+
+/* Spreads an id over 64 bits (the finalizer of MurmurHash3, Appleby): two sets of ids are
+ * the same, each id once, if their sums of mixed ids are the same. */
+static inline uint64_t id_mix(uint32_t id)
+{
+    uint64_t x = (uint64_t)id + 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdu;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53u;
+    return x ^ x >> 33;
+}
+
+#endif

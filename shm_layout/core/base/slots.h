@@ -1,0 +1,49 @@
+/* slots.h - which slots are free. */
+#ifndef PURGATORYD_BASE_SLOTS_H
+#define PURGATORYD_BASE_SLOTS_H
+
+#include "core/base/check.h"
+#include "core/base/common.h"
+
+/* free[0] holds how many ids stand in free[1..]. Owner of hot.ctl's state. */
+struct slots {
+    struct pg_hot *hot;
+    struct pg_cold *cold;         /* NULL where there is no arena around the wheel */
+    uint32_t *free;
+    uint32_t capacity;
+};
+
+void slots_init(struct slots *s);                    /* all FREE; id 0 is given out first */
+void slots_rebuild(struct slots *s);                 /* the free stack from the control words */
+bool slots_check(const struct slots *s, struct pg_fault *fault);
+/* For a rebuild that gives the free ones back itself. */
+static inline void slots_free_none(struct slots *s) { s->free[0] = 0; }
+static inline uint32_t slots_left(const struct slots *s) { return s->free[0]; }
+static inline uint32_t slots_live(const struct slots *s) { return s->capacity - s->free[0]; }
+static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when full */
+{
+    return UNLIKELY(s->free[0] == 0) ? PG_NIL : s->free[s->free[0]--];
+}
+static inline void slots_give(struct slots *s, uint32_t slot)
+{
+    PG_ASSERT(s->free[0] < s->capacity, "slots", "no slot is given back twice");
+    s->free[++s->free[0]] = slot;
+}
+/* Fetches the slot that slots_take will give `distance` calls from now. */
+static inline void slots_prefetch(const struct slots *s, uint32_t distance)
+{
+    const uint32_t slot = LIKELY(s->free[0] > distance) ? s->free[s->free[0] - distance] : 0;
+    fetch(&s->hot[slot]);
+    fetch(&s->cold[slot]);
+}
+
+static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
+static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
+static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
+/* The slot speaks for its key, and counts: it is armed or parked. */
+static inline bool ctl_live(uint64_t ctl)
+{
+    return ctl_state(ctl) == PG_S_ARMED || ctl_state(ctl) == PG_S_PARKED;
+}
+
+#endif

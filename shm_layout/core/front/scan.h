@@ -1,0 +1,13 @@
+/* scan.h - readers of a live arena: copy first, trust only what did not change meanwhile. */
+#ifndef PURGATORYD_FRONT_SCAN_H
+#define PURGATORYD_FRONT_SCAN_H
+
+#include "core/base/common.h"
+#include "core/base/sink.h"
+#include "core/arena.h"
+
+/* One struct pg_info with names, key and payload; false (and nothing written) when it does
+ * not fit or the slot changed underneath. */
+bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out);
+
+#endif

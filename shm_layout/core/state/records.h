@@ -1,0 +1,56 @@
+/* records.h - what the WAL says of the arena: a record for each change, and for snapshots. */
+#ifndef PURGATORYD_STATE_RECORDS_H
+#define PURGATORYD_STATE_RECORDS_H
+
+#include "core/base/common.h"
+#include "core/arena.h"
+#include "core/state/keys.h"
+#include "core/state/names.h"
+
+struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,
+                                         uint32_t name_len);
+struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len);
+struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+                             const struct pg_cold *c, uint64_t ticket);
+struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
+                                 const struct pg_operation *op, uint64_t ticket);
+struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
+                                         const struct pg_watched *l, bool born);
+struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
+struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
+
+/* Each wal_append_* writes one frame, immediately before the store that makes its effect so, and
+ * only when there is a WAL buffer: `if (has_wal(a)) wal_append_...`. The store has to follow before
+ * the next frame, or the end of the call, which settles it: only then the group-commit thread sees
+ * it. */
+void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
+                          struct name name);
+void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
+/* A timer whose fields are written, but for its control word; replaced: slot, PG_NIL = none. */
+void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
+void wal_append_unpark(struct pg_arena *a, uint32_t slot);
+void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
+void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
+void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
+void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
+                     int64_t handed_boot_ns);
+void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
+/* What the row is going to be; at birth with its key, else NULL. */
+void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+                          const struct key *key);
+void wal_append_gone(struct pg_arena *a, uint32_t row);
+/* An operation whose cause, error, end and missing keys are written. */
+void wal_append_outcome(struct pg_arena *a, uint32_t slot);
+void wal_append_session(struct pg_arena *a, const struct pg_session *s);
+/* A session whose fields are written, but for its id. */
+void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id,
+                       struct name name);
+/* A notice that is going to be the newest entry. */
+void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
+void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
+void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
+/* Its watch keys; `op` may be a copy of the head of its blob. */
+void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
+                         const uint8_t *blob, struct pg_wal_watch_key *out);
+
+#endif
