@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,13 @@ def test_each_file_of_the_core_touches_rows_of_its_own() -> None:
     assert layers.foreign(CODE | HEADERS) == []
     assert "wal_buffer" in layers.TOUCH.findall(CODE["wal/wal_buffer.c"])
     assert "name_index" in layers.TOUCH.findall(CODE["state/names.c"])
+
+
+def test_each_assertion_of_the_core_is_broken_by_a_test() -> None:
+    text = "".join(path.read_text() for path in CORE.rglob("*.[ch]") if path.name != "check.h")
+    asserted = re.findall(r'PG_ASSERT(?:_IN_TESTS)?\([^;]*?(?:"([^"]+)"|part),\s+"([^"]+)"\)', text)
+    assert len(asserted) > 12
+    assert len(asserted) == len(re.findall(r"PG_ASSERT(?:_IN_TESTS)?\(", text))
+    breaches = (ROOT / "tests" / "c" / "test_assert.c").read_text()
+    for part, invariant in asserted:
+        assert f'{part or "slots"}: {invariant}"' in breaches

@@ -3,10 +3,6 @@
 #include "check.h"
 #include "core/core.h"
 
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 enum { KEYS = 48, OUT = 1 << 20, LAYOUT = 4711, KINDS = 3 };
 
 struct timer {
@@ -611,21 +607,6 @@ static void rows_without_bytes_are_refused(void)
 }
 
 /* With an argument: so many worlds of random steps, and nothing else. */
-static void a_broken_invariant_ends_the_process(void)
-{
-    uint32_t free_ids[] = {1, 0};
-    struct slots s = {NULL, NULL, free_ids, 1};
-    int status = 0;
-    const pid_t child = fork();
-    if (child == 0) {
-        slots_give(&s, 0);
-        _exit(0);
-    }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
-    CHECK_EQUAL(free_ids[0], 1);
-}
-
 int main(int argc, char **argv)
 {
     memset(pattern, 'p', sizeof pattern);
@@ -637,7 +618,6 @@ int main(int argc, char **argv)
     RUN(a_wall_timer_waits_for_the_wall_clock);
     RUN(a_notice_that_was_not_sent_is_not_withdrawn);
     RUN(a_rebuild_moves_the_clock_to_its_own_time);
-    RUN(a_broken_invariant_ends_the_process);
     RUN(messages);
     RUN(damaged_authoritative_state);
     RUN(damaged_header);

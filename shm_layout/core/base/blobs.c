@@ -93,6 +93,16 @@ static bool map_is_clear(const struct blob_pool *p, uint32_t at, uint32_t granul
     return true;
 }
 
+#ifdef PG_ASSERT_ALL
+static bool map_is_set(const struct blob_pool *p, uint32_t at, uint32_t granules)
+{
+    for (uint32_t i = at; i < at + granules; i++)
+        if (!is_used(p, i))
+            return false;
+    return true;
+}
+#endif
+
 /* The first granule from `at` on that is used (or free), or the end of the pool. */
 static uint32_t map_find(const struct blob_pool *p, uint32_t at, bool used)
 {
@@ -216,6 +226,7 @@ static inline void next_fetch(const struct blob_pool *p, uint32_t block, uint32_
 uint32_t blobs_take(struct blob_pool *p, uint32_t granules)
 {
     uint32_t block = block_for(p, granules), size;
+    PG_ASSERT_IN_TESTS(granules != 0, "blobs", "a blob has bytes");
     if (UNLIKELY(block == PG_NIL))
         return PG_NIL;
     size = free_at(p, block)->size;
@@ -232,6 +243,9 @@ void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules)
 {
     uint32_t start = blob, end = blob + granules;
 
+    PG_ASSERT(blob < p->granules && granules - 1 < p->granules - blob, "blobs",
+              "what is given back is inside the pool");
+    PG_ASSERT_IN_TESTS(map_is_set(p, blob, granules), "blobs", "what is given back was taken");
     map_flip(p, blob, granules);
     p->heap->used -= granules;
     if (!is_used(p, end)) {

@@ -59,7 +59,7 @@ uint32_t pg_local_add(struct pg_local *l, int64_t deadline_ns)
     if (slot == PG_NIL)
         return PG_NIL;
     l->slots.hot[slot].deadline_ns = deadline_ns;
-    l->slots.hot[slot].ctl = ctl_of(1, PG_S_ARMED);
+    slot_state_set(&l->slots.hot[slot], 1, PG_S_ARMED);
     wheel_place(&l->wheel, slot);
     return slot;
 }
@@ -67,7 +67,7 @@ uint32_t pg_local_add(struct pg_local *l, int64_t deadline_ns)
 void pg_local_cancel(struct pg_local *l, uint32_t slot)
 {
     wheel_remove(&l->wheel, slot);
-    l->slots.hot[slot].ctl = ctl_of(1, PG_S_FREE);
+    slot_state_set(&l->slots.hot[slot], 1, PG_S_FREE);
     slots_give(&l->slots, slot);
 }
 
@@ -77,7 +77,7 @@ static bool collect(void *context, uint32_t slot)
     if (l->due_count == l->due_max)
         return false;
     l->due[l->due_count++] = slot;
-    l->slots.hot[slot].ctl = ctl_of(1, PG_S_FREE);
+    slot_state_set(&l->slots.hot[slot], 1, PG_S_FREE);
     slots_give(&l->slots, slot);
     return true;
 }

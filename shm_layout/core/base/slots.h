@@ -37,9 +37,26 @@ static inline void slots_prefetch(const struct slots *s, uint32_t distance)
     fetch(&s->cold[slot]);
 }
 
+/* After which states a slot may get this one, as bits. Recovery writes control words itself: it
+ * restores states and does not change them. */
+static inline uint32_t states_before(unsigned state)
+{
+    enum { FREE = 1u << PG_S_FREE, ARMED = 1u << PG_S_ARMED, OUTCOME = 1u << PG_S_OUTCOME,
+           PARKED = 1u << PG_S_PARKED };
+    return state == PG_S_FREE ? ARMED | OUTCOME | PARKED : state == PG_S_ARMED ? FREE | PARKED
+         : state == PG_S_OUTCOME ? ARMED : state == PG_S_PARKED ? FREE : 0;
+}
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
 static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
 static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
+/* The store by which a slot has its new state: its other fields are written before, for readers
+ * that load the control word with acquire. */
+static inline void slot_state_set(struct pg_hot *h, uint64_t ticket, unsigned state)
+{
+    PG_ASSERT((1ull << (ctl_state(h->ctl) & 63) & states_before(state)) != 0, "slots",
+              "a slot's new state may follow its old one");
+    STORE_RELEASE(&h->ctl, ctl_of(ticket, state));
+}
 /* The slot speaks for its key, and counts: it is armed or parked. */
 static inline bool ctl_live(uint64_t ctl)
 {

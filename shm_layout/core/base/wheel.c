@@ -235,6 +235,7 @@ static inline uint32_t *cell_at(const struct wheel *w, uint32_t cell)
 static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = &w->buckets[bucket];
+    PG_ASSERT(w->free_chunks[0] != 0, "wheel", "a free chunk is left");
     uint32_t chunk = w->free_chunks[w->free_chunks[0]--];
     w->chunks[chunk].previous = b->tail;
     if (b->tail == PG_NIL)
@@ -257,6 +258,7 @@ static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
 static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = &w->buckets[bucket];
+    PG_ASSERT(b->count != 0, "wheel", "a bucket that a slot leaves has members");
     uint32_t slot = *cell_at(w, b->tail), chunk = b->tail / CELLS;
     b->count--;
     if (b->tail % CELLS != 1) {
@@ -264,6 +266,8 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
         return slot;
     }
     b->tail = w->chunks[chunk].previous;
+    PG_ASSERT(w->free_chunks[0] < w->state->chunk_count, "wheel",
+              "no chunk is given back twice");
     w->free_chunks[++w->free_chunks[0]] = chunk;
     if (b->tail == PG_NIL)
         mark_empty(w->state, bucket);
@@ -321,7 +325,9 @@ bool wheel_holds(const struct wheel *w)
 /* The bucket's newest member moves into the hole; it may be the slot itself. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
-    uint32_t hole = w->hot[slot].where, last = bucket_pop(w, w->hot[slot].bucket);
+    const uint32_t hole = w->hot[slot].where;
+    PG_ASSERT_IN_TESTS(*cell_at(w, hole) == slot, "wheel", "a slot stands where it says");
+    const uint32_t last = bucket_pop(w, w->hot[slot].bucket);
     *cell_at(w, hole) = last;
     w->hot[last].where = hole;
 }

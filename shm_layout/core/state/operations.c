@@ -333,7 +333,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
         wal_append_outcome(a, slot);
     if (op->notice_blob != PG_NIL)
         notice_write(a, slot, op);
-    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_OUTCOME));
+    slot_state_set(h, ctl_ticket(h->ctl), PG_S_OUTCOME);
     watches_release(a, op);
     if (index_find_id(&a->index, h->hash, slot, &at))
         index_erase(&a->index, &at);
@@ -401,6 +401,7 @@ void operation_answered_no(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
     const bool moved = op->check == PG_K_MOVED;
+    PG_ASSERT(op->check != PG_K_NONE, "operations", "only a CHECK that was asked is answered");
     inbox_remove(a, slot);
     op->check = PG_K_NONE;
     if (moved)
@@ -654,7 +655,7 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     h->topic = (uint16_t)w->put->topic;
     if (has_wal(a))
         wal_append_watch(a, slot, ticket);
-    STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
+    slot_state_set(h, ticket, PG_S_ARMED);
     a->metrics->blob_bytes += slot_bytes(a, slot);
     return slot;
 }

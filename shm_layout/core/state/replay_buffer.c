@@ -72,6 +72,8 @@ static void entry_settle(struct pg_arena *a, uint64_t position)
 uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
 {
     const uint64_t position = a->header->replay_tail;
+    PG_ASSERT(position - a->header->replay_head < a->header->replay_capacity, "replay buffer",
+              "an entry has space");
     struct pg_entry *e = replay_at(a, position);
     struct pg_topic *t = topic_at(a, fields->topic);
 

@@ -170,7 +170,7 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 {
     struct pg_hot *h = slot_hot(a, slot);
-    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_FREE));
+    slot_state_set(h, ctl_ticket(h->ctl), PG_S_FREE);
     atomic_thread_fence(memory_order_release);   /* before its bytes serve others */
     if (give != 0)
         blobs_give(&a->blobs, slot_cold(a, slot)->blob, give);
@@ -259,7 +259,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     armed_note(h, slot_cold(a, slot), a->call.moment_ns);
     if (has_wal(a))
         wal_append_arm(a, slot, ticket, replaced);
-    STORE_RELEASE(&h->ctl, ctl_of(ticket, a->call.parking != NULL ? PG_S_PARKED : PG_S_ARMED));
+    slot_state_set(h, ticket, a->call.parking != NULL ? PG_S_PARKED : PG_S_ARMED);
 }
 
 static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
@@ -417,7 +417,7 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
     STORE_RELEASE(&c->payload_len, p->payload_len);
     if (has_wal(a))
         wal_append_unpark(a, slot);
-    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_ARMED));
+    slot_state_set(h, ctl_ticket(h->ctl), PG_S_ARMED);
     slot_counted(a, slot, 1);
     blobs_give(&a->blobs, old, stub);
     a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;

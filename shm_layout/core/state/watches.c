@@ -24,6 +24,8 @@ static uint32_t priority(uint32_t watch)
  * the first one of a chain also has where the next three begin: a guess, good for fetching. */
 static inline void chain_push(struct pg_arena *a, uint32_t first, uint32_t last, uint32_t count)
 {
+    PG_ASSERT(count <= a->watch_rows - watches_free(a), "watches",
+              "no record is given back twice");
     const uint32_t next = a->purgatory->free_watch;
     const struct pg_watch *behind = at(a, next == PG_NIL ? first : next);
     struct pg_watch *w = at(a, first);
@@ -89,6 +91,7 @@ void watches_init(struct pg_arena *a)
 /* The free list is a chain of siblings: its first records are one already. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count)
 {
+    PG_ASSERT(count != 0 && count <= watches_free(a), "watches", "so many records are free");
     const uint32_t first = a->purgatory->free_watch;
     uint32_t last = first;
     for (uint32_t n = 1; n < count; n++)

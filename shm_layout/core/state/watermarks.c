@@ -153,6 +153,8 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
 
 static inline void watermark_push_free(struct pg_arena *a, uint32_t row)
 {
+    PG_ASSERT(a->purgatory->free_watermarks < a->watermark_rows, "watermarks",
+              "no row is given back twice");
     const uint32_t next = a->purgatory->free_watermark;
     struct pg_watched *l = watermark_at(a, row);
     if (UNLIKELY(next == PG_NIL)) {

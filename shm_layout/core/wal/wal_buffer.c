@@ -98,6 +98,8 @@ void *wal_frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t e
     const uint64_t bytes = frame_bytes(type, extra), whole = bytes + tail;
     wal_buffer_settle(a);
     const uint64_t position = place_for(a, whole);
+    PG_ASSERT(position + whole - LOAD_ACQUIRE(&a->wal_buffer->committed) <= a->wal_buffer->size,
+              "WAL buffer", "a frame has space");
     struct pg_frame_head *f = frame_at(a, position);
     memset((uint8_t *)f + bytes - 8, 0, 8);
     *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = a->wal_buffer->next_lsn,

@@ -1,0 +1,159 @@
+/* Each assertion of the core ends the process before its next store, and names part and invariant. */
+#define _DEFAULT_SOURCE             /* MAP_ANONYMOUS */
+#include "check.h"
+#include "core/core.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct pg_arena *arena_open(void)
+{
+    static const struct pg_config config = {
+        .layout_id = 1, .payload_bytes = 4096, .replay_bytes_max = 1024, .tick_ns = 1000000,
+        .stream_id = 1, .secret = {1, 2}, .capacity = 8, .replay_capacity = 16, .fanout = 64,
+        .namespaces = 1, .topics = 1, .sessions = 2, .watches = 8, .watermarks = 8,
+        .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
+    void *arena = aligned_alloc(4096, pg_arena_bytes(&config));
+    void *secret = aligned_alloc(4096, pg_private_bytes(&config));
+    struct pg_arena *a = malloc(pg_handle_bytes());
+    CHECK(arena != NULL && secret != NULL && a != NULL);
+    memset(arena, 0, pg_arena_bytes(&config));
+    memset(secret, 0, pg_private_bytes(&config));
+    CHECK(pg_create(a, arena, secret, &config));
+    return a;
+}
+
+/* ---- what breaks an invariant -------------------------------------------------------------- */
+
+static void row_outside(struct pg_arena *a) { slot_hot(a, a->slots.capacity)->hash = 1; }
+static void slot_twice(struct pg_arena *a) { slots_give(&a->slots, 0); }
+static void outcome_of_a_free_slot(struct pg_arena *a)
+{
+    slot_state_set(slot_hot(a, 0), 1, PG_S_OUTCOME);
+}
+static void blob_without_bytes(struct pg_arena *a) { blobs_take(&a->blobs, 0); }
+static void blob_outside(struct pg_arena *a) { blobs_give(&a->blobs, a->blobs.granules, 1); }
+static void blob_beyond_the_end(struct pg_arena *a)
+{
+    blobs_give(&a->blobs, a->blobs.granules - 1, 2);
+}
+static void blob_not_taken(struct pg_arena *a) { blobs_give(&a->blobs, 0, 1); }
+static void chunks_used_up(struct pg_arena *a)
+{
+    a->wheel.free_chunks[0] = 0;
+    wheel_place(&a->wheel, 0);
+}
+static void chunk_twice(struct pg_arena *a)
+{
+    wheel_place(&a->wheel, 0);
+    a->wheel.free_chunks[0] = a->wheel.state->chunk_count;
+    wheel_remove(&a->wheel, 0);
+}
+static void slot_in_no_bucket(struct pg_arena *a) { wheel_remove(&a->wheel, 1); }
+static void slot_in_an_empty_bucket(struct pg_arena *a)
+{
+    wheel_place(&a->wheel, 0);
+    a->wheel.buckets[slot_hot(a, 0)->bucket].count = 0;
+    wheel_remove(&a->wheel, 0);
+}
+static void replay_buffer_full(struct pg_arena *a)
+{
+    a->header->replay_tail = a->header->replay_capacity;
+    replay_append(a, &(struct pg_entry){0});
+}
+static void watches_used_up(struct pg_arena *a) { watches_take(a, watches_free(a) + 1); }
+static void no_watch_at_all(struct pg_arena *a) { watches_take(a, 0); }
+static void watch_twice(struct pg_arena *a) { watches_give(a, 0); }
+static void watermark_twice(struct pg_arena *a) { watermark_free(a, 0); }
+static void answer_without_a_check(struct pg_arena *a) { operation_answered_no(a, 0); }
+static void wal_buffer_full_of_frames(struct pg_arena *a)
+{
+    a->wal_buffer->appended = a->wal_buffer->tail = a->wal_buffer->size;
+    wal_frame_begin(a, PG_WAL_GONE, 0);
+}
+
+static const struct {
+    void (*act)(struct pg_arena *a);
+    const char *message;
+} breaches[] = {
+    {row_outside, "slots: a row is inside its table"},
+    {slot_twice, "slots: no slot is given back twice"},
+    {outcome_of_a_free_slot, "slots: a slot's new state may follow its old one"},
+    {blob_without_bytes, "blobs: a blob has bytes"},
+    {blob_outside, "blobs: what is given back is inside the pool"},
+    {blob_beyond_the_end, "blobs: what is given back is inside the pool"},
+    {blob_not_taken, "blobs: what is given back was taken"},
+    {chunks_used_up, "wheel: a free chunk is left"},
+    {chunk_twice, "wheel: no chunk is given back twice"},
+    {slot_in_no_bucket, "wheel: a slot stands where it says"},
+    {slot_in_an_empty_bucket, "wheel: a bucket that a slot leaves has members"},
+    {replay_buffer_full, "replay buffer: an entry has space"},
+    {watches_used_up, "watches: so many records are free"},
+    {no_watch_at_all, "watches: so many records are free"},
+    {watch_twice, "watches: no record is given back twice"},
+    {watermark_twice, "watermarks: no row is given back twice"},
+    {answer_without_a_check, "operations: only a CHECK that was asked is answered"},
+    {wal_buffer_full_of_frames, "WAL buffer: a frame has space"},
+};
+
+/* ---- the tests ----------------------------------------------------------------------------- */
+
+/* Runs one breach in a child; returns what the child wrote and its wait status. */
+static int breach_run(size_t i, char said[256])
+{
+    int ends[2], status;
+    CHECK(pipe(ends) == 0);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        breaches[i].act(arena_open());
+        _exit(0);
+    }
+    close(ends[1]);
+    const ssize_t bytes = read(ends[0], said, 255);
+    said[bytes < 0 ? 0 : bytes] = 0;
+    close(ends[0]);
+    CHECK(waitpid(child, &status, 0) == child);
+    return status;
+}
+
+static void a_broken_invariant_ends_the_process(void)
+{
+    for (size_t i = 0; i < sizeof breaches / sizeof *breaches; i++) {
+        char said[256];
+        const int status = breach_run(i, said);
+        if (strstr(said, breaches[i].message) == NULL)
+            fprintf(stderr, "breach %zu wrote: %s\n", i, said);
+        CHECK(strstr(said, breaches[i].message) != NULL);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    }
+}
+
+/* The assertion comes before the store that it guards. */
+static void nothing_is_stored_after_an_assertion_failed(void)
+{
+    int status;
+    uint32_t *free_ids = mmap(NULL, 64, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(free_ids != MAP_FAILED);
+    free_ids[0] = 1, free_ids[1] = 0;
+    const pid_t child = fork();
+    if (child == 0) {
+        struct slots s = {NULL, NULL, free_ids, 1};
+        slots_give(&s, 0);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    CHECK_EQUAL(free_ids[0], 1);
+    CHECK(munmap(free_ids, 64) == 0);
+}
+
+int main(void)
+{
+    RUN(a_broken_invariant_ends_the_process);
+    RUN(nothing_is_stored_after_an_assertion_failed);
+    return 0;
+}
