@@ -3,7 +3,7 @@
 Every run is a process of its own: one design, one case of latencies, one series of watch keys,
 one rate, for 5 s and 1M requests at least. Rates rise from 10,000 a second until the design no
 longer keeps up. Writes
-benchmarks/results/purgatory.json, the tables in docs/purgatory.md and the plots in
+benchmarks/results/purgatory.json, the table in docs/purgatory.md and the plots in
 docs/img/. `--quick` only proves that all of it still runs: small sizes on a virtual clock,
 nothing is written.
 """
