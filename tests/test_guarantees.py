@@ -1,0 +1,39 @@
+"""Tests and results that docs/guarantees.md names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.tier("check")
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "guarantees.md").read_text()
+ROWS = [row for row in PAGE.splitlines() if row.startswith("| **")]
+
+
+def named_tests(row: str) -> list[tuple[str, str]]:
+    """(file, function or "") of each test of a row; `::name` belongs to the file before it."""
+    found, file = [], ""
+    for path, function in re.findall(r"`(tests/[\w/]+\.(?:py|c))?(?:::(\w+))?`", row):
+        file = path or file
+        if path or function:
+            found.append((file, function))
+    return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: re.findall(r"\*\*(.+?)\*\*", row)[0])
+def test_each_promise_names_tests_that_exist(row: str) -> None:
+    found = named_tests(row)
+    assert found
+    for file, function in found:
+        source = (ROOT / file).read_text()
+        assert not function or re.search(rf"^def {function}\(", source, re.MULTILINE), function
+
+
+def test_results_that_are_named_exist() -> None:
+    results = re.findall(r"`(\w+\.json)`", PAGE)
+    assert len(results) > 5
+    assert [name for name in results if not (ROOT / "benchmarks/results" / name).exists()] == []
