@@ -1226,13 +1226,34 @@ struct pg_reply_memory {
 #define PG_WIRE_MAGIC 0x51434750u        /* "PGCQ" */
 #define PG_WIRE_VERSION 1
 
+/* Meaning: socket: effect. What follows the frame of the request -> of the reply. */
 enum pg_message {
-    PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command socket */
-    PG_M_OUTCOMES, PG_M_ACK,      /* command socket: pushed to an owner, and his answer */
-    PG_M_BULK_LOAD,               /* both sockets */
-    PG_M_PLACE,                   /* both sockets of a deployment of shards */
-    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE,   /* admin socket */
-    PG_M_SESSIONS, PG_M_DROP      /* admin socket; for sessions of one's own uid without rights */
+    PG_M_HELLO = 1,               /* commands: open a session. pg_hello, name -> pg_welcome */
+    PG_M_BATCH,                   /* commands: apply records. Names, records, bytes -> pg_result per
+                                     record */
+    PG_M_QUERY,                   /* commands: look timers up. Names, records, bytes -> pg_info,
+                                     bytes per record */
+    PG_M_BYE,                     /* commands: end the session and free its outcomes */
+    PG_M_PING,                    /* both: answered by the loop, after a reload that SIGHUP asked for
+                                     before */
+    PG_M_OUTCOMES,                /* commands: pushed by the daemon. pg_outcome, bytes */
+    PG_M_ACK,                     /* commands: acknowledge outcomes, answer a CHECK. pg_ack of each; a
+                                     reply only if refused */
+    PG_M_BULK_LOAD,               /* both: ask about a bulk load, or change it. pg_bulk_load_ask,
+                                     name -> pg_bulk_load_info, pg_bulk_load_part of each part */
+    PG_M_PLACE,                   /* both, of a deployment of shards: give a namespace its shards.
+                                     Name */
+    PG_M_ADVANCE = 32,            /* admin: move a virtual clock to at_ns. -> pg_tail, names per
+                                     topic of users */
+    PG_M_STOP,                    /* admin: end the daemon cleanly; answered before */
+    PG_M_PUBLISH,                 /* admin: write a notice without a timer. pg_publish, names, key,
+                                     payload -> pg_result */
+    PG_M_NAMESPACE,               /* admin: create or set a namespace. pg_namespace_set, name ->
+                                     pg_namespace_set */
+    PG_M_SESSIONS,                /* admin: list sessions, without rights those of the sender's uid.
+                                     -> pg_session_info of each */
+    PG_M_DROP                     /* admin: end the frame's session, without rights only one of the
+                                     sender's uid */
 };
 
 /* Every request and reply begins with these 64 bytes. A reply repeats `message`,
