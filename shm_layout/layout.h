@@ -1226,7 +1226,7 @@ struct pg_reply_memory {
 #define PG_WIRE_MAGIC 0x51434750u        /* "PGCQ" */
 #define PG_WIRE_VERSION 1
 
-/* Meaning: socket: effect. What follows the frame of the request -> of the reply. */
+/* Meanings name the socket, the effect, and the bytes behind the frame of request -> reply. */
 enum pg_message {
     PG_M_HELLO = 1,               /* commands: open a session. pg_hello, name -> pg_welcome */
     PG_M_BATCH,                   /* commands: apply records. Names, records, bytes -> pg_result per
