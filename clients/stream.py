@@ -44,8 +44,8 @@ class Position:
     """0 = the topic was not in the arena yet."""
     next: int
     """The sequence that must come next."""
-    forgiving: bool = False
-    """The caller knows already that notices before the oldest available are lost."""
+    reported: int = 0
+    """A reported loss of continuity covers the losses up to this sequence."""
     handed: int = 0
     """The next sequence to hand out; earlier notices were handed out or reported as lost."""
     broken: Lagged | None = None
@@ -148,7 +148,7 @@ class Stream:
             self._follow()
         for topic, (incarnation, sequence) in self._newest_sequences().items():
             position = self._position(topic)
-            self._adopt(position, incarnation)
+            self._adopt(position, incarnation, sequence)
             self._report(position)
             if sequence >= position.next:
                 self._todo.append(self._gap(position, sequence))
@@ -192,9 +192,8 @@ class Stream:
             return True
         if self._reader is None and position.incarnation == 0:
             position.next = head.first if head.records else head.tail + 1
-            position.forgiving = False
-        self._adopt(position, head.incarnation)
         behind = head.first - 1 if head.records else head.tail
+        self._adopt(position, head.incarnation, behind)
         if behind >= position.next:
             self._todo.appendleft(self._gap(position, behind))
             return True
@@ -257,14 +256,14 @@ class Stream:
             notices.append((position, notice))
         self._ready.extend(notices)
         position.next = head.first + head.records
-        position.forgiving = False
 
     def _lose(self, position: Position, until: int) -> None:
         if until < position.next:
             return
         self._report(position)
-        if not position.forgiving:
-            lost = Lagged(self._namespace, position.topic, position.next, until)
+        first = max(position.next, position.reported + 1)
+        if first <= until:
+            lost = Lagged(self._namespace, position.topic, first, until)
             self._ready.append((position, lost))
         position.next = until + 1
 
@@ -314,23 +313,26 @@ class Stream:
         return head.stream_id == self.stream_id
 
     def _break(self, stream_id: int) -> None:
-        """Continuity is lost: says so for every topic, and goes on with what there is."""
+        """Report a loss of continuity for every topic, and go on with the new stream. What it has
+        sent by now belongs to that loss; later losses are reported."""
+        newest = self._newest_sequences()
         for position in self._positions.values():
-            self._restart(position, 0)
+            self._restart(position, 0, newest.get(position.topic, (0, 0))[1])
         self.stream_id = stream_id
 
-    def _adopt(self, position: Position, incarnation: int) -> None:
+    def _adopt(self, position: Position, incarnation: int, sent: int) -> None:
         if position.incarnation == 0:
             position.incarnation = incarnation
         elif position.incarnation != incarnation:
-            self._restart(position, incarnation)
+            self._restart(position, incarnation, sent)
 
-    def _restart(self, position: Position, incarnation: int) -> None:
+    def _restart(self, position: Position, incarnation: int, sent: int) -> None:
+        """Begin again with the first notice of a topic, of which `sent` were sent by now."""
         broken = position.broken
         if position.incarnation:
             broken = Lagged(self._namespace, position.topic, position.next, 0)
-        position.incarnation, position.next, position.forgiving, position.broken = (
-            incarnation, 1, True, broken,
+        position.incarnation, position.next, position.reported, position.broken = (
+            incarnation, 1, sent, broken,
         )  # fmt: skip
         self._report(position)
 

@@ -433,6 +433,20 @@ def test_a_gap_of_an_earlier_numbering_hides_no_notice(again: str) -> None:
     assert drain(stream) == [1]
 
 
+@pytest.mark.parametrize("sent", [0, 3])
+def test_a_loss_after_a_reported_loss_of_continuity_is_reported(sent: int) -> None:
+    """What the new stream had sent by then belongs to the loss of continuity."""
+    arenas: list[Any] = [LostArena(7, {"t": (1, 0)})]
+    stream = Stream("n", None, lambda: arenas[-1], HOST.boot_ns)
+    arenas[0].state = ArenaState.RETIRED
+    arenas.append(LostArena(8, {"t": (1, sent)} if sent else {}))
+    stream.compare()
+    assert drain(stream) == [(1, 0)]
+    arenas[1].newest = {"t": (1, 5)}
+    stream.compare()
+    assert drain(stream) == [(sent + 1, 5)]
+
+
 def test_another_stream_is_said(stream: Stream) -> None:
     stream.take(message(5, 1))
     stream.take(message(1, 1, stream_id=8))
