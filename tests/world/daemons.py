@@ -375,7 +375,7 @@ class SimulatedDaemon:
         if self.alive:
             assert self.transport is not None
             self.frozen = self.transport.frozen = True
-            self._stands_still()
+            self._stands_still(self.sleeps_ns)
             self.freezes += 1
 
     def thaw(self, read_in_ns: int = 0) -> None:
@@ -388,9 +388,11 @@ class SimulatedDaemon:
             self.transport.network.changed()
             self._iterate_soon()
 
-    def _stands_still(self) -> None:
+    def _stands_still(self, from_ns: int = 0) -> None:
+        """Begin an outage, so long from now: a loop that sleeps notices the time that it lost
+        only from when it meant to wake up."""
         if self._out_since_ns is None:
-            self._out_since_ns = self.schedule.now_ns
+            self._out_since_ns = self.schedule.now_ns + from_ns
 
     def _runs_again(self) -> None:
         if self._out_since_ns is not None:

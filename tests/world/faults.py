@@ -16,6 +16,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.retention import SNAPSHOTS_KEPT
 from purgatoryd.daemon.snapshot import save_export
 from purgatoryd.shm_layout import shm, wire
+from purgatoryd.shm_layout._core import ffi
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
     AlreadyRunning,
@@ -50,6 +51,7 @@ SLOW_SNAPSHOT = 10
 """How much longer than a commit a step of a snapshot takes on a slow disk."""
 LEAVES_S = LIMIT_S + BYE_S + 0.1
 """A client that is not frozen ends within so long of its clock once it is closed."""
+UUID_BYTES = 16
 COPY_COMMIT_NS = 20 * MS
 OF_THE_WAL = frozenset({
     "wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments", "durable_namespaces",
@@ -674,7 +676,10 @@ def _costs(cell: Cell) -> bool:
     written to segments since the newest sound one began."""
     files = cell.world.disk.folder(_wal(cell)).now
     damaged = [file for file, _ in cell.rots]
-    retained = sorted(name for name in files if name.endswith(SNAPSHOT))[-SNAPSHOTS_KEPT:]
+    snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
+    newest = [_arena_of(cell, files[name]) for name in snapshots[-1:]]
+    retained = [name for name in snapshots if _arena_of(cell, files[name]) in newest]
+    retained = retained[-SNAPSHOTS_KEPT:]
     sound = [name for name in retained if files[name] not in damaged]
     if not sound:
         return bool(damaged)
@@ -683,6 +688,17 @@ def _costs(cell: Cell) -> bool:
     begun = sum(name.removesuffix(SEGMENT) <= begin for name in segments[1:])
     needed = [files[name] for name in segments[begun:]]
     return any(file in needed and not PAGE <= at < older.get(file, 0) for file, at in cell.rots)
+
+
+def _arena_of(cell: Cell, file: File) -> bytes:
+    """Return the uuid of the arena that a file of a WAL describes: snapshots of an earlier arena do
+    not replace those of its successor. Damage of the file is undone in the answer."""
+    head = bytearray(file.medium[:PAGE])
+    for damaged, at in cell.rots:
+        if damaged is file and at < len(head):
+            head[at] ^= 1
+    begin = ffi.offsetof("struct pg_wal_segment", "uuid")
+    return bytes(head[begin : begin + UUID_BYTES])
 
 
 def lose_file(cell: Cell, file: int) -> None:

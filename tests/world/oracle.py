@@ -526,10 +526,12 @@ class Oracle:
             timer.ticket, timer.parked = ticket, True
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
-        """The timers that a ticket may stand for; they may have fired since the answer."""
+        """The timers that a ticket may stand for; they may have fired since the answer. A shaky
+        timer's ticket may be that of a later one, which no answer has named."""
         known = list(dict.fromkeys((*key.armed, *call.before)))
         named = [timer for timer in known if timer.ticket == ticket]
-        named = named or [timer for timer in known if timer.ticket == 0]
+        if all(timer.shaky for timer in named):
+            named += [timer for timer in known if timer.ticket == 0]
         self._require(named, call, "names ticket {}, known are {}", ticket, key.states)
         if len(named) == 1:
             named[0].ticket = ticket
