@@ -1,8 +1,9 @@
-/* bulk_loads.c - bulk loads: which of their rows were done, past the end of the rows' timers.
+/* bulk_loads.c - bulk loads: which of their rows were done, remembered longer than the rows'
+ * timers.
  *
- * A row's bit is set right after its effect. A kill may come in between: then the session knows
- * the row under way, and recovery sets the bit if the effect is there (session.c). Bits stand in
- * blocks, found by bulk load and number; a block is taken with its first bit. */
+ * A row's bit is set right after its effect. If a kill comes in between, the session still names
+ * the row under way, and recovery sets the bit if it finds the effect (recover/in_doubt.c). Bits
+ * are in blocks, found by bulk load and block number; a block is allocated for its first bit. */
 
 #include "core/state/bulk_loads.h"
 #include "core/base/answer.h"
@@ -42,7 +43,7 @@ static uint64_t block_rows(const struct pg_arena *a, uint32_t block)
     return rows;
 }
 
-/* Behind the highest row; of a block that has one. */
+/* Return 1 + the highest row done in a block; the block must have such a row. */
 static uint64_t block_upto(const struct pg_arena *a, uint32_t block)
 {
     uint32_t i = BLOCK_WORDS;
@@ -64,7 +65,7 @@ static bool block_is(const struct pg_arena *a, uint32_t block, uint32_t bulk_loa
            bulk_load_block_at(a, block)->number == number;
 }
 
-/* PG_NIL: no row of it was done. */
+/* Return a block; PG_NIL = none of its rows was done. */
 static uint32_t block_find(const struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
     const uint32_t hash = block_hash(a, bulk_load, number);
@@ -79,7 +80,8 @@ static uint32_t block_find(const struct pg_arena *a, uint32_t bulk_load, uint64_
     return PG_NIL;
 }
 
-/* The same for the row that comes after one of the same block, as rows do. */
+/* Do the same as block_find, faster if the block is the one that was found last: rows come in
+ * order. */
 static uint32_t block_near(struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
     const uint32_t near = a->bulk_load_block;
@@ -94,7 +96,7 @@ static void block_push_free(struct pg_arena *a, uint32_t block)
     a->free_bulk_load_block = block;
 }
 
-/* Takes a free one, of which there is one. */
+/* Take a free block; there must be one. */
 static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
     const uint32_t block = a->free_bulk_load_block;
@@ -147,7 +149,7 @@ bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
     return true;
 }
 
-/* In authoritative state alone, for while no derived state is there. */
+/* This search uses authoritative state only, because redo runs before a rebuild. */
 bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row)
 {
     const uint32_t bulk_load = bulk_load_find(a, row->bulk_load);
@@ -226,7 +228,8 @@ void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bul
     a->metrics->bulk_loads++;
 }
 
-/* Both only rise; each has a frame of its own, so that each is there or not. */
+/* Raise token and state, which never fall. Each has a frame of its own, so that after a crash each
+ * change is either complete or absent. */
 static void bulk_load_raise(struct pg_arena *a, struct pg_bulk_load *l, uint64_t fencing_token,
                             uint32_t state)
 {
@@ -364,20 +367,22 @@ bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, s
     return a->call.in_bulk_load;
 }
 
-/* What armed or moved a timer said in its own frame of which row it is. */
+/* A frame that armed or moved a timer already names its row. Rows that left no such frame need a
+ * DONE frame. */
 void bulk_load_settle(struct pg_arena *a, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
     a->call.in_bulk_load = false;
-    if (!bulk_load_counts(status) && status != PG_ST_UNKNOWN)      /* to be unparked, and gone */
+    if (!bulk_load_counts(status) && status != PG_ST_UNKNOWN)      /* UNPARK of a timer that is
+                                                                      gone */
         return;
     if (has_wal(a) && (status == PG_ST_KEPT || status == PG_ST_UNKNOWN))
         wal_append_done(a, a->call.bulk_load, a->call.bulk_load_row);
     bulk_load_mark(a, a->call.bulk_load, a->call.bulk_load_row);
 }
 
-/* A cancel is for whichever run comes: no fencing token keeps it out. Of a bulk load that has not
- * begun it leaves nothing behind. */
+/* A CANCEL applies to every run, so a fencing token does not refuse it. A bulk load that does not
+ * exist is not begun by it. */
 bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
 {
     unsigned status = a->call.bulk_load_status;
@@ -422,7 +427,7 @@ void bulk_load_recover(struct pg_arena *a, const struct pg_session *s)
 
 /* ---- what is done -------------------------------------------------------------------------- */
 
-/* The lowest block numbers from `from` on, in order. */
+/* Pick the blocks with the lowest numbers from `from` on, in order. */
 uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t from,
                         uint32_t picked[BULK_LOAD_PARTS], uint64_t *next)
 {
@@ -515,7 +520,8 @@ static void block_link(struct pg_arena *a, uint32_t block)
     l->upto = block_upto(a, block) > l->upto ? block_upto(a, block) : l->upto;
 }
 
-/* A block without a row is what a kill left that came before its first bit. */
+/* A kill between the allocation of a block and its first bit leaves a block without rows, which is
+ * freed here. */
 bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     a->metrics->bulk_loads = a->metrics->bulk_load_blocks = 0;
@@ -539,7 +545,8 @@ bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
-/* Rows counted in blocks against those of the bulk loads, mixed by bulk load. */
+/* Compare the rows in blocks with the counts of the bulk loads. `mixed` multiplies each count with
+ * a hash of its bulk load, so that errors in two bulk loads do not cancel out. */
 static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mixed,
                          struct pg_fault *fault)
 {

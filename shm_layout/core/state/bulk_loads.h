@@ -1,4 +1,5 @@
-/* bulk_loads.h - bulk loads: which of their rows were done, past the end of the rows' timers. */
+/* bulk_loads.h - bulk loads: which of their rows were done, remembered longer than the rows'
+ * timers. */
 #ifndef PURGATORYD_STATE_BULK_LOADS_H
 #define PURGATORYD_STATE_BULK_LOADS_H
 
@@ -6,41 +7,49 @@
 #include "core/arena.h"
 #include "core/state/keys.h"
 
-uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NIL: none */
-uint32_t bulk_load_row_for_new(const struct pg_arena *a);               /* PG_NIL: all in use */
-/* A new bulk load in that row, as its fields say. */
+uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NIL = none */
+uint32_t bulk_load_row_for_new(const struct pg_arena *a);               /* PG_NIL = no free row */
+/* Write a new bulk load into a free row; `fields` has its id, token, uid, namespace and state. */
 void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bulk_load *fields);
-/* The bulk load of this id, begun if need be, for a run with this fencing token; a state above its
- * own takes its place. *status = NONE, or why not: DENIED, FENCED, QUOTA (the sender holds its share
- * of the bulk loads), FULL_BULK_LOADS, BUSY, WAL. */
+/* Find or begin the bulk load with the id of `wanted`, and raise its token and state to those of
+ * `wanted` if these are higher. Returns its row or PG_NIL. *status = NONE, or the reason for a
+ * refusal: DENIED, FENCED, QUOTA (the sender holds its share of the bulk loads), FULL_BULK_LOADS,
+ * BUSY or WAL. */
 uint32_t bulk_load_claim(struct pg_arena *a, const struct pg_bulk_load *wanted, unsigned *status);
-/* The answer to a sender that holds its share of the bulk loads. */
+/* Answer a sender that holds its share of the bulk loads. */
 void bulk_load_over_share(const struct pg_arena *a, struct pg_result *r);
+/* Forget a bulk load and its rows, with a WAL record. */
 void bulk_load_forget(struct pg_arena *a, uint32_t bulk_load);
-void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load); /* the same, not appended */
-/* Sets a row's bit. False: there is no block for it. */
+void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load); /* without a WAL record */
+/* Set a row's bit. Returns false if there is no free block for it. */
 bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
-/* Whether a row is done; needs authoritative state only. */
+/* Return whether a row is done; needs authoritative state only. */
 bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row);
-/* Before the records of a batch, of that namespace. */
+/* Prepare a batch of rows, before its first record. namespace_row PG_NIL: do not begin the
+ * bulk load, only look for it. */
 void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
                      uint32_t namespace_row);
-/* Of a PUT, before it is applied: whether this row may be done. False: answered. */
+/* Return whether a PUT may do this row, before the PUT is applied; false: the record is
+ * answered. */
 bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
-/* Whether a PUT or UNPARK with this status has done the row, by what it said in its frame. */
+/* Return whether a PUT or UNPARK with this status did its row, as its frame says. */
 static inline bool bulk_load_counts(unsigned status)
 {
     return (status != PG_ST_NONE && status <= PG_ST_EXTENDED) || status == PG_ST_PARKED ||
            status == PG_ST_UNPARKED;
 }
-/* After it: what is done is marked so. */
+/* Mark the row as done if the PUT or UNPARK with result `r` did it. */
 void bulk_load_settle(struct pg_arena *a, const struct pg_result *r);
-/* Of a CANCEL, before it is applied: the row will not be done any more. False: answered. */
+/* Mark a row as done before its CANCEL is applied, so that no PUT does it later. Returns false if
+ * the record is answered. */
 bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
-/* Of the record that a session was about: whether its row is marked; marks it. */
+/* Return whether the row under way of a session is marked as done. */
 bool bulk_load_has_row(const struct pg_arena *a, const struct pg_session *s);
+/* Mark the row under way of a session as done. */
 void bulk_load_recover(struct pg_arena *a, const struct pg_session *s);
-#define BULK_LOAD_PARTS 64        /* blocks in one answer to STATUS */
+#define BULK_LOAD_PARTS 64        /* most blocks in one reply to STATUS */
+/* Pick blocks from number `from` on, at most BULK_LOAD_PARTS, in order. Returns their number; *next
+ * = block to go on from, UINT64_MAX = nothing is left. */
 uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t from,
                         uint32_t picked[BULK_LOAD_PARTS], uint64_t *next);
 struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_load);

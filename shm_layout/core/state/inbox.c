@@ -1,9 +1,9 @@
-/* inbox.c - what a session's owner has to be notified of: outcomes, and CHECKs of CLIENT
- * conditions.
+/* inbox.c - a session's inbox: outcomes, and CHECKs of CLIENT conditions, for the owner.
  *
- * A list through the operations' slots, oldest first, with a mark before what was not sent
- * in this round. Entries leave it when they are acknowledged or their session ends: those become
- * orphans, and each is freed with a record of its own. */
+ * The inbox is a list through the operations' slots, oldest first, with a mark before the first
+ * entry that was not sent in the current round. Entries leave the list when they are acknowledged
+ * or when their session ends. In the second case they become orphans, and each is freed with a
+ * record of its own. */
 
 #include "core/state/inbox.h"
 #include "core/base/common.h"
@@ -78,7 +78,8 @@ static void orphan_free(struct pg_arena *a, uint32_t slot)
     outcome_free(a, slot);
 }
 
-/* Of an outcome that came into no inbox. With the WAL buffer full it waits for orphans_free. */
+/* Free an outcome that came into no inbox, or leave it to orphans_free if the WAL buffer is
+ * full. */
 static void orphan_add(struct pg_arena *a, uint32_t slot)
 {
     if (!wal_buffer_full(a)) {
@@ -95,16 +96,16 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
     struct pg_operation *op = operation_at(a, slot);
     struct pg_session *s = session_find(a, op->session);
     if (s != NULL && op->in_inbox)
-        unlink_from(a, s, slot);  /* a CHECK that became an outcome is news again */
+        unlink_from(a, s, slot);  /* a CHECK that became an outcome has to be sent again */
     if (s != NULL)
         link_last(a, s, slot);
     else if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME && !op->in_inbox)
-        orphan_add(a, slot);      /* one that is in a list is an orphan already */
+        orphan_add(a, slot);      /* an outcome that is in a list is an orphan already */
 }
 
 /* ---- the end of a session ---------------------------------------------------------------- */
 
-#define ORPHANS_PER_CALL 1024     /* as many as watchers in a call: some 30 us */
+#define ORPHANS_PER_CALL 1024     /* as many as watchers in a call; about 30 us */
 
 bool orphans_free(struct pg_arena *a)
 {
@@ -118,7 +119,7 @@ bool orphans_free(struct pg_arena *a)
     return a->orphans != PG_NIL;
 }
 
-/* A rebuild needs no list of orphans: it frees all outcomes whose session is not there. */
+/* A rebuild needs no list of orphans: it frees every outcome without a session. */
 void inbox_drop(struct pg_arena *a, struct pg_session *s)
 {
     if (s->inbox_tail != PG_NIL) {
@@ -163,7 +164,7 @@ bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
         return ack->version == op->version;
     if (ack->version == 0) {
         unlink_from(a, s, ack->slot);
-        if (has_wal(a) && !wal_buffer_full(a))     /* nothing that is kept depends on it */
+        if (has_wal(a) && !wal_buffer_full(a))     /* optional: recovery does not need it */
             wal_append_end(a, ack->slot, PG_END_ACKNOWLEDGED);
         account_operation_counted(a, s, -1);
         outcome_free(a, ack->slot);
@@ -174,7 +175,7 @@ bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 /* ---- sending ------------------------------------------------------------------------------ */
 
 #define PER_MESSAGE 512
-#define BYTES_PREFETCH 8             /* outcomes whose bytes are fetched before they are copied */
+#define BYTES_PREFETCH 8             /* outcomes between the prefetch of their bytes and the copy */
 
 static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
 {
@@ -190,7 +191,7 @@ static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_out
                               .key_len = c->key_len, .key_type = c->key_type, .slot = slot};
 }
 
-/* Of the watch keys of an outcome; a CHECK has none. */
+/* Bytes for the watch keys of an outcome; a CHECK has none. */
 static uint32_t end_bytes(const struct pg_operation *op)
 {
     return op->cause == 0 ? 0 : operation_end_bytes(op->keys);
@@ -206,7 +207,7 @@ static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *
     memcpy(to + bytes, op + 1, end_bytes(op));
 }
 
-/* Those that go into one message; returns how many. */
+/* Pick the entries that fit into one message. Returns their number. */
 static uint32_t fitting(struct pg_arena *a, const struct pg_session *s, uint64_t size,
                         uint32_t slots[PER_MESSAGE])
 {
@@ -266,8 +267,8 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     return 0;
 }
 
-#define AGAIN_NS 1000000000       /* without an acknowledgement; doubles with each repetition */
-#define REPEATS_DOUBLING 6        /* up to about a minute */
+#define AGAIN_NS 1000000000       /* wait for an acknowledgement; doubles with each repetition */
+#define REPEATS_DOUBLING 6        /* doublings; the longest wait is about a minute */
 
 static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
 {

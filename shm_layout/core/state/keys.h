@@ -1,4 +1,4 @@
-/* keys.h - a key, and a timer to be put under it. */
+/* keys.h - a key, and the parameters of a PUT. */
 #ifndef PURGATORYD_STATE_KEYS_H
 #define PURGATORYD_STATE_KEYS_H
 
@@ -8,7 +8,7 @@ struct key {
     const uint8_t *bytes;
     uint32_t hash;
     uint32_t namespace_row;
-    uint32_t row_guess;           /* of a watch key; PG_NIL = none */
+    uint32_t row_guess;           /* row of the watch key to try first; PG_NIL = none */
     uint8_t len, type;
 };
 
@@ -19,9 +19,10 @@ struct put {
     uint32_t topic;
     uint8_t mode, time_kind;
     int64_t time_ns;
-    uint64_t ticket;              /* EXTEND: only this one; 0 = any timer, and no operation */
-    uint16_t account;             /* of whose quota it is; 0 = nobody's */
-    bool limited;                 /* quotas have to be asked */
+    uint64_t ticket;              /* EXTEND: ticket that the timer must have; 0 = any timer, but no
+                                     operation */
+    uint16_t account;             /* account that the timer counts for; 0 = none */
+    bool limited;                 /* quotas apply */
 };
 
 #endif

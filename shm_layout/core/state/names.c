@@ -1,8 +1,8 @@
 /* names.c - the tables of namespaces and topics, and the index from name to row.
  *
- * The index is open addressing with linear probing over row numbers + 1; topics stand
- * behind the namespaces in one numbering. Nothing is ever erased from it: when a topic's
- * row is given to another name, which is rare, it is built again. */
+ * The index uses open addressing with linear probing. A cell holds a row number + 1; in this
+ * numbering topics follow the namespaces. Nothing is ever erased from the index: when a topic's row
+ * is given to another name, which is rare, the index is built again. */
 
 #include "core/state/names.h"
 #include "core/base/answer.h"
@@ -15,7 +15,7 @@
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
 
-#define TOPIC_SCOPE (1ull << 32)  /* keeps topics of namespace n apart from namespaces */
+#define TOPIC_SCOPE (1ull << 32)  /* separates topics of namespace n from namespaces */
 
 static uint64_t scope_of(uint32_t namespace_row)
 {
@@ -44,8 +44,9 @@ static uint32_t cell_of(const struct pg_arena *a, uint32_t ns, struct name name)
     return (uint32_t)hash & (a->name_cells - 1);
 }
 
-/* ns = PG_NIL looks for a namespace, else for a topic of it. Row in the common numbering;
- * *free_cell = where it would go. */
+/* Find a topic of namespace row `ns`, or a namespace if ns = PG_NIL. Returns its row, where the
+ * numbers of topics follow those of namespaces. PG_NIL: there is none, and *free_cell is the cell
+ * for it. */
 static uint32_t name_find(const struct pg_arena *a, uint32_t ns, struct name name,
                           uint32_t *free_cell)
 {
@@ -143,12 +144,13 @@ static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
     return t->live == 0 && t->last_position <= a->header->replay_head;
 }
 
-/* A sum that grows whenever a topic may have become reusable. */
+/* Return a sum that grows whenever a topic may have become reusable. */
 static uint64_t ends_so_far(const struct pg_arena *a)
 {
     const struct pg_metrics *m = a->metrics;
-    /* Those that have ended. A recovery restores operations and not the count of watches: the bias
-     * keeps the difference positive, and so the sum below UINT64_MAX, which means "never". */
+    /* Operations that have ended. Recovery restores operations but not the count of watches. The
+     * bias keeps the difference positive, so that the sum stays below UINT64_MAX, which means
+     * "never". */
     const uint64_t operations = m->watches + UINT32_MAX - m->operations;
     return m->cancels + m->replaces + operations + a->header->replay_head;
 }
@@ -166,7 +168,8 @@ static uint32_t topics_held(const struct pg_arena *a)
     return held;
 }
 
-/* A uid that holds its share of the topics gives one of its own for a new one. */
+/* Return whether the uid holds its share of the topics: it then gives up one of its own for a new
+ * one. */
 static bool holds_its_share(const struct pg_arena *a)
 {
     const uint32_t share = share_of(a, a->topic_rows);
@@ -181,8 +184,8 @@ static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
     return PG_NIL;
 }
 
-/* Whether the uid's share admits another topic. As in topic_row_for, a search is not repeated until
- * something ended. */
+/* Return whether the uid's share admits another topic. As in topic_row_for, a failed search is not
+ * repeated until something has ended. */
 static bool topic_admitted(struct pg_arena *a, struct pg_result *why)
 {
     const uint64_t ends = ends_so_far(a);
@@ -205,8 +208,8 @@ static uint32_t topic_free_row(const struct pg_arena *a)
     return PG_NIL;
 }
 
-/* A free row; else one without timers and notices is taken from its name. The search is
- * not repeated until something ended, so that hostile names cost nothing. */
+/* Return a free row, else the row of a topic without timers and notices, which loses its name. A
+ * failed search is not repeated until something has ended, so that hostile names are cheap. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
     const uint64_t ends = ends_so_far(a);
@@ -218,7 +221,8 @@ static uint32_t topic_row_for(struct pg_arena *a)
         return row;
     row = topic_reusable_row(a, own);
     if (row == PG_NIL) {
-        a->topics_stuck_at = ends;         /* one that gives its own has some: topic_admitted */
+        a->topics_stuck_at = ends;         /* not for a uid at its share: topic_admitted has found
+                                              it a reusable topic */
         return PG_NIL;
     }
     STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
@@ -289,7 +293,7 @@ uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *w
     return row;
 }
 
-/* Row in the common numbering. */
+/* Return the topic's row, where the numbers of topics follow those of namespaces. */
 static uint32_t topic_find(const struct pg_arena *a, struct name ns, struct name topic)
 {
     const uint32_t row = names_find_namespace(a, ns);
@@ -323,7 +327,7 @@ void names_release(struct pg_arena *a, uint32_t topic)
 
 /* ---- readers ------------------------------------------------------------------------------ */
 
-/* A row of either table, in use, of the namespace `ns`. */
+/* Count a used row of namespace `ns`; a row of a reserved namespace is left out of both figures. */
 static void row_counted(const struct pg_arena *a, struct pg_fill *fill, uint32_t ns)
 {
     if (ns < a->namespace_rows && name_reserved(namespace_name(a, ns)))
@@ -372,7 +376,8 @@ uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const c
 
 /* ---- check -------------------------------------------------------------------------------- */
 
-/* The newest notice, while the replay buffer has it, is this topic's and has its sequence. */
+/* The newest notice of a topic, while it is in the replay buffer, must name the topic and have its
+ * sequence. */
 static bool newest_sound(const struct pg_arena *a, uint32_t i)
 {
     const struct pg_topic *t = topic_at(a, i);
@@ -407,7 +412,7 @@ static bool namespace_found(const struct pg_arena *a, uint32_t i, struct pg_faul
            fault_set(fault, "names", "a namespace that the index does not find", i, i, 0);
 }
 
-/* Each name is found, so with as many cells as names none leads elsewhere. */
+/* The index finds each name, so if it uses as many cells as there are names, no cell is wrong. */
 static bool cells_used(const struct pg_arena *a, uint32_t names, struct pg_fault *fault)
 {
     uint32_t used = 0;

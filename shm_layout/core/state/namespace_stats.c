@@ -1,5 +1,5 @@
-/* namespace_stats.c - what each namespace of an arena has, counted and digested, wherever it stands
- * there: without slots, rows, positions and hashes. */
+/* namespace_stats.c - the contents of each namespace, counted and digested. Digests leave out
+ * slots, rows, positions and hashes, which differ between arenas with the same contents. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -17,7 +17,7 @@
 #include "core/state/watches.h"
 #include "core/state/watermarks.h"
 
-/* A hash of two words and some bytes; the kind keeps different things apart. */
+/* Hash two words and some bytes. `kind` separates objects of different kinds. */
 static uint64_t mark(uint64_t kind, uint64_t x, uint64_t y, const void *bytes, size_t len)
 {
     const uint64_t secret[2] = {x, y};
@@ -41,7 +41,7 @@ static uint64_t key_mark(const struct pg_arena *a, uint32_t slot)
     return mark(KEY, c->key_type, c->key_len, key, (size_t)c->key_len + c->payload_len);
 }
 
-/* Of a timer by the wall clock, what that says. */
+/* The digest of a wall timer has its wall time instead of its deadline. */
 static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -53,7 +53,7 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
     return mark(TIMER, h->ctl, (uint64_t)at, about, sizeof about);
 }
 
-/* Where the watchers of a SUM and of a CLIENT stand follows from the watermarks. */
+/* The digest of a SUM or CLIENT has no targets, which follow from the watermarks. */
 static uint64_t watch_mark(const struct pg_arena *a, const struct pg_operation *op, uint32_t watch)
 {
     const struct pg_watch *w = watch_at(a, watch);

@@ -1,6 +1,6 @@
-/* operation_bytes.h - where an operation keeps what in its blob: struct pg_operation, the last
- * watermark of each key, the bitmaps of missing and failed keys, the bitmap of its own keys, the
- * shares of a SUM; then come its key and payload. */
+/* operation_bytes.h - layout of an operation's blob: struct pg_operation, the last watermark of
+ * each key, the bitmaps of missing and failed keys, the bitmap of own keys, the shares of a SUM,
+ * key, payload. */
 #ifndef PURGATORYD_OPERATION_BYTES_H
 #define PURGATORYD_OPERATION_BYTES_H
 
@@ -46,7 +46,7 @@ static inline struct pg_share *shares_of(struct pg_operation *op)
     return (struct pg_share *)((uint8_t *)(op + 1) + bitmaps_space(op->keys, op->has_own));
 }
 
-/* Bytes before the key and payload in its blob. */
+/* Bytes of the blob before the key. */
 static inline uint32_t operation_ext_bytes(const struct pg_operation *op)
 {
     return ext_bytes(op->condition, op->keys, op->has_own);

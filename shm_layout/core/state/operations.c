@@ -1,14 +1,14 @@
-/* operations.c - the purgatory: operations that end when a condition on watch keys holds, or
- * when they time out, whichever is first, and exactly once.
+/* operations.c - the purgatory. An operation ends when its condition on watch keys holds or when it
+ * times out, whichever comes first, and exactly once.
  *
- * Semantics after Kafka's DelayedOperationPurgatory. A watermark is stored before its watchers
- * are visited; an operation that ends leaves all its keys at once. A watcher stands at the
- * watermark where it has to be looked at next; beyond all watermarks stand those that need not be:
- * PARKED, those whose key failed, and MET.
+ * The semantics are those of Kafka's DelayedOperationPurgatory. A watermark is stored before its
+ * watchers are visited, and an operation that ends leaves all its keys at once. A watcher's place
+ * is the watermark at which it has to be visited next. Watchers that need no visit have places
+ * beyond all watermarks: PARKED, the places of failed keys, and MET.
  *
- * Whether an operation holds or fails follows from its keys' watermarks and errors alone, and never
- * both are true of ALL, ANY and QUORUM: a key that has reached its target counts as reached, though
- * it may have failed. What holds and fails at once (SUM) is satisfied. */
+ * Only the keys' watermarks and errors decide whether an operation holds or fails. For ALL, ANY and
+ * QUORUM never both are true, because a key that has reached its target counts as reached even if
+ * it has failed. A SUM that holds and fails at once is satisfied. */
 
 #include "core/state/operations.h"
 #include "core/base/answer.h"
@@ -58,7 +58,8 @@ uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
 
 /* ---- bounded work ------------------------------------------------------------------------ */
 
-#define KEYS_PER_VISIT 8          /* of one operation: cost as much as looking at another one */
+#define KEYS_PER_VISIT 8          /* keys of one operation that cost as much as a visit to another
+                                     operation */
 
 static void work_done(struct pg_arena *a, uint32_t visits)
 {
@@ -73,7 +74,7 @@ static uint64_t gained(const struct pg_share *s, uint64_t watermark)
     return gain < s->cap ? gain : s->cap;
 }
 
-/* What the keys of a SUM give now, held at UINT64_MAX; *unfinished = keys below their caps. */
+/* Return the sum of the keys' gains, at most UINT64_MAX; *unfinished = keys below their caps. */
 static uint64_t sum_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *unfinished)
 {
     const struct pg_share *share = shares_of(op);
@@ -94,7 +95,7 @@ static bool target_reached(const struct pg_arena *a, uint32_t x)
     return target == MET || watermark_of(a, x)->watermark >= target;
 }
 
-/* Keys that have to reach their targets, 1 to all. */
+/* Return the number of keys that have to reach their targets: 1 to all. */
 static uint32_t keys_needed(const struct pg_operation *op)
 {
     return op->condition == PG_C_ALL ? op->keys : op->condition == PG_C_ANY ? 1
@@ -121,8 +122,9 @@ static bool condition_holds(const struct pg_arena *a, struct pg_operation *op)
     return op->condition != PG_C_CLIENT && enough_reached(a, op);
 }
 
-/* The error of the first failed key if so many keys have failed that the condition cannot hold any
- * more; 0 = it can. SUM and CLIENT need all their keys; the others none that it has reached. */
+/* Return the error of the first failed key if so many keys have failed that the condition cannot
+ * hold any more; 0 = it can. SUM and CLIENT need every key. The other conditions do not need a key
+ * that has failed after it reached its target. */
 static uint32_t error_now(const struct pg_arena *a, const struct pg_operation *op)
 {
     const bool targets = has_targets(op->condition);
@@ -142,7 +144,7 @@ static enum pg_cause cause_of(uint32_t error)
     return error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED;
 }
 
-/* What is true already, or has failed already. */
+/* Return whether the condition holds already (*error = 0) or has failed already. */
 static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *error)
 {
     const bool holds = condition_holds(a, op);
@@ -158,8 +160,8 @@ static uint64_t clamp_add(uint64_t a, uint64_t b)
     return __builtin_add_overflow(a, b, &sum) || sum > PARKED ? PARKED : sum;
 }
 
-/* Each unfinished key waits for its share of what is missing: if none has gained that much,
- * the sum cannot have been reached. So a watcher is visited O(keys x log threshold) times. */
+/* Each unfinished key waits for its share of the missing sum: while no key has gained its share,
+ * the sum cannot be reached. So a watcher is visited O(keys x log threshold) times. */
 static uint64_t sum_target(const struct pg_share *s, uint64_t watermark, uint64_t share)
 {
     const uint64_t gain = gained(s, watermark);
@@ -179,8 +181,9 @@ static uint64_t sum_share(const struct pg_arena *a, struct pg_operation *op)
     return missing / unfinished + (missing % unfinished != 0);
 }
 
-/* Where a watcher of ALL, ANY or QUORUM stands. One whose target is reached stands below the
- * watermark in an ANY, which ends by it. A failed key of an ALL ends it as well. */
+/* Return the place of a watcher of ALL, ANY or QUORUM. In an ANY, a watcher whose target is reached
+ * stays below the watermark, where the next visit ends the operation. In an ALL a failed key keeps
+ * its place, because the failure ends the operation. */
 static uint64_t target_place(const struct pg_arena *a, const struct pg_operation *op, uint32_t x)
 {
     const uint64_t target = watch_target(watch_at(a, x)->target);
@@ -192,7 +195,7 @@ static uint64_t target_place(const struct pg_arena *a, const struct pg_operation
 
 static void key_met(struct pg_operation *op) { op->unmet -= op->unmet != 0; }
 
-/* Where the n-th key of an operation is looked at next. */
+/* Return the next place of the n-th watcher of an operation. */
 static uint64_t next_target(const struct pg_arena *a, struct pg_operation *op, uint32_t x,
                             uint32_t n, uint64_t share)
 {
@@ -238,9 +241,9 @@ static bool is_missing(const struct pg_arena *a, struct pg_operation *op, uint32
     }
 }
 
-/* Notes each key's watermark, and which keys are missing and which have failed, where nothing is
- * noted yet, and forgets the own ones: they go with their last watcher. This comes before the
- * operation counts as ended, so that a crash leaves no own key behind. */
+/* Record each key's watermark, and which keys are missing or have failed, unless that is recorded
+ * already. Mark own keys as forgotten, so that they go with their last watcher. This comes before
+ * the store that ends the operation, so a crash leaves no own key behind. */
 static void keys_leave(struct pg_arena *a, struct pg_operation *op)
 {
     const uint8_t *own = own_of(op);
@@ -315,7 +318,7 @@ static void count_end(struct pg_arena *a, enum pg_cause cause)
     a->metrics->operations--;
 }
 
-/* Of an operation that stands in no bucket of the wheel any more. */
+/* End an operation that is in no bucket of the wheel. */
 static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cause,
                             uint32_t error)
 {
@@ -349,16 +352,16 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
     operation_close(a, slot, cause, error);
 }
 
-/* Whether the frame and the notice that an operation owes can be written now. The replay buffer
- * counts its own entries' blobs, so a notice's blob is counted for the first time when it is
- * written. */
+/* Return whether the WAL frame and the notice of the operation's end can be written now. The replay
+ * buffer counts only the blobs of its own entries, so it counts the notice's blob from now on. */
 bool operation_may_end(struct pg_arena *a, uint32_t slot)
 {
     const uint64_t granules = operation_granules(a, slot);
     return !wal_buffer_full(a) && (granules == 0 || replay_make_space(a, granules * PG_GRANULE));
 }
 
-/* What was armed after the outage, and comes due after it, owes nothing to it. */
+/* Return whether the outage affects the operation. It does not if the operation was due before the
+ * outage, or was armed after the outage and comes due after it. */
 bool operation_waits(const struct pg_arena *a, uint32_t slot)
 {
     const int64_t deadline_ns = slot_hot(a, slot)->deadline_ns;
@@ -366,7 +369,8 @@ bool operation_waits(const struct pg_arena *a, uint32_t slot)
     return deadline_ns > a->hold_after_ns && !(later && deadline_ns > a->hold_upto_ns);
 }
 
-/* An advance or a failure may be under way that has not come to it yet. */
+/* An advance or failure that has not visited this operation yet may decide it: its condition takes
+ * precedence over the deadline. */
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -382,7 +386,8 @@ bool operation_expire(struct pg_arena *a, uint32_t slot)
 
 /* ---- CLIENT conditions ----------------------------------------------------------------------- */
 
-/* One CHECK at a time is with the owner; a watermark that moves meanwhile is remembered. */
+/* The owner has at most one CHECK at a time; if a watermark moves meanwhile, it gets another one
+ * later. */
 static void ask(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -431,7 +436,8 @@ bool key_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct
     return true;
 }
 
-/* By its owner alone: the key may be another's operation by now. */
+/* Only the owner may complete an operation, since the key may belong to another session's
+ * operation. */
 bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
                          uint64_t version, struct pg_result *r)
 {
@@ -452,8 +458,9 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
 
 /* ---- arming ------------------------------------------------------------------------------- */
 
-#define BORN 0x80000000u          /* marks a row of a->call.rows[] that this call has made */
-#define FEW 8                     /* rows that are compared with each other; more in a hash set */
+#define BORN 0x80000000u          /* marks a row of a->call.rows[] that this call created */
+#define FEW 8                     /* up to this many rows are compared with each other; more use a
+                                     hash set */
 
 static uint32_t row_at(const struct pg_arena *a, uint32_t n) { return a->call.rows[n] & ~BORN; }
 
@@ -465,13 +472,13 @@ static bool among_first(const struct pg_arena *a, uint32_t row, uint32_t count)
     return false;
 }
 
-/* Cells of the hash set for so many rows: a power of two, at most half of them used. */
+/* Return the cells of the hash set for `count` rows: a power of two, at most half of them used. */
 static uint32_t seen_cells(uint32_t count)
 {
     return 1u << (33 - (uint32_t)__builtin_clz(count));
 }
 
-/* Adds the n-th row to the set; true if it was there already. */
+/* Add the n-th row to the set; return whether it was there already. */
 static bool seen_before(struct pg_arena *a, uint32_t count, uint32_t row, uint32_t n)
 {
     const uint32_t mask = seen_cells(count) - 1;
@@ -490,7 +497,7 @@ static bool row_repeats(struct pg_arena *a, uint32_t count, uint32_t row, uint32
     return count <= FEW ? among_first(a, row, n) : seen_before(a, count, row, n);
 }
 
-#define ANSWERED PG_ST_NONE       /* in place of a status: it stands in the result, with figures */
+#define ANSWERED PG_ST_NONE       /* instead of a status: the result has the answer */
 
 static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done,
                              struct pg_result *r)
@@ -529,7 +536,7 @@ static void rows_undo(struct pg_arena *a, uint32_t done)
             watermark_free(a, row_at(a, done));
 }
 
-/* Puts a watcher where it has to be looked at first, and notes whether it may end at once. */
+/* Put a watcher in its first place, and note whether the operation may have to end at once. */
 static inline void target_join(struct pg_arena *a, struct watch *w, struct pg_operation *op,
                                uint32_t x)
 {
@@ -541,15 +548,15 @@ static inline void target_join(struct pg_arena *a, struct watch *w, struct pg_op
     watch_link(a, x, place);
 }
 
-/* What the n-th key of a SUM counts from, and up to. */
+/* Write base and cap of the n-th key of a SUM. */
 static inline void share_write(struct pg_operation *op, uint32_t n, const wire_watch_key *k,
                                uint64_t watermark)
 {
     shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? watermark : k->target, k->cap};
 }
 
-/* Records in the order of the keys, so that the bitmaps' bits are the owner's. The keys of SUM
- * and CLIENT are placed when all are known. */
+/* Take records in the order of the keys, because the bits of the owner's bitmaps have that order.
+ * The watchers of SUM and CLIENT are placed once all keys are known. */
 static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct pg_operation *op)
 {
     const bool targets = has_targets(w->condition);
@@ -569,7 +576,7 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
             target_join(a, w, op, x);
         if (w->condition == PG_C_SUM)
             share_write(op, n, k, watermark_of(a, x)->watermark);
-        own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* after eight keys, a byte */
+        own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* a full byte after eight keys */
         if (w->has_own && n % 8 == 7)
             own_of(op)[n / 8] = (uint8_t)own;
         at += sizeof *k + k->key_len;
@@ -580,7 +587,7 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
         watches_place(a, op, false);
 }
 
-/* Key and payload stand together in the message. */
+/* In the message the payload follows the key, so one copy takes both. */
 static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, uint32_t notice)
 {
     struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
@@ -618,7 +625,7 @@ static bool watch_admitted(struct pg_arena *a, const struct watch *w, struct pg_
            quota_admits(a, w->put, watch_granules(w) + watch_notice_granules(w), PG_NIL, r);
 }
 
-/* Takes both blobs or neither. */
+/* Take both blobs or neither. */
 static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob, uint32_t *notice)
 {
     *notice = PG_NIL;
@@ -634,7 +641,7 @@ static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob,
     return false;
 }
 
-/* Authoritative state and answer of a new operation, control word last. */
+/* Write authoritative state and answer of a new operation, the control word last. */
 static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
                                 uint32_t blob, uint32_t notice, struct pg_result *r)
 {
@@ -660,7 +667,7 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     return slot;
 }
 
-/* Ends a new operation at once if there is nothing to wait for; its notice has space. */
+/* End a new operation at once if it has nothing to wait for; its notice has space. */
 static void settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -756,8 +763,8 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
 
 /* ---- triggers ------------------------------------------------------------------------------ */
 
-/* Ends one and counts it in the trigger's answer. Meanwhile its slot + 1 stands above the count:
- * by that a rebuild knows whether it is counted. */
+/* End an operation and count it in the trigger's answer. Meanwhile the upper half of the count
+ * holds its slot + 1, from which a rebuild knows whether the end is counted. */
 static void end_counted(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error,
                         struct pg_result *r)
 {
@@ -775,7 +782,7 @@ void trigger_recover(const struct pg_arena *a, struct pg_result *r)
     STORE_RELEASE(&r->deadline_ns, (int64_t)(uint32_t)r->deadline_ns + ended);
 }
 
-/* Whether a watcher whose target is reached ends its operation. */
+/* Return whether a watcher whose target is reached ends its operation. */
 static bool ends_by(const struct pg_arena *a, uint32_t x)
 {
     struct pg_operation *op = operation_at(a, watch_at(a, x)->slot);
@@ -789,7 +796,7 @@ static bool ends_by(const struct pg_arena *a, uint32_t x)
     }
 }
 
-/* A watcher's target is reached, and its operation waits on. */
+/* Move a watcher whose target is reached to its next place; its operation continues to wait. */
 static void waits_on(struct pg_arena *a, uint32_t x)
 {
     const uint32_t slot = watch_at(a, x)->slot;
@@ -805,8 +812,9 @@ static void waits_on(struct pg_arena *a, uint32_t x)
     }
 }
 
-/* Only an end needs space. A visit goes to all keys of its operation, but to one of an ALL or
- * QUORUM that waits on. */
+/* Return whether a visit fits into this call, and charge for it. Only an end needs space in WAL
+ * buffer and replay buffer. A visit looks at all keys of the operation, except when an ALL or
+ * QUORUM continues to wait. */
 static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
 {
     const uint32_t slot = watch_at(a, x)->slot;
@@ -819,8 +827,8 @@ static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
     return true;
 }
 
-/* The first watcher whose target the key has reached, its place notwithstanding if the key failed;
- * PG_NIL = none. */
+/* Return the first watcher whose target the key has reached, even if the key's failure has moved
+ * its place; PG_NIL = none. */
 static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched *l)
 {
     const bool reached = l->first != PG_NIL && watch_at(a, l->first)->target <= l->watermark;
@@ -830,8 +838,8 @@ static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched 
     return x == PG_NIL || watch_target(watch_at(a, x)->target) > l->watermark ? PG_NIL : x;
 }
 
-/* Visits everybody whose target is reached. The row may end with its last watcher, if it is
- * forgotten: its `first` is PG_NIL then. */
+/* Visit every watcher whose target is reached. The row of a forgotten key may be freed with its
+ * last watcher; its `first` is PG_NIL then. */
 static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
     const struct pg_watched *l = watermark_at(a, row);
@@ -856,16 +864,18 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, st
     return walk(a, row, r);
 }
 
-/* An advance, of this key or of another, may be under way: what holds already does not fail. */
+/* An advance of this key or another one may be under way, so watchers whose target is reached are
+ * visited first, and a condition that holds does not fail. */
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes_on,
                      struct pg_result *r)
 {
     const struct pg_watched *l = watermark_at(a, row);
-    if (!goes_on)                 /* else the key may have been forgotten since */
+    if (!goes_on)                 /* a continued call must not set it again: the key may have been
+                                     forgotten since */
         watermark_set(a, row, l->watermark, error);
     if (!walk(a, row, r))
         return false;
-    /* Another may have cleared the error meanwhile: then nobody else fails by it. */
+    /* If another record clears the error meanwhile, no further operation fails. */
     while (l->first != PG_NIL && watch_at(a, l->first)->target <= PARKED && l->error == error) {
         const uint32_t x = l->first, slot = watch_at(a, x)->slot;
         uint32_t why;
@@ -880,7 +890,8 @@ bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes
     return true;
 }
 
-/* An advance that came while it is under way did not visit those that stand as failed. */
+/* While a key is failed, advances skip its watchers; those whose target was reached in that time
+ * are visited at the end. */
 bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_result *r)
 {
     const struct pg_watched *l = watermark_at(a, row);
@@ -908,7 +919,7 @@ static bool ended_key_write(const struct pg_arena *a, uint32_t slot, struct sink
     return true;
 }
 
-/* Those that were ended before a kill stand at the beginning of `out`. */
+/* The keys of operations that were ended before a kill are at the beginning of `out`. */
 static void ended_keys_skip(struct sink *out, int64_t count)
 {
     while (count-- > 0 && sink_take(out, 2u + out->bytes[out->used + 1]) != NULL)
@@ -1019,8 +1030,9 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
                      operation_ext_bytes(op), slot_cold(a, slot)->ext_len);
 }
 
-/* Its end was interrupted, and has no space yet: the next failure of any of its keys ends it, and
- * so does the next advance, however small, if the condition holds. */
+/* The end of this operation was interrupted and has no space yet. Place its watchers so that the
+ * next failure of any key ends it, and so does the next advance, however small, if the condition
+ * holds. */
 static void stand_ready(struct pg_arena *a, struct pg_operation *op, bool holds)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
@@ -1032,7 +1044,7 @@ static void stand_ready(struct pg_arena *a, struct pg_operation *op, bool holds)
     op->unmet = 1;
 }
 
-/* The answer of the record that would have ended this operation, had it not been cut off. */
+/* Return the answer of the interrupted record that would have ended this operation. */
 static struct pg_result *trigger_of(const struct pg_arena *a, const struct pg_operation *op)
 {
     struct pg_result *r = NULL;
@@ -1041,8 +1053,8 @@ static struct pg_result *trigger_of(const struct pg_arena *a, const struct pg_op
     return r;
 }
 
-/* The owner may have the question, or have answered it. He gets it again, and another one if he
- * says no: a watermark may have moved without a question. */
+/* The owner may have the CHECK, or may have answered it. It gets the CHECK again, and another one
+ * if it answers "false", because a watermark may have moved without a CHECK. */
 static void ask_again(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -1055,7 +1067,7 @@ static void ask_again(struct pg_arena *a, uint32_t slot)
     watches_place(a, op, true);
 }
 
-/* What a kill kept from ending ends now. */
+/* End an operation whose end a kill prevented. */
 static void settle_again(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -1077,7 +1089,7 @@ static bool armed_operation(const struct pg_arena *a, uint32_t slot)
     return ctl_state(slot_hot(a, slot)->ctl) == PG_S_ARMED && is_operation(a, slot);
 }
 
-/* Whatever its end had begun to write. */
+/* Reset whatever an interrupted end had written. */
 static void armed_again(struct pg_arena *a, struct pg_operation *op)
 {
     op->cause = 0;
@@ -1088,7 +1100,7 @@ static void armed_again(struct pg_arena *a, struct pg_operation *op)
     watches_place(a, op, false);
 }
 
-/* A kill may have kept it from ending, or its owner has to be asked. */
+/* Return whether a kill may have prevented the operation's end, or its owner has to be asked. */
 static bool is_unsettled(const struct pg_arena *a, struct pg_operation *op)
 {
     uint32_t error;
@@ -1157,7 +1169,7 @@ static bool end_noted(const struct pg_arena *a, uint32_t slot)
     return noted;
 }
 
-/* Its own watch records, as many as it has keys, as long as it is armed. */
+/* An armed operation has one watch record per key, an ended one has none. */
 static bool chain_check(const struct pg_arena *a, uint32_t slot, bool armed, struct pg_fault *fault)
 {
     const struct pg_operation *op = operation_at(a, slot);

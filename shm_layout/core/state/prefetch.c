@@ -1,9 +1,10 @@
-/* prefetch.c - fetches the memory that coming work will touch, a group of ids at a time.
+/* prefetch.c - fetches the memory that coming work will touch, for a set of ids at a time.
  *
- * Ending one operation touches some twenty lines, each known only from the one before. Taken
- * one by one that is twenty trips to memory; step by step over a group, the trips overlap
- * (group prefetching: Chen, Ailamaki, Gibbons, Mowry 2004). Nothing is changed in here, and
- * what is fetched is a guess: ids are of slots and rows in use, whoever's they are. */
+ * The end of an operation touches about twenty cache lines, each known only from the previous one.
+ * One operation at a time, that is twenty trips to memory; step by step over a set of operations,
+ * the trips overlap (group prefetching: Chen, Ailamaki, Gibbons, Mowry 2004). These functions
+ * change nothing, and what they fetch is a guess: an id need not belong to the object that the
+ * caller has in mind. */
 
 #include "core/state/prefetch.h"
 #include "core/base/blobs.h"
@@ -15,9 +16,9 @@
 #include "core/state/timers.h"
 
 #define LINE 64
-#define CHAIN 8                   /* watch keys of one operation that are worth it */
+#define CHAIN 8                   /* watch keys per operation that are fetched */
 
-/* Both lines of an object that may lie across a border. */
+/* Fetch both lines of an object that may cross a line border. */
 static inline void fetch_whole(const void *at, size_t bytes)
 {
     fetch(at);
@@ -45,7 +46,8 @@ static void fetch_slots(const struct pg_arena *a, const uint32_t *slots, uint32_
 
 /* ---- ends ------------------------------------------------------------------------------- */
 
-/* What its end looks at: the head of the blob, its key's place, its cell of the wheel. */
+/* Fetch what the operation's end touches: head of the blob, place in the key index, cell of the
+ * wheel. */
 static void fetch_operation(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -54,7 +56,8 @@ static void fetch_operation(const struct pg_arena *a, uint32_t slot)
     fetch_whole(operation_at(a, slot), sizeof(struct pg_operation) + PG_GRANULE);
 }
 
-/* A watcher's neighbours in the treap, and its row. Returns the next watcher of the operation. */
+/* Fetch a watcher's neighbours in the treap and the row of its key. Returns the operation's next
+ * watcher. */
 static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
 {
     const struct pg_watch *w = watch_at(a, watch);
@@ -66,8 +69,9 @@ static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
     return w->sibling;
 }
 
-/* The chains of all operations, a link of each at a time; of rows that may end with their only
- * watcher the place in the index too, once the row is here. */
+/* Fetch the watchers of all operations, one link of each chain at a time. A row with a single
+ * watcher may be freed with it, so its place in the index is fetched as well, once the row is
+ * here. */
 static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t count)
 {
     for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
@@ -104,7 +108,7 @@ void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t cou
 
 /* ---- links ------------------------------------------------------------------------------ */
 
-/* For a rebuild, which has not looked at this state yet: what is out of bounds is left alone. */
+/* A rebuild has not checked this state yet, so rows and records out of bounds are skipped. */
 void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     uint32_t watches[PG_PREFETCH_MAX], rows[PG_PREFETCH_MAX], found = 0, known = 0;
@@ -127,7 +131,7 @@ void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t co
 
 /* ---- watermarks ------------------------------------------------------------------------------ */
 
-/* The slots of the first watchers that will be reached; returns how many. */
+/* Collect the slots of the first watchers that will be reached; returns their number. */
 static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
                               const uint64_t *reach, uint32_t count, uint32_t *slots)
 {
@@ -158,7 +162,7 @@ void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const
 
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
-/* The last line, and the one behind it, where a free neighbour keeps its size. */
+/* Fetch the blob's last line, and the line behind it, where a free neighbour keeps its size. */
 void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     fetch_slots(a, slots, count);
@@ -170,8 +174,8 @@ void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t
     }
 }
 
-#define FAR 48                    /* outcomes ahead: their slots, */
-#define NEAR 24                   /* and what the slots lead to */
+#define FAR 48                    /* outcomes ahead whose slots are fetched */
+#define NEAR 24                   /* outcomes ahead whose operations are fetched */
 
 void prefetch_news(struct pg_arena *a)
 {

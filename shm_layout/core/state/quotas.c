@@ -1,13 +1,13 @@
-/* quotas.c - who may do what in a namespace, and how much: owners, quotas, accounts.
+/* quotas.c - access to namespaces: owners, quotas, accounts and shares.
  *
- * A namespace keeps its own counts; an account keeps those of a uid, over all namespaces.
- * A slot and a watch key name their account, so all counts are recounted from these. What gives
- * something back (cancels, ends, acknowledgements) asks no quota.
+ * A namespace keeps its own counts; an account keeps those of a uid over all namespaces. Each slot
+ * and each watch key names its account, so a rebuild can count again. A record that frees something
+ * (CANCEL, an end, an acknowledgement) is subject to no quota.
  *
- * A uid's share of a table bounds how many of its rows one uid may hold. Topics, namespaces and
- * bulk loads keep the uid whose record created them, sessions that of their peer, and these are
- * counted when another one is wanted. Of the slots a share bounds the operations that a uid's
- * sessions own: those whose outcome nobody acknowledges stay. */
+ * A uid's share of a table bounds the rows that one uid may hold. Topics, namespaces and bulk loads
+ * record the uid that created them, and sessions that of their peer; these rows are counted when
+ * the uid wants another one. Among slots, a share bounds the operations that a uid's sessions own,
+ * because an unacknowledged outcome keeps its slot. */
 
 #include "core/state/quotas.h"
 #include "core/base/answer.h"
@@ -89,7 +89,8 @@ static bool is_idle(const struct pg_account *c)
     return c->live == 0 && c->sessions == 0 && c->watch_keys == 0;
 }
 
-/* A row that was never used, else the idle one that was used longest ago; PG_NIL: none. */
+/* Return a row that was never used, else the idle row that was used longest ago; PG_NIL = neither
+ * exists. */
 static uint32_t row_for_new(const struct pg_arena *a, uint32_t home)
 {
     uint32_t oldest = PG_NIL;
@@ -124,8 +125,8 @@ static uint32_t account_home(const struct pg_arena *a, uint32_t uid)
     return (uint32_t)(id_mix(uid) % a->account_rows);
 }
 
-/* A uid's row is the first from its home on that was free when it came, so it is near. PG_NIL: it
- * has none. */
+/* Return a uid's row; PG_NIL = it has none. A new uid gets the first free row from its home on, so
+ * the search is short. */
 static uint32_t account_find(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t left = a->account_rows;
@@ -164,7 +165,7 @@ void account_session_opened(struct pg_arena *a, uint32_t uid)
     const uint32_t row = account_find(a, uid);
     if (row != PG_NIL)
         account_at(a, row)->sessions++;
-    account_of(a, uid);           /* which counts those that are open, if it is new */
+    account_of(a, uid);           /* a new account counts the open sessions itself */
 }
 
 void account_session_ended(struct pg_arena *a, const struct pg_session *s)
@@ -186,15 +187,16 @@ void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t
 
 /* ---- quotas ------------------------------------------------------------------------------ */
 
-#define OPERATION 1000000000u     /* in struct pg_tokens: what a nanosecond adds is the quota */
+#define OPERATION 1000000000u     /* one operation in struct pg_tokens; each nanosecond adds `ops`
+                                     tokens */
 #define SECOND_NS 1000000000
 
-/* A namespace or a uid: what it may have, what it has. */
+/* A namespace or a uid: its quotas, and how much of them is used. */
 struct payer {
     uint64_t timers, bytes, ops;  /* quotas; 0 = none */
     uint64_t live, used_bytes;
     struct pg_tokens *tokens;
-    unsigned first;               /* number of its quota of timers in enum pg_quota */
+    unsigned first;               /* number of the quota of timers in enum pg_quota */
 };
 
 static struct payer payer_namespace(const struct pg_arena *a, uint32_t row)
@@ -212,7 +214,8 @@ static struct payer payer_uid(const struct pg_arena *a, uint16_t account)
                           &c->tokens, PG_Q_UID_TIMERS};
 }
 
-/* The namespace, then the uid if it has an account. Returns how many. */
+/* Set payers[0] to the namespace, and payers[1] to the uid if it has an account. Returns their
+ * number. */
 static uint32_t payers_of(const struct pg_arena *a, uint32_t namespace_row, uint16_t account,
                           struct payer payers[2])
 {
@@ -274,7 +277,7 @@ bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
     return true;
 }
 
-/* What does not grow is not refused, even where a quota was lowered below what is used. */
+/* A change that does not increase the use is allowed, even if a quota was lowered below the use. */
 static bool grows_over(uint64_t used, uint64_t less, uint64_t more, uint64_t quota)
 {
     return quota != 0 && more > less && used - less + more > quota;
@@ -403,7 +406,8 @@ void quotas_rebuild_operations(struct pg_arena *a)
     }
 }
 
-/* Rows and two counts of each, mixed: equal sums mean equal rows, whatever their order. */
+/* Two counts per row, multiplied with a hash of the row and added up: equal sums mean equal counts
+ * in every row, in any order. */
 struct tally {
     uint64_t first, second;
 };
@@ -423,7 +427,7 @@ static bool tally_same(const struct tally *found, const struct tally *rows, cons
             fault_set(fault, "quotas", second, 0, found->second, rows->second));
 }
 
-/* What namespaces and accounts count: timers and bytes, watch keys and watch records. */
+/* Counts of namespaces and accounts: timers and bytes, watch keys and watch records. */
 struct tallies {
     struct tally names, accounts, tables;
 };

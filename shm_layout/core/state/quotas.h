@@ -1,4 +1,4 @@
-/* quotas.h - who may do what in a namespace, and how much: owners, quotas, accounts. */
+/* quotas.h - access to namespaces: owners, quotas, accounts and shares. */
 #ifndef PURGATORYD_STATE_QUOTAS_H
 #define PURGATORYD_STATE_QUOTAS_H
 
@@ -7,14 +7,14 @@
 #include "core/state/keys.h"
 
 enum { ACCESS_DENIED = 1, ACCESS_QUOTA = 2, ACCESS_RESERVED = 3 };
-/* What stands between a uid and a namespace (PG_NIL: one that is not there yet); 0 = nothing. */
+/* Return the restrictions for a uid in a namespace (PG_NIL = one that does not exist); 0 = none. */
 unsigned access_of(const struct pg_arena *a, uint32_t namespace_row, uint32_t uid);
-/* To be called when an owner or a quota has changed. */
+/* Call this when an owner or a quota has changed. */
 void restrictions_note(struct pg_arena *a);
-/* Number of a uid's account, opened if need be; 0: all rows are in use. */
+/* Return the number of a uid's account, opened if needed; 0 = all rows are in use. */
 uint16_t account_of(struct pg_arena *a, uint32_t uid);
-/* Makes *account, one of `from`, the account that its uid has in `to`. False: all rows of `to` are
- * in use. */
+/* Replace *account, an account of `from`, by the account of the same uid in `to`. Returns false if
+ * all rows of `to` are in use. */
 bool account_carry(struct pg_arena *to, const struct pg_arena *from, uint16_t *account);
 static inline uint32_t account_uid(const struct pg_arena *a, uint16_t account)
 {
@@ -32,28 +32,32 @@ static inline void account_watch_key_counted(struct pg_arena *a, uint16_t accoun
     if (LIKELY(account != 0))
         account_at(a, account - 1)->watch_keys += (uint32_t)sign;
 }
-uint32_t sessions_of(const struct pg_arena *a, uint32_t uid);           /* that are open */
-/* To be called when a session of a uid is open, and when it has ended. */
+uint32_t sessions_of(const struct pg_arena *a, uint32_t uid);           /* open sessions */
+/* Call these when a session of a uid has been opened, and when it has ended. */
 void account_session_opened(struct pg_arena *a, uint32_t uid);
 void account_session_ended(struct pg_arena *a, const struct pg_session *s);
-/* Counts an operation that a session begins or ceases to own. */
+/* Count an operation that a session begins (+1) or ceases (-1) to own. */
 void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t sign);
-/* Rows of a table with so many that the running call's uid may hold; UINT32_MAX = no limit. */
+/* Return how many rows of a table with `rows` rows the running call's uid may hold; UINT32_MAX = no
+ * limit. */
 uint32_t share_of(const struct pg_arena *a, uint32_t rows);
-/* The answer to a uid that holds its share of a table. */
+/* Answer a uid that holds its share of a table. */
 void share_refuse(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
                   struct pg_result *r);
-/* Whether the running call's uid, which holds so many rows, may have one more. False: *r says
- * what it holds. */
+/* Return whether the running call's uid, which holds `held` rows, may have one more; false: *r is
+ * the answer. */
 bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
                   struct pg_result *r);
-/* Before the records of a batch: the account of its uid, and that one's shares. */
+/* Set the account of the batch's uid and its shares, before the first record. */
 void account_begin(struct pg_arena *a);
-bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r);          /* false */
-bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r);            /* false */
-bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r);          /* false */
-/* Whether the running batch's uid may have one more watch key or operation, or so many more watch
- * records. A uid with a limit needs an account. */
+bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r);          /* returns
+                                                                                        false */
+bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r);            /* returns
+                                                                                        false */
+bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r);          /* returns
+                                                                                        false */
+/* Return whether the running batch's uid may have one more watch key or operation, or `count` more
+ * watch records. A uid with a limit needs an account. */
 static inline bool share_admits_watch_key(const struct pg_arena *a, struct pg_result *r)
 {
     if (a->call.watch_key_share == UINT32_MAX ||
@@ -80,17 +84,19 @@ static inline bool share_admits_operation(const struct pg_arena *a, struct pg_re
         return true;
     return share_refuse_operation(a, r);
 }
-/* Counts one operation. False: no account, or a quota of operations is used up: *r says which. */
+/* Count one operation. Returns false if there is no account or a quota of operations is used up; *r
+ * is the answer. */
 bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
                   struct pg_result *r);
-/* Whether a timer with so many granules may be armed in place of `old` (PG_NIL: none). False:
- * *r says which quota is used up. */
+/* Return whether a timer with that many granules may be armed in place of slot `old` (PG_NIL =
+ * none); false: a quota is used up, and *r is the answer. */
 bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, uint32_t old,
                   struct pg_result *r);
-/* Counts at 0: linking slots and watch keys counts. */
+/* Set counts to 0; linking slots and watch keys then counts them again. */
 void quotas_rebuild(struct pg_arena *a);
-void quotas_rebuild_sessions(struct pg_arena *a);    /* once all rows of sessions are sound */
-void quotas_rebuild_operations(struct pg_arena *a);  /* once sessions know what they own */
+void quotas_rebuild_sessions(struct pg_arena *a);    /* call once all rows of sessions are sound */
+void quotas_rebuild_operations(struct pg_arena *a);  /* call once sessions have counted their
+                                                        operations */
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
 #endif

@@ -1,4 +1,4 @@
-/* records.c - what the WAL says of the arena: a record for each change, and for snapshots. */
+/* records.c - the WAL's records: one for each change of the arena, and the bodies for snapshots. */
 
 #include "core/state/records.h"
 #include "core/base/blobs.h"
@@ -94,7 +94,7 @@ struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)
     return j;
 }
 
-/* Bounded, because a reader may follow records that are given to others meanwhile. */
+/* Copy at most op->keys records, because a reader may follow records that are reused meanwhile. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
                          const uint8_t *blob, struct pg_wal_watch_key *out)
 {
@@ -121,15 +121,16 @@ enum {
     ENDED = sizeof(struct pg_asked) + sizeof(struct pg_timestamps)
 };
 
-/* The last but `n` of the frame with this body. */
+/* Return the timestamps at the end of the frame with this body; `n` = how many others stand behind
+ * them. */
 static struct pg_timestamps *frame_timestamps(void *body, uint32_t n)
 {
     const struct pg_frame_head *f = (const struct pg_frame_head *)body - 1;
     return (struct pg_timestamps *)((uint8_t *)body + f->bytes - sizeof *f) - 1 - n;
 }
 
-/* Writes when the timer of this frame was armed, into the frame and into its row. Both come before
- * the control word. */
+/* Write when the timer or operation was armed, into the frame and into the slot's row. Both come
+ * before the control word. */
 static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
     struct pg_timestamps timestamps = a->call.batch_timestamps;
@@ -146,7 +147,7 @@ static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body
     *frame_timestamps(body, 0) = *timestamps_at(a, slot);
 }
 
-/* Before the `count` timestamps of the frame with this body. */
+/* Write the request that ends a timer before the `count` timestamps at the end of the frame. */
 static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count,
                         bool asked)
 {
@@ -183,7 +184,7 @@ static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t bulk_load, ui
     return j;
 }
 
-/* Which row the record under way is, if it is one. Returns the byte behind it. */
+/* Write which row of a bulk load the record under way is, if it is one. Returns the byte behind. */
 static void *row_write(const struct pg_arena *a, void *at)
 {
     if (LIKELY(!a->call.in_bulk_load))
@@ -192,7 +193,7 @@ static void *row_write(const struct pg_arena *a, void *at)
     return (struct pg_wal_row *)at + 1;
 }
 
-/* A parked one, whose payload is there again. It lives on. */
+/* The timer keeps its ticket and its timestamps; its payload is back. */
 void wal_append_unpark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -212,7 +213,8 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
     wal_frame_end(a);
 }
 
-/* Key and payload, as they stand in the blob; or the payload that is being parked. */
+/* Write key and payload from the blob. The payload of a timer being parked comes from the
+ * message. */
 static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_wal_arm *body)
 {
     const uint32_t retained = c->key_len + c->payload_len;
@@ -262,7 +264,8 @@ void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = slot_hot(a, slot);
-    const bool asked = cause != PG_END_DROPPED;      /* that may go on after a restart */
+    const bool asked = cause != PG_END_DROPPED;      /* DROPPED may be written after a restart, so
+                                                        it names no sender */
     struct pg_wal_end *body = wal_frame_begin_with(a, PG_WAL_END, 0, ENDED);
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->call.moment_ns,
                                 .slot = slot, .cause = cause,
@@ -388,7 +391,7 @@ void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t 
 void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
                 int64_t built_boot_ns, int64_t handed_boot_ns)
 {
-    if (!has_wal(a) || wal_buffer_full(a))         /* nothing that is kept depends on it */
+    if (!has_wal(a) || wal_buffer_full(a))         /* optional: recovery does not need it */
         return;
     struct pg_wal_replied *body = wal_frame_begin(a, PG_WAL_REPLIED, 0);
     *body = (struct pg_wal_replied){.session = session, .sequence = sequence, .count = count,
@@ -398,7 +401,7 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
     wal_buffer_settle(a);
 }
 
-/* Nothing depends on it, so it leaves the space to what does. */
+/* This record is optional, so it leaves the last space in the WAL buffer to others. */
 void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
 {
     if (wal_buffer_refusal(a) != PG_ST_NONE || !has_wal(a))

@@ -1,8 +1,7 @@
-/* replay_buffer.c - fired timers, kept in a ring until younger ones need their place.
+/* replay_buffer.c - notices, kept in a ring until newer ones need their space.
  *
- * `commit` decides alone: an entry with commit = position + 1 is fired, whatever the
- * header says; what follows the commit (topic counters, tail, freeing the slot) is rolled
- * forward by a rebuild. */
+ * `commit` alone decides: an entry with commit = position + 1 has fired, whatever the header says.
+ * A rebuild completes what follows the commit: topic counters, tail, freeing the slot. */
 
 #include "core/state/replay_buffer.h"
 #include "core/base/blobs.h"
@@ -23,7 +22,8 @@ static void entry_forget_key(struct pg_arena *a, uint64_t position, const struct
         index_erase(&a->index, &at);
 }
 
-/* The sequence goes first, so that a reader sees the entry gone before its blob changes. */
+/* `commit` is cleared first, so that a reader sees that the entry is gone before its blob
+ * changes. */
 static void replay_withdraw(struct pg_arena *a)
 {
     const uint64_t head = a->header->replay_head;
@@ -31,7 +31,7 @@ static void replay_withdraw(struct pg_arena *a)
     const uint32_t granules = entry_granules(e);
 
     STORE_RELEASE(&e->commit, 0ull);
-    atomic_thread_fence(memory_order_release);   /* before its blob serves others */
+    atomic_thread_fence(memory_order_release);   /* before the blob is reused */
     STORE_RELEASE(&a->header->replay_head, head + 1);
     entry_forget_key(a, head, e);
     blobs_give(&a->blobs, e->blob, granules);
@@ -58,7 +58,8 @@ bool replay_make_space(struct pg_arena *a, uint64_t bytes)
 
 /* ---- appending --------------------------------------------------------------------------- */
 
-/* Everything that follows from a committed entry; idempotent, for rebuild. */
+/* Store everything that follows from a committed entry; idempotent, because a rebuild repeats
+ * it. */
 static void entry_settle(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);
@@ -68,7 +69,7 @@ static void entry_settle(struct pg_arena *a, uint64_t position)
     STORE_RELEASE(&a->header->replay_tail, position + 1);
 }
 
-/* The fields have no commit yet: with it, last of all, the entry is there. */
+/* `fields` has no commit. The entry exists once commit is stored, last of all. */
 uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
 {
     const uint64_t position = a->header->replay_tail;
@@ -77,7 +78,8 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
     struct pg_entry *e = replay_at(a, position);
     struct pg_topic *t = topic_at(a, fields->topic);
 
-    t->changed_boot_ns = a->call.real_boot_ns;     /* once too often rather than never */
+    t->changed_boot_ns = a->call.real_boot_ns;     /* before the commit: a spare tail heartbeat is
+                                                      harmless, a missing one is not */
     *e = *fields;
     e->sequence = t->sequence + 1;
     e->previous = t->last_position;
@@ -92,7 +94,8 @@ void replay_supersede(struct pg_arena *a, uint32_t id)
     a->replay_buffer[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
 }
 
-/* What fired in one iteration has one time. A virtual clock does not tell when that was. */
+/* Entries that fired in one iteration have the same time, so they are counted together. Under a
+ * virtual clock their real time of firing is unknown, and nothing is counted. */
 static void queue_measure(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns)
 {
     uint64_t p = a->header->published;
@@ -126,7 +129,7 @@ static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
            e->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX;
 }
 
-/* A younger entry, and later an armed slot, takes the key over from an older one. */
+/* A newer entry, and later an armed slot, takes the key over from an older entry. */
 static void entry_index(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);
@@ -135,7 +138,7 @@ static void entry_index(struct pg_arena *a, uint64_t position)
 
     if ((entry_flags(e) & (PG_E_SUPERSEDED | PG_E_OPERATION)) ||
         (e->ticket & 0xff) == PG_CAUSE_PUBLISHED)
-        return;                   /* an operation that ended is not FIRED but UNKNOWN */
+        return;                   /* CANCEL of an operation that ended answers UNKNOWN, not FIRED */
     for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
          id = index_next(&a->index, e->hash, &at)) {
         const struct pg_entry *old = &a->replay_buffer[id - a->slots.capacity];
@@ -199,7 +202,7 @@ bool replay_settle(struct pg_arena *a, struct pg_fault *why)
                          h->replay_tail, h->replay_head);
     while (h->replay_head < h->published &&
            replay_at(a, h->replay_head)->commit != h->replay_head + 1)
-        h->replay_head++;         /* withdrawn; of those that were not sent none is */
+        h->replay_head++;         /* the entry was withdrawn, as only sent entries can be */
     return true;
 }
 

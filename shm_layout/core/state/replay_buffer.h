@@ -1,4 +1,4 @@
-/* replay_buffer.h - fired timers, kept in a ring until younger ones need their place. */
+/* replay_buffer.h - notices, kept in a ring until newer ones need their space. */
 #ifndef PURGATORYD_STATE_REPLAY_BUFFER_H
 #define PURGATORYD_STATE_REPLAY_BUFFER_H
 
@@ -10,7 +10,7 @@ static inline struct pg_entry *replay_at(const struct pg_arena *a, uint64_t posi
 {
     return &a->replay_buffer[position & (a->header->replay_capacity - 1)];
 }
-/* The entry of an id that replay_id gave. */
+/* Return the entry for an id from replay_id. */
 static inline struct pg_entry *replay_of_id(const struct pg_arena *a, uint32_t id)
 {
     return replay_at(a, id - a->slots.capacity);
@@ -25,15 +25,18 @@ static inline uint32_t entry_granules(const struct pg_entry *e)
 {
     return blob_granules((uint64_t)e->key_len + e->payload_len);
 }
-/* Whether one more entry with so many blob bytes goes in without withdrawing one that was
- * not handed to the socket yet; withdraws the oldest as needed. */
+/* Withdraw the oldest sent entries until one more entry with that many blob bytes fits. Returns
+ * false if unsent entries are in the way. */
 bool replay_make_space(struct pg_arena *a, uint64_t bytes);
-/* Appends; the entry takes the blob over (key at its start). Returns its position. */
+/* Append an entry, which takes over the blob (key at its start). Returns its position. */
 uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields);
+/* Mark an entry whose key was armed again, so that CANCEL does not answer FIRED. */
 void replay_supersede(struct pg_arena *a, uint32_t id);
-/* Rolls a half-done append forward and drops the withdrawn. */
+/* Complete a half-done append, and skip withdrawn entries at the head. */
 bool replay_settle(struct pg_arena *a, struct pg_fault *why);
-bool replay_rebuild(struct pg_arena *a, struct pg_fault *why); /* marks blobs, indexes keys */
+bool replay_rebuild(struct pg_arena *a, struct pg_fault *why); /* marks blobs in use, indexes
+                                                                  keys */
+/* Check all entries. Adds the granules of their blobs to *granules. */
 bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 #endif

@@ -52,7 +52,7 @@ static void rows_count(struct pg_arena *a)
 
 /* ---- replies ------------------------------------------------------------------------------ */
 
-/* A batch that is not applied whole yet has space for all keys it may end. */
+/* A batch that is not completely applied has space for all keys that it may end. */
 uint32_t reply_granules(const struct pg_reply_memory *m)
 {
     if (m->count == 0 || m->extra_blob == PG_NIL)
@@ -95,7 +95,8 @@ static void extra_forget(struct pg_arena *a, struct pg_reply_memory *m)
     a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
 }
 
-/* Results first: a sequence without results is refused when it is sent again. */
+/* Results are freed first: a batch whose sequence is remembered without results is refused when it
+ * is sent again. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
 {
     answers_forget(a, m);
@@ -115,8 +116,8 @@ static uint32_t session_answers(const struct pg_arena *a, const struct pg_sessio
     return granules;
 }
 
-/* The session with answers that was silent longest, and has no batch under way; NULL: all were
- * active within a minute. */
+/* Return the session that was silent longest, among those with results and without a batch under
+ * way; NULL = all were active within a minute. */
 static struct pg_session *silent_with_answers(const struct pg_arena *a,
                                               const struct pg_session *but)
 {
@@ -170,7 +171,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 {
     struct pg_session *s = session_of_nonce(a, nonce, uid);
     *why = (struct pg_result){0, 0};
-    if (s != NULL) {              /* perhaps by another process */
+    if (s != NULL) {              /* the session may be opened by another process */
         s->pid = pid;
         s->grace_ns = grace_ns;
         return s;
@@ -191,9 +192,9 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s->grace_ns = grace_ns;
     s->opened_boot_ns = s->used_boot_ns = a->call.real_boot_ns;
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
-    /* Bit 63 set: never 0, whatever the hash. */
+    /* Bit 63 is set, so that an id is never 0. */
     const uint64_t id = (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions);
-    if (has_wal(a) && !wal_buffer_full(a))         /* nothing that is kept depends on it */
+    if (has_wal(a) && !wal_buffer_full(a))         /* optional: recovery does not need it */
         wal_append_opened(a, s, id, worker);
     STORE_RELEASE(&s->id, id);
     if (s - a->sessions >= a->session_rows)
@@ -207,7 +208,8 @@ bool session_may_end(const struct pg_arena *a)
     return !wal_buffer_full(a) || wal_stopped(a);
 }
 
-/* After the store of the id it is gone, with its inbox and its replies. */
+/* With the store of the id the session is gone; if a kill follows, a rebuild frees inbox and
+ * replies. */
 void session_end(struct pg_arena *a, struct pg_session *s)
 {
     if (has_wal(a) && !wal_buffer_full(a))
@@ -289,7 +291,7 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
                      s->intent[3]);
 }
 
-/* What follows from the last stores of a batch, or of a session's end. */
+/* Repeat what follows from the last stores of a batch, or of a session's end. */
 static void session_settle(struct pg_arena *a, struct pg_session *s)
 {
     if (s->current <= s->last)
@@ -301,7 +303,7 @@ static void session_settle(struct pg_arena *a, struct pg_session *s)
     }
 }
 
-/* Results and ended keys are held with the reply that has them. */
+/* Mark the results and ended keys that a reply holds as in use. */
 static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
 {
     const struct pg_reply_memory *m = &a->replies[i];

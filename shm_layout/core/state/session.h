@@ -15,20 +15,23 @@ static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t
     struct pg_session *s = session_at(a, row_of_session(id));
     return s->id == id ? s : NULL;
 }
-/* The session of a nonce, opened if need be; NULL: the uid holds its share of them and *why says
- * so, or all rows are in use and why->ticket is 0. */
+/* Find the session of a nonce, or open one. NULL: the uid holds its share of sessions and *why is
+ * the answer, or all rows are in use and why->ticket is 0. */
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
                                 uint32_t pid, int64_t grace_ns, struct name worker,
                                 struct pg_result *why);
-/* How long the most silent session has been silent. */
+/* Return how long the most silent session has been silent, ns. */
 int64_t sessions_silence_ns(const struct pg_arena *a);
-/* Whether the record that it owes can be written; with the WAL stopped it owes none. */
+/* Return whether the WAL record of a session's end can be written. A stopped WAL gets none. */
 bool session_may_end(const struct pg_arena *a);
+/* End a session and free its inbox and replies. Its armed operations stay armed. */
 void session_end(struct pg_arena *a, struct pg_session *s);
+/* Return the reply memory for a batch sequence. */
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);
-/* A record that has no name is answered before the batch's first one is applied: what the batch
- * itself ends may make space for the name, and after a kill it would be there for the rest. */
+/* Return whether the record was refused because of its name. Such records are answered before the
+ * batch's first record is applied: an end within the batch may make space for the name, and after a
+ * kill the rest of the batch would get it. */
 static inline bool name_refused(const struct pg_result *r)
 {
     const unsigned quota = r->ticket >> 8 & 0xff;
@@ -37,43 +40,45 @@ static inline bool name_refused(const struct pg_result *r)
     return r->ticket == PG_ST_FULL_TOPICS || r->ticket == PG_ST_FULL_NAMESPACES ||
            r->ticket == PG_ST_BUSY || r->ticket == PG_ST_WAL;
 }
-#define PG_ENDED_KEYS_BYTES 16384 /* of the keys that CANCEL_FOR_KEY ends in one batch */
-/* What its ended keys hold now. */
+#define PG_ENDED_KEYS_BYTES 16384 /* space for the keys that CANCEL_FOR_KEY ends in one batch */
+/* Return the granules that the reply's ended keys use. */
 uint32_t reply_granules(const struct pg_reply_memory *m);
-/* Granules of the answer pool that its results hold now. */
+/* Return the granules of the answer pool that the reply's results use. */
 uint32_t answer_granules(const struct pg_reply_memory *m);
-/* Its results; NULL: it holds none. */
+/* Return the reply's results; NULL = it has none. */
 static inline struct pg_result *reply_results(const struct pg_arena *a,
                                               const struct pg_reply_memory *m)
 {
     return m->answers == PG_NIL ? NULL : (struct pg_result *)blob_at(&a->answers, m->answers);
 }
-/* Frees what a reply remembers, before its memory serves another batch. */
+/* Free what a reply remembers, before another batch uses it. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
-/* Copies results into the answer pool of another arena; PG_NIL: it has no space. */
+/* Copy results into the answer pool of another arena; PG_NIL = it has no space. */
 uint32_t answers_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t answers,
                       uint32_t granules);
-uint64_t answers_used(const struct pg_arena *a);         /* granules of the answer pool */
-/* Prepares an empty reply for `count` results, all 0. If the pool has no space, sessions that sent
- * nothing for a minute lose their results. False: all others are recent, and nothing changed. */
+uint64_t answers_used(const struct pg_arena *a);         /* granules of the answer pool in use */
+/* Prepare an empty reply with `count` results, all 0. If the pool has no space, sessions that sent
+ * nothing for a minute lose their results. Returns false, with nothing changed, if all others are
+ * recent. */
 bool reply_begin(struct pg_arena *a, const struct pg_session *s, struct pg_reply_memory *m,
                  uint32_t count);
 void sessions_init(struct pg_arena *a);
+/* Check session rows, reset their counts, and mark the memory of their replies as in use. */
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
-/* Of each record under way: its answer holds, or it is applied when it is sent again. */
-/* The record under way is one on a watch key, whose intent it is. */
+/* Return whether the record under way is one on a watch key, which the intent describes. */
 static inline bool on_watch_key(const struct pg_session *s)
 {
     return s->current != 0 && s->intent[0] == s->applied + 1ull;
 }
 
-/* A batch of it was not applied to its end. */
+/* Return whether a batch of the session is not completely applied. */
 static inline bool record_under_way(const struct pg_session *s)
 {
     return s->id != 0 && s->current != 0 && s->applied < s->count;
 }
-/* The answer of a record under way that ends operations on a watch key; NULL = none. */
+/* Return the answer of an interrupted record that ends operations on a watch key; NULL = none. */
 struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row);
+/* Check sessions and replies. Adds the granules of ended keys to *granules. */
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 #endif

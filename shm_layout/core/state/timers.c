@@ -1,7 +1,8 @@
-/* timers.c - put, cancel, get and expire: what binds slot, key, blob, wheel and replay buffer.
+/* timers.c - put, cancel, get and expire: keeps slot, key, blob, wheel and replay buffer
+ * consistent.
  *
- * A timer is armed by the release store of its control word and ended by another one (or
- * by the commit of its replay buffer entry); all else can be rebuilt around that. */
+ * The release store of its control word arms a timer. Another one, or the commit of its replay
+ * buffer entry, ends it. A rebuild derives everything else from these stores. */
 
 #include "core/state/timers.h"
 #include "core/base/answer.h"
@@ -74,7 +75,7 @@ static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
 
 /* ---- time ------------------------------------------------------------------------------- */
 
-/* a + b, held inside int64: times far beyond either end stay at that end. */
+/* Return whether the slot's key, hashed in namespace row `ns`, has the slot's hash. */
 static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
 {
     const struct pg_cold *c = slot_cold(a, slot);
@@ -82,8 +83,8 @@ static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
            key_hash(a, ns, c->key_type, slot_key(a, slot), c->key_len) == slot_hot(a, slot)->hash;
 }
 
-/* An outcome keeps no hold on its topic, whose row may serve another namespace by now. In which one
- * it was, the hash of its key tells. */
+/* The topic of an outcome may be reused by another namespace; then the hash of the key shows which
+ * namespace the outcome came from. */
 uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
 {
     uint32_t ns = slot_namespace(a, slot);
@@ -94,6 +95,7 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
     return ns < a->namespace_rows ? ns : PG_NIL;
 }
 
+/* Return a + b, clamped to int64. */
 static int64_t add_clamped(int64_t a, int64_t b)
 {
     int64_t sum;
@@ -111,7 +113,7 @@ bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadli
         t = a->now_ns;
     if (p->time_kind == PG_T_WALL)
         t = add_clamped(t, -a->header->wall_offset_ns);
-    /* A negative time on the arena's clock is merely long past. */
+    /* A negative time on the arena's clock is long past and counts as 0. */
     *deadline_ns = t < 0 ? 0 : t;
     return true;
 }
@@ -127,7 +129,7 @@ static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
     return t < 0 ? 0 : t;
 }
 
-/* By the wall clock as it stands now; the place of the slot in the wheel may be older. */
+/* Uses the current wall offset; the slot's place in the wheel may be based on an older one. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
 {
     if (slot_hot(a, slot)->flags & PG_F_WALL)
@@ -136,7 +138,7 @@ int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
     return t < 0 ? 0 : t;
 }
 
-/* It was armed when it was. */
+/* Moving the deadline keeps the original arm time. */
 void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
 {
     struct pg_hot *h = slot_hot(a, slot);
@@ -166,20 +168,20 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
         account_at(a, c->account - 1)->watches += (uint32_t)sign * operation_at(a, slot)->keys;
 }
 
-/* After this store the timer is gone. */
+/* The store of FREE ends the timer; everything after it can be rebuilt. */
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 {
     struct pg_hot *h = slot_hot(a, slot);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_FREE);
-    atomic_thread_fence(memory_order_release);   /* before its bytes serve others */
+    atomic_thread_fence(memory_order_release);   /* before slot and blob are reused */
     if (give != 0)
         blobs_give(&a->blobs, slot_cold(a, slot)->blob, give);
     a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
     slots_give(&a->slots, slot);
 }
 
-/* Ends an armed timer; `keep` granules at the end of its blob live on elsewhere. Inline, since each
- * timer comes here once. */
+/* End an armed timer. Its entry in the replay buffer keeps `keep` granules at the end of the blob.
+ * Inline, because every timer comes here once. */
 static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 {
     const int64_t armed_ns = armed_ns_of(slot_hot(a, slot), slot_cold(a, slot));
@@ -188,8 +190,8 @@ static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
     slot_free(a, slot, slot_granules(slot_cold(a, slot)) - keep);
 }
 
-/* What is due already must not wait for the end of the tick, which a virtual clock may never
- * reach. Wall timers are looked at when their tick comes. */
+/* A timer that is due already must not wait for the end of its tick, which a virtual clock may
+ * never reach. A wall timer is checked when its tick comes. */
 void slot_place(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -214,7 +216,7 @@ void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
     answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
 }
 
-/* Whether a namespace wants its far-off timers parked, which takes a WAL. */
+/* Return whether the namespace parks a timer with this deadline; parking needs a WAL. */
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
     const uint64_t beyond_ns = namespace_at(a, p->key.namespace_row)->park_beyond_ns;
@@ -222,7 +224,7 @@ static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadlin
            (uint64_t)deadline_ns - (uint64_t)a->now_ns > beyond_ns;
 }
 
-/* Bytes of its payload that the arena keeps. */
+/* Return the bytes of the payload that the arena stores. */
 static uint32_t payload_retained(const struct pg_arena *a, const struct put *p)
 {
     return UNLIKELY(a->call.parking != NULL) ? 0 : p->payload_len;
@@ -240,7 +242,7 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
         memcpy(at + p->key.len, p->payload, p->payload_len);
 }
 
-/* Fields first, control word last: half a slot is a free slot. */
+/* Write the fields first and the control word last: a slot without it is free. */
 static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const struct put *p,
                        int64_t deadline_ns, uint64_t ticket, uint32_t replaced)
 {
@@ -268,7 +270,7 @@ static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
     return blob_granules(ext + p->key.len + payload_retained(a, p));
 }
 
-/* Space for a new slot's blob; PG_NIL: refused and answered. */
+/* Take the blob of a new slot. PG_NIL: the record is refused and answered. */
 static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
                          struct pg_result *r)
 {
@@ -281,8 +283,8 @@ static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
     return blob;
 }
 
-/* Arms a new slot, in the place of slot `replaced` (PG_NIL: of none), and answers; the caller
- * binds the key to it. PG_NIL: refused. */
+/* Arm a new slot, instead of slot `replaced` (PG_NIL = none), and answer; the caller binds the key
+ * to it. PG_NIL: refused. */
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                     uint32_t replaced, struct pg_result *r)
 {
@@ -306,7 +308,8 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     return slot;
 }
 
-/* `id`: the entry that speaks for the key now, where key_find has found it; PG_NIL = none. */
+/* Let the key lead to `slot`. `id` is the entry that key_find found for the key at `at`; PG_NIL =
+ * none. */
 static void key_bind(struct pg_arena *a, uint32_t hash, uint32_t id, const struct probe *at,
                      uint32_t slot)
 {
@@ -342,7 +345,7 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
     a->metrics->replaces++;
 }
 
-/* Only the deadline moves, and only to later; kind of clock, topic and payload stay. */
+/* Only the deadline moves, and only to a later time; clock, topic and payload stay. */
 static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                        uint32_t slot, struct pg_result *r)
 {
@@ -368,7 +371,8 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     a->metrics->extends++;
 }
 
-/* Only with its ticket: a key whose operation has ended would be armed as a timer instead. */
+/* EXTEND moves an operation only with its ticket: without it, an operation that has ended would be
+ * armed again as a timer. */
 static bool moves_operation(const struct put *p)
 {
     return p->mode == PG_MODE_KEEP || (p->mode == PG_MODE_EXTEND && p->ticket != 0);
@@ -402,8 +406,8 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
 
 /* ---- unpark --------------------------------------------------------------------------------- */
 
-/* In its own slot. The new blob begins as the stub's does, so that it may take its place at any
- * moment; a rebuild that finds the slot parked still takes the payload from it again. */
+/* Arm the parked timer in its own slot. The new blob starts like the stub's, so it may replace it
+ * at any moment. A rebuild that finds the slot still parked drops the payload again. */
 static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint32_t blob)
 {
     struct pg_hot *h = slot_hot(a, slot);
@@ -471,7 +475,7 @@ void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
 
 /* ---- expire ------------------------------------------------------------------------------- */
 
-/* True when a wall timer is really due by the wall clock; else it is placed again. */
+/* Return whether a wall timer is due by the wall clock; else put it back into the wheel. */
 static bool wall_reached(struct pg_arena *a, uint32_t slot)
 {
     const int64_t deadline_ns = timers_deadline_ns(a, slot);
@@ -519,7 +523,8 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
 
 /* ---- steps of the wall clock --------------------------------------------------------------- */
 
-#define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
+#define STEP_NS 1000000           /* a smaller step counts as drift, corrected when the timer
+                                     fires */
 
 static void wall_replace(struct pg_arena *a, uint32_t slot)
 {
@@ -589,8 +594,8 @@ bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 
 /* ---- check --------------------------------------------------------------------------------- */
 
-/* Where a wall timer stands is by drift away from the wall clock at most, but for a step that is
- * under way. */
+/* The place of a wall timer may differ from its wall deadline by drift, or by more while a step is
+ * being applied. */
 static bool wall_placed(const struct pg_arena *a, uint32_t slot)
 {
     const int64_t away_ns = timers_deadline_ns(a, slot) - slot_hot(a, slot)->deadline_ns;

@@ -1,8 +1,9 @@
-/* watches.c - the watchers of a key, ordered by the watermark that each of them waits for.
+/* watches.c - the watchers of a key, ordered by the watermark that each waits for.
  *
- * A treap (Seidel, Aragon 1996) over record numbers, with the priority a hash of the number:
- * insertion with a rising target and removal of a known record take O(1) expected, the rest
- * O(log watchers); the lowest target is always at hand. Nothing in here ends an operation. */
+ * A treap (Seidel, Aragon 1996) over record numbers, whose priority is a hash of the number.
+ * Insertion with a rising target and removal of a known record take O(1) expected time, other
+ * changes O(log watchers). The watcher with the lowest target is found at once. Nothing here ends
+ * an operation. */
 
 #include "core/state/watches.h"
 #include "core/base/check.h"
@@ -20,8 +21,9 @@ static uint32_t priority(uint32_t watch)
 
 /* ---- records ----------------------------------------------------------------------------- */
 
-/* Puts a chain of free records before the others. The list leads only from record to record, so
- * the first one of a chain also has where the next three begin: a guess, good for fetching. */
+/* Put a chain of free records before the others. The list leads only from record to record, too
+ * slow to prefetch. Therefore the first record of a chain also holds guesses of the starts of the
+ * next three chains. */
 static inline void chain_push(struct pg_arena *a, uint32_t first, uint32_t last, uint32_t count)
 {
     PG_ASSERT(count <= a->watch_rows - watches_free(a), "watches",
@@ -37,11 +39,11 @@ static inline void chain_push(struct pg_arena *a, uint32_t first, uint32_t last,
     a->purgatory->free_watches += count;
 }
 
-#define CHAIN_BYTES 96            /* of three records in a row */
+#define CHAIN_BYTES 96            /* bytes of three adjacent records */
 
 static inline void chain_fetch(const struct pg_arena *a, uint32_t first)
 {
-    const char *chain = (const char *)(a->watches + first);   /* may be PG_NIL */
+    const char *chain = (const char *)(a->watches + first);   /* the number may be PG_NIL */
     __builtin_prefetch(chain, 1);
     __builtin_prefetch(chain + CHAIN_BYTES - 1, 1);
 }
@@ -52,7 +54,7 @@ static void watch_free(struct pg_arena *a, uint32_t watch)
     chain_push(a, watch, watch, 1);
 }
 
-/* In `left` of records that no operation was seen to have; no record has this number. */
+/* Value of `left` in records that no operation has claimed. No record has this number. */
 #define UNCLAIMED (PG_NIL - 1)
 
 void watches_unclaim(struct pg_arena *a)
@@ -88,7 +90,7 @@ void watches_init(struct pg_arena *a)
         watch_free(a, i);
 }
 
-/* The free list is a chain of siblings: its first records are one already. */
+/* The free list is a chain of siblings, so its first records form the chain to return. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count)
 {
     PG_ASSERT(count != 0 && count <= watches_free(a), "watches", "so many records are free");
@@ -99,7 +101,7 @@ uint32_t watches_take(struct pg_arena *a, uint32_t count)
     a->purgatory->free_watch = at(a, last)->sibling;
     a->purgatory->free_watches -= count;
     at(a, last)->sibling = PG_NIL;
-    chain_fetch(a, at(a, first)->parent);            /* to be taken after two others */
+    chain_fetch(a, at(a, first)->parent);            /* taken after two other chains */
     return first;
 }
 
@@ -114,7 +116,7 @@ void watches_give(struct pg_arena *a, uint32_t first)
 
 /* ---- the treap ---------------------------------------------------------------------------- */
 
-/* What leads to x: a child's place in its parent, or the root. */
+/* Return the link that leads to x: a child field of its parent, or the root. */
 static uint32_t *link_to(const struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     const uint32_t parent = at(a, x)->parent;
@@ -139,7 +141,7 @@ static void rotate_up(struct pg_arena *a, struct pg_watched *l, uint32_t x)
     *inner = p;
 }
 
-/* Behind all others: it takes over those of the right spine that are weaker. */
+/* Insert x behind all others: it takes over the part of the right spine with lower priority. */
 static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     uint32_t parent = l->latest, below = PG_NIL;
@@ -153,7 +155,7 @@ static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
     l->latest = x;
 }
 
-/* At a leaf, and up from there. */
+/* Insert x as a leaf, and rotate it up. */
 static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     const uint64_t target = at(a, x)->target;
@@ -170,7 +172,7 @@ static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
         rotate_up(a, l, x);
 }
 
-/* Targets usually rise. Equal ones stand in the order of their arrival. */
+/* Targets usually rise. Watchers with equal targets are in the order of their arrival. */
 void watch_link_among(struct pg_arena *a, uint32_t x)
 {
     struct pg_watched *l = watermark_at(a, at(a, x)->key_row);
@@ -180,8 +182,8 @@ void watch_link_among(struct pg_arena *a, uint32_t x)
         hang_between(a, l, x);
 }
 
-/* The record before (side left) or after (side right) one that is at that end of its row:
- * it has no child on that end's side, so the neighbour is below or its parent. */
+/* Return the neighbour of the first watcher. The first watcher has no left child, so its neighbour
+ * is in its right subtree or is its parent. */
 static uint32_t after_first(const struct pg_arena *a, uint32_t x)
 {
     uint32_t next = at(a, x)->right;
@@ -192,6 +194,7 @@ static uint32_t after_first(const struct pg_arena *a, uint32_t x)
     return next;
 }
 
+/* Return the neighbour of the latest watcher, in its left subtree or its parent. */
 static uint32_t before_latest(const struct pg_arena *a, uint32_t x)
 {
     uint32_t next = at(a, x)->left;
@@ -213,7 +216,7 @@ uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target)
     return found;
 }
 
-/* Puts the two subtrees of x, joined, in its place. */
+/* Replace x by its two subtrees, joined. */
 static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     uint32_t left = at(a, x)->left, right = at(a, x)->right, parent = at(a, x)->parent;
@@ -263,8 +266,8 @@ static bool watch_sound(const struct pg_arena *a, uint32_t x, struct pg_fault *f
     return true;
 }
 
-/* Nodes below and with x; UINT64_MAX if there are more than records. Iterative: depth is
- * only expected to be logarithmic. */
+/* Return the number of nodes in the tree at `root`; more than a->watch_rows if the links form a
+ * loop. Iterative, because the depth is logarithmic only in expectation. */
 static uint64_t tree_size(const struct pg_arena *a, uint32_t root)
 {
     uint64_t count = 0;

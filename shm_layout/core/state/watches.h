@@ -1,30 +1,33 @@
-/* watches.h - the watchers of a key, ordered by the watermark that each of them waits for. */
+/* watches.h - the watchers of a key, ordered by the watermark that each waits for. */
 #ifndef PURGATORYD_STATE_WATCHES_H
 #define PURGATORYD_STATE_WATCHES_H
 
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* Where watchers stand that the next advance of their key does not look at, in this order. */
-#define PARKED (PG_WATERMARK_MAX + 1ull)  /* SUM, CLIENT: nothing can change for it on this key */
-#define FAILED_FROM PARKED                /* ANY, QUORUM: the key failed; target + this */
+/* Places of watchers that the next advance of their key need not visit, in ascending order. */
+#define PARKED (PG_WATERMARK_MAX + 1ull)  /* SUM, CLIENT: this key cannot change the outcome */
+#define FAILED_FROM PARKED                /* ANY, QUORUM: the key failed; place = this + target */
 #define MET UINT64_MAX                    /* ALL, QUORUM: the target is reached */
 
-/* The target of ALL, ANY and QUORUM, MET included, of a watcher that stands at `place`. */
+/* Return the target of a watcher of ALL, ANY or QUORUM at `place`; MET stays MET. */
 static inline uint64_t watch_target(uint64_t place)
 {
     return place > FAILED_FROM && place != MET ? place - FAILED_FROM : place;
 }
 
 void watches_init(struct pg_arena *a);
-static inline uint32_t watches_free(const struct pg_arena *a)            /* how many are left */
+static inline uint32_t watches_free(const struct pg_arena *a)            /* number of free
+                                                                            records */
 {
     return a->purgatory->free_watches;
 }
-/* A chain of so many siblings out of the free records, of which there are as many. */
+/* Take a chain of `count` siblings from the free records; that many must be free. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count);
-void watches_give(struct pg_arena *a, uint32_t first);                  /* a whole chain */
-void watch_link_among(struct pg_arena *a, uint32_t watch);              /* there are others */
+void watches_give(struct pg_arena *a, uint32_t first);                  /* gives back a whole
+                                                                           chain */
+void watch_link_among(struct pg_arena *a, uint32_t watch);              /* the key has other
+                                                                           watchers */
 void watch_unlink_among(struct pg_arena *a, uint32_t watch);
 static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
 {
@@ -40,12 +43,12 @@ static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t targe
 static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
 {
     struct pg_watched *l = watermark_at(a, watch_at(a, watch)->key_row);
-    if (l->first == l->latest)    /* it is the only one */
+    if (l->first == l->latest)    /* only watcher of its key */
         l->root = l->first = l->latest = PG_NIL;
     else
         watch_unlink_among(a, watch);
 }
-/* The first of a key's watchers that stands above `target`; PG_NIL = none. */
+/* Return the first of a key's watchers with a place above `target`; PG_NIL = none. */
 uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target);
 /* For a rebuild: a record that no armed operation claims is free. */
 void watches_unclaim(struct pg_arena *a);

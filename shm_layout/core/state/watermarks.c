@@ -1,8 +1,8 @@
 /* watermarks.c - watch keys: a bounded table of monotone watermarks that outlive their watchers.
  *
- * A row lives until it is forgotten or its time to live has passed since the last change or
- * watcher; that of a failed key until it is cleared or forgotten. It is never evicted to make
- * space, so an advance before a watch is not lost. */
+ * A row exists until it is forgotten, or until its time to live has passed since the last change or
+ * watcher. The row of a failed key exists until it is cleared or forgotten. No row is evicted to
+ * make space, so an advance before a watch is not lost. */
 
 #include "core/state/watermarks.h"
 #include "core/base/answer.h"
@@ -31,7 +31,7 @@ static inline uint64_t word_of(const uint8_t *at)
     return word;
 }
 
-/* Most keys are short, and a call costs more than they do. */
+/* Most keys are short, and a call of memcmp costs more than comparing them. */
 static inline bool same_bytes(const uint8_t *x, const uint8_t *y, uint32_t len)
 {
     if (LIKELY(len >= 8 && len <= 16))
@@ -66,7 +66,7 @@ uint32_t watermark_find(const struct pg_arena *a, const struct key *k)
 
 /* ---- birth and end --------------------------------------------------------------------- */
 
-/* Two copies that may overlap: most keys are short, and a call costs more than they do. */
+/* Copy in two parts that may overlap: most keys are short, and a call of memcpy costs more. */
 static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
 {
     if (len >= 8) {
@@ -82,7 +82,7 @@ static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
     }
 }
 
-/* Puts the key into its row. False: no space for a longer one. */
+/* Store the key in its row. Returns false if there is no space for a longer one. */
 static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key *k)
 {
     if (k->len <= sizeof l->key) {
@@ -98,8 +98,8 @@ static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key
     return true;
 }
 
-/* Fetches a row that will be born some births later. The list itself leads only from row to row,
- * so a free row has the numbers of those behind the next one in the place of its key. */
+/* Fetch a row that will be used some births later. The free list leads only from row to row, so a
+ * free row also holds guesses of the rows behind the next one in its key field. */
 static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watched *l)
 {
     uint32_t row;
@@ -109,7 +109,7 @@ static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watc
     __builtin_prefetch(&guess->place, 1);
 }
 
-/* PG_NIL: there is none for the running batch. */
+/* Return a free row; PG_NIL = the running batch gets none, and *why is the answer. */
 static uint32_t row_for_new(const struct pg_arena *a, struct pg_result *why)
 {
     if (!share_admits_watch_key(a, why))
@@ -199,7 +199,9 @@ RARE void watermark_left_by_one(struct pg_arena *a, uint32_t row)
 {
     const struct pg_watched *l = watermark_at(a, row);
     if (l->touched_s == PG_NIL)
-        watermark_append(a, row, l->watermark, l->error, PG_NIL);      /* as an own key, perhaps */
+        watermark_append(a, row, l->watermark, l->error, PG_NIL);      /* the operation that left
+                                                                          may have forgotten its own
+                                                                          key */
 }
 
 void watermark_left_by_last(struct pg_arena *a, uint32_t row)
@@ -213,8 +215,8 @@ void watermark_left_by_last(struct pg_arena *a, uint32_t row)
 
 /* ---- changes ------------------------------------------------------------------------------- */
 
-/* Remembered first: a rebuild that finds the watermark or the error must not drop a row that was
- * forgotten before. */
+/* The time of the change is stored first: a rebuild that finds the new watermark or error must not
+ * drop a row that was forgotten before. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error)
 {
     struct pg_watched *l = watermark_at(a, row);
@@ -314,7 +316,7 @@ void watermarks_drop_forgotten(struct pg_arena *a)
     for (uint32_t row = 0; row < a->watermark_rows; row++)
         if (watermark_at(a, row)->key_len != 0 && watermark_at(a, row)->root == PG_NIL &&
             watermark_at(a, row)->touched_s == PG_NIL && !wal_buffer_full(a))
-            watermark_free(a, row);   /* else the next sweep does it */
+            watermark_free(a, row);   /* else the next sweep frees it */
 }
 
 bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)

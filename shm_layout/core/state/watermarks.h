@@ -9,7 +9,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/keys.h"
 
-/* Short keys stand in the row, longer ones in a blob. */
+/* Short keys are in the row, longer ones in a blob. */
 static inline uint32_t watermark_granules(const struct pg_watched *l)
 {
     return l->key_len <= sizeof l->key ? 0 : blob_granules(l->key_len);
@@ -24,27 +24,29 @@ static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct p
 {
     return (uint32_t)(l - a->watermarks);
 }
-uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL: watermark 0 */
-/* Writes `watch` with a watch key's watermark, and the key behind it; false: the row or its blob is
- * not inside, as where a reader followed what changed underneath. */
+uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL = none */
+/* Write `watch` with the watermark of a watch key, and the key behind it. Returns false if row or
+ * blob is out of bounds, which a reader of a changing arena may see. */
 bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
                     struct sink *out);
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
-/* A new row at watermark 0 in the running batch's account; PG_NIL: *why is the answer. With
- * `to_join` it is forgotten until an operation joins it: if a kill comes before, it goes. */
+/* Create a row at watermark 0 in the running batch's account. PG_NIL: *why is the answer. With
+ * `to_join` the row is forgotten until an operation joins it, so that it does not survive a kill in
+ * between. */
 uint32_t watermark_born(struct pg_arena *a, const struct key *key, bool to_join,
                         struct pg_result *why);
-void watermark_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
-/* From now on it goes with its last watcher. */
+void watermark_free(struct pg_arena *a, uint32_t row);                      /* the key must have no
+                                                                               watcher */
+/* From this call on the row goes with its last watcher. */
 static inline void watermark_forget(struct pg_arena *a, uint32_t row)
 {
     watermark_at(a, row)->touched_s = PG_NIL;
 }
-/* Changes of a row by a command. Its watchers are visited afterwards. */
+/* Change a row. The caller visits its watchers afterwards. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error);
-void watermark_clear(struct pg_arena *a, uint32_t row);                     /* of its error */
-void watermark_drop(struct pg_arena *a, uint32_t row);      /* now, or with its last watcher */
-/* To be called when a watcher left: frees a forgotten row, or begins its time to live. */
+void watermark_clear(struct pg_arena *a, uint32_t row);                     /* clears its error */
+void watermark_drop(struct pg_arena *a, uint32_t row);      /* at once, or with its last watcher */
+/* Call watermark_left when a watcher left: it frees a forgotten row, or begins its time to live. */
 void watermark_left_by_last(struct pg_arena *a, uint32_t row);
 void watermark_left_by_one(struct pg_arena *a, uint32_t row);
 static inline void watermark_left(struct pg_arena *a, uint32_t row)
@@ -56,8 +58,11 @@ static inline void watermark_left(struct pg_arena *a, uint32_t row)
 }
 void watermarks_init(struct pg_arena *a, uint64_t ttl_ns);
 uint64_t watermark_ttl_ns(const struct pg_arena *a);
-bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why); /* blobs, index, free list */
-void watermarks_drop_forgotten(struct pg_arena *a); /* which a crash left without a watcher */
+bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why); /* marks blobs, fills index and
+                                                                      free list */
+void watermarks_drop_forgotten(struct pg_arena *a); /* frees forgotten rows without a watcher, which
+                                                       a crash may leave */
+/* Check the table. Adds the granules of long keys to *granules. */
 bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 #endif
