@@ -1,4 +1,5 @@
-/* batch.c - applies the records of a batch that decode.c has proven whole, each once. */
+/* batch.c - applies the records of a batch, each exactly once. decode.c has checked the whole
+ * batch. */
 
 #include "core/base/answer.h"
 #include "core/base/blobs.h"
@@ -22,16 +23,20 @@
 
 /* ---- groups ---------------------------------------------------------------------------- */
 
-/* Records whose memory is fetched together, before the first of them is applied. */
+/* Records whose memory is fetched together before the first of them is applied. */
 struct group {
-    uint32_t first, end;          /* numbers of the records */
-    uint32_t keys[PG_PREFETCH_MAX + 1];  /* of each: its first hash in key_hashes[]; last: end */
+    uint32_t first, end;          /* first record, and the record behind the last one */
+    uint32_t keys[PG_PREFETCH_MAX + 1];  /* per record: its first hash in key_hashes[]; one more for
+                                            the end */
     uint32_t arms;                /* records that may take a slot */
-    uint32_t watermark_count;
-    uint32_t watermarks[PG_PREFETCH_MAX]; /* places in the group, of records on watch keys */
-    uint64_t reach[PG_PREFETCH_MAX];     /* of each: up to which watermark it visits watchers */
-    uint32_t rows[PG_PREFETCH_MAX];      /* by place: the row that the watch key may have */
-    uint64_t scope;               /* of the key that was hashed last, and what it began with */
+    uint32_t watermark_count;     /* records on watch keys */
+    uint32_t watermarks[PG_PREFETCH_MAX]; /* places of the records on watch keys within the record
+                                             group */
+    uint64_t reach[PG_PREFETCH_MAX];     /* per record on a watch key: watermark up to which it
+                                            visits watchers */
+    uint32_t rows[PG_PREFETCH_MAX];      /* per place: row that the watch key probably has */
+    uint64_t scope;               /* scope of the last hashed key, and the hash state at its
+                                     start */
     struct hash_scope begin;
 };
 
@@ -49,7 +54,7 @@ static uint64_t reach_of(const wire_record *r)
     return r->op == PG_OP_FORGET || r->op == PG_OP_CLEAR ? 0 : UINT64_MAX;
 }
 
-/* key_hash; most keys have the scope of the one before. */
+/* Return the key_hash of a key; most keys have the scope of the previous one. */
 static uint32_t group_hash(const struct pg_arena *a, struct group *g, uint32_t ns, unsigned type,
                            const uint8_t *bytes, size_t len)
 {
@@ -61,7 +66,7 @@ static uint32_t group_hash(const struct pg_arena *a, struct group *g, uint32_t n
     return key_hash_of(hash_in(&g->begin, bytes, len));
 }
 
-/* Returns how many there are. */
+/* Hash the watch keys of a WATCH. Returns their number. */
 static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns,
                                 const uint8_t *at, uint32_t bytes, uint32_t *hashes)
 {
@@ -77,7 +82,7 @@ static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns
     return count;
 }
 
-/* Hashes all keys of a record; returns how many watch keys a WATCH has. */
+/* Hash all keys of a record. Returns the number of watch keys of a WATCH, else 0. */
 static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_record *r,
                             const uint8_t *at, uint32_t n)
 {
@@ -97,13 +102,13 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
                            &a->call.key_hashes[g->keys[place]]);
 }
 
-/* Watch keys of a WATCH, at most: each has a byte at least. */
+/* Return the largest number of watch keys that a WATCH may have: each key has at least one byte. */
 static uint32_t watch_keys_most(const wire_record *r)
 {
     return r->ext_len / (sizeof(struct pg_watch_key) + 1);
 }
 
-/* The group that begins with the record whose bytes stand at `at`. */
+/* Begin the record group whose first record has its bytes at `at`. */
 static void group_begin(struct pg_arena *a, const struct request *q, struct group *g,
                         const uint8_t *at)
 {
@@ -129,10 +134,10 @@ struct step {
     struct pg_session *session;
     struct pg_reply_memory *memory;
     const wire_record *record;
-    struct put put;               /* as far as the record has one */
+    struct put put;               /* timer or operation, where the record has one */
     const uint8_t *ext;
-    uint32_t n;                   /* number of the record */
-    struct group group;           /* which it is in */
+    uint32_t n;                   /* number of the record in the batch */
+    struct group group;           /* record group that contains the record */
 };
 
 static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
@@ -148,9 +153,10 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
 
 /* ---- records on watch keys ---------------------------------------------------------------- */
 
-/* What such a record has found stands in the session's intent as long as it is under way. Cut
- * off by a kill or by the bound of a call it goes on with that, and with the answer so far:
- * intent[0] its number + 1, [1] its watermark or where its ended keys begin, [2] op, [3] row. */
+/* While a record on a watch key is under way, the session's intent holds what it has found. A
+ * record that was interrupted by a kill or by the bound of a call continues from there and from its
+ * answer so far. intent[0] = number of the record + 1, [1] = its watermark or the start of its
+ * ended keys, [2] = op, [3] = row of the watch key. */
 static void intend(const struct step *s, uint64_t value, uint32_t row)
 {
     uint64_t *intent = s->session->intent;
@@ -166,7 +172,7 @@ static bool gives_birth(unsigned op)
     return op == PG_OP_ADVANCE_KEY || op == PG_OP_BUMP || op == PG_OP_FAIL;
 }
 
-/* PG_NIL: answered. */
+/* Return the row of the record's watch key; PG_NIL = the record is answered. */
 static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint32_t row = watermark_find(a, &s->put.key);
@@ -177,7 +183,7 @@ static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct p
     return row;
 }
 
-/* Space for the keys that this batch ends. */
+/* Take space for the keys of operations that this batch ends; returns false if there is none. */
 static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
 {
     if (m->extra_blob != PG_NIL)
@@ -190,7 +196,7 @@ static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
     return true;
 }
 
-/* What the record is to do, computed once. False: answered. */
+/* Compute once what the record does. Returns false if the record is answered. */
 static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint32_t row = watermark_row(a, s, result);
@@ -215,7 +221,7 @@ static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_
     return true;
 }
 
-/* The ended keys are kept with the reply: u32 record number, u32 bytes, the keys. */
+/* Store the ended keys with the reply: u32 record number, u32 bytes, the keys. */
 static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t row, uint32_t begin,
                            struct pg_result *result)
 {
@@ -233,13 +239,15 @@ static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t ro
     STORE_RELEASE(&m->extra_bytes, (uint32_t)out.used);
 }
 
-#define FAILURE_SET (1ull << 63)  /* in intent[1] of FAIL and CLEAR: the key has its new state */
+#define FAILURE_SET (1ull << 63)  /* bit in intent[1] of FAIL and CLEAR: the key has its new
+                                     state */
 
 static bool failure_apply(struct pg_arena *a, const struct step *s, uint32_t row,
                           struct pg_result *result)
 {
     uint64_t *value = &s->session->intent[1];
-    /* A rebuild may have ended some, and with them forgotten the key. */
+    /* A rebuild may have ended operations for this record, and forgotten the key with the last of
+     * them. */
     const bool goes_on = (*value & FAILURE_SET) != 0 || result->deadline_ns != 0;
     const bool done = s->record->op == PG_OP_CLEAR
                           ? operations_clear(a, row, goes_on, result)
@@ -256,7 +264,8 @@ static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_
     if (!goes_on && !watermark_begin(a, s, result))
         return true;
     const uint32_t row = (uint32_t)intent[3];
-    /* It may have been forgotten with its last watcher, which this record ended before. */
+    /* The key may have been forgotten with its last watcher, which this record ended in an earlier
+     * call. */
     const bool gone = goes_on && !watermark_has_key(a, row, &s->put.key);
     if (s->record->op == PG_OP_CANCEL_FOR_KEY) {
         cancel_for_key(a, s, gone ? PG_NIL : row, (uint32_t)intent[1], result);
@@ -273,7 +282,7 @@ static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_
     }
 }
 
-/* Gives back what the ended keys did not need, before the reply counts as remembered. */
+/* Free the space that the ended keys did not need, before the reply counts as remembered. */
 static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
 {
     const uint32_t used = blob_granules(m->extra_bytes), all = blob_granules(PG_ENDED_KEYS_BYTES);
@@ -291,7 +300,7 @@ static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_resu
         timers_put(a, &s->put, result);
 }
 
-/* A row of a bulk load is done once, and remembered. */
+/* Apply a row of a bulk load, once, and remember that it was done. */
 static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (!bulk_load_admits(a, &s->put.key, s->session->bulk_load_first + s->n, result))
@@ -326,7 +335,8 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
     return key_cancel(a, key, s->record->value, result);
 }
 
-/* False: the bounded work of this call is used up; the same again continues. */
+/* Apply a record. Returns false if the bounded work of this call is used up; the same call again
+ * continues. */
 static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
@@ -342,7 +352,7 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     }
 }
 
-/* Field by field: a copy of the whole would wait for the stores of its parts. */
+/* Assign field by field: a copy of the whole struct would wait for the stores of its parts. */
 static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at)
 {
     const wire_record *r = s->record;
@@ -363,9 +373,9 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     s->ext = p->payload + r->payload_len;
 }
 
-/* Whether the owner and the quotas allow the record. A daemon that drains, or whose arena has lost
- * its names, arms nothing. What arms or advances is counted once, though its work may need several
- * calls. False: the result says why not. */
+/* Return whether owner and quotas allow the record; false: it is answered. A daemon that drains, or
+ * whose arena files are unlinked, arms nothing. A record that arms or advances is counted once,
+ * even if it needs several calls. */
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const wire_record *r = s->record;
@@ -384,18 +394,19 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
         (op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) == 0)
         return true;
     if (has_wal(a) && arms(r->op) && !wal_buffer_admits(a, result))
-        return false;             /* sent again, it is not counted twice */
+        return false;             /* a record that is sent again is not counted twice */
     s->session->charged = s->n + 1;
     return quota_charge(a, a->call.name_namespaces[r->name], a->call.account, result);
 }
 
 /* ---- busy keys ------------------------------------------------------------------------------ */
 
-/* A record that is answered BUSY is sent again. Until the client has seen that answer, later
- * records on its keys are answered BUSY as well, those of batches in flight included, so that
- * sending again in order keeps the order of each key. The set is of hashes: two keys that share a
- * bit cost a repetition, and share it in this set only, because `busy_first` is part of the
- * place. */
+/* The client sends a record again that was answered BUSY. Until it has seen that answer, later
+ * records on the same keys are answered BUSY as well, also in batches already in flight. So sending
+ * them again in order keeps the order of records of each key.
+ *
+ * The set holds hashes. Two keys that share a bit cost an unneeded repetition, and they share it
+ * only in this set, because the bit depends on `busy_first`. */
 
 static bool busy_key(struct pg_session *s, uint32_t hash, bool watched, bool add)
 {
@@ -408,7 +419,7 @@ static bool busy_key(struct pg_session *s, uint32_t hash, bool watched, bool add
     return (s->busy_keys[place / 64] & bit) != 0;
 }
 
-/* Whether a key of the record is in the set; `add` puts all of them there. */
+/* Return whether the set has a key of the record; `add` adds all its keys. */
 static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
 {
     const uint32_t *keys = &s->group.keys[s->n - s->group.first];
@@ -418,9 +429,10 @@ static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
     return found;
 }
 
-/* The set counts from the store of busy_last on. A kill before it, or before the record counts as
- * applied, leaves at most bits of a record that is answered BUSY again. A namespace that is not
- * there yet gives its keys other hashes once it is: until then every key is busy. */
+/* The set is valid from the store of busy_last on. A kill before that store, or before the record
+ * counts as applied, leaves at most bits of a record that will be answered BUSY again. Keys of a
+ * namespace that does not exist yet get other hashes once it exists, so until then every key counts
+ * as busy. */
 RARE static void busy_add(const struct pg_arena *a, const struct step *s)
 {
     struct pg_session *session = s->session;
@@ -435,8 +447,8 @@ RARE static void busy_add(const struct pg_arena *a, const struct step *s)
     STORE_RELEASE(&session->busy_last, s->q->frame.sequence);
 }
 
-/* A namespace that is not there may be born again, with other hashes, before the record that the
- * set is about is sent again. */
+/* A namespace that does not exist may be created again, with other hashes, before the record that
+ * caused the set is sent again. */
 RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
                               struct pg_result *result)
 {
@@ -447,7 +459,8 @@ RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
     return refused;
 }
 
-/* The client has seen the answers to all batches before the oldest one that it waits for. */
+/* The client has seen the answers to all batches before the oldest one that it waits for, so a set
+ * that ends earlier is emptied. */
 static void busy_forget(struct pg_session *s, const struct request *q)
 {
     if (UNLIKELY(s->busy_last != 0) && q->frame.sequence - q->frame.detail[1] > s->busy_last)
@@ -474,7 +487,7 @@ static bool refuses(const struct pg_result *r)
     return status >= PG_ST_FULL || status == PG_ST_EXISTS;
 }
 
-/* A record is BUSY because of the inbox, the WAL, or an earlier record. */
+/* Count a refusal. A record is BUSY because of the inbox, the WAL, or an earlier record. */
 RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
@@ -484,8 +497,8 @@ RARE static void refusal_note(struct pg_arena *a, const struct step *s, const st
         busy_add(a, s);
 }
 
-/* Result first, then the count of applied records: what counts as applied is answered.
- * False: not all are applied yet. */
+/* Apply the records. Each result is stored before the count of applied records, so an applied
+ * record has its answer. Returns false if some are not applied yet. */
 static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
                           struct pg_reply_memory *m)
 {
@@ -513,8 +526,9 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 
 /* ---- names --------------------------------------------------------------------------------- */
 
-/* Only what arms or advances gives birth to names. Their rows are held, so that a later name
- * of the table does not take an earlier one's. */
+/* Find or create the names in an entry of the name table. Only records that arm or advance create
+ * names. Rows are held, so that a later name of the table does not reuse the row of an earlier
+ * one. */
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {
@@ -524,7 +538,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
     a->call.name_refusals[i] = (struct pg_result){0, 0};
     a->call.name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->call.name_access[i] == ACCESS_DENIED))
-        return;                   /* no name is born by it */
+        return;                   /* such a record creates no name */
     if (UNLIKELY(name_reserved(ns) || name_reserved(topic))) {
         a->call.name_access[i] = ACCESS_RESERVED;
         a->call.name_namespaces[i] = names_find_namespace(a, ns);
@@ -545,7 +559,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
         a->call.durable |= namespace_at(a, a->call.name_namespaces[i])->durability != 0;
 }
 
-/* Namespaces that a later name of the table gave birth to. */
+/* Find namespaces that a later entry of the name table created. */
 static void names_again(struct pg_arena *a, const struct request *q)
 {
     const uint8_t *at = q->names;
@@ -557,7 +571,7 @@ static void names_again(struct pg_arena *a, const struct request *q)
     }
 }
 
-/* True: some name may be lacking. */
+/* Prepare the name table. Returns whether some name may be missing. */
 static bool names_begin(struct pg_arena *a, const struct request *q,
                         const struct pg_reply_memory *m)
 {
@@ -592,7 +606,7 @@ static bool name_lacks(const struct pg_arena *a, const wire_record *r)
             (uses & NEEDS_NAMESPACE && a->call.name_namespaces[r->name] == PG_NIL));
 }
 
-/* Answers the records whose names are not to be had: see name_refused(). */
+/* Answer the records whose names could not be created: see name_refused(). */
 RARE static void names_refuse(struct pg_arena *a, const struct request *q,
                               const struct pg_session *s, const struct pg_reply_memory *m)
 {
@@ -617,8 +631,9 @@ bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request 
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
     if (s->current == q->frame.sequence && m->checksum == sum && s->count == q->frame.count)
-        return true;              /* continued: its work was over the bound, or the daemon died */
-    STORE_RELEASE(&s->current, 0ull);         /* from here on none is under way */
+        return true;              /* continued: the work exceeded the bound of a call, or the daemon
+                                     died */
+    STORE_RELEASE(&s->current, 0ull);         /* from here on no batch is under way */
     reply_forget(a, m);
     if (!reply_begin(a, s, m, q->frame.count))
         return false;
@@ -636,7 +651,8 @@ bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request 
     return true;
 }
 
-/* Of a batch that goes on after a kill another copy was received, later than it was begun. */
+/* Set the times of the batch. After a kill a batch continues when it is received again; its
+ * application then counts from that receipt. */
 static void timestamps_learn(struct pg_arena *a, const struct request *q,
                              const struct pg_session *s)
 {
@@ -648,8 +664,8 @@ static void timestamps_learn(struct pg_arena *a, const struct request *q,
         .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
 }
 
-/* What arms begins a bulk load, in the namespace of the first name that is there; a batch of
- * cancels only looks for it. */
+/* Begin the batch's bulk load in the first namespace of the name table that exists. A batch of
+ * cancels only looks the bulk load up. */
 static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct request *q)
 {
     uint32_t ns = PG_NIL;

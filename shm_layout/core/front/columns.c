@@ -1,18 +1,19 @@
-/* columns.c - records of the WAL as columns, one array each, as Arrow wants them.
+/* columns.c - WAL records as columns, one array each, in the layout of Apache Arrow.
  *
- * One function per type of record says which columns it has. A record of a type that is not
- * known, or of another length than its type, still becomes a row: its place and time count. */
+ * One function per record type writes its columns. A record of unknown type, or of another length
+ * than its type has, still becomes a row with its LSN and time. */
 
 #include "core/base/common.h"
 #include "core/wal/frames.h"
 #include "core/state/timers.h"
 
-/* The record that is being written, as row number c->rows. */
+/* The record being written, as row number c->rows. */
 struct row {
     struct pg_columns *c;
     struct pg_births *births;
     const struct pg_frame_head *frame;
-    uint64_t wall_offset_ns;      /* wall = the arena's clock + offset, in this group */
+    uint64_t wall_offset_ns;      /* in this commit group, wall time = the arena's clock + this
+                                     offset */
     bool live;                    /* the arena's clock is the real boot clock */
 };
 
@@ -48,7 +49,7 @@ static void put_flag(const struct row *r, enum pg_int_column column, uint32_t va
         put_int(r, column, 1);
 }
 
-/* One of `count` words; what is none of them has no value. */
+/* Write one of `count` words; a number that is none of them has no value. */
 static void put_word(const struct row *r, enum pg_int_column column, unsigned value, unsigned count)
 {
     if (value < count)
@@ -74,21 +75,21 @@ static void put_unless(const struct row *r, enum pg_long_column column, uint64_t
         put(r, column, (int64_t)value);
 }
 
-/* On the arena's clock; the wall clock's time follows. */
+/* Write a time on the arena's clock, and the wall time that follows from it. */
 static void put_at(const struct row *r, int64_t at_ns)
 {
     put(r, PG_LC_AT_NS, at_ns);
     r->c->longs[PG_LC_AT].values[r->c->rows] = (int64_t)((uint64_t)at_ns + r->wall_offset_ns) / 1000;
 }
 
-/* A moment of the real clock, of a record that tells no other. */
+/* Write the time of a record whose only time is on the real clock. */
 static void put_real_at(const struct row *r, int64_t at_boot_ns)
 {
     if (r->live)
         put_at(r, at_boot_ns);
 }
 
-/* What a record tells of a timer's beginning: its own, or of the one that it replaces. */
+/* Write the timestamps of the record's timer, or of the one that it replaces. */
 static void put_timestamps(const struct row *r, const struct pg_timestamps *timestamps,
                            const enum pg_long_column columns[7])
 {
@@ -101,7 +102,8 @@ static void put_timestamps(const struct row *r, const struct pg_timestamps *time
     put_unless(r, columns[6], (uint64_t)timestamps->done_boot_ns, 0);
 }
 
-/* False: it tells none, as the exports of an arena without a WAL. */
+/* Write all timestamps. Returns false if the record has none, as in exports of arenas without a
+ * WAL. */
 static bool put_all_timestamps(const struct row *r)
 {
     static const enum pg_long_column own[7] = {
@@ -119,7 +121,7 @@ static bool put_all_timestamps(const struct row *r)
     return timestamps != NULL;
 }
 
-/* Who asked for an end, and what else is recorded of the timer that ended by it. */
+/* Write the request that ended a timer, and the facts recorded about that timer. */
 static void put_asked(const struct row *r, enum pg_long_column deadline,
                       enum pg_int_column bulk_loaded)
 {
@@ -132,7 +134,7 @@ static void put_asked(const struct row *r, enum pg_long_column deadline,
     put_flag(r, bulk_loaded, asked->bulk_loaded);
 }
 
-/* The end of a timer or an operation, and what is recorded of its beginning. */
+/* Write the end of a timer or operation, and its timestamps. */
 static void put_ended(const struct row *r, int64_t ended_boot_ns)
 {
     put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)ended_boot_ns, 0);
@@ -205,7 +207,7 @@ static void topic_row(const struct row *r, const void *body)
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-/* Which row of a bulk load a record is, if it is one. Returns what stands behind. */
+/* Write the row of a bulk load that the record is, if it is one. Returns the byte behind. */
 static const uint8_t *put_bulk_load(const struct row *r, const void *at, uint32_t in_bulk_load)
 {
     const struct pg_wal_row *j = at;
@@ -406,7 +408,7 @@ static void session_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, (uint32_t)j->dropped);
 }
 
-/* Its name, if the client gave itself one; else uid and pid name it. */
+/* The name is that of the worker; without one, uid and pid identify the client. */
 static void opened_row(const struct row *r, const void *body)
 {
     const struct pg_wal_opened *j = body;
@@ -428,7 +430,7 @@ static void replied_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, j->count);
 }
 
-/* The histograms stand in the payload, as in the record. */
+/* The payload column has the histograms, as in the record. */
 static void metrics_row(const struct row *r, const void *body)
 {
     const struct pg_wal_metrics *j = body;
@@ -477,7 +479,7 @@ static void done_row(const struct row *r, const void *body)
     put_bulk_load(r, &j->row, 1);
 }
 
-/* Of a snapshot: the number of its first row. */
+/* A block of a snapshot gets the number of its first row. */
 static void block_row(const struct row *r, const void *body)
 {
     const struct pg_wal_block *j = body;
@@ -533,7 +535,8 @@ static void row_write(struct pg_columns *c, struct pg_births *births,
     row_end(c);
 }
 
-/* No column of bytes takes more of a record than its frame has, nor the lists of watch keys. */
+/* A record adds to each column of bytes, and to the lists of watch keys, at most the bytes of its
+ * frame. */
 static bool has_space(const struct pg_columns *c)
 {
     uint64_t used = (uint64_t)c->watch.used * sizeof(struct pg_wal_watch_key);

@@ -1,4 +1,4 @@
-/* loop.c - what comes due, of timers and of operations. */
+/* loop.c - one iteration over due timers and operations. */
 
 #include "core/base/common.h"
 #include "core/base/wheel.h"

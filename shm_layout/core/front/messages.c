@@ -1,4 +1,4 @@
-/* messages.c - what each message of the command socket does, and what is answered. */
+/* messages.c - handles each message of the command socket and writes its reply. */
 
 #include "core/base/answer.h"
 #include "core/base/blobs.h"
@@ -68,7 +68,8 @@ static bool hello_read(const struct request *q, struct pg_hello *hello, struct n
     return name_sound(*worker) || refused(why, PG_ERR_MALFORMED, fixed, hello->name_len);
 }
 
-/* As a record would be that needs the row. */
+/* Count and answer a message whose sender holds its share of a table, like a record that needs the
+ * row. */
 static bool share_refused(struct pg_arena *a, const struct pg_result *r, struct refusal *why)
 {
     pg_refused(a, PG_ST_QUOTA);
@@ -135,7 +136,8 @@ static bool handle_repeated(struct pg_arena *a, const struct request *q,
     if (m->checksum != sum)
         return refused(why, PG_ERR_CHANGED, m->checksum, sum);
     reply_write(a, q, out, m);
-    a->call.durable = true;            /* whether it has to be is not remembered */
+    a->call.durable = true;            /* the reply memory does not record whether the batch was
+                                          durable */
     a->metrics->batches_repeated++;
     return true;
 }
@@ -154,7 +156,7 @@ static bool namespaces_full(const struct pg_arena *a, struct refusal *why)
     return refused(why, PG_ERR_NAMESPACES_FULL, pg_namespace_fill(a).rows, 0);
 }
 
-/* Of a message that needs a namespace which cannot be had. */
+/* Answer a message whose namespace could not be created. */
 static bool namespace_refused(struct pg_arena *a, const struct pg_result *r, struct refusal *why)
 {
     const unsigned status = r->ticket & 0xff;
@@ -168,7 +170,8 @@ static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
     return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
 }
 
-/* A message for another shard is refused as a whole: what follows it waits, so order is kept. */
+/* A message for another shard is refused as a whole: the messages behind it wait, so order is
+ * kept. */
 static bool names_here(const struct pg_arena *a, const struct request *q, struct refusal *why)
 {
     const uint8_t *at = q->names;
@@ -203,7 +206,7 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     if (q->frame.sequence != s->last + 1)
         return refused(why, PG_ERR_OUT_OF_ORDER, s->last + 1, q->frame.sequence);
     if (s->current != q->frame.sequence && !time_allowed(a, q, why))
-        return false;             /* what was begun goes on, wherever the clock is by now */
+        return false;             /* a batch that was begun continues at any time of the clock */
     if ((q->frame.flags & PG_W_AT) && q->frame.at_ns > a->now_ns) {
         *wait_ns = q->frame.at_ns;
         return true;
@@ -221,7 +224,7 @@ static void info_absent(struct sink *out, unsigned status)
              sizeof(struct pg_info));
 }
 
-/* GET creates no names: a namespace that is not there has no timers. */
+/* GET creates no names: a namespace that does not exist has no timers. */
 static uint32_t query_namespace(const struct pg_arena *a, const struct request *q, uint32_t index)
 {
     const uint8_t *at = q->names;
@@ -275,7 +278,7 @@ static void acks_prefetch(const struct pg_arena *a, const struct request *q, uin
     prefetch_outcomes(a, slots, count);
 }
 
-/* Answered with nothing: what an ACK names is gone, or it is sent again. */
+/* An ACK has no reply. An outcome that it names is freed; any other one is sent again. */
 static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *why)
 {
     struct pg_session *s;
@@ -303,7 +306,7 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
     if (!session_of(a, q, &s, why))
         return false;
     if (!session_may_end(a))
-        return true;              /* it goes on when the WAL buffer has space */
+        return true;              /* BYE is handled again once the WAL buffer has space */
     session_end(a, s);
     reply_head(q, out, 0);
     return true;
@@ -347,7 +350,7 @@ static bool bulk_load_refused(struct pg_arena *a, const struct pg_bulk_load_ask 
     }
 }
 
-/* Of OPEN and CLOSE. */
+/* Apply OPEN or CLOSE. */
 static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *ask,
                             const uint8_t *body, uint32_t uid, struct refusal *why)
 {
@@ -370,7 +373,7 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
     return bulk_load_refused(a, ask, bulk_load, refusal, uid, why);
 }
 
-/* Of STATUS and FORGET; uid PG_NIL: an administrator. */
+/* Return whether a uid may request STATUS or FORGET; PG_NIL = an administrator. */
 static bool bulk_load_allowed(const struct pg_arena *a, uint32_t bulk_load, uint32_t uid,
                               struct refusal *why)
 {
@@ -394,7 +397,8 @@ static bool bulk_load_apply(struct pg_arena *a, const struct pg_bulk_load_ask *a
     return true;
 }
 
-/* Returns how many parts follow the info, whose `next` says where the next ones begin. */
+/* Pick the blocks to report. Returns how many parts follow the info, whose `next` is the block to
+ * go on from. */
 static uint32_t bulk_load_report(const struct pg_arena *a, const struct pg_bulk_load_ask *ask,
                                  struct pg_bulk_load_info *info, uint32_t picked[BULK_LOAD_PARTS])
 {
@@ -457,7 +461,7 @@ int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, voi
     return (int)why.error;
 }
 
-/* With a session it also says where its owner is to be reached. */
+/* A PING with a session also tells the daemon through which connection its owner is reached. */
 static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
                         struct refusal *why)
 {
@@ -485,7 +489,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     }
 }
 
-#define VISITS_PER_CALL 1024      /* watchers that one call looks at: under a millisecond */
+#define VISITS_PER_CALL 1024      /* watchers that one call visits; takes less than a millisecond */
 
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,

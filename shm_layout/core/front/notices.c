@@ -1,4 +1,4 @@
-/* notices.c - replay buffer entries as messages: one per topic and call, in order. */
+/* notices.c - writes replay buffer entries as messages, one per topic and call, in order. */
 
 #include "core/front/notices.h"
 #include "core/base/blobs.h"
@@ -9,7 +9,7 @@
 #include "core/state/names.h"
 #include "core/state/replay_buffer.h"
 
-#define BODY_MAX 1048576          /* bytes of payload that one window collects */
+#define BODY_MAX 1048576          /* most bytes of message bodies in one window */
 #define NO_ENTRY 65535
 
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
@@ -30,7 +30,7 @@ struct pg_notice notice_of(const struct pg_entry *e)
                               (uint8_t)(e->ticket & 0xff), (uint8_t)entry_flags(e)};
 }
 
-/* Frame 1: namespace 0x00 topic 0x00, so that a prefix subscription is exact. */
+/* Write frame 1: namespace 0x00 topic 0x00, so that a prefix subscription matches exactly. */
 static void subject_write(const struct pg_arena *a, uint32_t topic, struct sink *out)
 {
     const struct name ns = namespace_name(a, topic_at(a, topic)->namespace_row);
@@ -48,8 +48,9 @@ static uint64_t entry_bytes(const struct pg_entry *e)
     return sizeof(struct pg_notice) + e->key_len + e->payload_len;
 }
 
-/* Few topics fire within one window, so a search from the youngest group is short; a
- * window of a thousand different ones is the worst case and still under a millisecond. */
+/* Return the entry group of a topic. Few topics fire within one window, so the search from the
+ * newest entry group is short. The worst case, a window of a thousand topics, takes less than a
+ * millisecond. */
 static struct pg_group *group_of(struct pg_arena *a, uint32_t topic, uint32_t *groups)
 {
     for (uint32_t i = *groups; i-- > 0;)
@@ -70,7 +71,8 @@ static void group_add(struct pg_arena *a, struct pg_group *g, uint16_t offset, u
     g->bytes += bytes;
 }
 
-/* Groups entries from `published` on; returns how many entries it took. */
+/* Collect entries from `published` on into one entry group per topic. Returns the number of entries
+ * taken. */
 static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t parts_max,
                              uint32_t *groups)
 {
@@ -79,7 +81,7 @@ static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t pa
     uint32_t n = 0;
     for (*groups = 0; n < PG_NOTICE_WINDOW && from + n < tail && *groups < parts_max; n++) {
         const struct pg_entry *e = replay_at(a, from + n);
-        /* Space for a head and a subject too, in case the entry begins a new message. */
+        /* Reserve space for a head and a subject, in case the entry begins a new message. */
         used += entry_bytes(e) + sizeof(struct pg_notices) + PG_NAMESPACE_MAX + PG_TOPIC_MAX + 16;
         if (used > bytes_max)
             break;
@@ -103,7 +105,7 @@ static void group_records(const struct pg_arena *a, const struct pg_group *g, st
     }
 }
 
-/* Subject, then the body at an offset that is a multiple of 8. */
+/* Write the subject; the body begins at a multiple of 8. */
 static struct pg_part part_begin(const struct pg_arena *a, uint32_t topic, struct sink *out)
 {
     struct pg_part part = {.subject = out->used};
@@ -134,7 +136,7 @@ uint32_t pg_notices(struct pg_arena *a, void *bytes, uint64_t size, struct pg_pa
     uint32_t groups;
     *upto = a->header->published;
     if (wal_buffer_full(a))
-        return 0;                 /* what is sent must be appended */
+        return 0;                 /* notices are sent only if their SENT record has space */
     const uint32_t taken = window_group(a, size < BODY_MAX ? size : BODY_MAX,
                                         parts_max < PG_NOTICE_WINDOW ? parts_max
                                                                      : PG_NOTICE_WINDOW,

@@ -1,4 +1,4 @@
-/* publish.c - a notice that no timer fired: it takes the replay buffer like any other. */
+/* publish.c - writes a notice without a timer into the replay buffer. */
 
 #include "core/base/answer.h"
 #include "core/base/blobs.h"
@@ -15,7 +15,7 @@
 struct publish {
     struct pg_publish head;
     struct name namespace_name, topic_name;
-    const uint8_t *key;           /* the payload stands behind it */
+    const uint8_t *key;           /* followed by the payload */
 };
 
 static bool sizes_sound(const struct pg_publish *p, uint64_t bytes, struct refusal *why)
@@ -57,7 +57,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, const struct publish *
         .key_len = p->head.key_len, .meta = p->head.key_type};
 }
 
-/* No timer's key leads to it, so a cancel does not find it. */
+/* The key index does not lead to this entry, so CANCEL does not find it. */
 static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t topic,
                           uint32_t blob, struct pg_result *r)
 {
@@ -72,8 +72,8 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
     answer(r, ticket, PG_ST_DONE, e.fired_ns);
 }
 
-/* A topic that is born here stays, though there is no space for the notice. If it cannot be had, the
- * answer stands in *r. */
+/* Write the notice. A topic that is created here stays even if there is no space for the notice. If
+ * the topic cannot be created, *r is the answer. */
 static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_result *r)
 {
     const uint32_t granules = blob_granules((uint64_t)p->head.key_len + p->head.payload_len);
@@ -96,7 +96,8 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     return PG_ST_DONE;
 }
 
-/* BUSY is a replay buffer whose notices the socket does not take, or the WAL. */
+/* Answer and count a refusal. BUSY: the WAL buffer is full, or the replay buffer is full of unsent
+ * notices. */
 static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
 {
     if (r->ticket == 0)

@@ -1,5 +1,5 @@
-/* request.h - a message of the command socket while it is handled: decode.c proves it whole,
- * batch.c applies its records, messages.c says what each kind of message does. */
+/* request.h - a message of the command socket while it is handled. decode.c checks it, batch.c
+ * applies its records, messages.c handles each kind of message. */
 #ifndef PURGATORYD_REQUEST_H
 #define PURGATORYD_REQUEST_H
 
@@ -7,17 +7,16 @@
 #include "core/arena.h"
 #include "core/state/names.h"
 
-/* The caller owns the bytes; nobody writes them while they are read. */
+/* The caller owns the bytes; nobody may write them during the call. */
 struct request {
     const uint8_t *bytes;
     uint64_t len;
-    struct pg_frame frame;        /* copied: the bytes may be unaligned */
-    struct pg_rows rows;          /* which rows of a bulk load the records are, where
-                                     in_bulk_load */
+    struct pg_frame frame;        /* a copy, because the bytes may be unaligned */
+    struct pg_rows rows;          /* rows of a bulk load that the records are, if in_bulk_load */
     bool in_bulk_load;
     const uint8_t *names, *records, *area;
     uint32_t uid, pid;
-    int64_t received_boot_ns;     /* real clock: it was taken from the socket */
+    int64_t received_boot_ns;     /* real clock: the message was taken from the socket */
 };
 
 struct refusal {
@@ -36,13 +35,13 @@ static inline const wire_record *record_at(const struct request *q, uint32_t i)
 {
     return (const wire_record *)q->records + i;
 }
-/* Bytes of its key, payload and watch keys. */
+/* Return the bytes of the record's key, payload and watch keys. */
 static inline uint64_t record_bytes(const wire_record *r)
 {
     return (uint64_t)r->key_len + r->payload_len + r->ext_len;
 }
 
-/* One entry of the name table; returns where the next one begins. */
+/* Read one entry of the name table. Returns where the next one begins. */
 static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, struct name *topic)
 {
     *ns = (struct name){(const char *)at + 2, at[0]};
@@ -52,8 +51,8 @@ static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, stru
 
 /* ---- decode.c ------------------------------------------------------------------------- */
 
-/* What each op may carry, and what of its name has to exist or is born; a field that an op
- * does not use is 0. */
+/* Fields that an op uses, and whether its topic or namespace has to exist or is created. A field
+ * that an op does not use is 0. */
 enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8, NEEDS_TOPIC = 16,
        NEEDS_NAMESPACE = 32, USES_PAYLOAD = 64 };
 struct op_rule {
@@ -65,18 +64,19 @@ extern const struct op_rule op_rules[];
 bool frame_read(struct request *q, struct refusal *why);
 bool name_sound(struct name name);                   /* UTF-8 without NUL */
 bool key_sound(unsigned type, unsigned len);
-/* Of a BATCH or QUERY: where its tables are, and that every byte of them is sound. */
+/* Find the tables of a BATCH or QUERY, and check every byte of them. */
 bool tables_read(struct request *q, struct refusal *why);
-/* Of the whole message: what a batch that is sent again under its sequence is compared by. The
- * session's id, which is in it, counts as its first one. */
+/* Return a fingerprint of the whole message, to recognize a batch that is sent again under its
+ * sequence. The session id in the message counts as the session's first id. */
 uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s);
 
 /* ---- batch.c -------------------------------------------------------------------------- */
 
-/* Begins a batch whose fingerprint is `sum`, or goes on with it. False: there is no space for its
- * results, and nothing changed. */
+/* Begin the batch with fingerprint `sum`, or continue it. Returns false, with nothing changed, if
+ * there is no space for its results. */
 bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request *q, uint32_t sum);
-/* Applies the batch that was begun. False: the bounded work of this call is used up. */
+/* Apply the batch that was begun. Returns false if the bounded work of this call is used up; call
+ * again. */
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* scan.c - readers of a live arena: copy first, trust only what did not change meanwhile. */
+/* scan.c - readers of a live arena: copy first, and trust only what did not change meanwhile. */
 
 #include "core/front/scan.h"
 #include "core/base/blobs.h"
@@ -24,7 +24,8 @@ static int64_t wall_of(const struct pg_hot *h, const uint8_t *blob)
     return ext.value;
 }
 
-/* False: it is a timer, or a copy of two halves. */
+/* Copy the head of an operation. Returns false if the slot holds a timer, or if the copy mixes two
+ * states. */
 static bool operation_copy(const struct pg_hot *h, const struct pg_cold *c, const uint8_t *blob,
                            struct pg_operation *op)
 {
@@ -137,8 +138,8 @@ static bool entry_copy(const struct pg_arena *a, uint64_t position, struct pg_en
     return commit == position + 1 && LOAD_ACQUIRE(&e->commit) == commit;
 }
 
-/* Follows the topic's chain from its newest entry back to `first`. Returns how many
- * positions of first..last were found, newest first. */
+/* Follow the topic's chain from its newest entry back to `first`. Returns how many entries of
+ * first..last were found; `positions` has them newest first. */
 static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t first,
                            uint64_t last, uint64_t *positions)
 {
@@ -154,7 +155,7 @@ static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t fi
     return found;
 }
 
-/* How many of the found entries, oldest first, fit with their records. Withdrawn ones at
+/* Return how many of the found entries fit with their records, oldest first. Withdrawn entries at
  * the old end are skipped: *skip counts them. */
 static uint64_t replay_fit(const struct pg_arena *a, const uint64_t *positions, uint64_t found,
                            uint64_t size, uint64_t *skip)
@@ -187,7 +188,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
     return !out->full && LOAD_ACQUIRE(&replay_at(a, position)->commit) == position + 1;
 }
 
-/* Writes entries skip..skip+count, oldest first; false when one was overtaken meanwhile. */
+/* Write `count` entries, oldest first. Returns false if one was withdrawn meanwhile. */
 static bool replay_write(const struct pg_arena *a, uint32_t topic, uint64_t first,
                          const uint64_t *oldest, uint64_t count, struct sink *out)
 {
@@ -212,7 +213,7 @@ uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uin
         last = sequence;
     if (last < first)
         return 0;
-    /* Each further try follows a withdrawal that happened during the one before. */
+    /* Another try follows only if an entry was withdrawn during the previous one. */
     for (int tries = 0; tries < 1000; tries++) {
         struct sink out = {bytes, 0, size, false};
         uint64_t skip;

@@ -1,4 +1,4 @@
-/* scan.h - readers of a live arena: copy first, trust only what did not change meanwhile. */
+/* scan.h - readers of a live arena: copy first, and trust only what did not change meanwhile. */
 #ifndef PURGATORYD_FRONT_SCAN_H
 #define PURGATORYD_FRONT_SCAN_H
 
@@ -6,8 +6,8 @@
 #include "core/base/sink.h"
 #include "core/arena.h"
 
-/* One struct pg_info with names, key and payload; false (and nothing written) when it does
- * not fit or the slot changed underneath. */
+/* Write one struct pg_info with names, key and payload. Returns false, with nothing written, if it
+ * does not fit or the slot has changed. */
 bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out);
 
 #endif
