@@ -58,112 +58,129 @@ _OF_THE_WAL = (
 
 @dataclass(frozen=True)
 class Config:
-    """What a daemon is started with. The defaults fit a /dev/shm of 64 MiB.
+    """Settings of a daemon. The defaults fit a /dev/shm of 64 MiB.
 
-    Raises InvalidName or InvalidSetting, with the bound, for what no daemon can run with;
-    whether it fits the machine is found out at the start.
+    Raises InvalidName or InvalidSetting, with the bound. The start checks whether the sizes fit the
+    machine.
     """
 
     name: str
     capacity: int = 131_072
-    """Timers that may be armed at once."""
+    """Timers and operations that may be armed at once, including outcomes that are not
+    acknowledged. `purgatoryd size` shows the memory. Raise it if adds get `Full` for "slots"."""
     payload_bytes: int = 16 * MIB
-    """Space for keys and payloads, of armed timers and of notices in the replay buffer."""
+    """Memory for keys and payloads, of armed timers and of notices in the replay buffer. Raise it
+    if adds get `Full` for "space for key and payload"."""
     replay_capacity: int = 131_072
-    """Notices that a subscriber may be behind; a power of two."""
+    """Notices in the replay buffer, a power of two: how far a subscriber may fall behind, and how
+    long a cancel answers FIRED. Costs 64 bytes each. Raise it if subscribers get `Lagged`."""
     replay_bytes_max: int = 0
-    """How much of `payload_bytes` notices may hold; above it the oldest are withdrawn. Given
-    as 0 it becomes a half: what fired cannot starve what is to come."""
+    """Payload memory that fired notices may keep. Above it the oldest notices are dropped from the
+    replay buffer. 0 means half of `payload_bytes`, so that fired notices cannot starve new
+    timers."""
     tick_ns: int = 65_536
     """Resolution of the wheel: a timer fires within one tick after its deadline."""
     fanout: int = 256
     """Buckets in one level of the wheel."""
     topics: int = 1_024
+    """Topics in all namespaces together, without the daemon's own. Costs 256 bytes each."""
     namespaces: int = 64
+    """Namespaces, without the daemon's own. Costs 256 bytes each."""
     sessions: int = 1_024
-    """Client sessions that are open at once."""
+    """Client sessions that are open at once. Costs 4.4 KiB each. Raise it if clients get
+    `SessionTableFull`."""
     session_grace_ns: int = 60 * 10**9
     """Time that a session outlives its connection if the daemon cannot watch the client's process:
     on another host, in another pid namespace, and after a restart of the daemon."""
     watches: int = 131_072
-    """Records of the purgatory: one per watch key of each operation."""
+    """Watch records: one for each watch key of each operation. Costs 32 bytes each."""
     watch_keys: int = 65_536
-    """Watch keys whose watermarks are remembered."""
+    """Watch keys whose watermarks are stored. Costs 72 bytes each."""
     watermark_ttl_ns: int = 600 * 10**9
-    """How long a watermark outlives its last change and its last watcher."""
+    """Time that a watermark outlives its last change and its last watcher."""
     inbox: int = 65_536
-    """Operations that one session may own, armed or not acknowledged; more are refused."""
+    """Operations that one session may own, armed or with an unacknowledged outcome. More get
+    `InboxFull`."""
     clock: Literal["real", "virtual"] = "real"
-    """A virtual clock moves only by the admin command ADVANCE."""
+    """A virtual clock moves only on request of an administrator: for tests and simulation."""
     wall_origin_ns: int = 0
-    """Virtual clock: wall time at virtual time 0, ns since 1970."""
+    """Wall time at time 0 of a virtual clock, in ns since 1970."""
     budget: int = 4_096
-    """Timers fired or moved in one loop iteration."""
+    """Timers that one loop iteration fires or moves at most. A larger budget delays requests."""
     accounts: int = 1_024
-    """Uids that may have sessions, timers or watch keys at once."""
+    """Uids that may have sessions, timers or watch keys at once. Costs 64 bytes each."""
     bulk_loads: int = 256
-    """Bulk loads that are remembered at once."""
+    """Bulk loads that the daemon remembers at once."""
     bulk_load_rows: int = 2**22
-    """Rows of them all; a half-used block of 4096 counts as a whole one."""
+    """Rows of all remembered bulk loads. Counted in blocks of 4096 rows."""
     bulk_load_ttl_ns: int = 7 * 86_400 * 10**9
-    """How long a bulk load is remembered after it was last used, on the real clock."""
+    """Time that a bulk load is remembered after its last use, on the real clock."""
     quota_timers: int = 0
-    """Timers and operations that one uid may have armed; 0 = no quota, here and below."""
+    """Timers and operations that one uid may have armed; 0 = no quota."""
     quota_bytes: int = 0
-    """Bytes of keys and payloads that the armed timers of one uid may hold."""
+    """Bytes of keys and payloads that the armed timers of one uid may hold; 0 = no quota."""
     quota_ops: int = 0
-    """Adds, watches and advances of one uid per second."""
+    """Adds, watches, advances, bumps and fails of one uid per second; 0 = no quota."""
     uid_share: int = 75
     """Share, in per cent, of each of the tables of topics, namespaces, sessions, watch keys, watch
     records, owned operations and bulk loads that one uid may hold. 100 = no limit. Root and the
-    daemon's uid have none."""
+    daemon's uid have no limit."""
     admin_uids: tuple[int, ...] = ()
-    """Who may administer, besides root and the daemon's own uid."""
+    """Uids that may administer, in addition to root and the daemon's own."""
     allow_uids: tuple[int, ...] = ()
-    """Who may connect; with no uid and no gid, whoever may open the socket."""
+    """Uids that may connect. If neither uids nor gids are set, anyone who can open the socket may
+    connect."""
     allow_gids: tuple[int, ...] = ()
-    """Groups whose members may connect."""
+    """Groups whose members may connect. Membership is read once, at the start."""
     wal_dir: str = ""
-    """Directory of the WALs; each daemon has one of its name in there. Empty = none."""
+    """Directory of the WALs. The WAL of daemon NAME is its subdirectory NAME. Empty = no WAL: a
+    reboot loses all timers."""
     wal_segment_bytes: int = 64 * MIB
-    """Size of one file of the WAL."""
+    """Size of one WAL segment; a multiple of 4096."""
     wal_buffer_bytes: int = 8 * MIB
-    """Space in the arena for records on their way to disk; a power of two."""
+    """Memory in the arena for records on their way to disk; a power of two. Raise it for bursts
+    that the disk cannot follow."""
     snapshot_segments: int = 4
-    """A snapshot is taken whenever so many files were filled since the last one."""
+    """Number of new WAL segments after which the daemon takes a snapshot."""
     retain_age_ns: int = 0
-    """Files are kept for readers at least so long, though recovery needs them no more."""
+    """Time that WAL segments are kept for readers although recovery does not need them."""
     retain_bytes: int = 0
-    """The newest files, so many bytes of them, are kept likewise."""
+    """Bytes of the newest WAL segments that are kept for readers in the same way."""
     durable_namespaces: tuple[str, ...] = ()
-    """Namespaces whose every change is answered once it is on disk."""
+    """Namespaces in which every change is answered once it is on disk."""
     log_level: Literal["error", "warning", "info"] = "warning"
     """Minimum log level of messages."""
     placement: Literal["auto", "none"] = "auto"
-    """Who chooses CPUs and memory: the daemon, or the kernel."""
+    """Chooses CPUs and NUMA node: `auto` = the daemon, `none` = the kernel."""
     cpus: str = ""
-    """CPUs of the daemon, as in "3,1-2": the loop has the first, its other threads the rest."""
+    """CPUs of the daemon, such as "3,1-2": the first is for the loop, the others are for its other
+    threads. Not with shards."""
     node: int = -1
-    """NUMA node of the arena and of the threads; -1 = as `placement` says."""
+    """NUMA node of arena and threads; -1 = as `placement` decides."""
     realtime: int = 0
-    """Priority of the loop under SCHED_FIFO, one less of libzmq's; 0 = the usual scheduling."""
+    """Priority of the loop under SCHED_FIFO, and one less for libzmq's thread; 0 = normal
+    scheduling. Needs CAP_SYS_NICE or RLIMIT_RTPRIO. The kernel leaves 5 % of each CPU to other
+    processes."""
     lock_memory: bool = False
-    """What is mapped at the start stays in RAM."""
+    """Lock all memory of the start in RAM. Needs CAP_IPC_LOCK or RLIMIT_MEMLOCK."""
     huge_pages: bool = False
-    """The arena gets huge pages at the start."""
+    """Use huge pages for the arena. Needs Linux 6.1 and a /dev/shm mounted with huge=advise."""
     busy_poll_ns: int = 0
-    """So long before a deadline the loop sleeps no more."""
+    """Time before each deadline during which the loop polls instead of sleeping. Costs a core for
+    that time; needs two CPUs."""
 
     shards: int = 0
-    """Into how many daemons the namespaces are divided; 0 = one daemon has them all."""
+    """Number of shards among which the namespaces are divided; 0 = one daemon without shards."""
     shard: int = -1
-    """Which of those daemons this is; -1 = none of them."""
+    """Number of this shard in its deployment; -1 = not a shard."""
     tcp: str = ""
-    """HOST:PORT for clients on other hosts: commands there, notices at the next port."""
+    """HOST:PORT for clients on other hosts. Commands use this port, notices the next one. Needs
+    `server_key` and `keys`; not with shards."""
     server_key: str = ""
-    """File of the daemon's key pair, for `tcp`."""
+    """File with the daemon's key pair, from `purgatoryd keygen`."""
     keys: str = ""
-    """File of the keys that are let in through `tcp`."""
+    """File with the keys that may connect through `tcp`, one NAME KEY UID in a line. A reload reads
+    it again."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
