@@ -87,7 +87,10 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 
 class PurgatorydError(Exception):
-    """Every error that purgatoryd raises on purpose is one of these; catch it to catch all."""
+    """Every error that purgatoryd raises on purpose is one of these; catch it to catch all.
+
+    What to do: See the subclass.
+    """
 
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of what an error keeps, in the order of its arguments."""
@@ -130,6 +133,8 @@ class InvalidArgument(PurgatorydError, ValueError):
     """A call gets an argument that is out of bounds.
 
     Nothing was sent and nothing changed.
+
+    What to do: Correct the call; nothing was sent.
     """
 
 
@@ -138,6 +143,8 @@ class InvalidKey(InvalidArgument):
     """A call gets a key of a wrong type or length.
 
     `length` is in bytes (UTF-8 for str); 0 if the type is wrong.
+
+    What to do: Use 1 to 255 bytes of str, bytes or UUID.
     """
 
     reason: str
@@ -153,6 +160,8 @@ class InvalidName(InvalidArgument):
     """A call or a command gets a name that a daemon, namespace or topic may not have.
 
     `kind` is "daemon", "namespace" or "topic"; `length` and `limit` are bytes.
+
+    What to do: Use a name that the rule in the message allows.
     """
 
     kind: str
@@ -173,6 +182,9 @@ class InvalidPayload(InvalidArgument):
     """A call gets a payload of a wrong type, or one that is too long.
 
     `length` and `limit` are bytes; the length is 0 if the type is wrong.
+
+    What to do: Use bytes of at most `limit`, or store the data elsewhere and send
+    a reference.
     """
 
     reason: str
@@ -188,6 +200,8 @@ class InvalidTime(InvalidArgument):
     """A call gets a delay or a deadline that is no time or is too far off.
 
     `value` is the argument; `limit_ns` is the largest deadline, in nanoseconds.
+
+    What to do: Use a number of seconds, a timedelta or an aware datetime below the limit.
     """
 
     reason: str
@@ -206,6 +220,8 @@ class InvalidRows(InvalidArgument):
     """A bulk call, or a DataFrame that becomes timers, has a row or column that cannot be used.
 
     `row` is the first bad row, -1 if a column is at fault.
+
+    What to do: Correct the row or the column that the error names; nothing was sent.
     """
 
     reason: str
@@ -220,6 +236,8 @@ class InvalidCondition(InvalidArgument):
     """An operation is added with a condition that breaks a bound.
 
     `reason` names the bound that `value` breaks.
+
+    What to do: Correct the condition; see the guide to the purgatory.
     """
 
     reason: str
@@ -234,6 +252,8 @@ class InvalidSetting(InvalidArgument):
     """A setting, an option or a field of a configuration file has a value that is out of bounds.
 
     `source` says where the value came from: a flag, the environment, a file.
+
+    What to do: Use a value within the bound that the error states.
     """
 
     setting: str
@@ -250,6 +270,8 @@ class UnknownSetting(InvalidArgument):
     """A configuration file, the environment or a Spark option names a setting that does not exist.
 
     `known` are the settings that exist.
+
+    What to do: Use one of the known settings.
     """
 
     setting: str
@@ -265,6 +287,8 @@ class Partitioned(InvalidArgument):
     """A call does not work with a namespace whose keys are divided into partitions.
 
     `detail` says what does not work; use PartitionedClient for such a namespace.
+
+    What to do: Use plain timers, or a namespace without partitions.
     """
 
     namespace: str
@@ -281,6 +305,8 @@ class Refused(PurgatorydError):
 
     `status` is its number in enum pg_status. Statuses that need a reaction of their own have
     a subclass.
+
+    What to do: See the subclass; the call changed nothing.
     """
 
     key: object
@@ -297,6 +323,8 @@ class Exists(Refused):
     """A timer is added with mode="error", and its key is armed.
 
     `ticket` and `deadline_boot_ns` are those of the armed timer.
+
+    What to do: Use another mode: replace, keep or extend.
     """
 
     ticket: int
@@ -329,6 +357,9 @@ class Full(Refused):
 
     `resource` is slots, space for key and payload, namespaces, topics, tickets, watch keys, watch
     records, accounts, or free slots for bulk loads and their rows.
+
+    What to do: Raise the setting that the error names and restart, or remove what is not
+    needed.
     """
 
     resource: str
@@ -344,6 +375,8 @@ class TooFar(Refused):
     """A timer is added or extended to a deadline that the daemon's clock cannot represent.
 
     `limit_ns` is the largest deadline.
+
+    What to do: Use an earlier deadline.
     """
 
     limit_ns: int
@@ -353,13 +386,20 @@ class TooFar(Refused):
 
 
 class DuplicateWatchKey(Refused):
-    """An operation is added that names a watch key twice."""
+    """An operation is added that names a watch key twice.
+
+    What to do: Name each watch key once.
+    """
 
     why = "was refused: it watches a key twice"
 
 
 class Stopping(Refused):
-    """A timer is added while `purgatoryd stop --drain` waits for the armed ones."""
+    """A timer is added while `purgatoryd stop --drain` waits for the armed ones.
+
+    What to do: Repeat the call after the restart, or cancel the drain with `purgatoryd stop
+    --resume`.
+    """
 
     why = "was refused because the daemon is about to stop"
 
@@ -368,25 +408,37 @@ class WatermarkOverflow(Refused):
     """A bump would raise the watermark of a watch key past 2^63 - 1.
 
     The watermark is unchanged.
+
+    What to do: Forget the watch key, or use smaller steps.
     """
 
     why = "was refused: its watermark would pass 2^63 - 1"
 
 
 class Denied(Refused):
-    """A call does something in a namespace that the sender's uid may not do there."""
+    """A call does something in a namespace that the sender's uid may not do there.
+
+    What to do: Ask the owner of the namespace or an administrator: `purgatoryd namespace ls`
+    shows the owner.
+    """
 
     why = "was denied"
 
 
 class Fenced(Refused):
-    """A row is added by a run of a bulk load after a newer run of it has begun."""
+    """A row is added by a run of a bulk load after a newer run of it has begun.
+
+    What to do: Stop this run; the newer one continues the bulk load.
+    """
 
     why = "was refused: a newer run of the bulk load has begun"
 
 
 class BulkLoadClosed(Refused):
-    """A new row is added to a bulk load that is closed."""
+    """A new row is added to a bulk load that is closed.
+
+    What to do: Use another bulk load id.
+    """
 
     why = "was refused: the bulk load is closed"
 
@@ -399,6 +451,8 @@ class Busy(Refused):
     not done, and the client does not send it again. For a bulk call `rows` are the numbers of all
     rows that were not done, `in_doubt` is the number of other rows without an answer, and `result`
     is the BulkResult.
+
+    What to do: Repeat the call later; check the disk of the WAL, and acknowledge outcomes.
     """
 
     rows: tuple[int, ...] = ()
@@ -418,6 +472,8 @@ class ArenaLost(Refused):
     """A call arms a timer or operation, and the daemon's arena file was removed or replaced.
 
     /dev/shm has no space for a copy, or another file has the name. Armed timers still fire.
+
+    What to do: Free space in /dev/shm, or remove the file in the arena's place.
     """
 
     why = (
@@ -430,6 +486,8 @@ class WalStopped(Refused):
     """A call comes after the daemon's WAL failed, such as on a full disk.
 
     The daemon accepts nothing new.
+
+    What to do: Free space or replace the disk, then restart the daemon before any reboot.
     """
 
     why = "was refused because the daemon's WAL stopped"
@@ -440,6 +498,8 @@ class InboxFull(Busy):
     """A client that owns the maximum number of operations calls watch.
 
     `limit` counts armed operations and those with an unacknowledged outcome.
+
+    What to do: Acknowledge outcomes, or raise --inbox.
     """
 
     limit: int = 0
@@ -468,6 +528,8 @@ class QuotaExceeded(Refused):
     (CLOCK_BOOTTIME). Or it is "topics", "namespaces", "watch keys", "watch records", "operations",
     armed or with an unacknowledged outcome, "bulk loads" or "blocks of 4096 rows of bulk loads":
     the uid `uid` holds `used` of the `limit` that one uid may hold (`--uid-share`).
+
+    What to do: Wait until `retry_boot_ns`, remove timers, or raise the quota or --uid-share.
     """
 
     whose: str
@@ -486,7 +548,10 @@ class QuotaExceeded(Refused):
 
 
 class WrongShard(Refused):
-    """A call reaches a shard that does not hold its namespace."""
+    """A call reaches a shard that does not hold its namespace.
+
+    What to do: Nothing: clients look up the shard and repeat the call.
+    """
 
     why = "belongs to another shard"
 
@@ -498,6 +563,8 @@ class BatchError(PurgatorydError):
     `refusals` holds (key, status) pairs of the first ones, with status 0 where the whole
     message was refused; `count` says how many there were, `lost` how many calls have an
     unknown outcome because their session expired.
+
+    What to do: Collect the results of calls with `wait=False`, and repeat the refused ones.
     """
 
     refusals: tuple[tuple[object, int], ...]
@@ -513,7 +580,10 @@ class BatchError(PurgatorydError):
 
 
 class DaemonError(PurgatorydError):
-    """A call failed because the conversation with the daemon did."""
+    """A call failed because the conversation with the daemon did.
+
+    What to do: See the subclass.
+    """
 
 
 @keeps_figures
@@ -523,6 +593,8 @@ class DaemonUnreachable(DaemonError, ConnectionError):
     `endpoint` was tried for `waited_s` seconds. `in_doubt` calls were handed to the socket: they
     may or may not have been applied. `shut` is the folder or socket that this user may not
     open; empty if there is none.
+
+    What to do: Start the daemon; check its name and the permissions of its directory.
     """
 
     name: str
@@ -541,7 +613,10 @@ class DaemonUnreachable(DaemonError, ConnectionError):
 
 @keeps_figures
 class DaemonFrozen(DaemonUnreachable):
-    """A command finds the process `pid` of a daemon whose loop has not moved for `still_ns`."""
+    """A command finds the process `pid` of a daemon whose loop has not moved for `still_ns`.
+
+    What to do: `purgatoryd status` shows for how long; systemd's watchdog restarts it.
+    """
 
     pid: int = 0
     still_ns: int = 0
@@ -559,6 +634,8 @@ class CallTimeout(DaemonError, TimeoutError):
 
     `waited_s` is in seconds. The call stays in flight: it may still be applied, once. The daemon
     refused `busy` calls of this client as BUSY; the client goes on sending them again.
+
+    What to do: Wait for the handle, or repeat the call with a longer timeout.
     """
 
     subject: str
@@ -577,6 +654,8 @@ class QueueFull(DaemonError, TimeoutError):
     """A call is made while as many calls wait as the client may queue.
 
     The call was not queued. `queued` of `limit` calls wait; `waited_s` is in seconds.
+
+    What to do: Wait for results of earlier calls, or raise `queue_limit`.
     """
 
     queued: int
@@ -596,6 +675,8 @@ class ShardUnavailable(DaemonError, ConnectionError):
 
     `failures` calls in a row failed since `since_boot_ns`; the shard is not asked before
     `retry_boot_ns` (CLOCK_BOOTTIME).
+
+    What to do: Repeat the call after `retry_boot_ns`; `purgatoryd status` shows the shard.
     """
 
     name: str
@@ -613,6 +694,8 @@ class SessionExpired(DaemonError):
     """The daemon has forgotten a client's session while calls were in flight.
 
     Each of the `in_doubt` calls was applied once or not at all, which is unknown.
+
+    What to do: Check with `get` which of the calls took effect.
     """
 
     session: int
@@ -630,6 +713,8 @@ class MessageRefused(DaemonError):
     """The daemon refuses a whole message and applies nothing of it.
 
     `error` is its number in enum pg_error, `name` its name, `detail` its two figures.
+
+    What to do: See `name` in the protocol; the message changed nothing.
     """
 
     error: int
@@ -646,6 +731,8 @@ class NoWal(MessageRefused):
     """A call asks for durability, and the daemon keeps no WAL.
 
     Nothing was applied.
+
+    What to do: Run the daemon with --wal-dir, or do not ask for durability.
     """
 
     def __str__(self) -> str:
@@ -656,6 +743,9 @@ class SessionTableFull(MessageRefused):
     """All sessions of the daemon are open.
 
     `detail`: the number of sessions, and the ns since the most idle one sent a message.
+
+    What to do: Close idle clients, drop sessions with `purgatoryd session drop`, or raise
+    --sessions.
     """
 
     def __str__(self) -> str:
@@ -672,6 +762,8 @@ class UidShareExceeded(MessageRefused):
     bulk loads.
 
     `uid` holds `used` rows of `resource`, and one uid may hold `limit`. Other uids are served.
+
+    What to do: Close sessions of this uid, or raise --uid-share.
     """
 
     resource: str = ""
@@ -689,6 +781,8 @@ class NotDurable(DaemonError):
 
     It holds until a reboot. `committed_lsn` is the last record that is on disk; `errno` says
     why no later one is.
+
+    What to do: Free space or replace the disk, then restart: the start writes what was applied.
     """
 
     committed_lsn: int
@@ -706,6 +800,8 @@ class ProtocolError(DaemonError):
     """A client or the daemon receives bytes that break docs/protocol.md.
 
     `offset` says where, `expected` and `found` the values.
+
+    What to do: Use matching versions; otherwise report a bug.
     """
 
     subject: str
@@ -724,6 +820,9 @@ class Lagged(PurgatorydError):
     Notices `first_lost` to `last_lost` of the topic are lost. With `last_lost` = 0 the stream
     itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then
     the first sequence that was not seen.
+
+    What to do: Read the missing state from your own database; raise --replay-buffer or
+    subscribe faster.
     """
 
     namespace: str
@@ -742,7 +841,10 @@ class Lagged(PurgatorydError):
 
 @keeps_figures
 class Closed(PurgatorydError):
-    """A client, subscriber or other object (`subject`) is used after it was closed."""
+    """A client, subscriber or other object (`subject`) is used after it was closed.
+
+    What to do: Create another object.
+    """
 
     subject: str
 
@@ -755,6 +857,8 @@ class ForkedProcess(PurgatorydError):
     """A client or subscriber (`subject`) is used in a child of the process that made it.
 
     `owner_pid` made it, `pid` is the child.
+
+    What to do: Create clients and subscribers after the fork.
     """
 
     subject: str
@@ -769,12 +873,18 @@ class ForkedProcess(PurgatorydError):
 
 
 class ArenaError(PurgatorydError):
-    """A command or a start cannot use the daemon's arena in shared memory."""
+    """A command or a start cannot use the daemon's arena in shared memory.
+
+    What to do: See the subclass.
+    """
 
 
 @keeps_figures
 class ArenaMissing(ArenaError):
-    """A command reads the arena of a daemon, and there is none of that name."""
+    """A command reads the arena of a daemon, and there is none of that name.
+
+    What to do: Start the daemon; a reboot removes the arena.
+    """
 
     arena_file: str
 
@@ -787,6 +897,8 @@ class ArenaMismatch(ArenaError):
     """A start or a command meets an arena whose header differs from what it expects.
 
     `field` of the header differs: `expected` and `found` are both values.
+
+    What to do: Use the settings and the version that made the arena.
     """
 
     arena_file: str
@@ -802,6 +914,8 @@ class OtherAbi(ArenaMismatch):
     """A command, a client or a start meets an arena of a version with another ABI.
 
     `expected` is the ABI of this version.
+
+    What to do: Use the command of the version that made the arena, or upgrade the daemon.
     """
 
 
@@ -810,6 +924,8 @@ class ArenaNotReady(ArenaError):
     """An arena is read before its daemon has made or recovered it, or after it was replaced.
 
     `state` is blank, rebuilding, retired, or not there yet and why.
+
+    What to do: Wait until the daemon is ready: `purgatoryd status`.
     """
 
     arena_file: str
@@ -824,6 +940,8 @@ class ArenaBroken(ArenaError):
     """`purgatoryd check`, or a start, finds an arena whose contents contradict each other.
 
     It is the first broken invariant: in `part`, at `where`.
+
+    What to do: Keep the arena files and report a bug; with a WAL, remove them and start.
     """
 
     part: str
@@ -844,6 +962,8 @@ class ArenaTooLarge(ArenaError):
     """A daemon starts with sizes for which there is not enough memory.
 
     `needed` and `available` are bytes in `where`.
+
+    What to do: Free space, enlarge /dev/shm, or lower --capacity or --payload-memory.
     """
 
     where: str
@@ -862,6 +982,8 @@ class ArenaTooSmall(ArenaError):
     """A daemon starts with sizes that are too small for what its arena holds.
 
     `resource` was asked to be `asked`, and holds `needed`.
+
+    What to do: Raise the setting to what the arena holds.
     """
 
     resource: str
@@ -877,6 +999,8 @@ class ArenaInUse(ArenaError):
     """`run --import` starts a daemon whose arena is not empty.
 
     `arena_file` holds `timers` armed timers, `operations`, and `notices` that were not sent.
+
+    What to do: Import under another name, or drain the daemon first.
     """
 
     arena_file: str
@@ -897,6 +1021,9 @@ class TableBroken(PurgatorydError):
     be read.
 
     `path` is the file, `reason` what is wrong with it.
+
+    What to do: Copy the intact routing table, of the socket directory or of the WAL directory, over
+    the broken one. A start writes a status file again.
     """
 
     path: str
@@ -911,6 +1038,8 @@ class PermissionDenied(PurgatorydError):
     """A command or a client reads an arena or a file of a deployment without the rights for it.
 
     `path` is that file.
+
+    What to do: Run the command as the daemon's user, a member of its group, or root.
     """
 
     path: str
@@ -928,6 +1057,8 @@ class SystemFailure(PurgatorydError):
 
     `number` is the errno (0: not known) of the system call, on `path` if any. What the daemon
     had acknowledged is in its arena, for the next start.
+
+    What to do: Give the daemon what the message names, and start it again.
     """
 
     number: int
@@ -945,6 +1076,8 @@ class ExtraMissing(PurgatorydError):
     """A command needs an optional part of the installation that is missing.
 
     `subject` is needed; `install` says how to get it.
+
+    What to do: Run the command that the error shows.
     """
 
     subject: str
@@ -959,6 +1092,8 @@ class LakeBroken(PurgatorydError):
     """A command of the pipeline finds a file of the lake that is missing or damaged.
 
     `path` is the file, `detail` is wrong with it.
+
+    What to do: Restore the file; or ship it again if the WAL still has it.
     """
 
     path: str
@@ -973,6 +1108,8 @@ class LakeInUse(PurgatorydError):
     """A command would write to a part of the lake where another process writes.
 
     `path` is the lock that it holds.
+
+    What to do: Wait for the other process.
     """
 
     path: str
@@ -986,6 +1123,8 @@ class LakeMismatch(PurgatorydError):
     """A lake or cold tier was written in another format than this version of purgatoryd reads.
 
     `path` is its file, `found` the format number there (None if it has none), `expected` ours.
+
+    What to do: Read the lake with the version that wrote it.
     """
 
     path: str
@@ -1006,6 +1145,8 @@ class BulkLoadRefused(PurgatorydError):
 
     The daemon refused `refused` rows of `subject` and did the others. `counts`: rows by status;
     `samples`: some refusals, as (namespace, key, status).
+
+    What to do: Resolve the reasons in `counts`, and run the same bulk load again.
     """
 
     subject: str
@@ -1025,6 +1166,8 @@ class ParkedElsewhere(PurgatorydError):
 
     `rows` timers were parked by the arena `parked_by`, and they are asked of `daemon`. Both are
     uuids in hex.
+
+    What to do: Ship the WAL, or use --wal-dir.
     """
 
     parked_by: str
@@ -1044,6 +1187,8 @@ class WindowElsewhere(PurgatorydError):
     """A command of the cold tier names another daemon than the one that its timers belong to.
 
     The tier is of the daemon `daemon`: nothing goes to `other`.
+
+    What to do: Name the daemon to which the tier belongs.
     """
 
     daemon: str
@@ -1061,6 +1206,8 @@ class WindowTaken(PurgatorydError):
     """`cold promote` finds that a newer run goes on with its window.
 
     Run `fencing_token` of `window` adds nothing more.
+
+    What to do: Nothing: the newer run continues the window.
     """
 
     window: str
@@ -1074,7 +1221,10 @@ class WindowTaken(PurgatorydError):
 
 
 class StartError(PurgatorydError):
-    """A daemon, or a command, cannot start."""
+    """A daemon, or a command, cannot start.
+
+    What to do: See the subclass.
+    """
 
 
 @keeps_figures
@@ -1082,6 +1232,8 @@ class AlreadyRunning(StartError):
     """A daemon is started with the name or the arena of a running daemon.
 
     `pid` is its process, 0 if it cannot be seen from here. It has locked the file `path`.
+
+    What to do: Stop the other process, or use another name.
     """
 
     name: str
@@ -1098,6 +1250,8 @@ class ShardFailed(StartError):
     """A deployment is started, and one of its shards ends before it is ready.
 
     `daemon` is the shard and `code` its exit code; its own error stands above.
+
+    What to do: See the shard's own error above this one.
     """
 
     daemon: str
@@ -1112,6 +1266,8 @@ class Unplaceable(StartError):
     """A deployment is started with another number of shards, and a namespace cannot be divided.
 
     `reason` says why.
+
+    What to do: Change what the reason names, or start with the previous number of shards.
     """
 
     namespace: str
@@ -1126,6 +1282,8 @@ class BadPath(StartError):
     """A daemon or a command is given a path that it cannot use.
 
     `reason` says why.
+
+    What to do: Change the path, its owner or its mode.
     """
 
     path: str
@@ -1140,6 +1298,8 @@ class Unsupported(StartError):
     """`purgatoryd install` needs something that this machine lacks.
 
     `subject` is a sentence about it.
+
+    What to do: Install what the sentence names.
     """
 
     subject: str
@@ -1149,7 +1309,10 @@ class Unsupported(StartError):
 
 
 class WalError(StartError):
-    """A daemon starts, or a command reads a WAL, and its files cannot be used."""
+    """A daemon starts, or a command reads a WAL, and its files cannot be used.
+
+    What to do: See the subclass.
+    """
 
 
 @keeps_figures
@@ -1157,6 +1320,8 @@ class WalInUse(WalError):
     """A daemon is started with the WAL of another one that runs.
 
     `pid` is its process, 0 if unknown.
+
+    What to do: Stop the other daemon.
     """
 
     path: str
@@ -1171,6 +1336,8 @@ class WalCopied(WalError):
     """A daemon is started with a copy of a WAL, whose original may fire the same timers.
 
     The original's birth was `recorded`; the file that records it in the folder `path` has `found`.
+
+    What to do: Make sure that no daemon uses the original, then start with --as-restored.
     """
 
     path: str
@@ -1190,6 +1357,8 @@ class WalMismatch(WalError):
     """A file is not of this WAL, or not of this version.
 
     `field` differs: `expected` and `found` are both values.
+
+    What to do: Use the WAL of this daemon, and the version that wrote it.
     """
 
     path: str
@@ -1207,6 +1376,8 @@ class WalDamaged(WalError):
 
     Bytes `first_byte` to `last_byte` of `path` are damaged: records `first_lsn` to `last_lsn` are
     lost or in doubt; 0 = unknown.
+
+    What to do: Restore the files, or accept the loss with --force-wal.
     """
 
     path: str
@@ -1237,6 +1408,8 @@ class WalUnwritable(WalError):
     """A daemon cannot write its WAL, a snapshot or an export, such as on a full disk.
 
     `errno` says why writing `path` failed.
+
+    What to do: Free space or replace the disk.
     """
 
     path: str
@@ -1252,6 +1425,8 @@ class WalNeeded(WalError):
 
     The arena `arena_file` has a WAL; without it, its records would go nowhere. Or it is
     imported, and its `namespace` is durable, which nothing is without a WAL.
+
+    What to do: Start with --wal-dir, or export and import without a WAL.
     """
 
     arena_file: str
