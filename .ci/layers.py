@@ -6,6 +6,8 @@ in there knows no arena. A lower part calls an upper one through a function poin
 type is declared in a header and listed in CALLBACKS.
 
 Each region of the arena has a file, or a storey, that owns its rows. No other one touches them.
+
+Packages in Python import each other only as PACKAGES allows.
 """
 
 from __future__ import annotations
@@ -52,6 +54,20 @@ POINTING = r"(?! = region\(| = \((?:struct blob_pool|struct pg_\w+ \*|uint8_t \*
 """What opening an arena does: it sets the pointer, and touches no row."""
 TOUCH = re.compile(
     r"\b(?:a|to|from)->(" + "|".join(map(re.escape, OWNERS)) + r")\b(?!\()" + POINTING
+)
+
+PACKAGES = {
+    "shm_layout": set[str](),
+    "daemon": {"shm_layout"},
+    "clients": {"shm_layout"},
+    "pipeline": {"clients", "shm_layout"},
+    "cli": {"pipeline", "clients", "daemon", "shm_layout"},
+}
+"""By package: the packages that it may import."""
+IMPORT = re.compile(
+    r"^ *(?:from|import) purgatoryd\.(\w+)|^ *from purgatoryd import (\w+)|"
+    r"import_module\(f?\"purgatoryd\.(\w+)",
+    re.MULTILINE,
 )
 
 Calls = dict[str, dict[str, set[str]]]
@@ -149,6 +165,29 @@ def foreign(texts: dict[str, str]) -> list[str]:
     ]
 
 
+def imports_of(root: Path) -> dict[str, set[str]]:
+    """Return which other packages the files of each package import."""
+    return {
+        package: {
+            name
+            for path in sorted((root / package).rglob("*.py"))
+            for names in IMPORT.findall(path.read_text())
+            for name in names
+            if name in PACKAGES and name != package
+        }
+        for package in PACKAGES
+    }
+
+
+def forbidden(imports: dict[str, set[str]]) -> list[str]:
+    """Describe each import that PACKAGES does not allow."""
+    return [
+        f"{package}/ imports purgatoryd.{name}, which .ci/layers.py does not allow"
+        for package, names in imports.items()
+        for name in sorted(names - PACKAGES[package])
+    ]
+
+
 def main() -> None:
     """Print what is wrong. Exit with 1 if there is anything."""
     core = ROOT / "shm_layout" / "core"
@@ -156,6 +195,7 @@ def main() -> None:
     calls = calls_of(texts)
     found = upward(calls) or cycle(calls)
     found += included_upward(includes_of(core)) + callbacks(headers) + foreign(texts | headers)
+    found += forbidden(imports_of(ROOT))
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 

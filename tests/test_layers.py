@@ -1,4 +1,5 @@
-"""`make lint` finds calls inside the C core that point upward (.ci/layers.py)."""
+"""`make lint` finds calls of the C core that point upward, and imports of packages that are not
+allowed (.ci/layers.py)."""
 
 from __future__ import annotations
 
@@ -126,3 +127,24 @@ def test_each_assertion_of_the_core_is_broken_by_a_test() -> None:
     breaches = (ROOT / "tests" / "c" / "test_assert.c").read_text()
     for part, invariant in asserted:
         assert f'{part or "slots"}: {invariant}"' in breaches
+
+
+# ---- packages ------------------------------------------------------------------------------------
+
+
+def test_packages_import_each_other_only_as_allowed() -> None:
+    found = layers.imports_of(ROOT)
+    assert layers.forbidden(found) == []
+    assert found == layers.PACKAGES
+
+
+def test_an_import_that_is_not_allowed_is_found(tmp_path: Path) -> None:
+    for package in layers.PACKAGES:
+        (tmp_path / package).mkdir()
+    (tmp_path / "shm_layout" / "loop.py").write_text("from purgatoryd.daemon.log import log\n")
+    (tmp_path / "daemon" / "loop.py").write_text("    from purgatoryd import clients\n")
+    found = layers.forbidden(layers.imports_of(tmp_path))
+    assert [text.partition(",")[0] for text in found] == [
+        "shm_layout/ imports purgatoryd.daemon",
+        "daemon/ imports purgatoryd.clients",
+    ]
