@@ -204,13 +204,8 @@ bench-compare: build ## compare with another checkout that is built: OTHER=DIREC
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
 	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)
 
-docs: build ## write docs/cli.md, docs/api.md and the tables of docs/protocol.md, docs/tables.md, docs/metrics.md and docs/operations.md from the code
-	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md
-	$(BIN)/python -m purgatoryd.cli.api > build/api.md && mv build/api.md docs/api.md
-	$(BIN)/python -m purgatoryd.shm_layout.reference docs/protocol.md
-	$(BIN)/python -m purgatoryd.pipeline.reference docs/tables.md
-	$(BIN)/python -m purgatoryd.cli.exposition docs/metrics.md
-	$(BIN)/python -m purgatoryd.cli.size docs/operations.md
+docs: build ## write all pages, tables and pictures of docs/ that come from the code
+	$(BIN)/python tests/support/pages.py
 
 clean: ## remove all that was built, .venv included
 	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so .mypy_cache .pytest_cache .ruff_cache

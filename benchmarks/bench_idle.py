@@ -5,8 +5,7 @@ far from due, a subscriber, a watchdog, shards) rest side by side, and the same 
 At work a client arms timers or operations at a steady rate, and they end as they are meant to: in
 memory, with a WAL, and with calls that wait for the disk; the ways take turns. Processor time
 is that of all threads of the daemon, as the kernel's scheduler counts it.
-Writes benchmarks/results/idle.json, the tables of docs/benchmarks.md, and that of work in
-docs/operations.md.
+Writes benchmarks/results/idle.json, and the tables of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "idle.json"
-SIZES = ROOT / "docs" / "operations.md"
 WAKEUPS_MAX, CORE_PERCENT_MAX = 2.0, 0.3
 """Aims, per second and of a core, at rest."""
 PATIENCE_S = 120.0
@@ -351,7 +349,6 @@ def work_table(found: dict[str, Any]) -> str:
 def write(found: dict[str, Any]) -> None:
     write_result(RESULTS, found)
     write_section("idle", f"{rest_table(found)}\n{work_table(found)}")
-    write_section("idle", work_table(found), SIZES)
 
 
 def main() -> None:

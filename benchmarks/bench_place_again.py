@@ -2,7 +2,7 @@
 
 The arena is that of bench_recovery.py. A client asks for one timer over and over while the files
 are removed: its longest answer is the pause, in which the loop does not iterate. Writes
-benchmarks/results/place_again.json, and its table in docs/operations.md.
+benchmarks/results/place_again.json, and its table in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from purgatoryd.clients import Client
 from purgatoryd.shm_layout import shm
 
 RESULTS = Path(__file__).resolve().parent / "results" / "place_again.json"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 QUIET_S = 0.5
 """Seconds for which the client goes on after the files exist again."""
 
@@ -81,7 +80,7 @@ def main() -> None:
     print(json.dumps(found, indent=1))
     if not arguments.dry:
         write_result(RESULTS, found)
-        write_section("place again", table(found), PAGE)
+        write_section("place again", table(found))
 
 
 if __name__ == "__main__":

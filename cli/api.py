@@ -1,70 +1,108 @@
-"""docs/api.md, generated: `python -m purgatoryd.cli.api > docs/api.md`."""
+"""docs/reference/api.md: the Python interface, from signatures and docstrings."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from purgatoryd import clients
-from purgatoryd.cli.exits import exit_of_class
-from purgatoryd.shm_layout import errors
 
 _INTRO = """\
 # The Python interface
 
-This page is generated from the docstrings: `make docs` writes it, and a test fails while it is out
-of date. `help(purgatoryd.clients.Client)` shows arguments and errors.
-
-What `purgatoryd.clients` exports is the interface. Every other module may change without notice.
+`purgatoryd.clients` exports these names, and the [errors](errors.md). Every other module may change
+without notice.
 """
-
-_ERRORS = """\
-## Errors
-
-Every error is a `PurgatorydError`. An indented error is a kind of the one above it. The exit code
-is that of the command when the error ends it.
-"""
-
-
 OWNERLESS = "The owner of a namespace without one."
+_WIDTH = 96
+_STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**",
+}  # fmt: skip
 
 
 def first_sentence(of: object) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Return the first sentence of a docstring, on one line."""
     text = " ".join((inspect.getdoc(of) or "").partition("\n\n")[0].split())
     return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
-def _exports() -> Iterator[str]:
-    for name in sorted(clients.__all__):
-        value = getattr(clients, name)
-        if inspect.isclass(value) and issubclass(value, BaseException):
+def exports() -> list[str]:
+    """Return the exported names that are not errors."""
+    found = {name: getattr(clients, name) for name in sorted(clients.__all__)}
+    return [name for name, value in found.items() if not _is_error(value)]
+
+
+def _is_error(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, BaseException)
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    """Return the call as code, with one parameter on a line if it is long."""
+    signature = inspect.signature(function)
+    shown = list(_parameters(signature))
+    returns = signature.return_annotation
+    end = "" if returns is inspect.Signature.empty else f" -> {returns}"
+    line = f"{name}({', '.join(shown)}){end}"
+    if len(line) > _WIDTH:
+        line = f"{name}(\n    " + ",\n    ".join(shown) + f",\n){end}"
+    return f"```py\n{line}\n```\n"
+
+
+def _parameters(signature: inspect.Signature) -> Iterator[str]:
+    starred = False
+    for one in signature.parameters.values():
+        if one.name == "self":
             continue
-        about = first_sentence(value) if callable(value) else OWNERLESS
-        yield f"| `{name}` | {about} |"
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
+            yield "*"
+        starred = starred or one.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD
+        text = _STARS.get(one.kind, "") + one.name
+        if one.annotation is not inspect.Parameter.empty:
+            text += f": {one.annotation}"
+        if one.default is not inspect.Parameter.empty:
+            default = "..." if repr(one.default).startswith("<") else repr(one.default)
+            text += f" = {default}" if ":" in text else f"={default}"
+        yield text
 
 
-def _tree(kind: type[errors.PurgatorydError], depth: int = 0) -> Iterator[str]:
-    name = "&nbsp;" * 4 * depth + f"`{kind.__name__}`"
-    yield f"| {name} | {int(exit_of_class(kind))} | {first_sentence(kind)} |"
-    below = [one for one in kind.__subclasses__() if one.__module__ == errors.__name__]
-    for one in sorted(below, key=lambda one: one.__name__):
-        yield from _tree(one, depth + 1)
+def _methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties of a class and of its bases in this package."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("purgatoryd."):
+            found |= vars(base)
+    for name, value in found.items():
+        shown = isinstance(value, property | staticmethod | classmethod) or inspect.isfunction(
+            value
+        )
+        if shown and not name.startswith("_") and inspect.getdoc(getattr(kind, name)):
+            yield name, getattr(kind, name)
+
+
+def _entry(name: str) -> Iterator[str]:
+    value = getattr(clients, name)
+    yield f"## {name}\n"
+    if not inspect.isclass(value):
+        yield f"{inspect.getdoc(value) if callable(value) else OWNERLESS}\n"
+        return
+    if "__init__" in vars(value) and not issubclass(value, tuple):
+        yield _signature(name, value)
+    yield f"{inspect.getdoc(value)}\n"
+    for method, function in _methods(value):
+        yield f"### {name}.{method}\n"
+        if callable(function):
+            yield _signature(method, function)
+        yield f"{inspect.getdoc(function)}\n"
 
 
 def page() -> str:
-    """The whole page."""
-    parts = [
-        _INTRO,
-        "| name | what it is |\n| --- | --- |\n" + "\n".join(_exports()) + "\n",
-        _ERRORS,
-        "| error | exit code | when |\n| --- | --- | --- |\n"
-        + "\n".join(_tree(errors.PurgatorydError))
-        + "\n",
-    ]
-    return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    print(page(), end="")
+    """Return the whole page."""
+    rows = []
+    for name in exports():
+        value = getattr(clients, name)
+        about = first_sentence(value) if callable(value) else OWNERLESS
+        rows.append(f"| [`{name}`](#{name.lower()}) | {about} |")
+    index = "| name | meaning |\n| --- | --- |\n" + "\n".join(rows) + "\n"
+    return "\n".join([_INTRO, index, *(part for name in exports() for part in _entry(name))])

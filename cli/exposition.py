@@ -1,16 +1,11 @@
-"""Figures of arenas as families of OpenMetrics, and their table for docs/metrics.md.
-
-`python -m purgatoryd.cli.exposition docs/metrics.md` writes the table again between its marks.
-"""
+"""Figures of arenas as families of OpenMetrics, and their table for docs/reference/metrics.md."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -359,8 +354,3 @@ def _labels() -> str:
 def refresh(page: str) -> str:
     """The text of a page with its table regenerated."""
     return _MARK.sub(lambda _: f"<!-- metrics -->\n{table()}<!-- end -->", page)
-
-
-if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        path.write_text(refresh(path.read_text()))

@@ -1,34 +1,22 @@
-"""docs/cli.md, generated: `python -m purgatoryd.cli.reference > docs/cli.md`."""
+"""docs/reference/cli.md: the command line, from its help texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import click
 
 from purgatoryd.cli.app import COMMANDS, app
-from purgatoryd.cli.exits import MEANING
-from purgatoryd.cli.settings import FLAG_OF, variable
 
 _INTRO = """\
 # The command line
 
-This page is generated from the help texts: `make docs` writes it again, and a test fails
-while it is out of date.
-
-Every command prints text for people, and with `--json` one JSON object per line. Errors go
-to stderr, with `--json` as one JSON object that keeps the error's figures.
+Every command prints text for people, and with `--json` one JSON object per line.
+[Errors](errors.md) lists errors and exit codes, [settings](settings.md) the settings of `purgatoryd
+run`.
 
 A key is printed as it is written on the command line; `key_type` stands next to it unless it
 is `str`. A payload is printed as `payload` if it is UTF-8, else as `payload_base64`.
-"""
-
-_SETTINGS = """\
-## Settings of the daemon
-
-A flag of `purgatoryd run` wins over its environment variable, that over the TOML file of
-`--config`, that over the default. An unknown name is an error in all three. `purgatoryd run
---print-config` prints the settings in effect, with their sources, as a TOML file.
 """
 
 _DIRECTORY = """\
@@ -37,11 +25,6 @@ alike. Otherwise a daemon takes the first of `/run/purgatoryd`, `$XDG_RUNTIME_DI
 and `/tmp/purgatoryd-UID` that it may write, a client the first that holds the daemon's
 command socket. `PURGATORYD_NAME` names the daemon for every command.
 """
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _help(command: click.Command, title: str) -> str:
@@ -65,17 +48,11 @@ def _leaves(command: click.Command, title: str) -> Iterator[tuple[click.Command,
 
 def text() -> str:
     """The whole page."""
-    codes = [(str(code.value), meaning) for code, meaning in MEANING.items()]
-    flags = [(f"`--{f}`", f"`{variable(f)}`", f"`{f}`") for f in ("name", *FLAG_OF.values())]
     with click.Context(app) as ctx:
         commands = [(name, app.get_command(ctx, name)) for name in COMMANDS]
     return "\n".join(
         [
             _INTRO,
-            "## Exit codes\n",
-            _table(("code", "meaning"), codes),
-            _SETTINGS,
-            _table(("flag", "environment", "TOML key"), flags),
             _DIRECTORY,
             _help(app, "purgatoryd"),
             *(
@@ -86,7 +63,3 @@ def text() -> str:
             ),
         ]
     )
-
-
-if __name__ == "__main__":
-    click.echo(text(), nl=False)

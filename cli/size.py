@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -143,8 +141,3 @@ def refresh(page: str) -> str:
     """The text of a page with its table regenerated."""
     before, _, rest = page.partition(MARKS[0])
     return before + MARKS[0] + table() + MARKS[1] + rest.partition(MARKS[1])[2]
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        Path(name).write_text(refresh(Path(name).read_text()))

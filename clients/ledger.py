@@ -1,7 +1,7 @@
 """What a process received from the daemon, stored in a file of its own, for `pipeline audit`.
 
 A line is a fact in JSON: an acknowledged call, the outcome of an operation, a notice received.
-docs/audit.md has the fields. Files stand in DIRECTORY/daemon=<uuid>/, one for each Ledger.
+docs/reference/tables.md has the fields. Each Ledger has a file in DIRECTORY/daemon=<uuid>/.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The audit: whether what the WALs say can be true, and was kept.
 
 A shuffle of its own over bronze: it shares no code with the tables, and believes no record about
-another one. Every check gives violations of the same form; docs/audit.md names them all.
+another one. Every check gives violations of the same form; docs/reference/tables.md names them all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The audit's checks: each gives violations, all of one form.
 
-A check is SQL over the rows of its family; docs/audit.md says what each one means.
+A check is SQL over the rows of its family; docs/reference/tables.md says what each one means.
 """
 
 from __future__ import annotations

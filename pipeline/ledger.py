@@ -1,6 +1,6 @@
 """Ledgers: what workers and subscribers noted, held against what the WAL says.
 
-docs/audit.md has the format of the files.
+docs/reference/tables.md has the format of the files.
 """
 
 from __future__ import annotations

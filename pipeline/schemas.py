@@ -18,7 +18,7 @@ number. Files with another number are refused."""
 class Column:
     """`type`: "string", "word" (a string of few values), "binary", "long", "int", "double",
     "boolean", "date", "timestamp" (UTC, microseconds), or for a list of structs its columns.
-    `about`: for docs/tables.md."""
+    `about`: for docs/reference/tables.md."""
 
     name: str
     type: str | tuple[Column, ...]
@@ -116,27 +116,46 @@ def spark_type(kind: str | tuple[Column, ...]) -> DataType:
 BRONZE = Table(
     "bronze",
     (
-        *columns("word", "daemon node", nullable=False),
-        *columns("long", "epoch segment lsn", nullable=False),
-        *columns("word", "kind clock", nullable=False),
-        Column("at", "timestamp", nullable=False),
-        Column("at_ns", "long"),
-        *columns("word", "namespace topic"),
-        Column("ticket", "long"),
-        Column("key", "binary"),
-        Column("key_type", "word"),
-        Column("payload", "binary"),
-        Column("payload_len", "int"),
-        *columns("long", "deadline_ns wall_deadline_ns sent_ns received_ns applied_ns armed_ns"),
-        *columns("long", "add_lsn session"),
-        Column("worker", "word"),
-        Column("ended_boot_ns", "long"),
-        *columns("int", "uid slot"),
-        Column("cause", "word"),
-        *columns("int", "error flags"),
-        *columns("long", "sequence position replaced"),
-        Column("condition", "word"),
-        Column("threshold", "long"),
+        Column("daemon", "word", False, about="uuid of the arena, in hex"),
+        Column("node", "word", False, about="host of the daemon, as given by `ship --node`"),
+        Column("epoch", "long", False, about="start of the daemon that began the segment"),
+        Column("segment", "long", False, about="first LSN of the record's file; of a snapshot: the "
+               "LSN from which the WAL is redone over it"),
+        Column("lsn", "long", False, about="number of the record; within a snapshot, its position"),
+        Column("kind", "word", False, about="`arm`, `move`, `fire`, `end`, `watch`, `outcome`, "
+               "`watermark`, `sent`, ... as `wal cat` prints"),
+        Column("clock", "word", False, about="`boot` or `virtual`: never to be mixed"),
+        Column("at", "timestamp", False, about="time of the record on the wall clock"),
+        Column("at_ns", "long", about="time of the record"),
+        Column("namespace", "word", about="namespace of key or topic"),
+        Column("topic", "word", about="topic of the notice"),
+        Column("ticket", "long", about="names the timer for ever, with `daemon`"),
+        Column("key", "binary", about="key of the timer or the operation, or watch key"),
+        Column("key_type", "word", about="`str`, `bytes` or `uuid`"),
+        Column("payload", "binary", about="payload; of `metrics` the histograms"),
+        Column("payload_len", "int", about="bytes of the payload"),
+        Column("deadline_ns", "long", about="deadline"),
+        Column("wall_deadline_ns", "long", about="deadline on the wall clock, since 1970"),
+        Column("sent_ns", "long", about="the client packed the call; boot clock of its host"),
+        Column("received_ns", "long", about="the daemon received the call; boot clock"),
+        Column("applied_ns", "long", about="the daemon began to apply the call; boot clock"),
+        Column("armed_ns", "long", about="the timer was armed"),
+        Column("add_lsn", "long", about="record that armed it"),
+        Column("session", "long", about="session that armed it"),
+        Column("worker", "word", about="name of the client that armed it, or `uid:pid`"),
+        Column("ended_boot_ns", "long", about="end of the timer or operation; boot clock"),
+        Column("uid", "int", about="uid of the client"),
+        Column("slot", "int", about="slot in the arena"),
+        Column("cause", "word", about="cause of an end"),
+        Column("error", "int", about="error of a failed operation or watch key"),
+        Column("flags", "int", about="of ends and notices enum pg_entry_flag; of `bulk_load` enum "
+               "pg_bulk_load_state"),
+        Column("sequence", "long", about="sequence of the notice in its topic; of `replied`: the "
+               "first batch"),
+        Column("position", "long", about="position of the notice in the replay buffer"),
+        Column("replaced", "long", about="ticket of the timer that an `arm` replaced"),
+        Column("condition", "word", about="condition of an operation"),
+        Column("threshold", "long", about="threshold of a quorum or a sum"),
         Column(
             "watch",
             (
@@ -144,29 +163,39 @@ BRONZE = Table(
                 *columns("long", "target base cap", nullable=False),
                 Column("flags", "int", nullable=False),
             ),
+            about="watch keys of an operation: row, target, base, cap, flags",
         ),
-        Column("missing", "binary"),
-        Column("watermark", "long"),
-        Column("row", "int"),
-        *columns("long", "positions_from positions_upto built_ns handed_ns"),
-        Column("count", "int"),
-        Column("bulk_load", "binary"),
-        Column("bulk_load_row", "long"),
-        *columns("long", "replaced_add_lsn replaced_session replaced_sent_ns"),
-        *columns("long", "replaced_received_ns replaced_applied_ns replaced_armed_ns"),
-        Column("replaced_worker", "word"),
-        Column("parked", "int"),
-        Column("payload_bytes", "long"),
-        *columns("long", "replaced_deadline_ns ended_by ended_batch"),
-        *columns("int", "bulk_loaded replaced_bulk_loaded"),
-        *columns("long", "done_ns replaced_done_ns"),
+        Column("missing", "binary", about="watch keys that an outcome lacks, as bits"),
+        Column("watermark", "long", about="watermark of a watch key"),
+        Column("row", "int", about="row of a watch key, namespace or topic; of `opened`: the pid"),
+        Column("positions_from", "long", about="of `sent`: first position handed over"),
+        Column("positions_upto", "long", about="of `sent`: end of the positions; of `head`: end of "
+               "the replay buffer"),
+        Column("built_ns", "long", about="notices or answers were built; boot clock"),
+        Column("handed_ns", "long", about="notices or answers were handed over; boot clock"),
+        Column("count", "int", about="of `sent`, `replied`: how many; of `head`: slots"),
+        Column("bulk_load", "binary", about="id of the bulk load"),
+        Column("bulk_load_row", "long", about="row in the bulk load"),
+        Column("replaced_add_lsn", "long", about="`add_lsn` of the replaced timer"),
+        Column("replaced_session", "long", about="`session` of the replaced timer"),
+        Column("replaced_sent_ns", "long", about="`sent_ns` of the replaced timer"),
+        Column("replaced_received_ns", "long", about="`received_ns` of the replaced timer"),
+        Column("replaced_applied_ns", "long", about="`applied_ns` of the replaced timer"),
+        Column("replaced_armed_ns", "long", about="`armed_ns` of the replaced timer"),
+        Column("replaced_worker", "word", about="`worker` of the replaced timer"),
+        Column("parked", "int", about="1: the daemon kept only the key of this add"),
+        Column("payload_bytes", "long", about="of `head`: payload memory of the arena"),
+        Column("replaced_deadline_ns", "long", about="`deadline_ns` of the replaced timer"),
+        Column("ended_by", "long", about="session that cancelled or replaced the timer"),
+        Column("ended_batch", "long", about="batch of that session"),
+        Column("bulk_loaded", "int", about="1: the timer came as the row of a bulk load"),
+        Column("replaced_bulk_loaded", "int", about="`bulk_loaded` of the replaced timer"),
+        Column("done_ns", "long", about="the call of the core that armed it returned; boot clock"),
+        Column("replaced_done_ns", "long", about="`done_ns` of the replaced timer"),
     ),
-)
-"""One row per record of a WAL or a snapshot. Unsigned 64-bit numbers stand as the long of
-the same bits. Times in ns are on the arena's clock unless docs/pipeline.md says otherwise.
-`parked`: 1 of an add whose key alone the daemon kept, else null. `ended_by`, `ended_batch`: session
-and number of the batch that cancelled or replaced a timer. `bulk_loaded`: 1 of the add or the end
-of one that came as the row of a bulk load, else null."""
+)  # fmt: skip
+"""One row for each record of a WAL or a snapshot. Unsigned 64-bit numbers stand as the long of the
+same bits."""
 
 # ---- silver ----------------------------------------------------------------------------------
 
@@ -267,8 +296,8 @@ TOPICS = Table(
     (
         *_ORIGIN,
         _CLOCK,
-        Column("namespace", "word"),
-        Column("topic", "word"),
+        Column("namespace", "word", about="namespace"),
+        Column("topic", "word", about="topic of the notices"),
         Column("window_start", "timestamp", False, about="5 minutes of `ended_at`"),
         *_COUNTS,
         *_LATENCIES,
@@ -288,7 +317,7 @@ WORKERS = Table(
     (
         *_ORIGIN,
         _CLOCK,
-        Column("worker", "word"),
+        Column("worker", "word", about="who armed them: `uid:pid`, or the name of the client"),
         Column("window_start", "timestamp", False, about="hour of `ended_at`"),
         *_COUNTS,
         *_LATENCIES,
@@ -301,7 +330,7 @@ FLOW = Table(
     (
         *_ORIGIN,
         _CLOCK,
-        Column("namespace", "word"),
+        Column("namespace", "word", about="namespace"),
         Column("window_start", "timestamp", False, about="5 minutes of the record's wall time"),
         Column("added", "long", False, about="timers and operations armed"),
         Column("bytes", "long", False, about="their keys and payloads"),

@@ -101,7 +101,7 @@ def lifecycles(
 
 def received(spark: SparkSession, ledgers: Path) -> DataFrame:
     """When each notice first came to a subscriber, from the ledgers in a folder: daemon, ticket
-    and notified_ns. docs/audit.md has their form. Raises BadPath if there is none."""
+    and notified_ns. docs/reference/tables.md has their form. Raises BadPath if there is none."""
     columns = "daemon string, op string, ticket long, received_boot_ns long"
     noted = lines_in(spark, ledgers, columns)
     first = F.min("received_boot_ns").alias("notified_ns")

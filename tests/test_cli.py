@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,8 +19,7 @@ from click.testing import CliRunner
 from command_line import BASE, answer, cli
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
-from purgatoryd.cli import api, reference
-from purgatoryd.cli.app import COMMANDS, app
+from purgatoryd.cli.app import app
 from purgatoryd.cli.arena import print_table
 from purgatoryd.cli.exits import (
     MEANING,
@@ -339,20 +337,6 @@ def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == code, done.output
         assert len(done.stderr.splitlines()) == 1
-
-
-def test_page_of_the_python_interface_is_current() -> None:
-    page = api.page()
-    assert (DOCS / "api.md").read_text() == page, "run: make docs"
-    rows = [line for line in page.splitlines() if line.startswith("| `") or "&nbsp;" in line]
-    assert [row for row in rows if not row.rstrip(" |").endswith(".")] == []
-
-
-@pytest.mark.tier("test")
-def test_page_of_the_command_line_is_current() -> None:
-    assert (DOCS / "cli.md").read_text() == reference.text(), "run: make docs"
-    for command in COMMANDS:
-        assert re.search(rf"^## purgatoryd {command}( |$)", reference.text(), re.MULTILINE), command
 
 
 def test_control_characters_never_reach_the_terminal() -> None:

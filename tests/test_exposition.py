@@ -37,7 +37,6 @@ from purgatoryd.cli.exposition import (
     deployment_families,
     exported,
     families,
-    refresh,
     registry,
     table,
     text,
@@ -356,10 +355,9 @@ def test_the_slow_alert_sees_all_that_a_daemon_owns_of_a_call(daemon: StartDaemo
 def test_every_alert_has_a_meaning_and_what_to_do() -> None:
     alerts = [rule["alert"] for rule in ALERTS]
     assert len(set(alerts)) == len(alerts)
-    meanings = (DOCS / "metrics.md").read_text()
-    assert re.findall(r"^\| (Purgatoryd\w+) \|", meanings, re.MULTILINE) == alerts
-    remedies = (DOCS / "operations.md").read_text()
-    assert re.findall(r"^\| `(Purgatoryd\w+)` \|", remedies, re.MULTILINE) == alerts
+    page = (DOCS / "reference" / "metrics.md").read_text()
+    assert re.findall(r"^\| `(Purgatoryd\w+)` \|", page, re.MULTILINE) == alerts
+    assert all(rule["annotations"]["description"].endswith(".") for rule in ALERTS)
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
@@ -412,7 +410,5 @@ def known_names() -> set[str]:
     return {name + part for name, kind in names for part in parts.get(kind, ("",))}
 
 
-def test_the_page_has_every_metric() -> None:
-    page = (DOCS / "metrics.md").read_text()
-    assert refresh(page) == page, "make docs"
+def test_the_table_has_every_metric() -> None:
     assert len(known_names()) > len(COUNTERS | GAUGES) - 10

@@ -243,8 +243,8 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
 
 
 def test_the_page_states_how_often_a_peer_may_connect() -> None:
-    page = Path(__file__).parents[1] / "docs" / "security.md"
-    assert f"then {CONNECTS_PER_S} in a second;" in page.read_text()
+    page = Path(__file__).parents[1] / "docs" / "operations.md"
+    assert f"; then {CONNECTS_PER_S} in a second |" in page.read_text()
 
 
 def test_a_peer_that_connects_too_often_has_to_pause() -> None:

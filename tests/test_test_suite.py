@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pages
 import psutil
 import pytest
 from command_line import cli
@@ -244,15 +245,6 @@ def test_a_process_that_imports_pyspark_without_a_test_of_it_fails_the_run(
 # ---- promises ----------------------------------------------------------------------------------
 
 
-def promises() -> Iterator[tuple[str, str, str]]:
-    """Rows of docs/development.md: a promise, its tests in `make test`, and its other tests."""
-    text = (TESTS.parent / "docs" / "development.md").read_text()
-    rows = text.partition("## Promises and their tests")[2].splitlines()
-    for row in [row for row in rows if row.startswith("| ")][2:]:
-        promise, quick, longer = (cell.strip() for cell in row.split("|")[1:4])
-        yield promise, quick, longer
-
-
 def runs_in_make_test(name: str) -> bool:
     """Whether a file, or FILE::TEST, has a test that `make test` runs."""
     path, _, test = name.partition("::")
@@ -267,7 +259,7 @@ def runs_in_make_test(name: str) -> bool:
 
 
 def test_each_promise_has_a_test_in_make_test() -> None:
-    found = list(promises())
+    found = list(pages.promises())
     assert len(found) > 40
     for promise, quick, longer in found:
         names = re.findall(r"`(tests/[\w/]+\.(?:py|c)(?:::\w+)?)`", quick)

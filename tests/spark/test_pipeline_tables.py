@@ -53,7 +53,6 @@ from purgatoryd.pipeline import (
     gold,
     jobs,
     parts,
-    reference,
     silver,
     sketches,
     trace,
@@ -82,7 +81,7 @@ from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 pytestmark = pytest.mark.tier("test")
 
 STRANGER = 4242
-PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 LIVE = Plan(9_000, slow_worker=3)
 VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", real_offset_ns=7 * S)
 
@@ -618,10 +617,6 @@ def test_an_empty_lake_has_empty_tables(spark: SparkSession, tmp_path: Path) -> 
     assert progress(lake) == []
 
 
-def test_the_page_has_the_columns_of_the_tables() -> None:
-    assert PAGE.read_text() == reference.refresh(PAGE.read_text()), "run: make docs"
-
-
 def edit(path: Path, **changes: object) -> None:
     """Changes fields of a file of JSON."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -660,7 +655,8 @@ def test_the_query_of_the_page_runs(
     spark: SparkSession, batch: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert spark  # the query finds it
-    (query,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    (query,) = (block for block in blocks if "import gold" in block)
     query = query.replace('Path("lake")', f"Path({str(batch.root)!r})")
     exec(compile(query, PAGE.name, "exec"), {})
     assert "request_queue" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,9 @@ FOLDER = Path(__file__).resolve().parents[2] / ".ci"
 
 
 def lint_script(name: str) -> ModuleType:
-    """Return a script of .ci as a module."""
+    """Return a script of .ci as a module. Scripts import each other."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

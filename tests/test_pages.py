@@ -1,0 +1,173 @@
+"""The pages say what the code declares, once, and within their length."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pages
+import pytest
+
+from purgatoryd.cli import api
+from purgatoryd.cli.app import COMMANDS
+from purgatoryd.cli.exits import MEANING
+from purgatoryd.cli.settings import FLAG_OF
+from purgatoryd.daemon.config import BOUNDS, DEFAULTS
+from purgatoryd.pipeline.reference import TABLES, VIOLATIONS
+from purgatoryd.shm_layout import errors
+
+pytestmark = pytest.mark.tier("check")
+
+ROOT, DOCS = pages.ROOT, pages.DOCS
+TEXTS = {
+    path: path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")))
+}
+REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
+WHOLLY_GENERATED = {DOCS / "reference" / f"{name}.md" for name in REFERENCES[:4]}
+WORDS_MAX, GUIDE_WORDS_MAX = 22_000, 3_000
+WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 500}
+NO_GUIDES = {DOCS / "protocol.md"}
+"""A reference: only the total counts."""
+_GENERATED = (
+    re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL),
+    re.compile(r"<!-- ([\w ]+): begin -->.*?<!-- \1: end -->", re.DOTALL),
+    re.compile(r"<!-- (?:struct|enum|limits|metrics|table)\b[^>]*-->.*?<!-- end -->", re.DOTALL),
+)
+_FILE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|c|h|toml|yml))(?:::(\w+))?`")
+
+
+def words(path: Path) -> int:
+    """The words of a page that somebody wrote: without code and generated parts."""
+    if path in WHOLLY_GENERATED:
+        return 0
+    text = TEXTS[path]
+    for generated in _GENERATED:
+        text = generated.sub("", text)
+    return sum(1 for word in text.split() if re.search(r"\w", word))
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """By the code in the first cell: the other cells of each row."""
+    found: dict[str, list[str]] = {}
+    for line in TEXTS[DOCS / "reference" / f"{page}.md"].splitlines():
+        first, *others = (cell.strip() for cell in line.strip("|").split(" | "))
+        if name := re.fullmatch(r"(?:&emsp;)*`([^`]+)`", first):
+            assert name[1] not in found or page in ("metrics", "tables"), f"{page}: {first} twice"
+            found[name[1]] = others
+    return found
+
+
+@pytest.mark.parametrize("path", pages.GENERATED, ids=lambda path: path.name)
+def test_a_generated_page_is_current(path: Path) -> None:
+    text = path.read_text()
+    assert pages.GENERATED[path](text) == text, "run: make docs"
+
+
+def test_the_pages_have_at_most_as_many_words_as_promised() -> None:
+    found = {path: words(path) for path in TEXTS}
+    guides = dict.fromkeys(found.keys() - NO_GUIDES, GUIDE_WORDS_MAX)
+    for path, most in (guides | WORDS_OF).items():
+        assert found[path] <= most, path.name
+    assert sum(found.values()) <= WORDS_MAX
+
+
+def test_words_are_counted_without_code_and_generated_parts() -> None:
+    assert words(DOCS / "operations.md") > 1_000
+    assert words(DOCS / "reference" / "settings.md") == 0
+    tables = words(DOCS / "reference" / "tables.md")
+    assert 20 < tables < 200
+
+
+def test_each_setting_has_its_default_and_limits_on_the_page() -> None:
+    found = rows("settings")
+    assert found.keys() == {"name", *FLAG_OF.values()}
+    assert sorted(name for group in pages.GROUPS.values() for name in group) == sorted(FLAG_OF)
+    for field, flag in FLAG_OF.items():
+        default, limits, _, about = found[flag]
+        assert default == pages.default_of(field)
+        assert limits or field not in BOUNDS
+        assert about.endswith("."), flag
+    assert DEFAULTS["capacity"] == int(found["capacity"][0].replace(",", ""))
+
+
+def test_each_error_has_its_cause_remedy_and_exit_code_on_the_page() -> None:
+    known = {
+        kind.__name__
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.PurgatorydError)
+    }
+    found = rows("errors")
+    assert found.keys() == known
+    for name, (when, remedy, code) in found.items():
+        assert when.endswith("."), name
+        assert remedy.endswith("."), name
+        assert int(code) in set(MEANING), name
+
+
+def test_each_exit_code_is_on_the_page_of_errors_alone() -> None:
+    for code, meaning in MEANING.items():
+        row = f"| {code.value} | {meaning} |"
+        assert [path.name for path in TEXTS if row in TEXTS[path]] == ["errors.md"]
+
+
+@pytest.mark.parametrize("page", ["errors", "metrics"])
+def test_what_a_reference_lists_is_in_no_other_reference(page: str) -> None:
+    listed = [name for name in rows(page) if re.match(r"[A-Z]|purgatoryd_", name)]
+    assert len(listed) > 50
+    others = [TEXTS[DOCS / "reference" / f"{name}.md"] for name in REFERENCES if name != page]
+    for name in listed:
+        assert not any(re.search(rf"^\| \[?`{name}`", text, re.MULTILINE) for text in others), name
+
+
+def test_each_command_is_on_the_page_of_the_command_line() -> None:
+    for command in COMMANDS:
+        pattern = rf"^## purgatoryd {command}( |$)"
+        assert re.search(pattern, TEXTS[DOCS / "reference" / "cli.md"], re.MULTILINE), command
+
+
+def test_each_exported_name_is_on_the_page_of_the_interface() -> None:
+    page = TEXTS[DOCS / "reference" / "api.md"]
+    found = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \|$", page, re.MULTILINE)
+    assert [name for name, _ in found] == api.exports()
+    assert [name for name, about in found if not about.endswith(".")] == []
+
+
+def test_each_column_and_each_violation_has_a_meaning() -> None:
+    columns = [column for table in TABLES.values() for column in table.columns]
+    assert [column.name for column in columns if not column.about] == []
+    source = "".join(path.read_text() for path in (ROOT / "pipeline").glob("*.py")
+                     if path.name != "reference.py")  # fmt: skip
+    assert [kind for kind in VIOLATIONS if not re.search(rf"['\"]{kind}['\"]", source)] == []
+    assert set(re.findall(r'Check\(\s*"(\w+)"', source)) <= VIOLATIONS.keys()
+
+
+def files() -> list[str]:
+    """All files of the repository."""
+    folders = ("tests", "daemon", "clients", "cli", "pipeline", "shm_layout", "docs", "benchmarks")
+    found = [one for folder in (*folders, ".ci", "examples") for one in (ROOT / folder).rglob("*")]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def test_files_and_tests_that_pages_name_exist() -> None:
+    there = files()
+    for path, text in TEXTS.items():
+        for name, test in set(_FILE.findall(text)):
+            known = any(one == name or one.endswith(f"/{name}") for one in there)
+            assert known or name in OF_USERS, f"{path.name} names {name}"
+            if test:
+                assert f"def {test}(" in (ROOT / name).read_text(), f"{path.name}: {test}"
+
+
+OF_USERS = {"prometheus.yml", "fleet.toml", "purgatoryd.toml", "default.toml"}
+"""Files that readers have, not this repository."""
+
+
+# ---- the pictures --------------------------------------------------------------------------------
+
+
+def test_files_that_the_picture_of_a_timer_names_exist() -> None:
+    named = set(re.findall(r"[a-z_/]+\.(?:py|c|h|md)\b", (DOCS / "architecture.svg").read_text()))
+    assert len(named) > 20
+    there = files()
+    assert [one for one in named if not any(f"/{path}".endswith(f"/{one}") for path in there)] == []
