@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pages
@@ -171,3 +174,24 @@ def test_files_that_the_picture_of_a_timer_names_exist() -> None:
     assert len(named) > 20
     there = files()
     assert [one for one in named if not any(f"/{path}".endswith(f"/{one}") for path in there)] == []
+
+
+# ---- the site ------------------------------------------------------------------------------------
+
+
+@pytest.mark.tier("all")
+def test_the_site_is_built_and_needs_no_other_host(tmp_path: Path) -> None:
+    mkdocs = Path(sys.executable).with_name("mkdocs")
+    command = [str(mkdocs), "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = {path.relative_to(tmp_path / "site").with_suffix(".md").as_posix()
+             for path in (tmp_path / "site").rglob("*.html")}  # fmt: skip
+    assert {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} <= built
+    for path in (tmp_path / "site").rglob("*.html"):
+        fetched = re.findall(
+            r"<(?:script|img|link rel=\"stylesheet\")[^>]*(?:src|href)=\"?(https?:[^\" >]+)",
+            path.read_text(),
+        )
+        assert fetched == [], path.name
+    shutil.rmtree(tmp_path / "site")
