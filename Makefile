@@ -204,7 +204,7 @@ bench-compare: build ## compare with another checkout that is built: OTHER=DIREC
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
 	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)
 
-docs: build ## write all pages, tables and pictures of docs/ that come from the code
+docs: build/core.stamp ## write all pages, tables and pictures of docs/ that come from the code
 	$(BIN)/python tests/support/pages.py
 
 site: $(VENV)/install.stamp ## build the pages as a site: build/site
