@@ -551,7 +551,7 @@ def test_children_are_scheduled_as_usual(priority: int, monkeypatch: pytest.Monk
 
 def test_a_client_of_a_daemon_without_a_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[object] = []
-    monkeypatch.setattr(numa_local, "worker_cpus", lambda *_: {0})
+    monkeypatch.setattr("purgatoryd.shm_layout.topology.worker_cpus", lambda *_: {0})
     monkeypatch.setattr(os, "sched_setaffinity", lambda *arguments: moved.append(arguments))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     numa_local.pin_numa_local(None, None)
