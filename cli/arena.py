@@ -12,6 +12,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.operations import condition_text, operation_record, owner_text
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -21,7 +22,6 @@ from purgatoryd.cli.options import (
     payload_record,
     visible,
 )
-from purgatoryd.cli.purgatory import condition_text, operation_record, owner_text
 from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:

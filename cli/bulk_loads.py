@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
@@ -91,9 +92,7 @@ def status_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -
     For root, the daemon's own uid and those of --admin-uid. A bulk load that is not remembered has
     the state none.
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         status = admin.bulk_load_status(bulk_load)
     done = [[rows.start, rows.stop] for rows in status.done]
     record = {
@@ -119,9 +118,7 @@ def forget_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -
     A row of it that is sent again afterwards is added again. For root, the daemon's own uid and
     those of --admin-uid.
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         admin.forget_bulk_load(bulk_load)
     emit(
         {"bulk_load": bulk_load.hex(), "state": "none"}, f"{bulk_load.hex()} is forgotten", as_json

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
-from urllib.parse import unquote
 
 import click
 
@@ -132,6 +129,8 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
     """Inside, an error ends the command with its exit code instead of a traceback."""
     try:
         yield
+    except click.exceptions.Exit:
+        raise
     except click.UsageError as error:
         if not as_json:
             raise  # click shows the usage with it
@@ -146,7 +145,9 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     except Exception as error:
-        if (ours := unwritable(error) or unreadable(error) or unusable(error)) is None:
+        from purgatoryd.cli.foreign_errors import translated
+
+        if (ours := translated(error)) is None:
             raise
         raise click.exceptions.Exit(report(ours, as_json)) from error
 
@@ -171,73 +172,6 @@ def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
     if health.condition != "frozen":
         return None
     return errors.DaemonFrozen(**figures(error), pid=health.pid, still_ns=health.still_ns)
-
-
-_REFUSALS = {
-    number: os.strerror(number)
-    for number in (
-        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
-        errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
-    )
-}  # fmt: skip
-
-
-def unwritable(error: Exception) -> errors.BadPath | None:
-    """What the machine refused to do with a file, if that is what the error says; also where Spark
-    met it."""
-    if isinstance(error, OSError):
-        detail = _REFUSALS.get(error.errno or 0)
-        return errors.BadPath(str(error.filename or "a file"), detail) if detail else None
-    if not _of_spark(error):
-        return None
-    said = str(error)
-    detail = next((words for words in _REFUSALS.values() if words in said), None)
-    return errors.BadPath(_file_in(said) or "a file", detail) if detail else None
-
-
-def _of_spark(error: Exception) -> bool:
-    if "pyspark" not in sys.modules:
-        return False
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    return isinstance(error, (PySparkException, Py4JError))
-
-
-_FILE = re.compile(
-    r"file://(?P<url>/[^\s\"]+)"
-    r"|file:(?P<path>/.+?)(?=\.? SQLSTATE| is not a Parquet| does not exist| \(|\"|$)",
-    re.MULTILINE,
-)
-"""Spark's errors name a file as a URL, or as it is called, with spaces and all."""
-_READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a Parquet file")
-
-
-def _file_in(said: str) -> str | None:
-    """The path of a file that Spark's error names."""
-    file = _FILE.search(said)
-    if file is None:
-        return None
-    return file["path"] or unquote(file["url"].rstrip("."))
-
-
-def unreadable(error: Exception) -> errors.LakeBroken | None:
-    """The file that Spark could not read, if that is what its error says."""
-    said = str(error)
-    path = _file_in(said)
-    if not (_of_spark(error) and path and _READING.search(said)):
-        return None
-    detail = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"
-    return errors.LakeBroken(path, detail)
-
-
-def unusable(error: Exception) -> errors.InvalidArgument | None:
-    """What was wrong with an argument, if only Python's or Spark's own error says it."""
-    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        return errors.InvalidArgument(f"{error.object!r} is not valid Unicode")
-    if _of_spark(error) and "JAVA_GATEWAY_EXITED" in str(error):
-        return errors.InvalidArgument("Java refused to start Spark: see above; --master, --conf?")
-    return None
 
 
 ARGUMENTS = "purgatoryd.arguments"

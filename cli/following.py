@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from purgatoryd.cli.exits import figures, unwritable
+from purgatoryd.cli.exits import figures
+from purgatoryd.cli.foreign_errors import unwritable
 from purgatoryd.shm_layout import errors
 
 MOST_S = 60

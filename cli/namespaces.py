@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command
@@ -81,9 +82,7 @@ def set_command(
     \b
     purgatoryd namespace set orders --owner 1001 --quota-timers 100000
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         settings = admin.set_namespace(
             namespace,
             owner_uid=owner,
@@ -125,9 +124,7 @@ def create_command(
     \b
     purgatoryd namespace create clicks
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         admin.create_namespace(namespace, partitions)
     record = {"namespace": namespace, "partitions": partitions}
     emit(record, f"{visible(namespace)} has {partitions} partitions", as_json)

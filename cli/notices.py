@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import (
@@ -78,10 +79,8 @@ def listen_command(
     Gaps are filled from the daemon's replay buffer; notices that are gone from it end the command
     with their range and exit code 8.
     """
-    from purgatoryd.clients import Subscriber
-
     seen = 0
-    with Subscriber(
+    with clients.Subscriber(
         name, namespace=namespace, topics=topics or None, timeout=timeout
     ) as subscriber:
         click.echo("listening", err=True)
@@ -117,13 +116,11 @@ def publish_command(
     \b
     purgatoryd publish node-7 -n _purgatoryd -t _events -p '{"finding": "slow"}'
     """
-    from purgatoryd.clients import Admin
-
     if payload and payload_file:
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
     wanted = read_key(key, key_type)
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         ticket = admin.publish(topic, wanted, content, namespace=namespace)
     record = {**key_record(wanted), "namespace": namespace, "topic": topic, "ticket": ticket}
     emit(record, f"published {key_text(wanted)}, ticket {ticket}", as_json)

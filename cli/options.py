@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import json
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +90,7 @@ def payload_record(payload: bytes) -> dict[str, str]:
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
-        return {"payload_base64": base64.b64encode(payload).decode()}
+        return {"payload_base64": binascii.b2a_base64(payload, newline=False).decode()}
 
 
 def emit(record: dict[str, Any], text: str, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import (
@@ -24,7 +25,6 @@ from purgatoryd.cli.options import (
 if TYPE_CHECKING:
     from purgatoryd.clients import AllOf, Outcome, Quorum
     from purgatoryd.shm_layout.arena import Watermark
-    from purgatoryd.shm_layout.wire import OperationInfo, WatchInfo
 
 Target = tuple[str, int]
 
@@ -42,12 +42,10 @@ def read_target(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -
 
 def read_condition(targets: list[Target], key_type: str, need: int | None) -> AllOf | Quorum:
     """Return a condition for all targets, or for `need` of them."""
-    from purgatoryd.clients import AllOf, Quorum
-
     by_key = {read_key(key, key_type): target for key, target in targets}
     if len(by_key) < len(targets):
         raise click.UsageError("Give each watch key once.")
-    return AllOf(by_key) if need is None else Quorum(by_key, need)
+    return clients.AllOf(by_key) if need is None else clients.Quorum(by_key, need)
 
 
 def outcome_record(key: Any, outcome: Outcome) -> dict[str, Any]:
@@ -125,11 +123,9 @@ def watch_command(
     purgatoryd advance replica-1 40
     purgatoryd advance replica-2 40
     """
-    from purgatoryd.clients import Purgatory
-
     wanted = read_key(key, key_type)
     condition = read_condition(targets, key_type, need)
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         operation = purgatory.watch(
             wanted, condition, within_ns / 1e9, payload=payload.encode(), topic=topic
         )
@@ -165,12 +161,10 @@ def advance_command(
     purgatoryd advance replica-1 40
     purgatoryd advance deliveries --by 1
     """
-    from purgatoryd.clients import Purgatory
-
     if (watermark is None) == (by is None):
         raise click.UsageError("Give either WATERMARK or --by.")
     key = read_key(watch_key, key_type)
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         ended = (
             purgatory.bump(key, by) if by is not None else purgatory.advance(key, watermark or 0)
         )
@@ -193,10 +187,8 @@ def fail_command(
 
     Ends the operations whose condition cannot hold without the key, and prints their number.
     """
-    from purgatoryd.clients import Purgatory
-
     key = read_key(watch_key, key_type)
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         ended = purgatory.fail(key, code)
     emit({**key_record(key), "ended": ended}, f"ended {ended:,}", as_json)
 
@@ -217,10 +209,8 @@ def clear_command(
 
     Exit code 1 means that a key is unknown.
     """
-    from purgatoryd.clients import Purgatory
-
     keys = [read_key(text, key_type) for text in watch_keys]
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         known = [purgatory.clear(key) for key in keys]
         for key in keys if forget else ():
             purgatory.forget(key)
@@ -228,48 +218,6 @@ def clear_command(
         result = "cleared" if done else "unknown"
         emit({**key_record(key), "result": result.upper()}, f"{result} {key_text(key)}", as_json)
     return Exit.DONE if all(known) else Exit.NEGATIVE
-
-
-def operation_record(found: OperationInfo) -> dict[str, Any]:
-    """Return condition and owner of an armed operation for JSON."""
-    keys = [{**row._asdict(), **key_record(row.key)} for row in found.keys]
-    return {
-        "condition": found.condition.name, "threshold": found.threshold,
-        "owner": f"{found.owner:016x}", "owner_uid": found.owner_uid, "keys": keys,
-    }  # fmt: skip
-
-
-def operation_fields(record: dict[str, Any], found: OperationInfo) -> dict[str, Any]:
-    """Return the lines of `get`: those of a timer, with the condition and owner of an operation."""
-    shown = {name: value for name, value in record.items() if name != "operation"}
-    keys = {f"key {n}": watch_text(row) for n, row in enumerate(found.keys, 1)}
-    return {**shown, "condition": condition_text(found), "owner": owner_text(found), **keys}
-
-
-def owner_text(found: OperationInfo) -> str:
-    """Return the owner's session and uid as text."""
-    uid = "unknown" if found.owner_uid is None else found.owner_uid
-    return f"{found.owner:016x} (uid {uid})"
-
-
-def condition_text(found: OperationInfo) -> str:
-    """Return a condition as text, without the watermarks of its keys."""
-    keys, name = len(found.keys), found.condition.name
-    parts = {
-        "ALL": f"all of {keys}", "ANY": f"any of {keys}",
-        "QUORUM": f"{found.threshold} of {keys}", "CLIENT": f"asks its owner about {keys}",
-        "SUM": f"sum of at least {found.threshold} over {keys}",
-    }  # fmt: skip
-    return f"{parts[name]} key{'s' * (keys != 1)}"
-
-
-def watch_text(found: WatchInfo) -> str:
-    """Return a watch key of an operation as text: its watermark and its target."""
-    parts = [f"{key_text(found.key)} at {found.watermark}"]
-    parts += [f"needs {found.target}"] if found.target is not None else []
-    parts += [f"counts from {found.base}"] if found.base is not None else []
-    parts += [f"{found.cap} at most"] if found.cap is not None else []
-    return ", ".join(parts + ([f"failed with {found.error}"] if found.error else []))
 
 
 def watermark_record(found: Watermark) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import settings
 from purgatoryd.cli.exits import ARGUMENTS, Command, Exit, frozen
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
@@ -255,9 +256,7 @@ def refuse_one_shard(name: str) -> None:
 
 def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:
     """Has the daemon arm again. Raises DaemonUnreachable, MessageRefused if this uid may not."""
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout_s) as admin:
+    with clients.Admin(name, timeout=timeout_s) as admin:
         admin.resume()
     emit({"resumed": name}, f"{name} goes on", as_json)
     return Exit.DONE
@@ -291,7 +290,6 @@ def drain_and_wait(paths: Paths, process: int, timeout_s: float) -> bool:
 
     Who does not wait any more gives the drain up.
     """
-    from purgatoryd.clients import Admin
     from purgatoryd.shm_layout.errors import CallTimeout
     from purgatoryd.shm_layout.layout import FLAG_DRAIN
 
@@ -300,7 +298,7 @@ def drain_and_wait(paths: Paths, process: int, timeout_s: float) -> bool:
     except CallTimeout:
         return False
     except KeyboardInterrupt:
-        with Admin(paths.name, timeout=STOP_S) as admin:
+        with clients.Admin(paths.name, timeout=STOP_S) as admin:
             admin.resume()
         raise
     return True

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.operations import operation_fields, operation_record
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -23,7 +25,6 @@ from purgatoryd.cli.options import (
     timeout_option,
     visible,
 )
-from purgatoryd.cli.purgatory import operation_fields, operation_record
 
 if TYPE_CHECKING:
     from purgatoryd.clients import TimerInfo
@@ -90,14 +91,12 @@ def add_command(
     \b
     purgatoryd add order:42 --delay 30s --topic orders --payload '{"remind": true}'
     """
-    from purgatoryd.clients import PartitionedClient
-
     if (delay is None) == (deadline is None):
         raise click.UsageError("Give either --delay or --deadline.")
     if payload and payload_file:
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         timer = client.add(
             read_key(key, key_type),
             delay_ns=delay,
@@ -125,15 +124,13 @@ def cancel_command(
     Answers CANCELLED, FIRED (too late, its notice is on its way) or UNKNOWN for each. Exit
     code 0 means that all were cancelled.
     """
-    from purgatoryd.clients import CancelResult, PartitionedClient
-
     wanted = [read_key(key, key_type) for key in keys]
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         results = list(client.cancel_many(wanted))
     for key, result in zip(wanted, results, strict=True):
         record = {**key_record(key), "result": result.name}
         emit(record, f"{result.name.lower()} {key_text(key)}", as_json)
-    return Exit.DONE if set(results) == {CancelResult.CANCELLED} else Exit.NEGATIVE
+    return Exit.DONE if set(results) == {clients.CancelResult.CANCELLED} else Exit.NEGATIVE
 
 
 @click.command("get", cls=Command)
@@ -151,10 +148,8 @@ def get_command(
     For an operation it shows the condition, the owner's session and uid, and each watch key
     with its watermark.
     """
-    from purgatoryd.clients import PartitionedClient
-
     wanted = read_key(key, key_type)
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         timer, virtual = client.get(wanted), client.of(wanted).virtual
     if timer is None:
         text = f"unknown {key_text(wanted)}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,7 +28,7 @@ PAUSE_NS = NS_PER["ms"]
 """The shortest pause between two iterations of a command that goes on."""
 BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
-_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)?")
+_DURATION = re.compile(r"([+-]?\d+)(?:\.(\d+))?(ns|us|ms|s|m|h|d)?")
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:iB|B)?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,8 +50,8 @@ class Duration(Count):
         match = _DURATION.fullmatch(str(value).strip())
         if not match:
             self.fail(f"{value!r} is not a duration such as 250us, 1.5s, 10m, 2d.", param, ctx)
-        number, unit = match.groups()
-        span_ns = math.ceil(Decimal(number) * NS_PER[unit or "s"])
+        whole, fraction, unit = match.groups(default="")
+        span_ns: int = -(-int(whole + fraction) * NS_PER[unit or "s"] // 10 ** len(fraction))
         if self.least_ns is not None and span_ns < self.least_ns:
             self.fail(f"{value!r} is less than {format_duration(self.least_ns)}.", param, ctx)
         return span_ns
