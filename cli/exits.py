@@ -178,6 +178,14 @@ ARGUMENTS = "purgatoryd.arguments"
 """Under which a context keeps the words that the command was called with."""
 
 
+class GroupedOption(click.Option):
+    """An option that --help shows under `heading`; empty = among the options without one."""
+
+    def __init__(self, *declared: Any, heading: str = "", **settings: Any) -> None:
+        super().__init__(*declared, **settings)
+        self.heading = heading
+
+
 class Command(click.Command):
     """A command that says how it ended with its exit code."""
 
@@ -188,6 +196,17 @@ class Command(click.Command):
             ctx = super().make_context(info_name, args, *rest, **extra)
         ctx.meta[ARGUMENTS] = given
         return ctx
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, those without a heading first."""
+        sections: dict[str, list[tuple[str, str]]] = {"": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                heading = parameter.heading if isinstance(parameter, GroupedOption) else ""
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading or "Options"):
+                formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> None:
         """Runs the command; what it returns, if anything, is its exit code."""
