@@ -1,4 +1,4 @@
-"""docs/api.md, generated: `python -m purgatoryd.cli.api > docs/api.md`."""
+"""Generates docs/api.md: `python -m purgatoryd.cli.api > docs/api.md`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from purgatoryd.shm_layout import errors
 _INTRO = """\
 # The Python interface
 
-This page is generated from the docstrings: `make docs` writes it, and a test fails while it is out
-of date. `help(purgatoryd.clients.Client)` shows arguments and errors.
+This page is generated from the docstrings by `make docs`; a test fails if it is out of date.
+`help(purgatoryd.clients.Client)` shows arguments and errors.
 
-What `purgatoryd.clients` exports is the interface. Every other module may change without notice.
+The interface is what `purgatoryd.clients` exports. Other modules may change without notice.
 """
 
 _ERRORS = """\
 ## Errors
 
-Every error is a `PurgatorydError`. An indented error is a kind of the one above it. The exit code
-is that of the command when the error ends it.
+Every error is a `PurgatorydError`. An indented error is a subclass of the one above it. The exit
+code is that of a command that ends with the error.
 """
 
 
-OWNERLESS = "The owner of a namespace without one."
+OWNERLESS = "The owner of a namespace that every user may use."
 
 
 def first_sentence(of: object) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Return the first sentence of a docstring, on one line."""
     text = " ".join((inspect.getdoc(of) or "").partition("\n\n")[0].split())
     return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
@@ -54,7 +54,7 @@ def _tree(kind: type[errors.PurgatorydError], depth: int = 0) -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [
         _INTRO,
         "| name | what it is |\n| --- | --- |\n" + "\n".join(_exports()) + "\n",

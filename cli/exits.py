@@ -1,4 +1,4 @@
-"""Exit codes, and how an error becomes one."""
+"""Exit codes, and the classes of commands and options that all commands use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from purgatoryd.shm_layout import errors
 
 
 class Exit(IntEnum):
-    """What the command's exit code says; stable numbers."""
+    """Exit codes of all commands. The numbers are stable."""
 
     DONE = 0
     NEGATIVE = 1
@@ -34,20 +34,20 @@ class Exit(IntEnum):
 
 MEANING = {
     Exit.DONE: "done",
-    Exit.NEGATIVE: "answered, but not yes: unknown, fired, nothing arrived, not drained, degraded",
-    Exit.USAGE: "bad argument or setting; nothing was sent",
+    Exit.NEGATIVE: "the answer is no: unknown key, already fired, no notice, not drained, degraded",
+    Exit.USAGE: "invalid argument or setting; nothing was sent to the daemon",
     Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
-    Exit.REFUSED: "refused: exists, full, too far, denied; an arena that this user may not read",
-    Exit.BROKEN: "a broken invariant of the arena, a damaged WAL or lake, a violation",
-    Exit.TIMEOUT: "no answer in time, the call may still be applied, once; a daemon that is frozen",
-    Exit.UNUSABLE: "a path, an arena file or this machine cannot be used",
-    Exit.NOTICES_LOST: "the listener was overtaken; the lost range is named",
-    Exit.OTHER: "another error of the conversation with the daemon",
-    Exit.BUG: "a bug: please report the traceback",
+    Exit.REFUSED: "refused: key exists, table full, deadline too far, permission denied",
+    Exit.BROKEN: "corruption: broken arena invariant, damaged WAL or lake, failed audit",
+    Exit.TIMEOUT: "no answer in time, or the daemon is frozen; the call may still be applied once",
+    Exit.UNUSABLE: "unusable path, arena file or machine",
+    Exit.NOTICES_LOST: "the listener fell behind and lost notices; the error names the range",
+    Exit.OTHER: "another error in the communication with the daemon",
+    Exit.BUG: "a bug in purgatoryd; please report the traceback",
     Exit.INTERRUPTED: "interrupted by SIGINT",
 }
 
-# The first row that fits decides.
+# The first row whose class matches decides.
 _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.InvalidArgument, Exit.USAGE),
     (errors.Refused, Exit.REFUSED),
@@ -80,28 +80,28 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
 )
 
 _PASSED_ON = frozenset(Exit) - {Exit.DONE, Exit.NEGATIVE}
-"""Exit codes of a shard that say why it failed: whoever started the deployment goes by them."""
+"""Exit codes of a shard that the deployment ends with, because they say why the shard failed."""
 
 
 def exit_of(error: errors.PurgatorydError) -> Exit:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     if isinstance(error, errors.ShardFailed) and error.code in _PASSED_ON:
         return Exit(error.code)
     return exit_of_class(type(error))
 
 
 def exit_of_class(kind: type[errors.PurgatorydError]) -> Exit:
-    """The exit code of errors of a class, whatever figures they have."""
+    """Return the exit code of an error class."""
     return next(code for known, code in _BY_ERROR if issubclass(kind, known))
 
 
 def figures(error: Exception) -> dict[str, Any]:
-    """The figures that an error keeps, by name; one that is not ours keeps none."""
+    """Return the attributes of an error by name; empty for errors that are not purgatoryd's."""
     return {name: getattr(error, name) for name in getattr(error, "figures", ())}
 
 
 def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
-    """Tells the error on stderr, as text or as one JSON object; returns the exit code."""
+    """Print an error on stderr, as text or as one JSON object; return its exit code."""
     from purgatoryd.daemon.log import line_prefix
 
     reported = {"error": type(error).__name__, "message": str(error), **figures(error)}
@@ -114,8 +114,10 @@ def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr. A daemon prints it through its log, which waits for no reader. A
-    replaced sys.stderr gets the line."""
+    """Print a line on stderr, without waiting for its reader if this process is a daemon.
+
+    A daemon writes through its log. If sys.stderr was replaced, the line goes there.
+    """
     from purgatoryd.daemon.log import log
 
     if log.writes and sys.stderr is sys.__stderr__:
@@ -126,20 +128,20 @@ def say(text: str) -> None:
 
 @contextmanager
 def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
-    """Inside, an error ends the command with its exit code instead of a traceback."""
+    """Return a context in which errors end the command with an exit code, without a traceback."""
     try:
         yield
     except click.exceptions.Exit:
         raise
     except click.UsageError as error:
         if not as_json:
-            raise  # click shows the usage with it
+            raise  # click prints the usage with it
         reported = {"error": type(error).__name__, "message": error.format_message()}
         click.echo(json.dumps(reported), err=True)
         raise click.exceptions.Exit(Exit.USAGE) from error
     except errors.PurgatorydError as error:
         raise click.exceptions.Exit(report(frozen(error) or error, as_json)) from error
-    except BrokenPipeError:  # the reader of our output has ended, as head does
+    except BrokenPipeError:  # the reader of the output has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(Exit.DONE) from None
     except KeyboardInterrupt:
@@ -153,10 +155,10 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
 
 
 FROZEN_NS = 5_000_000_000
-"""A loop that did not move for longer is frozen; a healthy loop moves every second."""
+"""A daemon whose loop has stood still for longer is frozen. A healthy loop moves every second."""
 
 UNANSWERED_NS = 2_000_000_000
-"""The same limit for a daemon that did not answer a call."""
+"""The same limit for a daemon that has not answered a call."""
 
 
 def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
@@ -175,11 +177,11 @@ def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
 
 
 ARGUMENTS = "purgatoryd.arguments"
-"""Under which a context keeps the words that the command was called with."""
+"""Key in click.Context.meta of the arguments that the command was called with."""
 
 
 class GroupedOption(click.Option):
-    """An option that --help shows under `heading`; empty = among the options without one."""
+    """An option that --help lists under `heading`; empty = under "Options"."""
 
     def __init__(self, *declared: Any, heading: str = "", **settings: Any) -> None:
         super().__init__(*declared, **settings)
@@ -187,10 +189,10 @@ class GroupedOption(click.Option):
 
 
 class Command(click.Command):
-    """A command that says how it ended with its exit code."""
+    """A command that ends with an exit code for each result and error."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
-        """Parses the arguments; settings are refused here."""
+        """Parse the arguments. Errors in them, such as invalid settings, end the command."""
         given = tuple(args)
         with errors_as_exit_codes("--json" in args):
             ctx = super().make_context(info_name, args, *rest, **extra)
@@ -198,10 +200,11 @@ class Command(click.Command):
         return ctx
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings, those without a heading first."""
+        """Write the options under their headings, options without a heading first."""
         sections: dict[str, list[tuple[str, str]]] = {"": []}
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):  # click 8.5 also has arguments
                 heading = parameter.heading if isinstance(parameter, GroupedOption) else ""
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
@@ -209,12 +212,12 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> None:
-        """Runs the command; what it returns, if anything, is its exit code."""
+        """Run the command and exit with the code that it returns, 0 if it returns None."""
         with errors_as_exit_codes(bool(ctx.params.get("as_json"))):
             ctx.exit(int(super().invoke(ctx) or Exit.DONE))
 
 
 def help_table() -> str:
-    """The exit codes as a paragraph of --help that click must not wrap."""
+    """Return the exit codes as a paragraph of --help that click does not wrap."""
     rows = "\n".join(f"  {code.value:>3}  {text}" for code, text in MEANING.items())
     return f"\b\nExit codes:\n{rows}"

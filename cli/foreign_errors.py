@@ -20,8 +20,10 @@ _REFUSALS = {
 
 
 def unwritable(error: Exception) -> errors.BadPath | None:
-    """What the machine refused to do with a file, if that is what the error says; also where Spark
-    met it."""
+    """Return the error for a file that the system refused to open or write, in Python or in Spark.
+
+    None if `error` is another one.
+    """
     if isinstance(error, OSError):
         detail = _REFUSALS.get(error.errno or 0)
         return errors.BadPath(str(error.filename or "a file"), detail) if detail else None
@@ -46,12 +48,12 @@ _FILE = re.compile(
     r"|file:(?P<path>/.+?)(?=\.? SQLSTATE| is not a Parquet| does not exist| \(|\"|$)",
     re.MULTILINE,
 )
-"""Spark's errors name a file as a URL, or as it is called, with spaces and all."""
+"""The file in a message of Spark: a URL, or a path, which may contain spaces."""
 _READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a Parquet file")
 
 
 def _file_in(said: str) -> str | None:
-    """The path of a file that Spark's error names."""
+    """Return the path of the file that a message of Spark names."""
     file = _FILE.search(said)
     if file is None:
         return None
@@ -59,7 +61,7 @@ def _file_in(said: str) -> str | None:
 
 
 def unreadable(error: Exception) -> errors.LakeBroken | None:
-    """The file that Spark could not read, if that is what its error says."""
+    """Return the error for a file that Spark could not read; None if `error` is another one."""
     said = str(error)
     path = _file_in(said)
     if not (_of_spark(error) and path and _READING.search(said)):
@@ -69,11 +71,13 @@ def unreadable(error: Exception) -> errors.LakeBroken | None:
 
 
 def unusable(error: Exception) -> errors.InvalidArgument | None:
-    """What was wrong with an argument, if only Python's or Spark's own error says it."""
+    """Return the error for an argument that Python or Spark refused; None for other errors."""
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return errors.InvalidArgument(f"{error.object!r} is not valid Unicode")
     if _of_spark(error) and "JAVA_GATEWAY_EXITED" in str(error):
-        return errors.InvalidArgument("Java refused to start Spark: see above; --master, --conf?")
+        return errors.InvalidArgument(
+            "Java did not start Spark; see its message above, and check --master and --conf"
+        )
     return None
 
 

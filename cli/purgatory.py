@@ -92,10 +92,10 @@ def outcome_text(key: Any, outcome: Outcome) -> str:
     help="Time until the operation expires: 250ms, 30s, 10m.",
 )
 @click.option(
-    "--need", type=click.IntRange(1), help="Number of watch keys that suffice; all unless given."
+    "--need", type=click.IntRange(1), help="Number of watch keys that suffice; default: all."
 )
-@click.option("-t", "--topic", help="Topic of a notice about the outcome; none unless given.")
-@click.option("-p", "--payload", default="", help="Text that the notice carries.")
+@click.option("-t", "--topic", help="Topic of a notice about the outcome; default: no notice.")
+@click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @key_type_option
 @timeout_option
 @json_option
@@ -114,9 +114,10 @@ def watch_command(
 ) -> int:
     """Arm an operation under KEY and wait for its outcome.
 
-    It is satisfied once the watermark of every WATCH_KEY is at least its TARGET, which is 1
-    unless given; with --need K, once K of them are. Exit code 0 means satisfied, 1 that it
-    expired, failed or was cancelled. An interrupt leaves the operation armed: cancel KEY ends it.
+    The operation is satisfied once the watermark of every WATCH_KEY is at least its TARGET; with
+    --need K, of K of them. The default TARGET is 1. Exit code 0 means that it was satisfied, 1 that
+    it expired, failed or was cancelled. An interrupt leaves it armed; `purgatoryd cancel KEY` ends
+    it.
 
     \b
     purgatoryd watch write:7 replica-1=40 replica-2=40 --within 5s &
@@ -155,7 +156,7 @@ def advance_command(
 ) -> None:
     """Raise the watermark of WATCH_KEY to at least WATERMARK.
 
-    Prints the number of operations that this ended.
+    Prints the number of operations that ended.
 
     \b
     purgatoryd advance replica-1 40
@@ -254,8 +255,8 @@ def watermarks_command(
 ) -> None:
     """List the watch keys that the daemon knows, with their watermarks and errors.
 
-    Reads the shared memory and costs the daemon nothing. A key that changes meanwhile is shown with
-    its old or its new watermark.
+    Reads the shared memory without contacting the daemon. A key that changes meanwhile is shown
+    with its old or its new watermark.
     """
     from purgatoryd.cli.arena import reading
     from purgatoryd.cli.shards import daemons

@@ -1,4 +1,4 @@
-"""docs/cli.md, generated: `python -m purgatoryd.cli.reference > docs/cli.md`."""
+"""Generates docs/cli.md: `python -m purgatoryd.cli.reference > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from purgatoryd.cli.settings import FLAG_OF, variable
 _INTRO = """\
 # The command line
 
-This page is generated from the help texts: `make docs` writes it again, and a test fails
-while it is out of date.
+This page is generated from the help texts by `make docs`; a test fails if it is out of date.
 
-Every command prints text for people, and with `--json` one JSON object per line. Errors go
-to stderr, with `--json` as one JSON object that keeps the error's figures.
+Every command prints text, or with `--json` one JSON object per line. Errors go to stderr; with
+`--json`, an error is one JSON object that contains the error's attributes.
 
-A key is printed as it is written on the command line; `key_type` stands next to it unless it
-is `str`. A payload is printed as `payload` if it is UTF-8, else as `payload_base64`.
+In JSON, `key` is the key as on the command line, and `key_type` is present unless it is `str`.
+A payload is `payload` if it is UTF-8, else `payload_base64`.
 """
 
 _SETTINGS = """\
 ## Settings of the daemon
 
-A flag of `purgatoryd run` wins over its environment variable, that over the TOML file of
-`--config`, that over the default. An unknown name is an error in all three. `purgatoryd run
+A flag of `purgatoryd run` overrides its environment variable, which overrides the TOML file of
+`--config`, which overrides the default. An unknown name is an error in all three. `purgatoryd run
 --print-config` prints the settings in effect, with their sources, as a TOML file.
 """
 
 _DIRECTORY = """\
-`PURGATORYD_DIR`, if set, is the one directory for sockets and locks, of daemons and clients
-alike. Otherwise a daemon takes the first of `/run/purgatoryd`, `$XDG_RUNTIME_DIR/purgatoryd`
-and `/tmp/purgatoryd-UID` that it may write, a client the first that holds the daemon's
-command socket. `PURGATORYD_NAME` names the daemon for every command.
+`PURGATORYD_DIR`, if set, is the directory of sockets and locks, for daemons and clients.
+Otherwise there are three: `/run/purgatoryd`, `$XDG_RUNTIME_DIR/purgatoryd` and
+`/tmp/purgatoryd-UID`. A daemon uses the first one that it can write, a client the first one that
+contains the daemon's command socket. `PURGATORYD_NAME` is the default of `--name`.
 """
 
 
@@ -64,7 +63,7 @@ def _leaves(command: click.Command, title: str) -> Iterator[tuple[click.Command,
 
 
 def text() -> str:
-    """The whole page."""
+    """Return the page."""
     codes = [(str(code.value), meaning) for code, meaning in MEANING.items()]
     flags = [(f"`--{f}`", f"`{variable(f)}`", f"`{f}`") for f in ("name", *FLAG_OF.values())]
     with click.Context(app) as ctx:

@@ -47,7 +47,7 @@ def session_record(info: SessionInfo, now_ns: int) -> dict[str, Any]:
 
 @click.group("session")
 def session_command() -> None:
-    """Sessions of the clients of a daemon."""
+    """Show and end the sessions of clients."""
 
 
 @session_command.command("ls", cls=Command)

@@ -1,7 +1,7 @@
-"""Settings of `purgatoryd run`: flags > environment > TOML file > defaults.
+"""Settings of `purgatoryd run`.
 
-An unknown one is an error wherever it stands: a daemon must not run with less than what
-its owner wrote down.
+A flag overrides the environment, which overrides the TOML file, which overrides the default. An
+unknown setting is an error in all three, so that a typing error never silently changes a daemon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from purgatoryd.daemon.config import DEFAULTS, Config
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting, UnknownSetting
 
 PREFIX = "PURGATORYD_"
-# Variables that are no settings of `run` but ours all the same.
+# Variables with the prefix that are not settings of `run`.
 OTHER_VARIABLES = ("PURGATORYD_DIR", "PURGATORYD_CONFIG", "PURGATORYD_REQUIRE")
 
 _SOURCES = {
@@ -31,7 +31,7 @@ _SOURCES = {
 
 
 def variable(flag: str) -> str:
-    """The environment variable of a flag: payload-memory -> PURGATORYD_PAYLOAD_MEMORY."""
+    """Return the environment variable of a flag: payload-memory -> PURGATORYD_PAYLOAD_MEMORY."""
     return PREFIX + flag.upper().replace("-", "_")
 
 
@@ -165,7 +165,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Divide the namespaces among this many daemons, each with its own arena and loop; 0 = "
          "one daemon for all."),
         ("log-level", "log_level", click.Choice(["error", "warning", "info"]),
-         "Minimum level of log messages on stderr or in journald."),
+         "Minimum log level of messages on stderr or in journald."),
     ),
 }  # fmt: skip
 """The settings by their heading in `run --help`."""
@@ -225,7 +225,7 @@ def _option(row: Row, heading: str = "") -> Callable[[Callable[..., Any]], Calla
 
 
 def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    """Callback of --config: the file's values become the defaults of the other options."""
+    """Callback of --config: make the values in the file the defaults of the other options."""
     if path is None:
         return None
     from purgatoryd.cli.config_file import read_table
@@ -241,7 +241,7 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
 
 
 def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str]:
-    """What is read as the same text would be in a flag."""
+    """Return a value of the TOML file as the text that the flag would have."""
     values = value if field in _REPEATED and isinstance(value, list) else [value]
     if field in _YES_OR_NO and isinstance(value, bool):
         return str(value)
@@ -251,7 +251,7 @@ def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str
 
 
 def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
-    """Raises UnknownSetting for a PURGATORYD_ variable that means nothing."""
+    """Raise UnknownSetting if a PURGATORYD_ variable does not name a setting."""
     known = (*OTHER_VARIABLES, *map(variable, ["name", *FLAG_OF.values()]))
     for name in environ:
         if name.startswith(PREFIX) and name not in known:
@@ -259,13 +259,16 @@ def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
 
 
 def source_of(ctx: click.Context, field: str) -> str:
-    """Where the value of a setting came from."""
+    """Return the source of a setting: flag, environment, config file or default."""
     found = ctx.get_parameter_source(field)
     return _SOURCES.get(found, "default") if found else "default"
 
 
 def config_from(ctx: click.Context, name: str, values: Mapping[str, Any]) -> Config:
-    """The Config of parsed options. A bound that is broken names the flag and the source."""
+    """Return the Config for parsed options.
+
+    Raises InvalidSetting with the flag and its source for a value that is out of bounds.
+    """
     given = {field: value for field, value in values.items() if value is not None}
     if "wall_origin_ns" in given:
         from purgatoryd.clients.times import wall_ns
@@ -280,7 +283,7 @@ def config_from(ctx: click.Context, name: str, values: Mapping[str, Any]) -> Con
 
 
 def read_again(ctx: click.Context) -> Config:
-    """The Config of the same command line as the settings are written down now.
+    """Return the Config for the same command line, with the current environment and TOML file.
 
     Raises PurgatorydError.
     """
@@ -295,7 +298,7 @@ def read_again(ctx: click.Context) -> Config:
 def effective(
     ctx: click.Context, config: Config
 ) -> Iterator[tuple[str, int | str | list[int | str], str]]:
-    """(flag, value as it may be written, source) of every setting."""
+    """Yield flag, value as in a TOML file, and source of every setting."""
     yield "name", config.name, source_of(ctx, "name")
     for flag, field, kind, _ in _ROWS:
         yield flag, _written(getattr(config, field), kind), source_of(ctx, field)

@@ -1,4 +1,4 @@
-"""add, cancel and get: one timer at a time, through the client."""
+"""The commands add, cancel and get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def timer_record(timer: TimerInfo) -> dict[str, Any]:
-    """A timer in JSON."""
+    """Return a timer for JSON."""
     record: dict[str, Any] = {
         **key_record(timer.key),
         "namespace": timer.namespace,
@@ -52,19 +52,19 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
 @click.argument("key")
 @name_option
 @namespace_option
-@click.option("--delay", type=units.Duration(), help="Due so long from now: 250ms, 30s, 10m, 2d.")
+@click.option("--delay", type=units.Duration(), help="Time until it is due: 250ms, 30s, 10m, 2d.")
 @click.option(
-    "--deadline", type=units.Moment(), help="Due at this wall time: 2026-01-31T12:00:00Z."
+    "--deadline", type=units.Moment(), help="Wall time at which it is due: 2026-01-31T12:00:00Z."
 )
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
-@click.option("-p", "--payload", default="", help="Text that the notice carries.")
-@click.option("--payload-file", type=click.File("rb"), help="The same from a file; - is stdin.")
+@click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
+@click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @click.option(
     "--mode",
     type=click.Choice(["error", "replace", "keep", "extend"]),
     default="error",
     show_default=True,
-    help="If the key is armed: refuse, replace it, keep it, or move it to a later time.",
+    help="If KEY is armed: refuse, replace the timer, keep it, or move it to a later time.",
 )
 @key_type_option
 @timeout_option
@@ -85,8 +85,8 @@ def add_command(
 ) -> None:
     """Arm a timer under KEY.
 
-    When it is due, everybody who listens to its topic receives a notice. A delay of zero or
-    less, or a deadline in the past, is due at once.
+    When the timer is due, each listener of its topic receives a notice. A timer with a past
+    deadline or a delay of 0 or less is due at once.
 
     \b
     purgatoryd add order:42 --delay 30s --topic orders --payload '{"remind": true}'
@@ -121,7 +121,7 @@ def cancel_command(
 ) -> int:
     """Cancel the timers of one or more KEYs.
 
-    Answers CANCELLED, FIRED (too late, its notice is on its way) or UNKNOWN for each. Exit
+    Prints for each key "cancelled", "fired" (too late: the notice was written) or "unknown". Exit
     code 0 means that all were cancelled.
     """
     wanted = [read_key(key, key_type) for key in keys]
@@ -145,8 +145,8 @@ def get_command(
 ) -> int:
     """Show the armed timer or operation of KEY; exit code 1 if there is none.
 
-    For an operation it shows the condition, the owner's session and uid, and each watch key
-    with its watermark.
+    For an operation, the command also shows the condition, the owner's session and uid, and each
+    watch key with its watermark.
     """
     wanted = read_key(key, key_type)
     with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:

@@ -86,7 +86,7 @@ def sections(help_text: str) -> dict[str, list[str]]:
     for line in help_text.splitlines():
         if title := re.fullmatch(r"(\S.*):", line):
             heading = title[1]
-        elif flag := re.match(r"  --([a-z-]+)", line):
+        elif heading and (flag := re.match(r"  --([a-z-]+)", line)):
             found.setdefault(heading, []).append(flag[1])
     return found
 

@@ -439,7 +439,7 @@ def test_the_picture(tmp_path: Path) -> None:
         "  [0o 8o] [1o 9o] [2o 10o] [3R 11.]",
         "node 1: 2.0 GiB free of 4.0 GiB; distance 20 to node 0",
         "  [4. 12.] [5. 13.] [6. 14i] [7. 15x]",
-        "R loop   o other threads   . free   i isolated   x not ours",
+        "R loop   o other threads   . free   i isolated   x not allowed",
         "",
         "placement plan (explicit):",
         "  the loop is on CPU 3 of node 0: its sibling 11 stays free",
@@ -462,7 +462,7 @@ def test_shards_take_what_others_leave_and_each_is_shown(
         "  [0o 8o] [1o 9o] [2R 10.] [3R 11.]",
         "node 1: 2.0 GiB free of 4.0 GiB, the arena; distance 20 to node 0",
         "  [4o 12o] [5o 13o] [6o 14o] [7R 15.]",
-        "R loop   o other threads   . free   i isolated   x not ours",
+        "R loop   o other threads   . free   i isolated   x not allowed",
     ]
     plans = [line for line in shown if "placement plan" in line]
     assert plans == [f"demo-1-{shard}, placement plan (auto):" for shard in range(3)]
