@@ -43,7 +43,7 @@ id_argument = click.argument("bulk_load", metavar="ID", type=BulkLoadId())
 
 @click.group("bulk-load")
 def bulk_load_command() -> None:
-    """Show bulk loads, which apply each row once however often it is sent."""
+    """Show bulk loads, which apply each row only once."""
 
 
 def bulk_load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
@@ -113,9 +113,10 @@ def status_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -
 @timeout_option
 @json_option
 def forget_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -> None:
-    """Make the daemon forget the bulk load ID; its timers stay.
+    """Make the daemon forget the bulk load ID.
 
-    Rows that are sent again afterwards are added again. Only administrators may forget.
+    Its timers stay. Rows that are sent again afterwards are added again. Only administrators may
+    forget.
     """
     with clients.Admin(name, timeout=timeout) as admin:
         admin.forget_bulk_load(bulk_load)

@@ -34,12 +34,12 @@ class Exit(IntEnum):
 
 MEANING = {
     Exit.DONE: "done",
-    Exit.NEGATIVE: "the answer is no: unknown key, already fired, no notice, not drained, degraded",
+    Exit.NEGATIVE: "no: unknown key, already fired, no notice, not drained, degraded",
     Exit.USAGE: "invalid argument or setting; nothing was sent to the daemon",
     Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
     Exit.REFUSED: "refused: key exists, table full, deadline too far, permission denied",
     Exit.BROKEN: "corruption: broken arena invariant, damaged WAL or lake, failed audit",
-    Exit.TIMEOUT: "no answer in time, or the daemon is frozen; the call may still be applied once",
+    Exit.TIMEOUT: "no answer in time (the call may still be applied once); frozen daemon",
     Exit.UNUSABLE: "unusable path, arena file or machine",
     Exit.NOTICES_LOST: "the listener fell behind and lost notices; the error names the range",
     Exit.OTHER: "another error in the communication with the daemon",

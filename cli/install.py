@@ -65,7 +65,7 @@ class File:
 def install_command(
     root: Path, command: Path | None, enable: tuple[str, ...], dry_run: bool, as_json: bool
 ) -> int:
-    """Install the systemd units, and the user and directories that they need.
+    """Install the systemd units, their user and directories.
 
     Writes purgatoryd.service, purgatoryd@.service and purgatoryd-metrics@.service to
     /etc/systemd/system, and entries for sysusers.d and tmpfiles.d. Writes settings to

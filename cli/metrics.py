@@ -48,15 +48,15 @@ def address_of(_: click.Context, __: click.Parameter, text: str | None) -> Addre
     help="Serve the metrics at HOST:PORT, :PORT of 127.0.0.1, or the path of a Unix socket.",
 )
 def metrics_command(name: str, serve: Address | None) -> None:
-    """Print the daemon's metrics in OpenMetrics format, or serve them at /metrics.
+    """Print or serve the daemon's metrics in OpenMetrics format.
 
     Reads the shared memory without contacting the daemon, so it also works if the daemon hangs or
     has stopped; the metrics then report that it is not up. For a deployment it reports each shard
     under its own name. Needs the extra `metrics`.
 
-    With --serve, the command runs until SIGTERM or SIGINT and reads the arena for each request.
-    Anyone who can connect to the address can read the names of namespaces. At a loopback address,
-    the server refuses requests whose Host header is not a name of this host.
+    With --serve, the command serves /metrics until SIGTERM or SIGINT and reads the arena for each
+    request. Anyone who can connect to the address can read the names of namespaces. At a loopback
+    address, the server refuses requests whose Host header is not a name of this host.
     """
     from purgatoryd.pipeline.extras import need
 

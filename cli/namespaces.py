@@ -28,7 +28,12 @@ class Owner(units.Count):
         """Return the uid of `value`. An int is returned as it is."""
         from purgatoryd.shm_layout.layout import ANYBODY
 
-        return ANYBODY if value == "anybody" else int(click.INT.convert(value, param, ctx))
+        if value == "anybody":
+            return ANYBODY
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a uid nor 'anybody'.", param, ctx)
 
 
 def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, An
 
 @click.group("namespace")
 def namespace_command() -> None:
-    """Owners, durability and quotas of namespaces."""
+    """Create namespaces; show and set owners, durability and quotas."""
 
 
 @namespace_command.command("set", cls=Command)

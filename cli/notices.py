@@ -75,7 +75,7 @@ def listen_command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Print the notices of a namespace, one per line, as timers fire.
+    """Print the notices of a namespace as timers fire.
 
     The command prints "listening" on stderr when it is ready: it prints every notice from then on.
     It requests missed notices from the daemon's replay buffer. If they are gone from the buffer,

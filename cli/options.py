@@ -68,7 +68,7 @@ def read_key(text: str, key_type: str) -> Key:
     try:
         return readers[key_type](text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a {key_type} key.") from None
+        raise click.BadParameter(f"{text!r} is not a key of the type {key_type}.") from None
 
 
 def key_record(key: Key) -> dict[str, str]:

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 def bulk_load_agent_command(
     spool: Path, name: str, credit_rows: int, put: str, follow: int | None, as_json: bool
 ) -> int:
-    """Add the timers in the files of SPOOL/NAME to the daemon, each once.
+    """Add the timers in files of SPOOL/NAME to the daemon.
 
-    df.write.format("purgatoryd").option("to", "files") writes the files. The agent runs on the
-    daemon's host. It moves an added file to SPOOL/NAME/done, with the answers next to it, and a
-    file that cannot be read or added to SPOOL/NAME/refused, with the reason. Exit code 4 means
-    that rows were refused, 5 that a file was.
+    Each row is added once. df.write.format("purgatoryd").option("to", "files") writes the files.
+    The agent runs on the daemon's host. It moves an added file to SPOOL/NAME/done, with the answers
+    next to it, and a file that cannot be read or added to SPOOL/NAME/refused, with the reason. Exit
+    code 4 means that rows were refused, 5 that a file was.
     """
     from purgatoryd.pipeline.extras import need
 

@@ -181,10 +181,10 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
 )
 @json_option
 def report_command(out: Path, required: float, as_json: bool, **options: Any) -> int:
-    """Audit the WALs, and write a page with the verdict and the figures of all WALs.
+    """Audit the WALs, and write a page with the results.
 
-    The page is one self-contained file. Exit code 5 means a violation or a coverage below
-    --require-coverage, 1 that there was nothing to audit.
+    The page has the verdict and the figures of all WALs. It is one self-contained file. Exit code 5
+    means a violation or a coverage below --require-coverage, 1 that there was nothing to audit.
     """
     if not out.absolute().parent.is_dir():
         raise BadPath(str(out), "is in a directory that does not exist")

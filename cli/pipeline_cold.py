@@ -41,7 +41,7 @@ FILE = click.Path(exists=True, path_type=Path)
 
 @click.group("cold")
 def cold_command() -> None:
-    """Keep far-off timers in a cold tier in the lake, and promote them before they are due.
+    """Keep far-off timers in a cold tier in the lake.
 
     LAKE/cold has a directory for each hour in which timers are due. `promote` adds the timers of
     a window to the daemon before the window begins; from then on they are like other timers.
@@ -254,9 +254,10 @@ def collect_command(
     lake: Path, name: str, tcp: str | None, server_key: str | None, key_file: Path | None,
     wal_dir: Path | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Collect parked timers into the cold tier, and the changes to them.
+    """Collect parked timers into the cold tier.
 
-    Reads each shipped record in LAKE once. `promote` collects first.
+    It also applies the changes to them. It reads each shipped record in LAKE once. `promote`
+    collects first.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.session import session
@@ -297,9 +298,10 @@ def promote_command(
     wal_dir: Path | None, window: datetime | None, every: int | None, rate: float | None,
     master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Add timers from the cold tier to the daemon, including those that it parked.
+    """Add timers from the cold tier to the daemon.
 
-    An unfinished window is finished first. Promoting a window again adds nothing.
+    They include those that the daemon parked. An unfinished window is finished first. Promoting a
+    window again adds nothing.
     """
     tier = tier_of(lake)
     from purgatoryd.clients.times import wall_ns
@@ -366,10 +368,11 @@ def window_text(window: Window) -> str:
 def compact_command(
     lake: Path, hour: datetime | None, master: str | None, conf: dict[str, str], as_json: bool
 ) -> None:
-    """Merge small files, and drop rows that were cancelled, changed or promoted.
+    """Merge small files and drop obsolete rows.
 
-    The command also removes unreferenced files. Files that this compaction replaces are removed by
-    the next one, because other processes may be reading them.
+    Obsolete rows were cancelled, changed or promoted. The command also removes unreferenced files.
+    Files that this compaction replaces are removed by the next one, because other processes may be
+    reading them.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import compact
@@ -388,9 +391,9 @@ def compact_command(
 @spark_options
 @json_option
 def verify_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> int:
-    """Check bytes, order and counts of every file, and keys; exit code 5 if one is wrong.
+    """Check the bytes, order, counts and keys of every file.
 
-    A key must not have two timers.
+    No key may have two timers. Exit code 5 means that a check failed.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import verify
@@ -406,7 +409,7 @@ def verify_command(lake: Path, master: str | None, conf: dict[str, str], as_json
 @lake_option
 @json_option
 def status_command(lake: Path, as_json: bool) -> None:
-    """Show the contents of the cold tier, and how far it was promoted. Needs no Spark."""
+    """Show the contents of the cold tier and the promoted windows."""
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import status
 

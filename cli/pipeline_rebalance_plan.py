@@ -20,10 +20,10 @@ FILE = "rebalance_plan.json"
 
 @click.group("rebalance-plan")
 def rebalance_plan_command() -> None:
-    """Propose moves of namespaces between daemons whose WALs are in the lake.
+    """Propose moves of namespaces between daemons.
 
-    The first moves separate the namespaces of a group; the others balance the daemons.
-    The plan is stored in LAKE/rebalance_plan.json.
+    The daemons are those whose WALs are in the lake. The first moves separate the namespaces of a
+    group; the others balance the daemons. The plan is stored in LAKE/rebalance_plan.json.
     """
 
 
@@ -51,7 +51,10 @@ def make_command(
     lake: Path, fleet: Path, label: str, tolerance: float, master: str | None,
     conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a rebalance plan from the WALs in the lake; it replaces the previous one."""
+    """Make a rebalance plan from the WALs in the lake.
+
+    It replaces the previous plan.
+    """
     from purgatoryd.pipeline.extras import need
 
     need("pyspark", "spark")

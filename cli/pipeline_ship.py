@@ -43,11 +43,11 @@ POLL_S = 1.0
 def ship_command(
     name: str, wal_dir: Path, lake: Path, follow: bool, limit: int, node: str, as_json: bool
 ) -> None:
-    """Ship sealed WAL segments and snapshots to the lake, each once, oldest first.
+    """Ship sealed WAL segments and snapshots to the lake.
 
-    For a deployment, it ships those of all shards, including shards before a resharding. The
-    command may be killed and started again at any time. Its retention hold keeps each segment
-    until it is in the lake.
+    It ships each file once, the oldest first. For a deployment, it ships those of all shards,
+    including shards before a resharding. The command may be killed and started again at any time.
+    Its retention hold keeps each segment until it is in the lake.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -94,7 +94,9 @@ def shipped_text(manifest: Manifest) -> str:
 def status_command(
     name: str, wal_dir: Path | None, lake: Path, segments: bool, as_json: bool
 ) -> None:
-    """Show the progress of each daemon's WAL, or the place of each WAL segment.
+    """Show the progress of shipping, ingesting and tables.
+
+    Without --segments, the command prints a line for each daemon.
 
     From the first segment in the lake up to `complete_to`, every segment is there; `missing` has
     the LSNs of the others. `silver` and `gold` are the numbers of segments in these tables.

@@ -93,7 +93,7 @@ def ingest_command(
     lake: Path, follow: bool, every: int, wal_dir: Path | None, ledger: Path | None,
     show: str | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Update the silver and gold tables from the shipped segments.
+    """Update the tables silver and gold from shipped segments.
 
     The command may be killed and started again at any time. The tables do not depend on the order
     in which segments arrive, nor on duplicates.
@@ -137,7 +137,10 @@ def show_latencies(spark: SparkSession, place: Lake, subject: str, as_json: bool
 def rebuild_command(
     spark: SparkSession, place: Lake, since: datetime, ledger: Path | None, as_json: bool
 ) -> None:
-    """Rebuild silver and gold from all WAL segments with records of --from or later."""
+    """Rebuild silver and gold from a point in time on.
+
+    Reads all WAL segments with records of --from or later.
+    """
     from purgatoryd.pipeline.jobs import bring_up
 
     tell(bring_up(spark, place, int(since.timestamp() * 1_000_000), ledger), as_json)
@@ -146,7 +149,10 @@ def rebuild_command(
 @click.command("compact", cls=Command)
 @on_tables
 def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
-    """Merge small parts of silver and gold, and print by how many the parts decreased."""
+    """Merge small parts of silver and gold.
+
+    Prints the decrease in the number of parts.
+    """
     from purgatoryd.pipeline.jobs import compact
 
     tell(compact(spark, place), as_json)
@@ -208,10 +214,10 @@ def slow_command(
     help="Share of timers and operations that may expire.",
 )
 def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: bool) -> None:
-    """Show per topic how many timers expire, and the time-out for the share of --rate.
+    """Show time-outs that let a given share of timers expire.
 
-    The time-out has a 95 % interval. It is "unknown", in JSON null, if it is longer than any
-    observed duration.
+    For each topic, the output also has the current share. The time-out has a 95 % interval. It is
+    "unknown", in JSON null, if it is longer than any observed duration.
     """
     from purgatoryd.pipeline.advice import timeouts
     from purgatoryd.pipeline.jobs import observed
@@ -228,9 +234,10 @@ UNKNOWN = "unknown"
 @click.command("capacity", cls=Command)
 @on_tables
 def capacity_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
-    """Show the usage of each daemon, and when its arena is full at the rate of the last day.
+    """Show the usage of each daemon and when its arena is full.
 
-    An arena is full when its slots or its memory for keys and payloads are used up.
+    The time is extrapolated from the last day. An arena is full when its slots or its memory for
+    keys and payloads are used up.
     """
     from purgatoryd.pipeline.advice import anchors, capacity, sizes
     from purgatoryd.pipeline.parts import Layer
@@ -280,9 +287,9 @@ def trace_command(
     spark: SparkSession, place: Lake, namespace: str, key_type: str,
     wal_dirs: tuple[Path, ...], key: str, as_json: bool,
 ) -> int:  # fmt: skip
-    """Show all timers of KEY, on all hosts and in the cold tier, with the time of each stage.
+    """Show all timers of KEY with the time of each stage.
 
-    Exit code 1 means that the lake has no timer of KEY.
+    It includes all hosts and the cold tier. Exit code 1 means that there is no timer of KEY.
     """
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.layout import KeyType

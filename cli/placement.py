@@ -51,12 +51,12 @@ class Planned(NamedTuple):
 def placement_command(
     ctx: click.Context, /, name: str, advise: int | None, as_json: bool, **values: Any
 ) -> None:
-    """Show the machine's CPUs and where a daemon would run on them, with the reasons.
+    """Show the CPUs and the NUMA node that a daemon would use.
 
-    The placement plan is the one that `purgatoryd run` would make with these settings and the CPUs
-    that this process may use. If the daemon has an arena, the command also shows its actual
-    placement, which --advise then uses. For a deployment, or with --shards, it does so for each
-    shard, and assigns workers to the shards in turn.
+    The output has the reasons. The placement plan is the one that `purgatoryd run` would make with
+    these settings and the CPUs that this process may use. If the daemon has an arena, the command
+    also shows its actual placement, which --advise then uses. For a deployment, or with --shards,
+    it does so for each shard, and assigns workers to the shards in turn.
     """
     from purgatoryd.shm_layout.topology import read
 

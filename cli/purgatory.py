@@ -206,9 +206,9 @@ def clear_command(
     watch_keys: tuple[str, ...], forget: bool, name: str, namespace: str, key_type: str,
     timeout: float, as_json: bool,
 ) -> int:  # fmt: skip
-    """End the failure of one or more WATCH_KEYs; their watermarks stay.
+    """End the failure of one or more WATCH_KEYs.
 
-    Exit code 1 means that a key is unknown.
+    Their watermarks stay. Exit code 1 means that a key is unknown.
     """
     keys = [read_key(text, key_type) for text in watch_keys]
     with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
@@ -253,7 +253,7 @@ def watermark_text(found: Watermark) -> str:
 def watermarks_command(
     name: str, namespace: str | None, prefix: str, failed: bool, as_json: bool
 ) -> None:
-    """List the watch keys that the daemon knows, with their watermarks and errors.
+    """List the watch keys of the daemon with their watermarks.
 
     Reads the shared memory without contacting the daemon. A key that changes meanwhile is shown
     with its old or its new watermark.

@@ -12,8 +12,9 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, json_option
+from purgatoryd.cli.settings import FLAG_OF
 from purgatoryd.daemon.config import Config
-from purgatoryd.shm_layout.errors import InvalidArgument
+from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
 
 GIB = 2**30
 KEY_BYTES = 16
@@ -53,16 +54,19 @@ class Sizes:
 def size_command(
     timers: int, key_bytes: int, payload_bytes: int, with_wal: bool, as_json: bool
 ) -> None:
-    """Show the settings for a number of timers, and the /dev/shm that they take.
+    """Show the settings and the memory for a number of timers.
 
-    The result has space for all timers and for a full replay buffer of notices of the same size.
-    All other settings have their defaults. The output is a configuration file.
+    The memory is in /dev/shm. It has space for all timers and for a full replay buffer of notices
+    of the same size. All other settings have their defaults. The output is a configuration file.
     """
     from purgatoryd.shm_layout.layout import KEY_MAX, PAYLOAD_MAX
 
     if key_bytes > KEY_MAX or payload_bytes > PAYLOAD_MAX:
         raise InvalidArgument(f"a key has at most {KEY_MAX} bytes, a payload at most {PAYLOAD_MAX}")
-    found = sizes(timers, key_bytes + payload_bytes, with_wal)
+    try:
+        found = sizes(timers, key_bytes + payload_bytes, with_wal)
+    except InvalidSetting as error:
+        raise InvalidSetting(FLAG_OF[error.setting], error.value, error.bound, "size") from None
     record = {
         "settings": found.settings,
         "shm_bytes": found.shm_bytes,

@@ -89,7 +89,7 @@ def add_command(
     deadline or a delay of 0 or less is due at once.
 
     \b
-    purgatoryd add order:42 --delay 30s --topic orders --payload '{"remind": true}'
+    purgatoryd add order:42 --delay 30s --topic orders --payload 'remind me'
     """
     if (delay is None) == (deadline is None):
         raise click.UsageError("Give either --delay or --deadline.")
@@ -143,10 +143,10 @@ def cancel_command(
 def get_command(
     key: str, name: str, namespace: str, key_type: str, timeout: float, as_json: bool
 ) -> int:
-    """Show the armed timer or operation of KEY; exit code 1 if there is none.
+    """Show the armed timer or operation of KEY.
 
-    For an operation, the command also shows the condition, the owner's session and uid, and each
-    watch key with its watermark.
+    Exit code 1 means that there is none. For an operation, the command also shows the condition,
+    the owner's session and uid, and each watch key with its watermark.
     """
     wanted = read_key(key, key_type)
     with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:

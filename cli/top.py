@@ -57,7 +57,9 @@ CROWDED, FULL = 0.8, 0.9
 def top_command(
     name: str, interval_ns: int, once: bool, shard: int | None, frozen_ns: int, as_json: bool
 ) -> None:
-    """Watch the daemon at work: rates, times, fill, the wheel, namespaces, slow clients.
+    """Show a live view of the daemon in the terminal.
+
+    The view has rates, durations, the fill of tables, the wheel, namespaces and slow clients.
 
     Reads the shared memory without contacting the daemon, so it also works while the daemon hangs,
     and reports that. Keys and payloads are never shown, slow clients only to root and the daemon's

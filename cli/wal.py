@@ -381,11 +381,12 @@ def verified(path: Path) -> Verification:
 @wal_option
 @json_option
 def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
-    """Read every file to its end; exit code 5 if one is damaged or missing.
+    """Read every file to its end to find damage.
 
-    The command reads from the disk, bypassing the page cache. The newest segment may end in a torn
-    group, as after a power cut. Damage before the newest undamaged snapshot is reported but is not
-    an error, because recovery does not need those records.
+    Exit code 5 means that a file is damaged or missing. The command reads from the disk, bypassing
+    the page cache. The newest segment may end in a torn group, as after a power cut. Damage before
+    the newest undamaged snapshot is reported but is not an error, because recovery does not need
+    those records.
     """
     from purgatoryd.shm_layout.filesystems import is_in_memory
 

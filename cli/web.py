@@ -62,9 +62,10 @@ HEADERS = {
 @frozen_option
 @json_option
 def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_json: bool) -> None:
-    """Serve a page that shows what `purgatoryd top` shows, until SIGTERM or SIGINT.
+    """Serve a live view of the daemon to a browser on this host.
 
-    Reads the shared memory without contacting the daemon. The page is read-only. Keys and payloads
+    The page shows what `purgatoryd top` shows, until SIGTERM or SIGINT ends the command. It reads
+    the shared memory without contacting the daemon, and is read-only. Keys and payloads
     are never shown, slow clients only if the command runs as root or as the daemon's user. For a
     deployment, the page shows the sum of all shards or one shard. Needs the extra `web`.
 

@@ -163,7 +163,7 @@ def test_refusals_keep_their_figures(demo: Daemon) -> None:
         (["add", "k", "--delay", "1h", "-p", "x", "--payload-file", "-"], "--payload-file"),
         (["add", "k", "--delay", "1h", "--payload", "x" * 65537], "65537 bytes"),
         (["add", "k" * 256, "--delay", "1h"], "256 bytes"),
-        (["add", "zz", "--delay", "1h", "--key-type", "hex"], "is not a hex key"),
+        (["add", "zz", "--delay", "1h", "--key-type", "hex"], "is not a key of the type hex"),
         (["list", "--name", "No"], "daemon name 'No'"),
     ],
 )
@@ -333,6 +333,27 @@ def test_short_commands_import_only_what_they_need(demo: Daemon) -> None:
 @pytest.mark.tier("all")
 def test_help_imports_no_client() -> None:
     assert imported(dict(os.environ), "--help").isdisjoint(NOT_FOR_HELP)
+
+
+def helps(command: click.Command, title: str) -> Iterator[tuple[str, str]]:
+    """Yield the title and the help text of a command and of all below it, at 80 columns."""
+    names = app.context_settings["help_option_names"]
+    with click.Context(
+        command, info_name=title, terminal_width=80, help_option_names=names
+    ) as context:
+        yield title, command.get_help(context)
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                assert below is not None
+                yield from helps(below, name)
+
+
+def test_help_fits_into_80_columns_and_cuts_no_summary() -> None:
+    for title, text in helps(app, "purgatoryd"):
+        assert max(map(len, text.splitlines())) <= 80, title
+        summaries = text.partition("\nCommands:\n")[2]
+        assert "..." not in summaries, title
 
 
 def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:
