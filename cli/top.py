@@ -236,7 +236,7 @@ def now(view: View) -> RenderableType:
     table.add_row("due", count(view.due))
     table.add_row("next wheel step in", next_in(view))
     table.add_row("operations armed", count(view.operations.armed))
-    table.add_row("outcomes to acknowledge", count(view.operations.outcomes))
+    table.add_row("unacknowledged outcomes", count(view.operations.outcomes))
     spans = map(units.format_duration, (late.p50_ns, late.p99_ns))
     table.add_row("late, p50 and p99", ", ".join(spans) if late.count else "-")
     slow = "-" if view.slowest is None else count(len(view.slowest))
@@ -489,7 +489,7 @@ def clients(view: View) -> RenderableType:
     from rich.text import Text
 
     table = columns("left", "right", "right", "right", "right")
-    table.add_row("", "[dim]under way", "[dim]to acknowledge", "[dim]oldest", "[dim]silent")
+    table.add_row("", "[dim]in flight", "[dim]unacknowledged", "[dim]oldest", "[dim]silent")
     for one in view.slowest:
         oldest = units.format_duration(one.oldest_ns) if one.oldest_ns else "-"
         table.add_row(
