@@ -37,7 +37,7 @@ HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs site clean
+.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs bench-commands site clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -194,6 +194,9 @@ bench-idle: build ## measure what a daemon costs at rest and at work; writes ben
 
 bench-waiting: build ## measure how late the daemon's wait ends; writes benchmarks/results/waiting.json
 	$(BIN)/python benchmarks/bench_waiting.py $(ARGS)
+
+bench-commands: build ## measure how long add, get and cancel take; writes benchmarks/results/commands.json
+	$(BIN)/python benchmarks/bench_commands.py $(ARGS)
 
 bench-pipeline: build ## measure the pipeline; writes benchmarks/results/pipeline.json
 	$(BIN)/python benchmarks/bench_pipeline.py $(ARGS)

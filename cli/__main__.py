@@ -1,5 +1,5 @@
 """`python -m purgatoryd.cli` is the same as `purgatoryd`."""
 
-from purgatoryd.cli.app import main
+from purgatoryd.cli import main
 
 main()

@@ -1,4 +1,4 @@
-"""The command group: names, common options, and which file holds which command."""
+"""The command `purgatoryd`: which module has which subcommand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from purgatoryd import __version__
 from purgatoryd.cli.exits import Exit, help_table, say
 
-# command: module of purgatoryd.cli; in the order of --help
+# Command: its module in purgatoryd.cli, in the order of --help.
 COMMANDS = {
     "run": "service",
     "stop": "service",
@@ -47,9 +47,9 @@ COMMANDS = {
 
 
 class Lazy(click.Group):
-    """Imports the module of a command when the command is asked for.
+    """A group that imports the module of a command only if it needs the command.
 
-    `table` names, for each command, the module of purgatoryd.cli that holds COMMAND_command.
+    `table`: for each command the module of purgatoryd.cli that defines COMMAND_command.
     """
 
     def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:
@@ -57,11 +57,11 @@ class Lazy(click.Group):
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the order of the table."""
+        """Return the names of all commands, in the order of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name; None lets click say that there is none."""
+        """Return the command of that name; None if there is none, which click reports."""
         if cmd_name not in self.table:
             return None
         module = import_module(f"purgatoryd.cli.{self.table[cmd_name]}")
@@ -75,9 +75,9 @@ class Lazy(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help=f"""Timers for the processes of this host.
 
-A daemon, started by `purgatoryd run`, holds timers under keys. When one is due, everybody
-who listens to its topic receives a notice. Without --name all commands mean the daemon
-"default"; $PURGATORYD_NAME names another, $PURGATORYD_DIR says in which directory it is.
+`purgatoryd run` starts a daemon, which keeps timers under keys. When a timer is due, each
+listener of its topic receives a notice. Commands talk to the daemon that --name or
+PURGATORYD_NAME names, else to "default". PURGATORYD_DIR is the directory of its sockets.
 
 \b
   purgatoryd run &
@@ -88,13 +88,13 @@ who listens to its topic receives a notice. Without --name all commands mean the
 )
 @click.version_option(__version__, prog_name="purgatoryd", message="%(prog)s %(version)s")
 def app() -> None:
-    """Replaced by the help text above."""
+    """The help text above replaces this one."""
 
 
 def main() -> None:
-    """Entry point; a bug in purgatoryd ends with a traceback and its own exit code.
+    """Run the command line. An unexpected exception prints a traceback and ends with Exit.BUG.
 
-    Memory may also run out in click, before or after a command.
+    MemoryError is handled here because it may also occur in click, before or after a command.
     """
     try:
         app(prog_name="purgatoryd")

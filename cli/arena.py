@@ -1,4 +1,4 @@
-"""list, stats and check: straight from the arena, read-only, also while no daemon runs."""
+"""The commands list, stats and check. They read the arena and need no running daemon."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.operations import condition_text, operation_record, owner_text
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -21,7 +22,6 @@ from purgatoryd.cli.options import (
     payload_record,
     visible,
 )
-from purgatoryd.cli.purgatory import condition_text, operation_record, owner_text
 from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.wire import Info
 
 ANY_WIDTH = 10_000
-"""Columns: more than any table has."""
+"""Columns of a console without a width; no table is wider."""
 
 
 @contextmanager
 def reading(name: str) -> Iterator[Reader]:
-    """A Reader of the daemon's arena."""
+    """Return a context with a Reader of the daemon's arena."""
     from purgatoryd.shm_layout.arena import Reader
     from purgatoryd.shm_layout.paths import arena_paths
 
@@ -46,7 +46,7 @@ def reading(name: str) -> Iterator[Reader]:
 
 
 def infos(reader: Reader) -> Iterator[Info]:
-    """All armed timers, in no particular order."""
+    """Yield all armed timers and operations, in no particular order."""
     from purgatoryd.shm_layout.wire import decode_infos, info_bytes
 
     for page in reader.scan():
@@ -58,14 +58,14 @@ def infos(reader: Reader) -> Iterator[Info]:
 
 
 def now_ns(reader: Reader) -> int:
-    """Time on the arena's clock."""
+    """Return the time of the arena's clock, in ns."""
     if reader.stats()["clock"] == "virtual":
         return int(reader.header.now_ns)
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
-    """A timer in JSON."""
+    """Return a timer for JSON."""
     from purgatoryd.shm_layout.layout import Status
 
     record: dict[str, Any] = {
@@ -86,7 +86,7 @@ def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
 
 
 def info_text(info: Info, due_in_ns: int) -> str:
-    """A timer for people, on one line."""
+    """Return a timer as a line of text."""
     from purgatoryd.shm_layout.layout import Status
 
     place = visible(f"{info.namespace}/{info.topic}")
@@ -100,16 +100,16 @@ def info_text(info: Info, due_in_ns: int) -> str:
 @click.command("list", cls=Command)
 @name_option
 @click.option("-n", "--namespace", help="Only timers of this namespace.")
-@click.option("--prefix", default="", help="Only keys that begin so.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--prefix", default="", help="Only keys that begin with this text.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of timers.")
 @json_option
 def list_command(
     name: str, namespace: str | None, prefix: str, limit: int | None, as_json: bool
 ) -> None:
     """List armed timers and operations, in no particular order.
 
-    Reads the shared memory and does not trouble the daemon. What is armed, fires or is
-    cancelled meanwhile may or may not be seen; every timer that is shown was armed.
+    Reads the shared memory without contacting the daemon. Every timer in the list was armed. Timers
+    that are added, fire or are cancelled while the command runs may be missing.
     """
     found = (
         info
@@ -121,14 +121,14 @@ def list_command(
 
 
 def armed(name: str) -> Iterator[tuple[Info, int]]:
-    """All armed timers of what `name` means, and in how many ns each is due."""
+    """Yield the armed timers of one or more daemons, with the ns until each is due."""
     for daemon in daemons(name):
         with reading(daemon.name) as reader:
             for info in infos(reader):
                 yield info, info.deadline_ns - now_ns(reader)
 
 
-# Points in time and positions: for programs, in --json.
+# Points in time and positions, which only --json shows.
 FOR_PROGRAMS = {
     "stream_id", "heartbeat_boot_ns", "loop_iterations", "now_ns", "next_deadline_ns",
     "wall_offset_ns", "next_ticket", "replay_head", "replay_tail", "published", "late_sum_ns",
@@ -136,7 +136,7 @@ FOR_PROGRAMS = {
 }  # fmt: skip
 
 
-# Sections of the table for people; what stands in none comes last.
+# Fields by section of the table. Fields without a section come last.
 SECTIONS = {
     "daemon": (
         "shard", "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
@@ -184,7 +184,7 @@ SECTIONS = {
 
 
 def sections(figures: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """(title, rows) of all figures that people read."""
+    """Yield title and rows of each section of the table."""
     left = {field: value for field, value in figures.items() if field not in FOR_PROGRAMS}
     for title, fields in SECTIONS.items():
         yield title, [(f, human(f, left.pop(f))) for f in fields if f in left]
@@ -193,7 +193,7 @@ def sections(figures: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str
 
 
 def print_figures(figures: dict[str, Any], title: str) -> None:
-    """One table, a section for each part of the daemon."""
+    """Print a table with a section for each part of the daemon."""
     from rich.console import Console
     from rich.table import Table
 
@@ -209,7 +209,7 @@ def print_figures(figures: dict[str, Any], title: str) -> None:
 
 
 def human(field: str, value: Any) -> str:
-    """A figure with its unit, which its name tells."""
+    """Return a figure as text with the unit that its field name ends with."""
     if value is None:
         return "-"
     if isinstance(value, list):
@@ -224,7 +224,7 @@ def human(field: str, value: Any) -> str:
 
 
 def collect(reader: Reader) -> dict[str, Any]:
-    """The reader's figures, and what follows from them."""
+    """Return the reader's figures, and those derived from them."""
     from purgatoryd.shm_layout.arena import NONE_NS
     from purgatoryd.shm_layout.metrics import read_metrics
 
@@ -249,7 +249,7 @@ def collect(reader: Reader) -> dict[str, Any]:
 
 
 def uid_record(account: Account) -> dict[str, int]:
-    """Usage of a uid in JSON."""
+    """Return the usage of a uid for JSON."""
     return {
         "uid": account.uid,
         "live": account.live,
@@ -266,7 +266,7 @@ def uid_record(account: Account) -> dict[str, int]:
 
 
 def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
-    """One record for each topic."""
+    """Return a record for each topic."""
     names = reader.namespaces()
     for topic in reader.topics():
         yield {
@@ -278,7 +278,7 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
 
 
 def print_table(rows: list[dict[str, Any]], title: str) -> None:
-    """A table of records that have the same fields."""
+    """Print records that have the same fields as a table."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -292,7 +292,7 @@ def print_table(rows: list[dict[str, Any]], title: str) -> None:
         table.add_row(*row.values())
     console = Console(highlight=False)
     width = console.measure(table, options=console.options.update(max_width=ANY_WIDTH)).maximum
-    if not console.is_terminal:  # where it goes has no width
+    if not console.is_terminal:  # a pipe has no width
         console = Console(width=max(width, console.width), highlight=False)
     if width <= console.width:
         console.print(table)
@@ -301,27 +301,28 @@ def print_table(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def _block(row: dict[str, str]) -> str:
-    """A record, a field on each line."""
+    """Return a record as text with a line for each field."""
     widest = max(map(len, row))
     return "\n".join(f"{field:<{widest}}  {value}" for field, value in row.items())
 
 
 @click.command("stats", cls=Command)
 @name_option
-@click.option("--topics", is_flag=True, help="One line for each topic instead.")
+@click.option("--topics", is_flag=True, help="Print a line for each topic instead.")
 @json_option
 def stats_command(name: str, topics: bool, as_json: bool) -> None:
-    """Show what lives, what fired, what was refused.
+    """Show the daemon's counters, sizes and state.
 
-    Reads the shared memory and does not trouble the daemon. A replay buffer of so many entries is
-    how far a subscriber may fall behind, and how long a cancel still answers FIRED.
+    Reads the shared memory without contacting the daemon. `replay_capacity` is the number of
+    notices that a subscriber may fall behind. While a notice is in the replay buffer, cancelling
+    its key answers FIRED.
     """
     for daemon in daemons(name):
         show_stats(daemon, topics, as_json)
 
 
 def show_stats(daemon: Named, topics: bool, as_json: bool) -> None:
-    """The figures of one daemon."""
+    """Print the figures of one daemon."""
     with reading(daemon.name) as reader:
         figures = daemon.record | collect(reader)
         rows = [daemon.record | row for row in topic_records(reader)]
@@ -341,10 +342,10 @@ def show_stats(daemon: Named, topics: bool, as_json: bool) -> None:
 @name_option
 @json_option
 def check_command(name: str, as_json: bool) -> int:
-    """Check the arena: exit code 5 if an invariant is broken.
+    """Check the arena's invariants; exit code 5 if one is broken.
 
-    Reads the shared memory and checks what has to hold while the daemon works on it. The
-    first broken invariant is named, with its place and both values.
+    Reads the shared memory without contacting the daemon, and checks the invariants that hold while
+    the daemon works. The error names the first broken invariant, its place and both values.
     """
     for daemon in daemons(name):
         with reading(daemon.name) as reader:

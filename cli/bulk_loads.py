@@ -1,4 +1,4 @@
-"""bulk-load ls, status and forget: bulk loads whose rows the daemon remembers."""
+"""The commands bulk-load ls, status and forget."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class BulkLoadId(click.ParamType[bytes]):
-    """16 bytes as 32 hex digits, or written as a UUID."""
+    """The id of a bulk load: 16 bytes as 32 hexadecimal digits or as a UUID."""
 
     name = "id"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> bytes:
-        """The bytes of `value`; bytes pass."""
+        """Return the bytes of `value`. Bytes are returned as they are."""
         if isinstance(value, bytes):
             return value
         try:
@@ -42,11 +43,11 @@ id_argument = click.argument("bulk_load", metavar="ID", type=BulkLoadId())
 
 @click.group("bulk-load")
 def bulk_load_command() -> None:
-    """Bulk loads, whose rows are done once however often they are sent."""
+    """Show bulk loads, which apply each row only once."""
 
 
 def bulk_load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
-    """One record for each bulk load that an arena remembers; `now_ns` is CLOCK_BOOTTIME."""
+    """Yield a record for each bulk load in an arena; `now_ns` is the time of CLOCK_BOOTTIME."""
     names = reader.namespaces()
     for bulk_load in reader.bulk_loads():
         yield {
@@ -65,9 +66,9 @@ def bulk_load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
 @name_option
 @json_option
 def ls_command(name: str, as_json: bool) -> None:
-    """List the bulk loads that are remembered, and how far each is.
+    """List the bulk loads that the daemon remembers, with their progress.
 
-    Reads the shared memory and does not trouble the daemon.
+    Reads the shared memory without contacting the daemon.
     """
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     rows = []
@@ -86,14 +87,12 @@ def ls_command(name: str, as_json: bool) -> None:
 @timeout_option
 @json_option
 def status_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -> None:
-    """Show which rows of the bulk load ID are done, as ranges without their end.
+    """Show which rows of the bulk load ID were applied.
 
-    For root, the daemon's own uid and those of --admin-uid. A bulk load that is not remembered has
-    the state none.
+    Prints ranges FIRST..END, where END is not included. The state is "none" if the daemon does not
+    remember the bulk load. Only administrators may ask.
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         status = admin.bulk_load_status(bulk_load)
     done = [[rows.start, rows.stop] for rows in status.done]
     record = {
@@ -114,15 +113,11 @@ def status_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -
 @timeout_option
 @json_option
 def forget_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -> None:
-    """Free what the daemon remembers of the bulk load ID; its timers stay.
+    """Make the daemon forget the bulk load ID.
 
-    A row of it that is sent again afterwards is added again. For root, the daemon's own uid and
-    those of --admin-uid.
+    Its timers stay. Rows that are sent again afterwards are added again. Only administrators may
+    forget.
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         admin.forget_bulk_load(bulk_load)
-    emit(
-        {"bulk_load": bulk_load.hex(), "state": "none"}, f"{bulk_load.hex()} is forgotten", as_json
-    )
+    emit({"bulk_load": bulk_load.hex(), "state": "none"}, f"forgot {bulk_load.hex()}", as_json)

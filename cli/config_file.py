@@ -1,5 +1,4 @@
-"""The TOML file of `purgatoryd run`. A module of its own: few daemons have one, and it is dear to
-import."""
+"""The TOML file of `purgatoryd run`, in a module of its own because few daemons need a parser."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from purgatoryd.shm_layout.errors import BadPath, InvalidSetting
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """What the file says. Raises BadPath, and InvalidSetting if it is no TOML file."""
+    """Return the contents of a TOML file. Raises BadPath, and InvalidSetting for invalid TOML."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""keygen: key pairs for tcp."""
+"""The command keygen."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from purgatoryd.cli.options import emit, json_option
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def keygen_command(file: Path, as_json: bool) -> int:
-    """Make a key pair in a new FILE and print its public key.
+    """Write a key pair for --tcp to a new FILE.
 
-    The file has both keys and mode 0600; it stays where it is used. The public key of a daemon
-    goes to its clients, that of a client into the daemon's list, in a line NAME KEY UID.
+    The command prints the public key. The file has mode 0600 and contains both keys; do not copy it
+    to another host. Clients need the public key of the daemon. The daemon needs the public key of
+    each client, in a line NAME KEY UID of the file that --keys names.
     """
     from purgatoryd.shm_layout.curve import generate
 

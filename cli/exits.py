@@ -1,17 +1,14 @@
-"""Exit codes, and how an error becomes one."""
+"""Exit codes, and the classes of commands and options that all commands use."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
-from urllib.parse import unquote
 
 import click
 
@@ -19,7 +16,7 @@ from purgatoryd.shm_layout import errors
 
 
 class Exit(IntEnum):
-    """What the command's exit code says; stable numbers."""
+    """Exit codes of all commands. The numbers are stable."""
 
     DONE = 0
     NEGATIVE = 1
@@ -37,20 +34,20 @@ class Exit(IntEnum):
 
 MEANING = {
     Exit.DONE: "done",
-    Exit.NEGATIVE: "answered, but not yes: unknown, fired, nothing arrived, not drained, degraded",
-    Exit.USAGE: "bad argument or setting; nothing was sent",
+    Exit.NEGATIVE: "no: unknown key, already fired, no notice, not drained, degraded",
+    Exit.USAGE: "invalid argument or setting; nothing was sent to the daemon",
     Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
-    Exit.REFUSED: "refused: exists, full, too far, denied; an arena that this user may not read",
-    Exit.BROKEN: "a broken invariant of the arena, a damaged WAL or lake, a violation",
-    Exit.TIMEOUT: "no answer in time, the call may still be applied, once; a daemon that is frozen",
-    Exit.UNUSABLE: "a path, an arena file or this machine cannot be used",
-    Exit.NOTICES_LOST: "the listener was overtaken; the lost range is named",
-    Exit.OTHER: "another error of the conversation with the daemon",
-    Exit.BUG: "a bug: please report the traceback",
+    Exit.REFUSED: "refused: key exists, table full, deadline too far, permission denied",
+    Exit.BROKEN: "corruption: broken arena invariant, damaged WAL or lake, failed audit",
+    Exit.TIMEOUT: "no answer in time (the call may still be applied once); frozen daemon",
+    Exit.UNUSABLE: "unusable path, arena file or machine",
+    Exit.NOTICES_LOST: "the listener fell behind and lost notices; the error names the range",
+    Exit.OTHER: "another error in the communication with the daemon",
+    Exit.BUG: "a bug in purgatoryd; please report the traceback",
     Exit.INTERRUPTED: "interrupted by SIGINT",
 }
 
-# The first row that fits decides.
+# The first row whose class matches decides.
 _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.InvalidArgument, Exit.USAGE),
     (errors.Refused, Exit.REFUSED),
@@ -83,28 +80,28 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
 )
 
 _PASSED_ON = frozenset(Exit) - {Exit.DONE, Exit.NEGATIVE}
-"""Exit codes of a shard that say why it failed: whoever started the deployment goes by them."""
+"""Exit codes of a shard that the deployment ends with, because they say why the shard failed."""
 
 
 def exit_of(error: errors.PurgatorydError) -> Exit:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     if isinstance(error, errors.ShardFailed) and error.code in _PASSED_ON:
         return Exit(error.code)
     return exit_of_class(type(error))
 
 
 def exit_of_class(kind: type[errors.PurgatorydError]) -> Exit:
-    """The exit code of errors of a class, whatever figures they have."""
+    """Return the exit code of an error class."""
     return next(code for known, code in _BY_ERROR if issubclass(kind, known))
 
 
 def figures(error: Exception) -> dict[str, Any]:
-    """The figures that an error keeps, by name; one that is not ours keeps none."""
+    """Return the attributes of an error by name; empty for errors that are not purgatoryd's."""
     return {name: getattr(error, name) for name in getattr(error, "figures", ())}
 
 
 def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
-    """Tells the error on stderr, as text or as one JSON object; returns the exit code."""
+    """Print an error on stderr, as text or as one JSON object; return its exit code."""
     from purgatoryd.daemon.log import line_prefix
 
     reported = {"error": type(error).__name__, "message": str(error), **figures(error)}
@@ -117,8 +114,10 @@ def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr. A daemon prints it through its log, which waits for no reader. A
-    replaced sys.stderr gets the line."""
+    """Print a line on stderr, without waiting for its reader if this process is a daemon.
+
+    A daemon writes through its log. If sys.stderr was replaced, the line goes there.
+    """
     from purgatoryd.daemon.log import log
 
     if log.writes and sys.stderr is sys.__stderr__:
@@ -129,33 +128,37 @@ def say(text: str) -> None:
 
 @contextmanager
 def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
-    """Inside, an error ends the command with its exit code instead of a traceback."""
+    """Return a context in which errors end the command with an exit code, without a traceback."""
     try:
         yield
+    except click.exceptions.Exit:
+        raise
     except click.UsageError as error:
         if not as_json:
-            raise  # click shows the usage with it
+            raise  # click prints the usage with it
         reported = {"error": type(error).__name__, "message": error.format_message()}
         click.echo(json.dumps(reported), err=True)
         raise click.exceptions.Exit(Exit.USAGE) from error
     except errors.PurgatorydError as error:
         raise click.exceptions.Exit(report(frozen(error) or error, as_json)) from error
-    except BrokenPipeError:  # the reader of our output has ended, as head does
+    except BrokenPipeError:  # the reader of the output has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(Exit.DONE) from None
     except KeyboardInterrupt:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     except Exception as error:
-        if (ours := unwritable(error) or unreadable(error) or unusable(error)) is None:
+        from purgatoryd.cli.foreign_errors import translated
+
+        if (ours := translated(error)) is None:
             raise
         raise click.exceptions.Exit(report(ours, as_json)) from error
 
 
 FROZEN_NS = 5_000_000_000
-"""A loop that did not move for longer is frozen; a healthy loop moves every second."""
+"""A daemon whose loop has stood still for longer is frozen. A healthy loop moves every second."""
 
 UNANSWERED_NS = 2_000_000_000
-"""The same limit for a daemon that did not answer a call."""
+"""The same limit for a daemon that has not answered a call."""
 
 
 def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
@@ -173,95 +176,48 @@ def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
     return errors.DaemonFrozen(**figures(error), pid=health.pid, still_ns=health.still_ns)
 
 
-_REFUSALS = {
-    number: os.strerror(number)
-    for number in (
-        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
-        errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
-    )
-}  # fmt: skip
-
-
-def unwritable(error: Exception) -> errors.BadPath | None:
-    """What the machine refused to do with a file, if that is what the error says; also where Spark
-    met it."""
-    if isinstance(error, OSError):
-        detail = _REFUSALS.get(error.errno or 0)
-        return errors.BadPath(str(error.filename or "a file"), detail) if detail else None
-    if not _of_spark(error):
-        return None
-    said = str(error)
-    detail = next((words for words in _REFUSALS.values() if words in said), None)
-    return errors.BadPath(_file_in(said) or "a file", detail) if detail else None
-
-
-def _of_spark(error: Exception) -> bool:
-    if "pyspark" not in sys.modules:
-        return False
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    return isinstance(error, (PySparkException, Py4JError))
-
-
-_FILE = re.compile(
-    r"file://(?P<url>/[^\s\"]+)"
-    r"|file:(?P<path>/.+?)(?=\.? SQLSTATE| is not a Parquet| does not exist| \(|\"|$)",
-    re.MULTILINE,
-)
-"""Spark's errors name a file as a URL, or as it is called, with spaces and all."""
-_READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a Parquet file")
-
-
-def _file_in(said: str) -> str | None:
-    """The path of a file that Spark's error names."""
-    file = _FILE.search(said)
-    if file is None:
-        return None
-    return file["path"] or unquote(file["url"].rstrip("."))
-
-
-def unreadable(error: Exception) -> errors.LakeBroken | None:
-    """The file that Spark could not read, if that is what its error says."""
-    said = str(error)
-    path = _file_in(said)
-    if not (_of_spark(error) and path and _READING.search(said)):
-        return None
-    detail = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"
-    return errors.LakeBroken(path, detail)
-
-
-def unusable(error: Exception) -> errors.InvalidArgument | None:
-    """What was wrong with an argument, if only Python's or Spark's own error says it."""
-    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        return errors.InvalidArgument(f"{error.object!r} is not valid Unicode")
-    if _of_spark(error) and "JAVA_GATEWAY_EXITED" in str(error):
-        return errors.InvalidArgument("Java refused to start Spark: see above; --master, --conf?")
-    return None
-
-
 ARGUMENTS = "purgatoryd.arguments"
-"""Under which a context keeps the words that the command was called with."""
+"""Key in click.Context.meta of the arguments that the command was called with."""
+
+
+class GroupedOption(click.Option):
+    """An option that --help lists under `heading`; empty = under "Options"."""
+
+    def __init__(self, *declared: Any, heading: str = "", **settings: Any) -> None:
+        super().__init__(*declared, **settings)
+        self.heading = heading
 
 
 class Command(click.Command):
-    """A command that says how it ended with its exit code."""
+    """A command that ends with an exit code for each result and error."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
-        """Parses the arguments; settings are refused here."""
+        """Parse the arguments. Errors in them, such as invalid settings, end the command."""
         given = tuple(args)
         with errors_as_exit_codes("--json" in args):
             ctx = super().make_context(info_name, args, *rest, **extra)
         ctx.meta[ARGUMENTS] = given
         return ctx
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, options without a heading first."""
+        sections: dict[str, list[tuple[str, str]]] = {"": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):  # click 8.5 also has arguments
+                heading = parameter.heading if isinstance(parameter, GroupedOption) else ""
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading or "Options"):
+                formatter.write_dl(records)
+
     def invoke(self, ctx: click.Context) -> None:
-        """Runs the command; what it returns, if anything, is its exit code."""
+        """Run the command and exit with the code that it returns, 0 if it returns None."""
         with errors_as_exit_codes(bool(ctx.params.get("as_json"))):
             ctx.exit(int(super().invoke(ctx) or Exit.DONE))
 
 
 def help_table() -> str:
-    """The exit codes as a paragraph of --help that click must not wrap."""
+    """Return the exit codes as a paragraph of --help that click does not wrap."""
     rows = "\n".join(f"  {code.value:>3}  {text}" for code, text in MEANING.items())
     return f"\b\nExit codes:\n{rows}"

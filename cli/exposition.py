@@ -1,4 +1,4 @@
-"""Figures of arenas as families of OpenMetrics, and their table for docs/reference/metrics.md."""
+"""OpenMetrics families of daemons and deployments, and their table in docs/reference/metrics.md."""
 
 from __future__ import annotations
 
@@ -49,44 +49,43 @@ from purgatoryd.shm_layout.wire import NamespaceSettings
 PREFIX = "purgatoryd_"
 REFUSED = "refused_"
 STAGES = ("request_queue", "local", "remote", "response_queue", "send")
-"""Histograms that share a family, as the label `stage`."""
+"""Histograms in one family, which the label `stage` distinguishes."""
 SLOW_NS = 300_000_000
-"""What an alarm asks for; a bucket ends just above it."""
+"""Threshold of an alert rule. A bucket ends just above it."""
 READABLE = (
-    "1 while the arena can be read: 0 = there is none, it is another version's, or this user may "
-    "not; of a deployment the same of its files"
+    "1 if the arena can be read; 0 if it does not exist, is of another version, or must not be "
+    "read by this user. For a deployment: the same of its status file"
 )
-# What is exported of the process that runs a deployment's shards, in addition to what each daemon
-# has.
-SHARDS = "shards that the deployment has"
-SERVING = "of them, those that are ready and answer"
-RESTARTS = "starts of shards that had ended, since that of the deployment"
+# Metrics of a deployment's supervisor process, in addition to those that each daemon has.
+SHARDS = "shards of the deployment"
+SERVING = "shards that are ready and answer the supervisor"
+RESTARTS = "restarts of shards since the deployment started"
 _REASONS = [one.names[0] for one in Degraded]
 TOP = 20
-"""Namespaces that are named."""
+"""Maximum number of namespaces that have samples of their own."""
 _MARK = re.compile(r"<!-- metrics -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def _edges_ns(powers: int) -> list[int]:
-    """A bucket for each power of two from 1 us on, and SLOW_NS's own end."""
+    """Return bucket edges at powers of two from 1 us on, and one at SLOW_NS."""
     ends = {upper_edge_ns(bucket) for bucket in range(BUCKETS)}
     slow_ns = min(end for end in ends if end >= SLOW_NS)
     return sorted({(1 << power) - 1 for power in range(10, 10 + powers)} & ends | {slow_ns})
 
 
 EDGES_NS = _edges_ns(33)
-"""Up to 73 minutes."""
+"""Bucket edges up to 73 minutes."""
 WAITING = "remote"
-"""The stage that is meant to be long,"""
+"""The stage that waits for the deadline or the condition, so that it is long on purpose."""
 WAITING_EDGES_NS = _edges_ns(49)
-"""and has buckets up to 9 years."""
+"""Bucket edges of that stage, up to 9 years."""
 
 
 # ---- families --------------------------------------------------------------------------------
 
 
 def families(name: str, found: Metrics) -> Iterator[Metric]:
-    """All families of a daemon, whose name is the label `daemon` of every sample."""
+    """Yield all families of a daemon, whose name is the label `daemon` of every sample."""
     yield _gauge(name, "readable", READABLE, 1)
     yield from _counters(name, found)
     yield from _gauges(name, found)
@@ -131,7 +130,7 @@ def _counter(name: str, counter: str, meaning: str, value: float) -> Metric:
 
 
 def deployment_families(name: str, found: StatusRecord) -> Iterator[Metric]:
-    """All families of the process that runs the shards of a deployment."""
+    """Yield all families of a deployment's supervisor process."""
     yield _gauge(name, "readable", READABLE, 1)
     yield from _process(name, found, {one: one in found.causes for one in Cause})
     yield _gauge(name, "shards", SHARDS, found.shards)
@@ -148,12 +147,14 @@ def _process(name: str, found: StatusRecord, reasons: Mapping[str, bool]) -> Ite
 
 def _states(name: str, found: int, reasons: Mapping[str, bool]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
-        f"{PREFIX}state", "1 for the state that the daemon is in", labels=["daemon", "state"]
+        f"{PREFIX}state", "1 for the current state of the daemon", labels=["daemon", "state"]
     )
     for one in DaemonState:
         state.add_metric([name, one.name.lower()], one == found)
     why = GaugeMetricFamily(
-        f"{PREFIX}degraded", "1 for each reason to be degraded", labels=["daemon", "reason"]
+        f"{PREFIX}degraded",
+        "1 for each reason why the daemon is degraded",
+        labels=["daemon", "reason"],
     )
     for reason, holds in reasons.items():
         why.add_metric([name, reason], holds)
@@ -178,7 +179,7 @@ def _namespaces(name: str, found: Metrics) -> Iterator[Metric]:
 
 def _histograms(name: str, found: Metrics) -> Iterator[Metric]:
     stages = HistogramMetricFamily(
-        f"{PREFIX}stage_seconds", "how long each stage takes", labels=["daemon", "stage"]
+        f"{PREFIX}stage_seconds", "duration of each stage", labels=["daemon", "stage"]
     )
     for which, histogram in found.histograms.items():
         if which in STAGES:
@@ -193,7 +194,7 @@ def _histograms(name: str, found: Metrics) -> Iterator[Metric]:
 
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """(end in seconds, values up to it) of each bucket, and the sum in seconds."""
+    """Return edge in seconds and cumulative count of each bucket, and the sum in seconds."""
     reached, rows = 0, list(histogram.buckets())
     buckets: list[tuple[str, float]] = []
     for edge_ns in WAITING_EDGES_NS if histogram.name == WAITING else EDGES_NS:
@@ -208,19 +209,21 @@ def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
 
 
 class Daemons(Collector):
-    """The families of all that a name means, read whenever they are asked for: the shards of a
-    deployment change with their number."""
+    """A collector of the daemons that a name stands for.
+
+    Each collection reads the routing table again, because resharding changes the shards.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def collect(self) -> Iterable[Metric]:
-        """Each family once, with samples of all daemons."""
+        """Yield each family once, with the samples of all daemons."""
         return merged(exported(self._name))
 
 
 def merged(families: Iterable[Metric]) -> Iterable[Metric]:
-    """Each family once, with all its samples."""
+    """Yield each family once, with all its samples."""
     found: dict[str, Metric] = {}
     for family in families:
         known = found.setdefault(family.name, family)
@@ -230,8 +233,10 @@ def merged(families: Iterable[Metric]) -> Iterable[Metric]:
 
 
 def exported(name: str) -> Iterator[Metric]:
-    """All families of what a name means: a daemon, or a deployment and each of its shards. Of what
-    cannot be read only that."""
+    """Yield all families of a daemon, or of a deployment and each of its shards.
+
+    For those that cannot be read, only the family that says so.
+    """
     try:
         directory, shards = directory_of(name), list(daemons(name))
     except (TableBroken, PermissionDenied):
@@ -269,7 +274,7 @@ def _of_daemon(name: str) -> Iterator[Metric]:
 
 
 def _starts(name: str) -> StatusRecord | None:
-    """How a daemon stands that does not serve yet: what its arena says may be of the one before."""
+    """Return the status file of a starting daemon, whose arena may still show the previous run."""
     with suppress(DaemonUnreachable, BadPath, TableBroken, PermissionDenied, OSError):
         paths = arena_paths(name)
         return StatusFile(paths.directory, paths.name).header
@@ -277,15 +282,17 @@ def _starts(name: str) -> StatusRecord | None:
 
 
 def _unreadable(name: str, *, missing: bool) -> Iterator[Metric]:
-    """What is not there is not up; of what is there and cannot be read nobody knows."""
+    """Yield `readable` 0, and `up` 0 only if the arena is missing; otherwise `up` is unknown."""
     yield _gauge(name, "readable", READABLE, 0)
     if missing:
         yield _gauge(name, "up", GAUGES["up"], 0)
 
 
 def read(name: str) -> Metrics:
-    """The figures of a daemon's arena, in whatever state it is. Raises ArenaError, BadPath,
-    DaemonUnreachable if there never was one."""
+    """Return the metrics in a daemon's arena, in any state.
+
+    Raises ArenaError, BadPath, and DaemonUnreachable if there never was a daemon.
+    """
     reader = Reader(ArenaFile.open(arena_paths(name).arena, read_only=True))
     try:
         return read_metrics(reader)
@@ -294,14 +301,14 @@ def read(name: str) -> Metrics:
 
 
 def registry(name: str) -> CollectorRegistry:
-    """One that has these daemons alone."""
+    """Return a registry with only the daemons that `name` stands for."""
     only = CollectorRegistry(auto_describe=False)
     only.register(Daemons(name))
     return only
 
 
 def text(name: str) -> str:
-    """All that there is to tell of these daemons. Raises what read() does, TableBroken."""
+    """Return the metrics as OpenMetrics text. Raises as read(), and TableBroken."""
     for daemon in daemons(name):
         read(daemon.name)
     printed: bytes = generate_latest(registry(name))  # type: ignore[no-untyped-call]
@@ -329,7 +336,7 @@ def _no_metrics() -> Metrics:
 
 
 def table() -> str:
-    """A row for each family, in Markdown."""
+    """Return a Markdown table with a row for each family."""
     rows = ["| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
     for family in merged(_of_nobody()):
         name = family.name + ("_total" if family.type == "counter" else "")
@@ -340,7 +347,7 @@ def table() -> str:
 
 
 def _labels() -> str:
-    """What the labels say of which the meaning is not plain."""
+    """Return a Markdown table of the label values that need an explanation."""
     rows = ["", "| label | value | meaning |", "| --- | --- | --- |"]
     rows += [f"| `stage` | `{stage}` | {MEANINGS[stage]} |" for stage in STAGES]
     rows += [
@@ -352,5 +359,5 @@ def _labels() -> str:
 
 
 def refresh(page: str) -> str:
-    """The text of a page with its table regenerated."""
+    """Return the text of a page with its table regenerated."""
     return _MARK.sub(lambda _: f"<!-- metrics -->\n{table()}<!-- end -->", page)

@@ -1,4 +1,4 @@
-"""Commands that go on: iteration after iteration, through errors that pass, until a signal."""
+"""Commands that repeat their work until a signal, and retry after temporary errors."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from typing import Any
 
 import click
 
-from purgatoryd.cli.exits import figures, unwritable
+from purgatoryd.cli.exits import figures
+from purgatoryd.cli.foreign_errors import unwritable
 from purgatoryd.shm_layout import errors
 
 MOST_S = 60
-"""The longest pause after an error."""
+"""Longest pause after an error, in seconds."""
 LASTING = (
     errors.InvalidArgument, errors.ExtraMissing, errors.LakeBroken, errors.WalDamaged,
     errors.WalMismatch, errors.LakeMismatch, errors.WindowElsewhere,
 )  # fmt: skip
-"""What does not pass unless somebody mends it."""
+"""Errors that are never temporary."""
 
 
 def follow(iteration: Callable[[], object], pause_s: Callable[[], float], as_json: bool) -> None:
-    """Repeats `iteration`, with pauses, until SIGTERM or SIGINT; both end one where it stands.
+    """Repeat `iteration`, with pauses, until SIGTERM or SIGINT, which interrupt it.
 
-    An error that may pass - a lock that another process holds, a daemon that does not answer, a
-    disk that is full - is reported on stderr, and the iteration is repeated after 1 s, 2 s, 4 s,
-    ... Any other is raised.
+    A temporary error, such as a lock of another process, a daemon that does not answer or a full
+    disk, is reported on stderr, and the iteration is repeated after 1 s, 2 s, 4 s and so on. Other
+    errors are raised.
     """
     failed = 0
     with suppress(KeyboardInterrupt), sigterm_interrupts():
@@ -48,7 +49,7 @@ def follow(iteration: Callable[[], object], pause_s: Callable[[], float], as_jso
 
 
 def passes(error: Exception) -> bool:
-    """True if the same iteration may do well later."""
+    """Return True if the error is temporary, so that a repeated iteration may succeed."""
     if isinstance(error, (errors.PurgatorydError, OSError)):
         return not isinstance(error, LASTING)
     if "pyspark" not in sys.modules:
@@ -62,13 +63,13 @@ def _tell(error: Exception, wait_s: float, as_json: bool) -> None:
     said = str(error).partition("\n")[0]  # Spark adds the stack of its JVM
     reported: dict[str, Any] = {"error": type(error).__name__, "message": said}
     reported |= figures(error) | {"again_in_s": wait_s}
-    text = f"purgatoryd: {said}; again in {wait_s:g} s"
+    text = f"purgatoryd: {said}; retrying in {wait_s:g} s"
     click.echo(json.dumps(reported, default=str) if as_json else text, err=True)
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Inside, SIGTERM does what SIGINT does."""
+    """Return a context in which SIGTERM raises KeyboardInterrupt, as SIGINT does."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""install: units, user and folders of a daemon that systemd runs."""
+"""The command install: units, user and directories of a daemon that systemd runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from purgatoryd.cli.options import emit, json_option
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, Unsupported
 from purgatoryd.shm_layout.paths import check_name
 
-# File of the package: where it goes.
+# File of the package: its place under --root.
 PLACES = {
     "purgatoryd.service": "etc/systemd/system/purgatoryd.service",
     "purgatoryd@.service": "etc/systemd/system/purgatoryd@.service",
@@ -26,16 +26,16 @@ PLACES = {
     "purgatoryd.tmpfiles.conf": "etc/tmpfiles.d/purgatoryd.conf",
 }
 SETTINGS = "etc/purgatoryd"
-"""Where each daemon's settings are; who installs again keeps them."""
+"""Directory with a TOML file for each daemon. An existing file is kept."""
 COMMAND = "/usr/bin/purgatoryd"
-"""As the units name it, before the place of ours takes its place."""
+"""Path of the command in the packaged units, which is replaced by that of --command."""
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
-"""What the units do not see."""
+"""Directories that the units hide from the daemon."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file to be written."""
+    """A file to write."""
 
     path: Path
     text: str
@@ -47,30 +47,31 @@ class File:
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     default="/",
     show_default=True,
-    help="Folder to install into: another one is the root of an image.",
+    help="Root directory; another one than / is that of an image.",
 )
 @click.option(
     "--command",
     type=click.Path(path_type=Path),
-    help="Where the unit finds purgatoryd; the one that runs now, unless said.",
+    help="Path of purgatoryd in the units; default: this command.",
 )
 @click.option(
     "--enable",
     multiple=True,
     metavar="NAME",
-    help='Have this daemon started at boot; "default" is purgatoryd.service. May be repeated.',
+    help='Start this daemon at boot; "default" is purgatoryd.service. May be repeated.',
 )
-@click.option("--dry-run", is_flag=True, help="Only print what would be written and called.")
+@click.option("--dry-run", is_flag=True, help="Only print the files and the calls of systemd.")
 @json_option
 def install_command(
     root: Path, command: Path | None, enable: tuple[str, ...], dry_run: bool, as_json: bool
 ) -> int:
-    """Install the units for systemd, and the user and folders that they need.
+    """Install the systemd units, their user and directories.
 
     Writes purgatoryd.service, purgatoryd@.service and purgatoryd-metrics@.service to
-    /etc/systemd/system, entries for sysusers.d and tmpfiles.d, and settings in
-    /etc/purgatoryd/NAME.toml for "default" and what is enabled, unless they are there. Then it
-    has systemd make the user and the folders, and read its units again. Nothing is started.
+    /etc/systemd/system, and entries for sysusers.d and tmpfiles.d. Writes settings to
+    /etc/purgatoryd/NAME.toml for "default" and each daemon of --enable, unless the file exists.
+    Then systemd creates the user and the directories and reloads its units. The command starts
+    nothing.
     """
     units = [unit_of(name) for name in enable]
     path = str(command or own_command())
@@ -86,37 +87,35 @@ def install_command(
 
 
 def unit_of(name: str) -> str:
-    """The unit of the daemon `name`. Raises InvalidName."""
+    """Return the name of a daemon's unit. Raises InvalidName."""
     return "purgatoryd.service" if check_name(name) == "default" else f"purgatoryd@{name}.service"
 
 
 def own_command() -> Path:
-    """The command next to the Python that runs. Raises Unsupported."""
+    """Return the path of `purgatoryd` next to this Python interpreter. Raises Unsupported."""
     found = shutil.which("purgatoryd", path=str(Path(sys.executable).parent))
     if found is None:
-        raise Unsupported(
-            f"no command purgatoryd is next to {sys.executable}: name it by --command"
-        )
+        raise Unsupported(f"no purgatoryd next to {sys.executable}; give its path with --command")
     refuse_hidden(sys.base_prefix, "python")
     return Path(found)
 
 
 def refuse_hidden(path: str, subject: str) -> None:
-    """Raises InvalidSetting for a path that the units do not see."""
+    """Raise InvalidSetting for a path that the units hide."""
     if not Path(path).is_absolute() or any(map(Path(path).is_relative_to, HIDDEN)):
-        bound = f"an absolute path outside of {', '.join(HIDDEN)}, which the units do not see"
+        bound = f"an absolute path outside of {', '.join(HIDDEN)}, which the units hide"
         raise InvalidSetting(subject, path, bound, "install")
 
 
 def unit_files(root: Path, command: str) -> Iterator[File]:
-    """What systemd reads. Raises InvalidSetting for a command that the units would not see."""
+    """Return the files for systemd. Raises InvalidSetting for a command that the units hide."""
     refuse_hidden(command, "command")
     for name, place in PLACES.items():
         yield File(root / place, packaged(name).replace(COMMAND, command))
 
 
 def new_settings(root: Path, names: set[str]) -> Iterator[File]:
-    """Settings of the daemons that have none yet."""
+    """Return files with settings for the daemons that have none."""
     for name in sorted(names):
         path = root / SETTINGS / f"{name}.toml"
         if not path.exists():
@@ -124,12 +123,12 @@ def new_settings(root: Path, names: set[str]) -> Iterator[File]:
 
 
 def packaged(name: str) -> str:
-    """A file that the package carries."""
+    """Return the text of a file of the package."""
     return files("purgatoryd.systemd").joinpath(name).read_text()
 
 
 def write(file: File) -> None:
-    """Writes a file and its folders. Raises BadPath."""
+    """Write a file and create its directories. Raises BadPath."""
     try:
         file.path.parent.mkdir(parents=True, exist_ok=True)
         file.path.write_text(file.text)
@@ -139,7 +138,7 @@ def write(file: File) -> None:
 
 
 def calls(root: Path, units: list[str]) -> Iterator[list[str]]:
-    """Commands of systemd, in their order."""
+    """Return the commands of systemd to call, in order."""
     here = root.resolve() == Path("/")
     at = [] if here else [f"--root={root}"]
     yield ["systemd-sysusers", *at, "purgatoryd.conf"]
@@ -151,10 +150,10 @@ def calls(root: Path, units: list[str]) -> Iterator[list[str]]:
 
 
 def run(call: list[str]) -> None:
-    """Calls a command of systemd. Raises Unsupported."""
+    """Call a command of systemd. Raises Unsupported."""
     try:
         done = subprocess.run(call, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise Unsupported(f"{call[0]} is not there: systemd is needed") from None
+        raise Unsupported(f"{call[0]} not found; the command needs systemd") from None
     if done.returncode:
         raise Unsupported(f"{' '.join(call)}: {done.stderr.strip() or done.returncode}")

@@ -1,4 +1,4 @@
-"""Where a command that answers questions listens: on this host alone."""
+"""Listening sockets that only this host can reach."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ _PLACE = re.compile(r"(?:\[([0-9a-f:]+)\]|([a-z0-9.-]+))(?::(\d{1,5}))?")
 
 @contextmanager
 def on_port(listen: str) -> Iterator[socket.socket]:
-    """A socket on HOST:PORT; port 0 = any that is free. Raises InvalidArgument for an address that
-    others can reach, BadPath for one that cannot be had."""
+    """Return a context with a socket that listens on HOST:PORT; port 0 = any free port.
+
+    Raises InvalidArgument for an address that is not a loopback one, and BadPath if it cannot be
+    bound.
+    """
     host, port = _split(listen)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise BadPath(listen, f"cannot be listened on: {error}") from None
+            raise BadPath(listen, f"cannot be bound: {error}") from None
         listening.listen()
         yield listening
 
@@ -38,7 +41,7 @@ def _split(listen: str) -> tuple[str, int]:
         raise InvalidArgument(f"{listen!r} is not HOST:PORT")
     host = _address(found[1] or found[2])
     if not loopback(host):
-        raise InvalidArgument(f"{listen!r} is not an address of this host alone, as 127.0.0.1 is")
+        raise InvalidArgument(f"{listen!r} is not a loopback address such as 127.0.0.1")
     return host, int(found[3])
 
 
@@ -47,7 +50,7 @@ def _address(host: str) -> str:
 
 
 def loopback(address: str) -> bool:
-    """True for an address that only this host reaches."""
+    """Return True for an address that only this host can reach."""
     try:
         return ip_address(address).is_loopback
     except ValueError:
@@ -56,15 +59,17 @@ def loopback(address: str) -> bool:
 
 @contextmanager
 def on_socket(path: Path) -> Iterator[socket.socket]:
-    """A unix socket for its user and group, which is gone afterwards. Raises BadPath if the path
-    is something else's, or somebody listens there."""
+    """Return a context with a listening Unix socket for its user and group; its end removes it.
+
+    Raises BadPath if the path is not a socket or another process listens there.
+    """
     _clear(path)
     with socket.socket(socket.AF_UNIX) as listening:
         before = os.umask(0o777 & ~SOCKET_MODE)
         try:
             listening.bind(str(path))
         except OSError as error:
-            raise BadPath(str(path), f"cannot be listened on: {error}") from None
+            raise BadPath(str(path), f"cannot be bound: {error}") from None
         finally:
             os.umask(before)
         try:
@@ -75,18 +80,18 @@ def on_socket(path: Path) -> Iterator[socket.socket]:
 
 
 def _clear(path: Path) -> None:
-    """Removes a socket that a dead process left."""
+    """Remove a socket that an ended process left. Raises BadPath."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise BadPath(str(path), "is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
-                raise BadPath(str(path), "is another process's, which answers there")
+                raise BadPath(str(path), "is in use: another process listens there")
         path.unlink()
 
 
 def where(listening: socket.socket) -> str:
-    """What people open, or what a server in front of it connects to."""
+    """Return the URL or the path of a listening socket."""
     name = listening.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"
@@ -95,7 +100,10 @@ def where(listening: socket.socket) -> str:
 
 
 def called_here(host: str) -> bool:
-    """True if a Host header names this host. A page of another site may have this host's address
-    (DNS rebinding), but it is asked for by that site's name."""
+    """Return True if a Host header names this host.
+
+    This refuses DNS rebinding: a page of another site that resolves to this host's address is
+    requested by that site's name.
+    """
     found = _PLACE.fullmatch(host.lower())
     return found is not None and loopback(_address(found[1] or found[2]))

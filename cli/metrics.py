@@ -1,4 +1,4 @@
-"""metrics: a daemon's figures in OpenMetrics, printed once or served."""
+"""The command metrics."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 PATH = "/metrics"
 REQUEST_S = 10.0
-"""How long a request, or the taking of its answer, may stand still."""
+"""Time-out of reading a request and of writing its response, in seconds."""
 Address = str | tuple[str, int]
-"""The path of a unix socket, or host and port."""
+"""Path of a Unix socket, or host and port."""
 
 
 def address_of(_: click.Context, __: click.Parameter, text: str | None) -> Address | None:
-    """HOST:PORT, [V6]:PORT, :PORT of the loopback, or the path of a unix socket."""
+    """Read HOST:PORT, [IPV6]:PORT, :PORT of the loopback address, or the path of a Unix socket."""
     if text is None or "/" in text:
         return text
     host, colon, port = text.rpartition(":")
@@ -45,17 +45,18 @@ def address_of(_: click.Context, __: click.Parameter, text: str | None) -> Addre
     "--serve",
     callback=address_of,
     metavar="ADDRESS",
-    help="Serve them at HOST:PORT, at :PORT of the loopback, or at a unix socket.",
+    help="Serve the metrics at HOST:PORT, :PORT of 127.0.0.1, or the path of a Unix socket.",
 )
 def metrics_command(name: str, serve: Address | None) -> None:
-    """Print a daemon's figures in OpenMetrics text, or serve them at /metrics.
+    """Print or serve the daemon's metrics in OpenMetrics format.
 
-    Reads the shared memory and does not trouble the daemon, so it answers also while that hangs,
-    or is gone. Needs the extra `metrics`. A server reads the arena again for each request; it stays
-    when the daemon goes, and says then that it is not up. Of a deployment all shards are reported,
-    each with its own name. Whoever reaches the address may read the names of namespaces; at a
-    loopback address requests by another name than one of this host are refused. A server goes on
-    until SIGTERM or SIGINT.
+    Reads the shared memory without contacting the daemon, so it also works if the daemon hangs or
+    has stopped; the metrics then report that it is not up. For a deployment it reports each shard
+    under its own name. Needs the extra `metrics`.
+
+    With --serve, the command serves /metrics until SIGTERM or SIGINT and reads the arena for each
+    request. Anyone who can connect to the address can read the names of namespaces. At a loopback
+    address, the server refuses requests whose Host header is not a name of this host.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -69,7 +70,7 @@ def metrics_command(name: str, serve: Address | None) -> None:
 
 
 def serve_until_interrupted(name: str, address: Address) -> None:
-    """Answers requests. Raises InvalidName, and BadPath if the address cannot be had."""
+    """Serve requests. Raises InvalidName, and BadPath if the address cannot be bound."""
     from prometheus_client import make_wsgi_app
 
     from purgatoryd.cli.exposition import registry
@@ -83,24 +84,24 @@ def serve_until_interrupted(name: str, address: Address) -> None:
 
 
 def shown(address: Any) -> str:
-    """Where a server is, for people."""
+    """Return the address of a server as text."""
     return address if isinstance(address, str) else f"http://{address[0]}:{address[1]}{PATH}"
 
 
 def only_here(address: Any) -> bool:
-    """True for an address that browsers of this host reach, and nobody else."""
+    """Return True for an address that only programs on this host can reach."""
     return not isinstance(address, str) and loopback(address[0])
 
 
 class OnlyFigures:
-    """Lets through what asks for the figures, of this host if it has to be."""
+    """WSGI middleware that refuses requests for other paths and, if required, for other hosts."""
 
     def __init__(self, figures: WSGIApplication, *, called_here: bool) -> None:
         self._figures = figures
         self._called_here = called_here
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Answers 421 to a request for another host, 404 to one for another path."""
+        """Answer 421 to a request for another host, 404 to one for another path."""
         if self._called_here and not called_here(environ.get("HTTP_HOST", "")):
             return _refusal(start, "421 Misdirected Request")
         if environ["PATH_INFO"] != PATH:
@@ -117,26 +118,26 @@ def _refusal(start: StartResponse, status: str) -> Iterable[bytes]:
 
 
 class _Handler(WSGIRequestHandler):
-    """Logs nothing: scrapes come for ever."""
+    """A request handler without a log: scrapes would fill it."""
 
     timeout = REQUEST_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing to say."""
+        """Log nothing."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, so that a reader that hangs holds up no other."""
+    """A server with a thread for each request, so that a client that hangs delays no other."""
 
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Without asking for the name of the host."""
+        """Bind without looking up the name of the host."""
         TCPServer.server_bind(self)
         self.name_itself()
 
     def name_itself(self) -> None:
-        """As requests see it."""
+        """Set the name and port that WSGI requests see."""
         self.server_name, self.server_port = "localhost", 0
         self.setup_environ()
 
@@ -146,7 +147,7 @@ class _ServerV6(_Server):
 
 
 class _UnixServer(_Server):
-    """On a socket that listens already."""
+    """A server on a Unix socket that already listens."""
 
     address_family = socket.AF_UNIX
 
@@ -157,14 +158,14 @@ class _UnixServer(_Server):
         self.name_itself()
 
     def get_request(self) -> tuple[Any, Any]:
-        """A peer behind a unix socket has no address."""
+        """Accept a request. A peer of a Unix socket has no address."""
         connection, _ = super().get_request()
         return connection, ("localhost", 0)
 
 
 @contextmanager
 def server_at(address: Address) -> Iterator[WSGIServer]:
-    """A server that listens at the address. Raises BadPath."""
+    """Return a server that listens at the address. Raises BadPath."""
     if isinstance(address, str):
         with on_socket(Path(address)) as listening:
             yield _UnixServer(listening)

@@ -1,4 +1,4 @@
-"""namespace set and ls: owners, durability and quotas of namespaces."""
+"""The commands namespace create, set and ls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command
@@ -24,14 +25,19 @@ class Owner(units.Count):
     name = "uid"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """The uid of `value`; integers pass."""
+        """Return the uid of `value`. An int is returned as it is."""
         from purgatoryd.shm_layout.layout import ANYBODY
 
-        return ANYBODY if value == "anybody" else int(click.INT.convert(value, param, ctx))
+        if value == "anybody":
+            return ANYBODY
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a uid nor 'anybody'.", param, ctx)
 
 
 def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, Any]:
-    """A namespace's settings in JSON; an owner of null is anybody, a quota of 0 is none."""
+    """Return a namespace's settings for JSON. Owner null = anybody; quota 0 = none."""
     from purgatoryd.shm_layout.layout import ANYBODY
 
     owner = settings.owner_uid
@@ -45,19 +51,27 @@ def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, An
 
 @click.group("namespace")
 def namespace_command() -> None:
-    """Owners, durability and quotas of namespaces."""
+    """Create namespaces; show and set owners, durability and quotas."""
 
 
 @namespace_command.command("set", cls=Command)
 @click.argument("namespace")
 @name_option
-@click.option("--owner", type=Owner(), help="Uid that alone may use it, or anybody.")
-@click.option("--durability", type=click.Choice(DURABILITY), help="Of what is answered.")
+@click.option("--owner", type=Owner(), help="Only uid that may use it, or anybody.")
+@click.option(
+    "--durability",
+    type=click.Choice(DURABILITY),
+    help="Durability of acknowledged changes: in memory, or on disk.",
+)
 @click.option("--quota-timers", type=click.INT, help="Timers armed at once; 0 = no quota.")
 @click.option("--quota-bytes", type=units.Size(), help="Bytes of keys and payloads; 0 = no quota.")
-@click.option("--quota-ops", type=click.INT, help="Adds, watches and advances per second; 0 = any.")
 @click.option(
-    "--park-beyond", type=units.Duration(), help="Park what is due later than that; 0s = nothing."
+    "--quota-ops", type=click.INT, help="Adds, watches and advances per second; 0 = no quota."
+)
+@click.option(
+    "--park-beyond",
+    type=units.Duration(),
+    help="Park timers that are due later than this from now; 0s = none.",
 )
 @timeout_option
 @json_option
@@ -73,17 +87,15 @@ def set_command(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Set what is given of NAMESPACE, and leave the rest; print all as it is now.
+    """Change the given settings of NAMESPACE and print all its settings.
 
-    A namespace that is not there is made. For root, the daemon's own uid and those of
-    --admin-uid.
+    Creates the namespace if it does not exist. Only administrators may set: root, the daemon's own
+    uid and the uids of --admin-uid.
 
     \b
     purgatoryd namespace set orders --owner 1001 --quota-timers 100000
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         settings = admin.set_namespace(
             namespace,
             owner_uid=owner,
@@ -109,25 +121,23 @@ def set_command(
     type=click.INT,
     default=1,
     show_default=True,
-    help="Divide its keys into so many parts, which go to different shards.",
+    help="Number of partitions, which are on different shards.",
 )
 @timeout_option
 @json_option
 def create_command(
     namespace: str, name: str, partitions: int, timeout: float, as_json: bool
 ) -> None:
-    """Have NAMESPACE born, before anybody uses it.
+    """Create NAMESPACE before its first use.
 
-    That is only needed for one with partitions: of the others, the first use is the birth. One
-    that is there already has to have as many. More than one needs a daemon that runs with --shards.
-    For administrators.
+    Only a namespace with several partitions needs it; others are created by their first use.
+    Several partitions need a daemon with --shards. An existing namespace is refused unless it has
+    the same number of partitions. Only administrators may create.
 
     \b
     purgatoryd namespace create clicks
     """
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         admin.create_namespace(namespace, partitions)
     record = {"namespace": namespace, "partitions": partitions}
     emit(record, f"{visible(namespace)} has {partitions} partitions", as_json)
@@ -137,9 +147,9 @@ def create_command(
 @name_option
 @json_option
 def ls_command(name: str, as_json: bool) -> None:
-    """List the namespaces with their settings and what is used of their quotas.
+    """List the namespaces with their settings and their usage of quotas.
 
-    Reads the shared memory and does not trouble the daemon.
+    Reads the shared memory without contacting the daemon.
     """
     rows = []
     for daemon in daemons(name):

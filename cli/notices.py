@@ -1,4 +1,4 @@
-"""listen and publish: notices as they come, and one without a timer."""
+"""The commands listen and publish."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def notice_record(notice: Notice) -> dict[str, Any]:
-    """A notice in JSON."""
+    """Return a notice for JSON."""
     return {
         **key_record(notice.key),
         "namespace": notice.namespace,
@@ -44,7 +45,7 @@ def notice_record(notice: Notice) -> dict[str, Any]:
 
 
 def notice_text(notice: Notice) -> str:
-    """A notice for people, on one line."""
+    """Return a notice as a line of text."""
     late = units.format_duration(notice.lateness_ns)
     payload = visible(notice.payload.decode(errors="backslashreplace"))
     head = f"{units.format_moment(notice.fired_at)} {visible(notice.topic)} #{notice.seq}"
@@ -54,12 +55,14 @@ def notice_text(notice: Notice) -> str:
 @click.command("listen", cls=Command)
 @name_option
 @namespace_option
-@click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
-@click.option("--count", type=click.IntRange(1), help="Stop after so many notices.")
+@click.option(
+    "-t", "--topic", "topics", multiple=True, help="Only notices of this topic; may be repeated."
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after this number of notices.")
 @click.option(
     "--idle",
     type=click.FloatRange(min=0),
-    help="Stop after so many seconds without a notice, with exit code 1.",
+    help="Stop after this number of seconds without a notice, with exit code 1.",
 )
 @timeout_option
 @json_option
@@ -72,16 +75,14 @@ def listen_command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Print the notices of a namespace, one per line, as timers fire.
+    """Print the notices of a namespace as timers fire.
 
-    Says "listening" on stderr once everything that fires from then on will be printed.
-    Gaps are filled from the daemon's replay buffer; notices that are gone from it end the command
-    with their range and exit code 8.
+    The command prints "listening" on stderr when it is ready: it prints every notice from then on.
+    It requests missed notices from the daemon's replay buffer. If they are gone from the buffer,
+    the command names the lost range and ends with exit code 8.
     """
-    from purgatoryd.clients import Subscriber
-
     seen = 0
-    with Subscriber(
+    with clients.Subscriber(
         name, namespace=namespace, topics=topics or None, timeout=timeout
     ) as subscriber:
         click.echo("listening", err=True)
@@ -99,8 +100,8 @@ def listen_command(
 @name_option
 @namespace_option
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
-@click.option("-p", "--payload", default="", help="Text that the notice carries.")
-@click.option("--payload-file", type=click.File("rb"), help="The same from a file; - is stdin.")
+@click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
+@click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @key_type_option
 @timeout_option
 @json_option
@@ -108,22 +109,21 @@ def publish_command(
     key: str, name: str, namespace: str, topic: str, payload: str, payload_file: BinaryIO | None,
     key_type: str, timeout: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Publish one notice to a topic at once, with KEY and without a timer.
+    """Publish a notice under KEY at once, without a timer.
 
-    Everybody who listens to the topic receives it, those who were away too, as they receive those
-    of timers; its cause is "published". For administrators. Names that begin with _ are for this
-    command alone: findings about the daemon go to namespace _purgatoryd, topic _events.
+    Listeners of the topic receive it like the notice of a timer, also later from the replay
+    buffer. Its cause is "published". Only administrators may publish. Namespaces and topics whose
+    names begin with _ are reserved for this command, for example _purgatoryd and _events for
+    findings about the daemon.
 
     \b
     purgatoryd publish node-7 -n _purgatoryd -t _events -p '{"finding": "slow"}'
     """
-    from purgatoryd.clients import Admin
-
     if payload and payload_file:
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
     wanted = read_key(key, key_type)
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         ticket = admin.publish(topic, wanted, content, namespace=namespace)
     record = {**key_record(wanted), "namespace": namespace, "topic": topic, "ticket": ticket}
     emit(record, f"published {key_text(wanted)}, ticket {ticket}", as_json)

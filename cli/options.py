@@ -1,8 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands have, and their values as text and JSON."""
 
 from __future__ import annotations
 
-import base64
+import binascii
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ Key = str | bytes | UUID
 
 
 def not_negative(_: click.Context, __: click.Parameter, span_ns: int) -> int:
-    """A span that is past would call every daemon frozen."""
+    """Refuse a negative time span: it would report every daemon as frozen."""
     if span_ns < 0:
         raise click.BadParameter(f"{units.format_duration(span_ns)} is below 0.")
     return span_ns
@@ -28,12 +28,14 @@ name_option = click.option(
     default="default",
     show_default=True,
     show_envvar=True,
-    help="Name of the daemon: a-z, 0-9 and -, at most 32.",
+    help="Name of the daemon: up to 32 of a-z, 0-9 and -.",
 )
 namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="Namespace of keys and topics."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per line."
+)
 frozen_option = click.option(
     "--frozen-after",
     "frozen_ns",
@@ -41,7 +43,8 @@ frozen_option = click.option(
     callback=not_negative,
     default="5s",
     show_default=True,
-    help="A loop that stood still for longer is frozen; a sound one moves every second.",
+    help="Report the daemon as frozen if its loop has stood still for longer. A healthy "
+    "loop moves every second.",
 )
 timeout_option = click.option(
     "--timeout",
@@ -55,49 +58,49 @@ key_type_option = click.option(
     type=click.Choice(["str", "hex", "uuid"]),
     default="str",
     show_default=True,
-    help="How KEY is written: as text, as the hex digits of bytes, or as a UUID.",
+    help="Type of the key: text, bytes in hexadecimal, or a UUID.",
 )
 
 
 def read_key(text: str, key_type: str) -> Key:
-    """The key that the command line means."""
+    """Return the key that `text` spells. Raises click.BadParameter."""
     readers: dict[str, Callable[[str], Key]] = {"str": str, "hex": bytes.fromhex, "uuid": UUID}
     try:
         return readers[key_type](text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a {key_type} key.") from None
+        raise click.BadParameter(f"{text!r} is not a key of the type {key_type}.") from None
 
 
 def key_record(key: Key) -> dict[str, str]:
-    """The key in JSON: as it is given on the command line, and its type if that is not str."""
+    """Return a key for JSON: its text as on the command line, and its type unless it is str."""
     if isinstance(key, bytes):
         return {"key": key.hex(), "key_type": "hex"}
     return {"key": str(key)} if isinstance(key, str) else {"key": str(key), "key_type": "uuid"}
 
 
 def key_text(key: Key) -> str:
-    """The key for people."""
+    """Return a key as text for a terminal."""
     return visible(key_record(key)["key"])
 
 
 def visible(text: str) -> str:
-    """`text` for a terminal: control characters spelt out, so that it stays on its line."""
+    """Return `text` for a terminal, with control characters escaped, so that it fits on a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def payload_record(payload: bytes) -> dict[str, str]:
-    """The payload in JSON: as text if it is UTF-8, else in base64."""
+    """Return a payload for JSON: as text if it is UTF-8, else in base64."""
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
-        return {"payload_base64": base64.b64encode(payload).decode()}
+        return {"payload_base64": binascii.b2a_base64(payload, newline=False).decode()}
 
 
 def emit(record: dict[str, Any], text: str, as_json: bool) -> None:
-    """Print one result and flush, so that a reader of the pipe has it at once.
+    """Print one result, as JSON or as `text`, and flush, so that a pipe gets it at once.
 
-    Control characters in `text` are spelt out. The caller passes names and keys through visible(),
-    because newlines in them would look like ends of lines.
+    Escapes control characters in `text`, except newlines. The caller passes names and keys through
+    visible(), which also escapes newlines.
     """
     lines = "\n".join(map(visible, text.split("\n")))
     click.echo(json.dumps(record, ensure_ascii=False) if as_json else lines)

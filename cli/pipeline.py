@@ -1,4 +1,4 @@
-"""pipeline: from the WAL to tables in a lake. Each part has a file of its own."""
+"""The command pipeline, and the options that its subcommands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from purgatoryd.cli.app import Lazy
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
-# command: module of purgatoryd.cli; in the order of --help
+# Command: its module in purgatoryd.cli, in the order of --help.
 PARTS = {
     "ship": "pipeline_ship",
     "status": "pipeline_ship",
@@ -38,9 +38,7 @@ lake_option = click.option(
     required=True,
     help="Directory of the lake.",
 )
-_master_option = click.option(
-    "--master", help="Spark's master; all cores of this host unless given."
-)
+_master_option = click.option("--master", help="Spark master; default: all cores of this host.")
 
 
 def _pairs(_: click.Context, __: click.Parameter, given: Iterable[str]) -> dict[str, str]:
@@ -52,20 +50,24 @@ def _pairs(_: click.Context, __: click.Parameter, given: Iterable[str]) -> dict[
 
 
 _conf_option = click.option(
-    "--conf", multiple=True, metavar="KEY=VALUE", callback=_pairs, help="A setting of Spark."
+    "--conf",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_pairs,
+    help="Setting of Spark; may be repeated.",
 )
 
 
 def spark_options(command: Wrapped) -> Wrapped:
-    """--master and --conf, as `master: str | None` and `conf: dict[str, str]` for session()."""
+    """Add --master and --conf: the parameters `master` and `conf` of session()."""
     return _master_option(_conf_option(command))
 
 
 @click.group("pipeline", cls=Lazy, table=PARTS)
 def pipeline_command() -> None:
-    """Bring the WAL into a lake, and make tables of it there.
+    """Ship the WAL to a lake and build tables from it.
 
-    For `ship`, `status`, `bulk-load-agent`, `cold cancel | status` and `rebalance-plan show | apply
-    | cancel` the extra `lake` is enough, on the daemon's host; all others need the extra `spark`,
-    and Java 17 or newer or the extra `jre`: pip install '.[spark,jre]' in the checkout.
+    `ship`, `status`, `bulk-load-agent`, `cold cancel | status` and `rebalance-plan show | apply |
+    cancel` need only the extra `lake`. All others need the extra `spark`, and Java 17 or newer or
+    the extra `jre`: pip install '.[spark,jre]'.
     """

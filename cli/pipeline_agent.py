@@ -1,4 +1,4 @@
-"""pipeline bulk-load-agent: files that Spark wrote for a daemon, added on the daemon's host."""
+"""The command pipeline bulk-load-agent."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 @name_option
 @click.option(
     "--credits", "credit_rows", type=click.IntRange(1, 10**7), default=65_536, show_default=True,
-    help="At most so many rows are on their way without an answer.",
+    help="Maximum number of rows without an answer.",
 )  # fmt: skip
 @click.option(
     "--put",
     type=click.Choice(["error", "replace", "keep", "extend"]),
     default="error",
     show_default=True,
-    help="If a key is armed: refuse, replace it, keep it, or move it to a later time.",
+    help="If a key is armed: refuse, replace the timer, keep it, or move it to a later time.",
 )
 @click.option(
     "--follow", type=units.Duration(units.PAUSE_NS),
-    help="Run on, and look for files once in this time.",
+    help="Keep running and look for files at this interval.",
 )  # fmt: skip
 @json_option
 def bulk_load_agent_command(
     spool: Path, name: str, credit_rows: int, put: str, follow: int | None, as_json: bool
 ) -> int:
-    """Add the timers in the files of SPOOL/NAME to the daemon, each once.
+    """Add the timers in files of SPOOL/NAME to the daemon.
 
-    df.write.format("purgatoryd").option("to", "files") writes them. What was added moves to
-    SPOOL/NAME/done, with the answers next to it; a file that cannot be read or added moves to
-    SPOOL/NAME/refused, with the reason, and the others go on. Exit code 4 if rows were refused,
-    5 if a file was set aside.
+    Each row is added once. df.write.format("purgatoryd").option("to", "files") writes the files.
+    The agent runs on the daemon's host. It moves an added file to SPOOL/NAME/done, with the answers
+    next to it, and a file that cannot be read or added to SPOOL/NAME/refused, with the reason. Exit
+    code 4 means that rows were refused, 5 that a file was.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -68,19 +68,21 @@ def bulk_load_agent_command(
 
 
 def code_of(one: Delivered) -> Exit:
-    """What a file means for the exit code; the worst counts."""
+    """Return the exit code of a file."""
     if one.bad:
         return Exit.BROKEN
     return Exit.REFUSED if one.answers.refused else Exit.DONE
 
 
 def summary(one: Delivered) -> str:
-    """A file for people."""
+    """Return the result of a file as text."""
     counts = ", ".join(
         f"{n} {subject.lower()}" for subject, n in sorted(one.answers.counts.items())
     )
     if one.bad:
-        return f"{one.path.name}: set aside, {one.bad}" + (
+        return f"{one.path.name}: moved to refused, {one.bad}" + (
             f"; before that {counts}" if counts else ""
         )
-    return f"{one.path.name}: {counts}" + ("; it stays for another time" if one.left else "")
+    return f"{one.path.name}: {counts}" + (
+        "; the file stays for the next attempt" if one.left else ""
+    )

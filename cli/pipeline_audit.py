@@ -1,4 +1,4 @@
-"""pipeline audit and report: whether the WALs can be true, and a page on what they say."""
+"""The commands pipeline audit and report."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _wal_option = click.option(
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     envvar="PURGATORYD_WAL_DIR",
     show_envvar=True,
-    help="Directory of WALs, whose unshipped records count as well.",
+    help="Directory of WALs whose unshipped records are also audited.",
 )
 _ledger_option = click.option(
     "--ledger",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="Directory of ledgers, to be held against the WALs.",
+    help="Directory of ledgers to compare with the WALs.",
 )
 _coverage_option = click.option(
     "--require-coverage",
@@ -43,13 +43,13 @@ _coverage_option = click.option(
     type=units.Percent(),
     default="0%",
     show_default=True,
-    help="Fail, with exit code 5, unless this share of the WALs' records was judged.",
+    help="Exit with code 5 unless this share of the WALs' records was judged.",
 )
 _COLOURS = {"red": "red", "amber": "yellow", "green": "green"}
 
 
 def _audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what is audited."""
+    """Add the options that select what to audit."""
     return lake_option(_wal_option(_ledger_option(_coverage_option(spark_options(command)))))
 
 
@@ -69,7 +69,7 @@ def _read(
     from purgatoryd.pipeline.whole import whole
 
     if wal_dir:
-        lake.mkdir(parents=True, exist_ok=True)  # nothing needs to be shipped yet
+        lake.mkdir(parents=True, exist_ok=True)  # an audit needs no shipped files
     there = Lake(lake)
     folders = wals_in(wal_dir) if wal_dir else []
     spark = session(master, conf)
@@ -82,13 +82,15 @@ def _read(
 @_audit_options
 @json_option
 def audit_command(required: float, as_json: bool, **options: Any) -> int:
-    """Check that what the WALs say can be true, and was kept.
+    """Check the WALs for violations of the daemon's guarantees.
 
-    Each timer and operation has one final state or is open, nothing fired early, nothing is missing
-    in the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
-    workers and subscribers received. The verdict says how many of the WALs' records were judged,
-    and names the ranges that are missing or were not judged. Exit code 5 if there is a violation or
-    the coverage is below --require-coverage, 1 if there was nothing to audit.
+    Each timer and operation must be open or have exactly one final state. Nothing may have fired
+    early, no record or notice number may be missing, conditions must have held, and snapshots must
+    agree. With --ledger, workers and subscribers must have received what the WALs say.
+
+    The verdict has the coverage, and the ranges of records that are missing or were not judged.
+    Exit code 5 means a violation or a coverage below --require-coverage, 1 that there was nothing
+    to audit.
     """
     from purgatoryd.pipeline.audit import audit
 
@@ -102,7 +104,7 @@ def _exit(verdict: Verdict, required: float) -> Exit:
     if verdict.counts:
         return Exit.BROKEN
     if required and not verdict.coverage.reaches(required):
-        text = f"coverage is {_percent(verdict.coverage)}; {required:.6%} is required"
+        text = f"coverage is {_percent(verdict.coverage)}; --require-coverage is {required:.6%}"
         click.echo(f"purgatoryd: {text.replace('.000000', '')}", err=True)
         return Exit.BROKEN
     return Exit.DONE if verdict.clean else Exit.NEGATIVE
@@ -179,13 +181,13 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
 )
 @json_option
 def report_command(out: Path, required: float, as_json: bool, **options: Any) -> int:
-    """Audit, and write a page with the verdict and the figures of all WALs.
+    """Audit the WALs, and write a page with the results.
 
-    The page needs no other file. Exit code 5 if the audit found a violation or judged less
-    than --require-coverage, 1 if there was nothing to audit.
+    The page has the verdict and the figures of all WALs. It is one self-contained file. Exit code 5
+    means a violation or a coverage below --require-coverage, 1 that there was nothing to audit.
     """
     if not out.absolute().parent.is_dir():
-        raise BadPath(str(out), "is in no directory")
+        raise BadPath(str(out), "is in a directory that does not exist")
     from purgatoryd.pipeline import report
     from purgatoryd.pipeline.audit import audit
     from purgatoryd.pipeline.figures import figures
@@ -199,7 +201,7 @@ def report_command(out: Path, required: float, as_json: bool, **options: Any) ->
     _show(verdict, as_json)
     if not as_json:
         _print_tables(verdict, found.parts)
-    emit({"page": str(out)}, f"the report is {out}", as_json)
+    emit({"page": str(out)}, f"wrote {out}", as_json)
     return _exit(verdict, required)
 
 

@@ -1,4 +1,4 @@
-"""pipeline cold: timers that are due far from now, kept in the lake until their window comes."""
+"""The commands pipeline cold bulk-load, cancel, collect, promote, compact, verify and status."""
 
 from __future__ import annotations
 
@@ -41,19 +41,23 @@ FILE = click.Path(exists=True, path_type=Path)
 
 @click.group("cold")
 def cold_command() -> None:
-    """Keep timers that are due far from now in the lake, and bring them to the daemon in time.
+    """Keep far-off timers in a cold tier in the lake.
 
-    They live in LAKE/cold by the hour in which they are due. A window of them at a time goes
-    to the daemon, before it begins; from then on they are timers like all others.
+    LAKE/cold has a directory for each hour in which timers are due. `promote` adds the timers of
+    a window to the daemon before the window begins; from then on they are like other timers.
     """
 
 
 def daemon_options(command: Wrapped) -> Wrapped:
-    """--name, and where the daemon is if it is on another host."""
+    """Add --name and the options for a daemon on another host."""
     remote = (
-        click.option("--tcp", metavar="HOST:PORT", help="The daemon on another host."),
-        click.option("--server-key", help="Its public key."),
-        click.option("--key-file", type=FILE, help="Our key pair, a file of `purgatoryd keygen`."),
+        click.option("--tcp", metavar="HOST:PORT", help="Address of a daemon on another host."),
+        click.option("--server-key", help="Public key of that daemon."),
+        click.option(
+            "--key-file",
+            type=FILE,
+            help="File with this client's key pair, made by `purgatoryd keygen`.",
+        ),
     )
     for option in reversed((name_option, *remote)):
         command = option(command)
@@ -63,7 +67,7 @@ def daemon_options(command: Wrapped) -> Wrapped:
 def daemon_of(
     name: str, tcp: str | None, server_key: str | None, key_file: Path | None, mode: str = "keep"
 ) -> BulkLoader:
-    """The daemon that the options mean; it is not asked before it is needed."""
+    """Return a client of the daemon that the options name; it connects at its first call."""
     from purgatoryd.clients import Remote
     from purgatoryd.pipeline.bulk_loading import BulkLoader
 
@@ -75,7 +79,7 @@ def daemon_of(
 
 
 def tier_of(lake: Path) -> Tier:
-    """The tier in a lake. Raises ExtraMissing, BadPath."""
+    """Return the cold tier of a lake. Raises ExtraMissing, BadPath."""
     from purgatoryd.pipeline.extras import need
 
     need("pyarrow", "lake")
@@ -97,18 +101,18 @@ def tier_of(lake: Path) -> Tier:
     type=click.Choice(["parquet", "csv"]),
     default="parquet",
     show_default=True,
-    help="Of FILES; a CSV file begins with its columns' names.",
+    help="Format of FILES. A CSV file has a header line with the column names.",
 )
 @click.option(
     "--bulk-load-id",
-    help="Names this bulk load; the same again adds nothing. Made of FILES' names, sizes and times "
-    "unless given.",
+    help="Id of this bulk load; repeating it adds nothing. Default: a checksum of the names, sizes "
+    "and times of FILES.",
 )
 @click.option(
     "--replace",
     "replacing",
     is_flag=True,
-    help="Take the place of all timers of the same keys, hot ones too.",
+    help="Replace all timers with the same keys, also those in the daemon.",
 )
 @spark_options
 @json_option
@@ -117,10 +121,10 @@ def bulk_load_command(
     key_file: Path | None, kind: str, bulk_load_id: str | None, replacing: bool, master: str | None,
     conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Take the timers in FILES into the tier: all, or none.
+    """Add the timers in FILES to the cold tier: all of them, or none.
 
-    Columns: key; deadline (a time) or deadline_ns (since 1970); if wanted namespace, topic,
-    payload and key_type (str, bytes, uuid).
+    Required columns: key, and deadline (a time) or deadline_ns (since 1970). Optional columns:
+    namespace, topic, payload and key_type (str, bytes or uuid).
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import bulk_load
@@ -130,12 +134,12 @@ def bulk_load_command(
     with daemon_of(name, tcp, server_key, key_file) as hot:
         done = bulk_load(tier, rows, bulk_load_id or id_of(files), hot, replacing=replacing)
     text = f"{done.rows} timers, version {done.version}"
-    text += f"; {done.late} of them late: they go with the next window" if done.late else ""
+    text += f"; {done.late} of them late, for the next window" if done.late else ""
     emit({"version": done.version, "rows": done.rows, "late": done.late}, text, as_json)
 
 
 def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFrame:
-    """The rows of files. Raises InvalidRows if they are of another kind."""
+    """Return the rows of files. Raises InvalidRows if they have another format."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -151,7 +155,7 @@ def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFra
 
 
 def id_of(files: tuple[Path, ...]) -> str:
-    """What names a bulk load of these files, as they are now."""
+    """Return the default id of a bulk load: a checksum of names, sizes and times of the files."""
     stamps = [
         (str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files
     ]
@@ -165,17 +169,19 @@ def id_of(files: tuple[Path, ...]) -> str:
 @namespace_option
 @key_type_option
 @click.option(
-    "--file", type=FILE, help="A Parquet file: columns key, and if wanted namespace and key_type."
+    "--file",
+    type=FILE,
+    help="Parquet file with a column key, and optionally namespace and key_type.",
 )
 @json_option
 def cancel_command(
     keys: tuple[str, ...], lake: Path, name: str, tcp: str | None, server_key: str | None,
     key_file: Path | None, namespace: str, key_type: str, file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Cancel timers by their keys, in the tier and in the daemon.
+    """Cancel timers by their keys, in the cold tier and in the daemon.
 
-    Once it is done, none of them fires that did not fire before. The command prints the
-    daemon's answers; the tier itself does not say which of them it had.
+    When the command ends, none of the timers fires any more. It prints the daemon's answers; the
+    tier does not report which of the keys it had.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import cancel
@@ -186,12 +192,14 @@ def cancel_command(
     with daemon_of(name, tcp, server_key, key_file) as hot:
         found = cancel(tier, table, hot)
     answers = ", ".join(f"{count} {subject.lower()}" for subject, count in sorted(found.items()))
-    text = f"{table.num_rows} keys; the daemon: {answers or 'not asked, it has none of them'}"
+    text = (
+        f"{table.num_rows} keys; the daemon: {answers or 'not asked, because it has none of them'}"
+    )
     emit({"keys": table.num_rows, "daemon": found}, text, as_json)
 
 
 def keys_given(keys: tuple[str, ...], namespace: str, key_type: str) -> pa.Table:
-    """The keys of the command line."""
+    """Return the keys of the command line as a table."""
     import pyarrow as pa
 
     from purgatoryd.shm_layout.layout import KeyType
@@ -204,7 +212,7 @@ def keys_given(keys: tuple[str, ...], namespace: str, key_type: str) -> pa.Table
 
 
 def keys_in(file: Path, namespace: str) -> pa.Table:
-    """The keys of a file. Raises InvalidRows."""
+    """Return the keys in a Parquet file as a table. Raises InvalidRows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -215,7 +223,7 @@ def keys_in(file: Path, namespace: str) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         raise InvalidRows(f"{file} cannot be read as Parquet: {error}", -1) from error
     if rows.column_names.count("key") != 1:
-        raise InvalidRows(f"{file} has columns {rows.column_names}, not one key", -1)
+        raise InvalidRows(f"{file} has the columns {rows.column_names}, but no column key", -1)
     text = pa.types.is_string(rows["key"].type) or pa.types.is_large_string(rows["key"].type)
     for column, usual in (("namespace", namespace), ("key_type", "str" if text else "bytes")):
         if column not in rows.column_names:
@@ -227,11 +235,12 @@ def keys_in(file: Path, namespace: str) -> pa.Table:
 
 
 def wal_option(command: Wrapped) -> Wrapped:
-    """--wal-dir."""
+    """Add --wal-dir."""
     return click.option(
         "--wal-dir",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="As of `purgatoryd run`: also what was not shipped yet is read, for parked timers.",
+        help="Directory of the WALs, as for `purgatoryd run`; parked timers that are not shipped "
+        "are collected from there.",
     )(command)
 
 
@@ -245,9 +254,10 @@ def collect_command(
     lake: Path, name: str, tcp: str | None, server_key: str | None, key_file: Path | None,
     wal_dir: Path | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Take the timers that the daemon parked into the tier, and what became of them.
+    """Collect parked timers into the cold tier.
 
-    They are read from what was shipped to LAKE, each record once. `promote` does this first.
+    It also applies the changes to them. It reads each shipped record in LAKE once. `promote`
+    collects first.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.session import session
@@ -260,7 +270,7 @@ def collect_command(
 
 
 def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | None) -> Collected:
-    """What the daemon parked is in the tier then."""
+    """Collect what the daemon parked into the tier."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.parked import collect
 
@@ -272,13 +282,15 @@ def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | 
 @lake_option
 @daemon_options
 @wal_option
-@click.option("--window", type=units.Moment(), help="Everything that is due before this time.")
+@click.option(
+    "--window", type=units.Moment(), help="Promote the timers that are due before this time."
+)
 @click.option(
     "--every",
     type=units.Duration(units.PAUSE_NS),
-    help="Run on, and bring each window of this length to the daemon one window before it begins.",
+    help="Keep running, and promote each window of this length one window before it begins.",
 )
-@click.option("--rate", type=click.FloatRange(1), help="At most so many timers per second.")
+@click.option("--rate", type=click.FloatRange(1), help="Maximum number of timers per second.")
 @spark_options
 @json_option
 def promote_command(
@@ -286,9 +298,10 @@ def promote_command(
     wal_dir: Path | None, window: datetime | None, every: int | None, rate: float | None,
     master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Bring timers from the tier to the daemon, those that it parked too.
+    """Add timers from the cold tier to the daemon.
 
-    A window that was begun before is finished first. The same window again adds nothing.
+    They include those that the daemon parked. An unfinished window is finished first. Promoting a
+    window again adds nothing.
     """
     tier = tier_of(lake)
     from purgatoryd.clients.times import wall_ns
@@ -306,7 +319,7 @@ def promote_command(
     def bring(until_ns: int) -> None:
         with daemon_of(name, tcp, server_key, key_file) as hot:
             if wal_dir or Lake(lake).daemons():
-                with suppress(LakeInUse):  # somebody loads; the next iteration takes them
+                with suppress(LakeInUse):  # in use by another process; the next iteration collects
                     collected(spark, tier, hot, wal_dir)
             for one in promote(spark, tier, until_ns, hot, pace):
                 emit(window_record(one), window_text(one), as_json)
@@ -318,13 +331,13 @@ def promote_command(
     length_ns = every
     follow(
         lambda: bring(window_end_ns(time.time_ns(), length_ns)),
-        lambda: (length_ns - time.time_ns() % length_ns) / 1e9,  # to the begin of the next one
+        lambda: (length_ns - time.time_ns() % length_ns) / 1e9,  # until the next window begins
         as_json,
     )
 
 
 def window_record(window: Window) -> dict[str, Any]:
-    """A window in JSON."""
+    """Return a window for JSON."""
     return {
         "window": window.id, "state": window.state, "daemon": window.daemon,
         "until": units.format_wall(window.until.end_ns), "rows": window.rows,
@@ -333,7 +346,7 @@ def window_record(window: Window) -> dict[str, Any]:
 
 
 def window_text(window: Window) -> str:
-    """A window for people."""
+    """Return a window as a line of text."""
     answers = ", ".join(
         f"{count} {subject.lower()}" for subject, count in sorted(window.results.items())
     )
@@ -355,10 +368,11 @@ def window_text(window: Window) -> str:
 def compact_command(
     lake: Path, hour: datetime | None, master: str | None, conf: dict[str, str], as_json: bool
 ) -> None:
-    """Merge small files, and drop rows that were cancelled, changed or promoted.
+    """Merge small files and drop obsolete rows.
 
-    Files that nothing names any more are removed; those that this compaction replaced, by the
-    next one, since somebody may be reading them.
+    Obsolete rows were cancelled, changed or promoted. The command also removes unreferenced files.
+    Files that this compaction replaces are removed by the next one, because other processes may be
+    reading them.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import compact
@@ -377,7 +391,10 @@ def compact_command(
 @spark_options
 @json_option
 def verify_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> int:
-    """Read every file: bytes, order, counts, keys with two timers. Exit code 5 if one is wrong."""
+    """Check the bytes, order, counts and keys of every file.
+
+    No key may have two timers. Exit code 5 means that a check failed.
+    """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import verify
     from purgatoryd.pipeline.session import session
@@ -392,7 +409,7 @@ def verify_command(lake: Path, master: str | None, conf: dict[str, str], as_json
 @lake_option
 @json_option
 def status_command(lake: Path, as_json: bool) -> None:
-    """Show what the tier has, and how far it was promoted. Needs no Spark."""
+    """Show the contents of the cold tier and the promoted windows."""
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import status
 

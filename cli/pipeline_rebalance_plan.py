@@ -1,4 +1,4 @@
-"""pipeline rebalance-plan: which namespaces should move to which daemon."""
+"""The commands pipeline rebalance-plan make and show."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FILE = "rebalance_plan.json"
 
 @click.group("rebalance-plan")
 def rebalance_plan_command() -> None:
-    """Propose moves of namespaces between the daemons whose WALs are in the lake.
+    """Propose moves of namespaces between daemons.
 
-    First those that keep the namespaces of a group apart, then those that even out what daemons
-    hold and do. A rebalance plan stands in LAKE/rebalance_plan.json.
+    The daemons are those whose WALs are in the lake. The first moves separate the namespaces of a
+    group; the others balance the daemons. The plan is stored in LAKE/rebalance_plan.json.
     """
 
 
@@ -33,12 +33,17 @@ def rebalance_plan_command() -> None:
     "--fleet",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     required=True,
-    help="A TOML file: what each daemon can do, its labels, and groups of namespaces.",
+    help="TOML file with the capacity and labels of each daemon, and groups of namespaces.",
 )
-@click.option("--label", default="rack", show_default=True, help="By which groups are kept apart.")
+@click.option(
+    "--label",
+    default="rack",
+    show_default=True,
+    help="Label by which the namespaces of a group are separated.",
+)
 @click.option(
     "--tolerance", type=click.FloatRange(0.01, 1), default=0.1, show_default=True,
-    help="How far daemons may differ, as a share of what they can do.",
+    help="Allowed difference between the usage of daemons, as a share of their capacity.",
 )  # fmt: skip
 @spark_options
 @json_option
@@ -46,7 +51,10 @@ def make_command(
     lake: Path, fleet: Path, label: str, tolerance: float, master: str | None,
     conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a rebalance plan from what the WALs say, in place of the last one."""
+    """Make a rebalance plan from the WALs in the lake.
+
+    It replaces the previous plan.
+    """
     from purgatoryd.pipeline.extras import need
 
     need("pyspark", "spark")
@@ -81,7 +89,7 @@ def show_command(lake: Path, as_json: bool) -> int:
 
 
 def read(lake: Path) -> RebalancePlan | None:
-    """The rebalance plan of a lake. Raises LakeBroken."""
+    """Return the rebalance plan of a lake. Raises LakeBroken."""
     from purgatoryd.pipeline.rebalance_plan import rebalance_plan_of
     from purgatoryd.shm_layout.errors import LakeBroken
 
@@ -91,11 +99,11 @@ def read(lake: Path) -> RebalancePlan | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LakeBroken(str(path), f"is no rebalance plan: {error!r}") from error
+        raise LakeBroken(str(path), f"is not a rebalance plan: {error!r}") from error
 
 
 def save(lake: Path, made: RebalancePlan) -> None:
-    """Puts a plan in the place of the last one, at once."""
+    """Replace the rebalance plan of a lake atomically."""
     from purgatoryd.shm_layout.files import next_to, replace_durably
 
     path = lake / FILE
@@ -103,11 +111,13 @@ def save(lake: Path, made: RebalancePlan) -> None:
 
 
 def tell(made: RebalancePlan, as_json: bool) -> None:
-    """The plan, as JSON or a move on each line."""
+    """Print a plan, as JSON or as text with a line for each move."""
     lines = [
         f"{move.state:<10}{move.namespace}: {move.source} -> {move.target}, {move.live} timers; "
         f"{move.reason}{': ' * bool(move.error)}{move.error}"
         for move in made.moves
     ]
-    lines.append(f"the fullest daemon: {made.before:.0%} now, {made.after:.0%} afterwards")
+    lines.append(
+        f"the fullest daemon: {made.before:.0%} before the moves, {made.after:.0%} after them"
+    )
     emit(made.record(), "\n".join(lines), as_json)

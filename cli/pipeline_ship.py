@@ -1,4 +1,4 @@
-"""pipeline ship and status: the WAL's way into the lake."""
+"""The commands pipeline ship and status."""
 
 from __future__ import annotations
 
@@ -30,18 +30,24 @@ POLL_S = 1.0
 @name_option
 @wal_option
 @lake_option
-@click.option("--follow", is_flag=True, help="Go on as segments are sealed, until interrupted.")
-@click.option("--limit", type=units.Size(), default=0, help="Read at most so many bytes a second.")
-@click.option("--node", default=socket.gethostname, help="Name of this host; its own unless given.")
+@click.option("--follow", is_flag=True, help="Keep running and ship each segment that is sealed.")
+@click.option(
+    "--limit", type=units.Size(), default=0, help="Maximum number of bytes to read per second."
+)
+@click.option(
+    "--node",
+    default=socket.gethostname,
+    help="Name of this host in the lake; default: its host name.",
+)
 @json_option
 def ship_command(
     name: str, wal_dir: Path, lake: Path, follow: bool, limit: int, node: str, as_json: bool
 ) -> None:
-    """Bring sealed segments and snapshots into the lake, each once, oldest first.
+    """Ship sealed WAL segments and snapshots to the lake.
 
-    Of a deployment those of all its shards, and of the shards that it had before. It may be killed
-    at any time and started again. The WAL is held for it by a retention hold, so no segment goes
-    before it is in the lake.
+    It ships each file once, the oldest first. For a deployment, it ships those of all shards,
+    including shards before a resharding. The command may be killed and started again at any time.
+    Its retention hold keeps each segment until it is in the lake.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -49,7 +55,7 @@ def ship_command(
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.ship import Convoy
 
-    folders(wal_dir, name)  # before there is a lake
+    folders(wal_dir, name)  # before a lake is created
     lake.mkdir(parents=True, exist_ok=True)
     with closing(Convoy(partial(folders, wal_dir, name), Lake(lake), node, limit)) as convoy:
 
@@ -64,7 +70,7 @@ def ship_command(
 
 
 def shipped_text(manifest: Manifest) -> str:
-    """A manifest for people, on one line."""
+    """Return a manifest as a line of text."""
     lsns = f"{manifest.first_lsn}..{manifest.last_lsn}"
     return f"{manifest.table:<9} {lsns:<24} {manifest.rows:>9} records {manifest.bytes:>10} bytes"
 
@@ -76,20 +82,27 @@ def shipped_text(manifest: Manifest) -> str:
     type=click.Path(file_okay=False, path_type=Path),
     envvar="PURGATORYD_WAL_DIR",
     show_envvar=True,
-    help="Directory of the WALs; its segments are listed too.",
+    help="Directory of WALs whose segments are also listed.",
 )
 @lake_option
-@click.option("--segments", is_flag=True, help="Where each is: hot (only in the WAL), both, lake.")
+@click.option(
+    "--segments",
+    is_flag=True,
+    help="List the segments and where each is: hot (only in the WAL), both, lake.",
+)
 @json_option
 def status_command(
     name: str, wal_dir: Path | None, lake: Path, segments: bool, as_json: bool
 ) -> None:
-    """Show how far each daemon's WAL has come, or where each WAL segment is.
+    """Show the progress of shipping, ingesting and tables.
 
-    Up to `complete_to` every segment is in the lake, from the first one there; `missing` are the
-    LSNs of those that are not. `silver` and `gold` are the WAL segments whose tables are up to
-    date. What lives is not counted in a daemon that is `replaced`, or `incomplete`: of its number
-    of shards some are not in the lake yet, so that those before count.
+    Without --segments, the command prints a line for each daemon.
+
+    From the first segment in the lake up to `complete_to`, every segment is there; `missing` has
+    the LSNs of the others. `silver` and `gold` are the numbers of segments in these tables.
+
+    Open timers of a daemon that is `replaced` or `incomplete` are not counted. After a resharding,
+    the new shards are `incomplete` until all of them are in the lake.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -109,7 +122,7 @@ def status_command(
 
 
 def progress_record(one: Progress) -> dict[str, Any]:
-    """A daemon's WAL in JSON, and in the table."""
+    """Return a daemon's WAL for JSON and for the table."""
     return {
         "daemon": one.daemon,
         "node": one.node,
@@ -126,7 +139,7 @@ def progress_record(one: Progress) -> dict[str, Any]:
 
 
 def segment_record(one: Segment) -> dict[str, Any]:
-    """A segment in JSON, and in the table."""
+    """Return a segment for JSON and for the table."""
     manifest = one.manifest
     return {
         "daemon": one.identity.daemon,

@@ -1,4 +1,4 @@
-"""pipeline ingest, rebuild, slow, ...: make the tables and query them."""
+"""The commands of pipeline that build and query the tables: ingest, rebuild, trace, slow, ..."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def opened(lake: Path, master: str | None, conf: dict[str, str]) -> tuple[SparkSession, Lake]:
-    """A Spark session, which ends with the process, and the lake."""
+    """Return a Spark session, which ends with the process, and the lake."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.session import session
 
@@ -40,8 +40,10 @@ def opened(lake: Path, master: str | None, conf: dict[str, str]) -> tuple[SparkS
 
 
 def on_tables(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--lake, the options of Spark, and --json: the command gets `spark`, `place` - the lake - and
-    `as_json`."""
+    """Add --lake, the options of Spark and --json.
+
+    The command gets the parameters `spark`, `place` (the lake) and `as_json`.
+    """
 
     @wraps(command)
     def run(lake: Path, master: str | None, conf: dict[str, str], **rest: Any) -> Any:
@@ -52,7 +54,7 @@ def on_tables(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tell(made: dict[str, int], as_json: bool) -> None:
-    """How many segments, or parts, a job dealt with."""
+    """Print the numbers of segments or parts that a job processed."""
     text = ", ".join(f"{name} {count}" for name, count in made.items())
     emit(made, text, as_json)
 
@@ -60,7 +62,7 @@ def tell(made: dict[str, int], as_json: bool) -> None:
 ledger_option = click.option(
     "--ledger",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of the ledgers, which tell when notices were received.",
+    help="Directory of ledgers, for the times at which notices were received.",
 )
 
 
@@ -69,7 +71,7 @@ ledger_option = click.option(
 
 @click.command("ingest", cls=Command)
 @lake_option
-@click.option("--follow", is_flag=True, help="Go on as segments come, until interrupted.")
+@click.option("--follow", is_flag=True, help="Keep running and ingest each new segment.")
 @click.option(
     "--every", type=units.Duration(units.PAUSE_NS), default="10s", show_default=True,
     help="Pause of --follow.",
@@ -77,13 +79,13 @@ ledger_option = click.option(
 @click.option(
     "--wal-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of WALs that nobody ships: what is sealed there is brought in first.",
+    help="Directory of WALs that are not shipped; their sealed segments are ingested first.",
 )
 @ledger_option
 @click.option(
     "--show",
     type=click.Choice(["topics", "workers"]),
-    help="Then show the latencies of all time, by topic or by worker.",
+    help="Then show the latencies of all records, by topic or by worker.",
 )
 @spark_options
 @json_option
@@ -91,10 +93,10 @@ def ingest_command(
     lake: Path, follow: bool, every: int, wal_dir: Path | None, ledger: Path | None,
     show: str | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Bring silver and gold up to what was shipped.
+    """Update the tables silver and gold from shipped segments.
 
-    It may be killed at any time and started again. Segments may come in any order, late or
-    twice: what the tables say does not depend on it.
+    The command may be killed and started again at any time. The tables do not depend on the order
+    in which segments arrive, nor on duplicates.
     """
     if wal_dir is not None:
         lake.mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,7 @@ def ingest_command(
 
 
 def show_latencies(spark: SparkSession, place: Lake, subject: str, as_json: bool) -> None:
-    """Print the latencies of all time; `subject`: "topics" or "workers"."""
+    """Print the latencies of all records; `subject`: "topics" or "workers"."""
     from purgatoryd.pipeline.gold import latency, merge
     from purgatoryd.pipeline.parts import Layer
     from purgatoryd.pipeline.schemas import TOPICS, WORKERS
@@ -128,12 +130,17 @@ def show_latencies(spark: SparkSession, place: Lake, subject: str, as_json: bool
 
 @click.command("rebuild", cls=Command)
 @on_tables
-@click.option("--from", "since", type=units.Moment(), required=True, help="Records from then on.")
+@click.option(
+    "--from", "since", type=units.Moment(), required=True, help="Time of the first records."
+)
 @ledger_option
 def rebuild_command(
     spark: SparkSession, place: Lake, since: datetime, ledger: Path | None, as_json: bool
 ) -> None:
-    """Make silver and gold again of all WAL segments with records of that time or later."""
+    """Rebuild silver and gold from a point in time on.
+
+    Reads all WAL segments with records of --from or later.
+    """
     from purgatoryd.pipeline.jobs import bring_up
 
     tell(bring_up(spark, place, int(since.timestamp() * 1_000_000), ledger), as_json)
@@ -142,7 +149,10 @@ def rebuild_command(
 @click.command("compact", cls=Command)
 @on_tables
 def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
-    """Put small parts of silver and gold together; prints how many parts less there are."""
+    """Merge small parts of silver and gold.
+
+    Prints the decrease in the number of parts.
+    """
     from purgatoryd.pipeline.jobs import compact
 
     tell(compact(spark, place), as_json)
@@ -158,26 +168,29 @@ def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
     type=units.Duration(0),
     default="300ms",
     show_default=True,
-    help="Of the 99th percentile.",
+    help="Limit of the 99th percentile.",
 )
 @click.option(
     "--least",
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="Values that an hour must have to be judged.",
+    help="Minimum number of values in an hour.",
 )
 @click.option(
-    "--publish", "publish_to", metavar="NAME", help="Publish them to _purgatoryd/_events of NAME."
+    "--publish",
+    "publish_to",
+    metavar="NAME",
+    help="Publish the findings to namespace _purgatoryd, topic _events of daemon NAME.",
 )
 def slow_command(
     spark: SparkSession, place: Lake, limit: int, least: int, publish_to: str | None, as_json: bool
 ) -> int:
-    """Find nodes and workers that are slow; exit code 1 if there are some.
+    """Find slow nodes and workers; exit code 1 if there are any.
 
-    Slow is an hour in which the 99th percentile of what the service answers for - request
-    queue, local stage, response queue, sending - or of lateness is over the limit. The waiting
-    that was asked for never counts.
+    A node or worker is slow in an hour if the 99th percentile of a stage or of lateness exceeds
+    the limit. The stages are request queue, local, response queue and send; the wait until the
+    deadline does not count.
     """
     from purgatoryd.pipeline.findings import publish, slow
     from purgatoryd.pipeline.parts import Layer
@@ -198,13 +211,13 @@ def slow_command(
     type=click.FloatRange(0, 1),
     default=0.01,
     show_default=True,
-    help="The share that may expire.",
+    help="Share of timers and operations that may expire.",
 )
 def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: bool) -> None:
-    """Show per topic how many expire, and the time-out with which the wanted share would expire.
+    """Show time-outs that let a given share of timers expire.
 
-    The time-out has a 95 % interval. It is "unknown", in JSON null, if it is longer than any timer
-    was observed.
+    For each topic, the output also has the current share. The time-out has a 95 % interval. It is
+    "unknown", in JSON null, if it is longer than any observed duration.
     """
     from purgatoryd.pipeline.advice import timeouts
     from purgatoryd.pipeline.jobs import observed
@@ -215,15 +228,16 @@ def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: boo
 
 
 UNKNOWN = "unknown"
-"""Shown for a figure that the data do not reach."""
+"""Text for a figure that the data do not determine."""
 
 
 @click.command("capacity", cls=Command)
 @on_tables
 def capacity_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
-    """Show what lives in each daemon, and when its arena is full at the last day's pace.
+    """Show the usage of each daemon and when its arena is full.
 
-    It is full when its slots are used up, or its memory for keys and payloads.
+    The time is extrapolated from the last day. An arena is full when its slots or its memory for
+    keys and payloads are used up.
     """
     from purgatoryd.pipeline.advice import anchors, capacity, sizes
     from purgatoryd.pipeline.parts import Layer
@@ -250,7 +264,7 @@ def show_rows(
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Return a value of a row for JSON."""
     return units.format_moment(value) if isinstance(value, datetime) else value
 
 
@@ -266,16 +280,16 @@ def plain(value: Any) -> Any:
     "wal_dirs",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder WAL_DIR/NAME of a daemon, for what was not shipped yet.",
+    help="Directory WAL_DIR/NAME of a daemon, for records that are not shipped.",
 )
 @click.argument("key")
 def trace_command(
     spark: SparkSession, place: Lake, namespace: str, key_type: str,
     wal_dirs: tuple[Path, ...], key: str, as_json: bool,
 ) -> int:  # fmt: skip
-    """Show every timer that KEY had, on all hosts and in the cold tier, and where the time went.
+    """Show all timers of KEY with the time of each stage.
 
-    Exit code 1 if nothing is known of it.
+    It includes all hosts and the cold tier. Exit code 1 means that there is no timer of KEY.
     """
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.layout import KeyType
@@ -285,7 +299,7 @@ def trace_command(
     kind, data = encode_key(read_key(key, key_type))
     for folder in wal_dirs:
         if not segments(folder):
-            raise BadPath(str(folder), "has no WAL segments: WAL_DIR/NAME is meant")
+            raise BadPath(str(folder), "has no WAL segments; give the directory WAL_DIR/NAME")
     from purgatoryd.pipeline.trace import Key, history, record
 
     wanted = Key(namespace, KeyType(kind).name.lower(), data)
@@ -299,7 +313,7 @@ def trace_command(
 
 
 def print_lifecycle(lifecycle: Lifecycle) -> None:
-    """What happened when, and a bar per stage."""
+    """Print what happened when, and a bar for each stage."""
     from rich.console import Console
     from rich.table import Table
 
@@ -317,7 +331,7 @@ def print_lifecycle(lifecycle: Lifecycle) -> None:
 
 
 def lifecycle_title(document: dict[str, Any]) -> str:
-    """Who it is, and how it ended."""
+    """Return the timer's node and ticket, and its final state."""
     late = document["lateness_ns"]
     how = document["final_state"] or "open"
     how += "" if late is None else f", {units.format_duration(late)} late"
@@ -330,5 +344,5 @@ def lifecycle_title(document: dict[str, Any]) -> str:
 
 
 def bar(span: int, stages: dict[str, int]) -> str:
-    """Its share of the whole, in 40 characters."""
+    """Return a bar for the share of a stage in the whole, up to 40 characters long."""
     return "█" * round(40 * max(0, span) / max(1, sum(stages.values())))

@@ -1,4 +1,4 @@
-"""placement: where the daemon runs on this machine, and why; where its workers should."""
+"""The command placement: CPUs and NUMA nodes of a daemon and its workers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.arena import Placed
     from purgatoryd.shm_layout.topology import Node, Topology
 
-LEGEND = "R loop   o other threads   . free   i isolated   x not ours"
+LEGEND = "R loop   o other threads   . free   i isolated   x not allowed"
 PER_LINE = 8
-"""Cores in a line of the picture."""
+"""Cores per line of the picture."""
 
 
 class Planned(NamedTuple):
-    """A daemon, where it would run, and where it does."""
+    """A daemon with its placement plan and its actual placement."""
 
     named: Named
     plan: PlacementPlan
     placed: Placed | None
-    """Where it runs, or ran last; None = it has no arena."""
+    """Actual placement of the running daemon, or of the last run; None = it has no arena."""
 
 
 @click.command("placement", cls=Command)
@@ -44,19 +44,19 @@ class Planned(NamedTuple):
     "--advise",
     type=click.IntRange(1, 65_536),
     metavar="WORKERS",
-    help="Propose CPUs for so many worker processes instead.",
+    help="Propose CPUs for this number of worker processes instead.",
 )
 @json_option
 @click.pass_context
 def placement_command(
     ctx: click.Context, /, name: str, advise: int | None, as_json: bool, **values: Any
 ) -> None:
-    """Show the machine, where a daemon would run on it, and why.
+    """Show the CPUs and the NUMA node that a daemon would use.
 
-    The placement plan is made for the settings given here as `purgatoryd run` would make it, for a
-    process that is started as this one was. If the daemon of that name has an arena, it is also
-    shown where that daemon runs, or ran last, and --advise goes by that. Of a deployment of shards,
-    or with --shards, that is so for each shard; workers are proposed for one shard after the other.
+    The output has the reasons. The placement plan is the one that `purgatoryd run` would make with
+    these settings and the CPUs that this process may use. If the daemon has an arena, the command
+    also shows its actual placement, which --advise then uses. For a deployment, or with --shards,
+    it does so for each shard, and assigns workers to the shards in turn.
     """
     from purgatoryd.shm_layout.topology import read
 
@@ -77,7 +77,7 @@ def placement_command(
 
 
 def plans_of(topology: Topology, config: Config) -> tuple[list[Planned], list[int]]:
-    """The daemon, or all shards, and the CPUs of the loops of others."""
+    """Return the plan of the daemon or of each shard, and the loop CPUs of other daemons."""
     from purgatoryd.shm_layout.loops import loop_cpus
 
     named = list(daemons(config.name, config.shards))
@@ -92,8 +92,11 @@ def plans_of(topology: Topology, config: Config) -> tuple[list[Planned], list[in
 def settled(
     topology: Topology, config: Config, count: int, taken: Sequence[int]
 ) -> list[PlacementPlan]:
-    """Of so many shards: each takes what those before it leave, as they start, and then makes way
-    for those behind it."""
+    """Return the plans of `count` shards.
+
+    As at their start, each takes CPUs that the shards before it left free; then it makes way for
+    those after it. `taken`: loop CPUs of other daemons.
+    """
     from purgatoryd.daemon.placement_plan import plan_placement
 
     plans: list[PlacementPlan] = []
@@ -106,15 +109,17 @@ def settled(
 
 
 def loops_of(plans: Iterable[PlacementPlan | Placed]) -> list[int]:
-    """The CPUs of the loops that have one."""
+    """Return the loop CPUs of all plans that have one."""
     return [one.reaper_cpu for one in plans if one.reaper_cpu is not None]
 
 
 def advised(
     topology: Topology, found: Sequence[Planned], taken: Sequence[int], workers: int
 ) -> Iterator[tuple[Named, int]]:
-    """For each worker the daemon that it works with, one after the other, and a CPU near that.
-    `taken`: CPUs of the loops of others."""
+    """Yield for each worker its daemon, in turn, and a CPU near it.
+
+    `taken`: loop CPUs of other daemons.
+    """
     from purgatoryd.shm_layout.topology import worker_cpus
 
     places = [one.placed or one.plan for one in found]
@@ -129,7 +134,7 @@ def advised(
 
 
 def placement_of(name: str) -> tuple[str, Placed | None]:
-    """The name of the arena file, empty if there is none, and where its daemon runs or ran last.
+    """Return the name of the arena file and the actual placement; empty and None without an arena.
 
     Raises PermissionDenied.
     """
@@ -154,7 +159,7 @@ def placement_of(name: str) -> tuple[str, Placed | None]:
 
 
 def record(topology: Topology, plan: PlacementPlan, placed: Placed | None) -> dict[str, Any]:
-    """All of it in JSON."""
+    """Return machine, plan and actual placement for JSON."""
     from purgatoryd.shm_layout.arena import parts_text
 
     return {
@@ -193,7 +198,7 @@ def record(topology: Topology, plan: PlacementPlan, placed: Placed | None) -> di
 
 
 def lines(topology: Topology, found: Sequence[Planned]) -> Iterator[str]:
-    """The picture, and of each daemon the placement plan, why, and what is in force."""
+    """Yield the picture, and for each daemon its plan, the reasons and the actual placement."""
     plans = [one.plan for one in found]
     for node in topology.nodes:
         yield from picture(topology, node, plans)
@@ -204,7 +209,7 @@ def lines(topology: Topology, found: Sequence[Planned]) -> Iterator[str]:
 
 
 def of_one(named: Named, plan: PlacementPlan, placed: Placed | None) -> Iterator[str]:
-    """The placement plan of a daemon, and where it is."""
+    """Yield the plan of a daemon and its actual placement as lines of text."""
     yield (
         f"{named.name}, " if named.record else ""
     ) + f"placement plan ({plan.mode.name.lower()}):"
@@ -218,7 +223,7 @@ def of_one(named: Named, plan: PlacementPlan, placed: Placed | None) -> Iterator
 
 
 def picture(topology: Topology, node: Node, plans: Sequence[PlacementPlan]) -> Iterator[str]:
-    """A node and its cores, each in brackets, a mark behind each CPU."""
+    """Yield a node and its cores, each in brackets, with a mark after each CPU."""
     far = ", ".join(f"{d} to node {n}" for n, d in node.distances.items() if n != node.id)
     memory = "no memory"
     if node.memory_bytes:
@@ -236,7 +241,7 @@ def picture(topology: Topology, node: Node, plans: Sequence[PlacementPlan]) -> I
 
 
 def mark(topology: Topology, plans: Sequence[PlacementPlan], cpu: int) -> str:
-    """What a CPU is to the daemons."""
+    """Return the mark of a CPU, as in LEGEND."""
     if any(cpu in plan.reaper for plan in plans):
         return "R"
     if any(cpu in plan.others for plan in plans):
@@ -247,20 +252,20 @@ def mark(topology: Topology, plans: Sequence[PlacementPlan], cpu: int) -> str:
 
 
 def extras(plan: PlacementPlan) -> Iterator[str]:
-    """What is asked of the kernel besides CPUs and memory."""
+    """Yield the requests to the kernel other than CPUs and NUMA node."""
     if plan.realtime:
         yield f"loop and libzmq run under SCHED_FIFO, priority {plan.realtime}, if permitted"
     if plan.lock:
-        yield "memory that is mapped at the start stays in RAM, as far as the limit allows"
+        yield "memory that is mapped at startup is locked into RAM, up to RLIMIT_MEMLOCK"
     if plan.huge:
-        yield "the arena gets huge pages, as far as there are any"
+        yield "the arena gets huge pages, as far as available"
     if plan.spin_ns:
         spin = units.format_duration(plan.spin_ns)
-        yield f"the loop does not sleep in the last {spin} before a deadline"
+        yield f"the loop polls in the last {spin} before a deadline"
 
 
 def now(placed: Placed) -> str:
-    """Where a daemon runs, in one line."""
+    """Return the actual placement of a daemon as a line of text."""
     from purgatoryd.shm_layout.arena import parts_text
 
     where = "its threads run anywhere" if placed.node is None else f"node {placed.node}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import (
@@ -24,7 +25,6 @@ from purgatoryd.cli.options import (
 if TYPE_CHECKING:
     from purgatoryd.clients import AllOf, Outcome, Quorum
     from purgatoryd.shm_layout.arena import Watermark
-    from purgatoryd.shm_layout.wire import OperationInfo, WatchInfo
 
 Target = tuple[str, int]
 
@@ -42,12 +42,10 @@ def read_target(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -
 
 def read_condition(targets: list[Target], key_type: str, need: int | None) -> AllOf | Quorum:
     """Return a condition for all targets, or for `need` of them."""
-    from purgatoryd.clients import AllOf, Quorum
-
     by_key = {read_key(key, key_type): target for key, target in targets}
     if len(by_key) < len(targets):
         raise click.UsageError("Give each watch key once.")
-    return AllOf(by_key) if need is None else Quorum(by_key, need)
+    return clients.AllOf(by_key) if need is None else clients.Quorum(by_key, need)
 
 
 def outcome_record(key: Any, outcome: Outcome) -> dict[str, Any]:
@@ -94,10 +92,10 @@ def outcome_text(key: Any, outcome: Outcome) -> str:
     help="Time until the operation expires: 250ms, 30s, 10m.",
 )
 @click.option(
-    "--need", type=click.IntRange(1), help="Number of watch keys that suffice; all unless given."
+    "--need", type=click.IntRange(1), help="Number of watch keys that suffice; default: all."
 )
-@click.option("-t", "--topic", help="Topic of a notice about the outcome; none unless given.")
-@click.option("-p", "--payload", default="", help="Text that the notice carries.")
+@click.option("-t", "--topic", help="Topic of a notice about the outcome; default: no notice.")
+@click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @key_type_option
 @timeout_option
 @json_option
@@ -116,20 +114,19 @@ def watch_command(
 ) -> int:
     """Arm an operation under KEY and wait for its outcome.
 
-    It is satisfied once the watermark of every WATCH_KEY is at least its TARGET, which is 1
-    unless given; with --need K, once K of them are. Exit code 0 means satisfied, 1 that it
-    expired, failed or was cancelled. An interrupt leaves the operation armed: cancel KEY ends it.
+    The operation is satisfied once the watermark of every WATCH_KEY is at least its TARGET; with
+    --need K, of K of them. The default TARGET is 1. Exit code 0 means that it was satisfied, 1 that
+    it expired, failed or was cancelled. An interrupt leaves it armed; `purgatoryd cancel KEY` ends
+    it.
 
     \b
     purgatoryd watch write:7 replica-1=40 replica-2=40 --within 5s &
     purgatoryd advance replica-1 40
     purgatoryd advance replica-2 40
     """
-    from purgatoryd.clients import Purgatory
-
     wanted = read_key(key, key_type)
     condition = read_condition(targets, key_type, need)
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         operation = purgatory.watch(
             wanted, condition, within_ns / 1e9, payload=payload.encode(), topic=topic
         )
@@ -159,18 +156,16 @@ def advance_command(
 ) -> None:
     """Raise the watermark of WATCH_KEY to at least WATERMARK.
 
-    Prints the number of operations that this ended.
+    Prints the number of operations that ended.
 
     \b
     purgatoryd advance replica-1 40
     purgatoryd advance deliveries --by 1
     """
-    from purgatoryd.clients import Purgatory
-
     if (watermark is None) == (by is None):
         raise click.UsageError("Give either WATERMARK or --by.")
     key = read_key(watch_key, key_type)
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         ended = (
             purgatory.bump(key, by) if by is not None else purgatory.advance(key, watermark or 0)
         )
@@ -193,10 +188,8 @@ def fail_command(
 
     Ends the operations whose condition cannot hold without the key, and prints their number.
     """
-    from purgatoryd.clients import Purgatory
-
     key = read_key(watch_key, key_type)
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         ended = purgatory.fail(key, code)
     emit({**key_record(key), "ended": ended}, f"ended {ended:,}", as_json)
 
@@ -213,14 +206,12 @@ def clear_command(
     watch_keys: tuple[str, ...], forget: bool, name: str, namespace: str, key_type: str,
     timeout: float, as_json: bool,
 ) -> int:  # fmt: skip
-    """End the failure of one or more WATCH_KEYs; their watermarks stay.
+    """End the failure of one or more WATCH_KEYs.
 
-    Exit code 1 means that a key is unknown.
+    Their watermarks stay. Exit code 1 means that a key is unknown.
     """
-    from purgatoryd.clients import Purgatory
-
     keys = [read_key(text, key_type) for text in watch_keys]
-    with Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
+    with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
         known = [purgatory.clear(key) for key in keys]
         for key in keys if forget else ():
             purgatory.forget(key)
@@ -228,48 +219,6 @@ def clear_command(
         result = "cleared" if done else "unknown"
         emit({**key_record(key), "result": result.upper()}, f"{result} {key_text(key)}", as_json)
     return Exit.DONE if all(known) else Exit.NEGATIVE
-
-
-def operation_record(found: OperationInfo) -> dict[str, Any]:
-    """Return condition and owner of an armed operation for JSON."""
-    keys = [{**row._asdict(), **key_record(row.key)} for row in found.keys]
-    return {
-        "condition": found.condition.name, "threshold": found.threshold,
-        "owner": f"{found.owner:016x}", "owner_uid": found.owner_uid, "keys": keys,
-    }  # fmt: skip
-
-
-def operation_fields(record: dict[str, Any], found: OperationInfo) -> dict[str, Any]:
-    """Return the lines of `get`: those of a timer, with the condition and owner of an operation."""
-    shown = {name: value for name, value in record.items() if name != "operation"}
-    keys = {f"key {n}": watch_text(row) for n, row in enumerate(found.keys, 1)}
-    return {**shown, "condition": condition_text(found), "owner": owner_text(found), **keys}
-
-
-def owner_text(found: OperationInfo) -> str:
-    """Return the owner's session and uid as text."""
-    uid = "unknown" if found.owner_uid is None else found.owner_uid
-    return f"{found.owner:016x} (uid {uid})"
-
-
-def condition_text(found: OperationInfo) -> str:
-    """Return a condition as text, without the watermarks of its keys."""
-    keys, name = len(found.keys), found.condition.name
-    parts = {
-        "ALL": f"all of {keys}", "ANY": f"any of {keys}",
-        "QUORUM": f"{found.threshold} of {keys}", "CLIENT": f"asks its owner about {keys}",
-        "SUM": f"sum of at least {found.threshold} over {keys}",
-    }  # fmt: skip
-    return f"{parts[name]} key{'s' * (keys != 1)}"
-
-
-def watch_text(found: WatchInfo) -> str:
-    """Return a watch key of an operation as text: its watermark and its target."""
-    parts = [f"{key_text(found.key)} at {found.watermark}"]
-    parts += [f"needs {found.target}"] if found.target is not None else []
-    parts += [f"counts from {found.base}"] if found.base is not None else []
-    parts += [f"{found.cap} at most"] if found.cap is not None else []
-    return ", ".join(parts + ([f"failed with {found.error}"] if found.error else []))
 
 
 def watermark_record(found: Watermark) -> dict[str, Any]:
@@ -304,10 +253,10 @@ def watermark_text(found: Watermark) -> str:
 def watermarks_command(
     name: str, namespace: str | None, prefix: str, failed: bool, as_json: bool
 ) -> None:
-    """List the watch keys that the daemon knows, with their watermarks and errors.
+    """List the watch keys of the daemon with their watermarks.
 
-    Reads the shared memory and costs the daemon nothing. A key that changes meanwhile is shown with
-    its old or its new watermark.
+    Reads the shared memory without contacting the daemon. A key that changes meanwhile is shown
+    with its old or its new watermark.
     """
     from purgatoryd.cli.arena import reading
     from purgatoryd.cli.shards import daemons

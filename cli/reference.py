@@ -1,4 +1,4 @@
-"""docs/reference/cli.md: the command line, from its help texts."""
+"""Generate docs/reference/cli.md from the help texts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Every command prints text for people, and with `--json` one JSON object per line
 [Errors](errors.md) lists errors and exit codes, [settings](settings.md) the settings of `purgatoryd
 run`.
 
-A key is printed as it is written on the command line; `key_type` stands next to it unless it
-is `str`. A payload is printed as `payload` if it is UTF-8, else as `payload_base64`.
+In JSON, `key` is the key as on the command line, and `key_type` is present unless it is `str`.
+A payload is `payload` if it is UTF-8, else `payload_base64`.
 """
 
 _DIRECTORY = """\
-`PURGATORYD_DIR`, if set, is the one directory for sockets and locks, of daemons and clients
-alike. Otherwise a daemon takes the first of `/run/purgatoryd`, `$XDG_RUNTIME_DIR/purgatoryd`
-and `/tmp/purgatoryd-UID` that it may write, a client the first that holds the daemon's
-command socket. `PURGATORYD_NAME` names the daemon for every command.
+`PURGATORYD_DIR`, if set, is the directory of sockets and locks, for daemons and clients.
+Otherwise there are three: `/run/purgatoryd`, `$XDG_RUNTIME_DIR/purgatoryd` and
+`/tmp/purgatoryd-UID`. A daemon uses the first one that it can write, a client the first one that
+contains the daemon's command socket. `PURGATORYD_NAME` is the default of `--name`.
 """
 
 
@@ -47,7 +47,7 @@ def _leaves(command: click.Command, title: str) -> Iterator[tuple[click.Command,
 
 
 def text() -> str:
-    """The whole page."""
+    """Return the page."""
     with click.Context(app) as ctx:
         commands = [(name, app.get_command(ctx, name)) for name in COMMANDS]
     return "\n".join(

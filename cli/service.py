@@ -1,4 +1,4 @@
-"""run and stop: how a daemon begins and ends."""
+"""The commands run and stop."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import settings
 from purgatoryd.cli.exits import ARGUMENTS, Command, Exit, frozen
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.shards import ShardTable
 
 STOP_S = 30.0
-"""How long a daemon that did not drain in time may take to stop."""
+"""Time-out of the stop that follows an unfinished drain, in seconds."""
 _UCRED = struct.Struct("=iII")
 """struct ucred: pid, uid, gid."""
 
@@ -45,18 +46,18 @@ _UCRED = struct.Struct("=iII")
     is_eager=True,
     expose_value=False,
     callback=settings.read_file,
-    help="TOML file with settings, named as the flags are: payload-memory = '64M'.",
+    help="TOML file with settings. The names are those of the flags: capacity = 1000.",
 )
 @click.option(
     "--import",
     "import_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Begin with what stop --export wrote; the arena must be empty.",
+    help="Start with the timers in a file of `stop --export`; the arena must be empty.",
 )
 @click.option(
     "--force-wal",
     is_flag=True,
-    help="Go on with what a damaged WAL holds before the damage; its files are set aside.",
+    help="Recover a damaged WAL up to the damage, and set its files aside.",
 )
 @click.option(
     "--as-restored",
@@ -64,7 +65,9 @@ _UCRED = struct.Struct("=iII")
     help="Start with a copy of a WAL, such as a restored backup. No daemon may use the original.",
 )
 @click.option("--shard", "shard", type=(click.INT, click.INT), hidden=True)
-@click.option("--print-config", is_flag=True, help="Print the settings and their sources; stop.")
+@click.option(
+    "--print-config", is_flag=True, help="Print the settings and their sources, and exit."
+)
 @json_option
 @click.pass_context
 def run_command(
@@ -74,15 +77,14 @@ def run_command(
 ) -> int:  # fmt: skip
     """Run the daemon in the foreground until SIGTERM or SIGINT.
 
-    It prints one line that begins with "ready" once clients can reach it. A daemon that was
-    stopped, or killed, finds its timers again when it is started under the same name.
+    The command prints a line that begins with "ready" once clients can connect. After a stop or
+    a crash, a daemon that is started under the same name continues with its timers.
 
-    A setting comes from its flag, else from its environment variable (PURGATORYD_CAPACITY
-    for --capacity and so on), else from the TOML file, else it has its default. An unknown
-    one is an error.
+    A flag overrides its environment variable (PURGATORYD_CAPACITY for --capacity), which
+    overrides the TOML file. An unknown variable or name in the file is an error.
 
-    With --shards N it runs N daemons, NAME-1-0 and so on, and starts one that ended again; clients
-    find the one they need by NAME.
+    With --shards N, the command runs N daemons, named NAME-1-0 and so on, and restarts those that
+    end. Clients still connect to NAME.
     """
     settings.refuse_unknown_variables(os.environ)
     config = settings.config_from(ctx, name, values)
@@ -103,7 +105,7 @@ def run_command(
 
 
 def print_settings(ctx: click.Context, config: Config, as_json: bool) -> None:
-    """The settings and their sources."""
+    """Print the settings and their sources."""
     for flag, value, source in settings.effective(ctx, config):
         record = {"setting": flag, "value": value, "source": source}
         emit(record, f"{flag} = {json.dumps(value)}  # {source}", as_json)
@@ -112,11 +114,11 @@ def print_settings(ctx: click.Context, config: Config, as_json: bool) -> None:
 def run_shards(
     ctx: click.Context, config: Config, import_path: Path | None, as_restored: bool
 ) -> None:
-    """Runs a deployment. Its daemons get the same words, and behind them what they are."""
+    """Run a deployment. Its shards get the same arguments, followed by their names and numbers."""
     from purgatoryd.daemon.deployment import serve_shards
 
     if import_path is not None:
-        bound = "left out with shards: start without them first, then with them"
+        bound = "left out with --shards; import without shards, then restart with --shards"
         raise InvalidSetting("import", str(import_path), bound, "flag")
     words = [sys.executable, "-m", "purgatoryd.cli", "run", *ctx.meta[ARGUMENTS]]
 
@@ -130,7 +132,7 @@ def run_shards(
 def run_shard(
     ctx: click.Context, config: Config, shard: tuple[int, int], force_wal: bool, as_restored: bool
 ) -> None:
-    """Runs one daemon of a deployment, which ends with the process that started it."""
+    """Run one shard of a deployment. It ends when the process that started it ends."""
     from purgatoryd.daemon.main import serve
     from purgatoryd.daemon.parent import end_with
 
@@ -149,33 +151,33 @@ def run_shard(
 @click.option(
     "--drain/--keep",
     default=False,
-    help="Drain: refuse adds, and wait until nothing is armed. Keep, the default: stop at once.",
+    help="Refuse adds and wait until no timer is armed, or stop at once (default).",
 )
 @click.option(
-    "--resume", is_flag=True, help="Give up a drain: the daemon arms again, and goes on running."
+    "--resume", is_flag=True, help="Cancel a drain: the daemon accepts adds and keeps running."
 )
 @timeout_option
 @click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Then write all that it holds to this file, for run --import.",
+    help="After the stop, write all timers to this file, for `run --import`.",
 )
 @json_option
 def stop_command(
     name: str, drain: bool, resume: bool, timeout: float, export: Path | None, as_json: bool
 ) -> int:
-    """Stop the daemon cleanly, and return when its process has ended.
+    """Stop the daemon and wait for the end of its process.
 
-    What is armed stays in its arena; what comes due meanwhile fires when it is started again.
-    Exit code 6 if the process still runs after --timeout seconds.
+    Armed timers stay in the arena; those that become due meanwhile fire at the next start. Exit
+    code 6 means that the process still runs after --timeout seconds.
 
-    With --drain nothing is armed any more, and the daemon ends once all that is armed has fired
-    or was cancelled, and owners have acknowledged their outcomes. After --timeout seconds it
-    ends all the same, and keeps the rest: exit code 1 then. Interrupted by SIGINT, the command
-    gives the drain up; one that ended otherwise leaves it to --resume.
+    With --drain, the daemon refuses adds and ends once all timers have fired or were cancelled
+    and owners have acknowledged their outcomes. If that takes longer than --timeout seconds, it
+    stops and keeps the rest: exit code 1. SIGINT cancels the drain. If the command is killed,
+    the drain goes on; --resume cancels it.
 
-    --export is for the daemon's own uid, and replaces a FILE that is there. The daemon is not
-    stopped for a file that could not be written.
+    --export needs the daemon's own uid and replaces an existing file. If the file cannot be
+    written, the daemon is not stopped.
     """
     from purgatoryd.shm_layout.errors import CallTimeout, DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths, paths_in
@@ -189,11 +191,11 @@ def stop_command(
         raise InvalidSetting("export", str(export), "left out with shards", "flag")
     names = [name] if table is None else table.daemons
     arenas = [header_view(paths_in(paths.directory, daemon).arena) for daemon in names]
-    # the daemon may be of the version before
+    # Without a header that says its pid, the process is the one that listens on the socket.
     alone = arenas[0] if table is None else None
     pid = alone.pid if alone else listener_of(paths.cmd)
     try:
-        process = os.pidfd_open(pid)  # held before STOP: a pid alone may be somebody else's soon
+        process = os.pidfd_open(pid)  # before STOP, as the kernel may reuse a pid
     except OSError:
         raise DaemonUnreachable(name, str(paths.admin), 0.0) from None
     with open(process, "rb"):
@@ -209,12 +211,12 @@ def stop_command(
     armed = None if None in arenas else sum(arena.armed for arena in arenas if arena)
     for arena in filter(None, arenas):
         arena.close()
-    left = f"{armed} armed" if armed is not None else "the arena file was gone"
+    left = f"{armed} armed" if armed is not None else "the arena file is missing"
     text = f"stopped {name}, process {pid}; {left}"
     if export is not None:
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, text, as_json)
-    # a crash-looping shard keeps what it has
+    # A crash-looping shard keeps its timers.
     return Exit.DONE if drained and not (drain and armed) else Exit.NEGATIVE
 
 
@@ -232,7 +234,7 @@ def header_view(arena: str) -> HeaderView | None:
 
 
 def listener_of(path: Path) -> int:
-    """The process that listens at a socket; 0 if none does, or this user may not know."""
+    """Return the pid of the process that listens on a socket; 0 if it is unknown."""
     with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
         probe.connect(str(path))
         credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -241,7 +243,7 @@ def listener_of(path: Path) -> int:
 
 
 def refuse_one_shard(name: str) -> None:
-    """Raises InvalidSetting if a deployment runs that would start this shard again."""
+    """Raise InvalidSetting if a running deployment would restart this shard."""
     from purgatoryd.shm_layout.errors import DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths
     from purgatoryd.shm_layout.shards import deployment_of
@@ -249,22 +251,20 @@ def refuse_one_shard(name: str) -> None:
     deployment = deployment_of(name)
     with suppress(DaemonUnreachable):
         if deployment and listener_of(client_paths(deployment).cmd):
-            bound = f"{deployment}: its shards end together"
+            bound = f"{deployment}; its shards stop together"
             raise InvalidSetting("name", name, bound, "flag")
 
 
 def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:
-    """Has the daemon arm again. Raises DaemonUnreachable, MessageRefused if this uid may not."""
-    from purgatoryd.clients import Admin
-
-    with Admin(name, timeout=timeout_s) as admin:
+    """Cancel a drain. Raises DaemonUnreachable, and MessageRefused if this uid may not."""
+    with clients.Admin(name, timeout=timeout_s) as admin:
         admin.resume()
-    emit({"resumed": name}, f"{name} goes on", as_json)
+    emit({"resumed": name}, f"resumed {name}", as_json)
     return Exit.DONE
 
 
 def try_export(paths: Paths, file: Path) -> None:
-    """What export_arena will need, tried while the daemon still runs.
+    """Check what export_arena() needs while the daemon still runs.
 
     Raises BadPath if this user is not the daemon's, WalUnwritable, and OtherAbi.
     """
@@ -277,7 +277,7 @@ def try_export(paths: Paths, file: Path) -> None:
 
 
 def export_arena(paths: Paths, file: Path) -> None:
-    """Writes what a stopped daemon left. Raises AlreadyRunning, WalUnwritable."""
+    """Write the timers of a stopped daemon to a file. Raises AlreadyRunning, WalUnwritable."""
     from purgatoryd.daemon.main import name_lock
     from purgatoryd.daemon.snapshot import save_export
     from purgatoryd.shm_layout.arena import Reader
@@ -287,11 +287,10 @@ def export_arena(paths: Paths, file: Path) -> None:
 
 
 def drain_and_wait(paths: Paths, process: int, timeout_s: float) -> bool:
-    """Sends STOP with the wish to drain; False if `process` still runs after `timeout_s`.
+    """Drain the daemon and return True once `process`, a pidfd, has ended; False after `timeout_s`.
 
-    Who does not wait any more gives the drain up.
+    KeyboardInterrupt cancels the drain.
     """
-    from purgatoryd.clients import Admin
     from purgatoryd.shm_layout.errors import CallTimeout
     from purgatoryd.shm_layout.layout import FLAG_DRAIN
 
@@ -300,16 +299,16 @@ def drain_and_wait(paths: Paths, process: int, timeout_s: float) -> bool:
     except CallTimeout:
         return False
     except KeyboardInterrupt:
-        with Admin(paths.name, timeout=STOP_S) as admin:
+        with clients.Admin(paths.name, timeout=STOP_S) as admin:
             admin.resume()
         raise
     return True
 
 
 def stop_and_wait(endpoint: str, process: int, timeout_s: float, flags: int = 0) -> None:
-    """Sends STOP and returns when `process`, a pidfd, has ended.
+    """Send STOP and return when `process`, a pidfd, has ended.
 
-    The end counts, not the answer: that may be lost as the daemon closes its sockets. Raises
+    Does not wait for an answer, because the daemon may close its sockets before it is sent. Raises
     CallTimeout, and MessageRefused if this uid may not stop the daemon.
     """
     import zmq

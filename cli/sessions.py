@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli.arena import print_table
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
@@ -46,7 +47,7 @@ def session_record(info: SessionInfo, now_ns: int) -> dict[str, Any]:
 
 @click.group("session")
 def session_command() -> None:
-    """Sessions of the clients of a daemon."""
+    """Show and end the sessions of clients."""
 
 
 @session_command.command("ls", cls=Command)
@@ -60,10 +61,9 @@ def ls_command(name: str, timeout: float, as_json: bool) -> None:
     another host or in another pid namespace. `operations` counts armed operations and those with an
     unacknowledged outcome.
     """
-    from purgatoryd.clients import Admin
     from purgatoryd.shm_layout.host import HOST
 
-    with Admin(name, timeout=timeout) as admin:
+    with clients.Admin(name, timeout=timeout) as admin:
         sessions = admin.sessions()
     rows = [session_record(info, HOST.boot_ns()) for info in sessions]
     if not as_json and rows:
@@ -84,12 +84,11 @@ def drop_command(session: int, name: str, timeout: float, as_json: bool) -> int:
     client opens another session with its next call. Administrators may end all sessions, other
     users those of their own uid. Exit code 1 means that there is no such session.
     """
-    from purgatoryd.clients import Admin
     from purgatoryd.shm_layout.errors import MessageRefused
 
     result = "dropped"
     try:
-        with Admin(name, timeout=timeout) as admin:
+        with clients.Admin(name, timeout=timeout) as admin:
             admin.drop_session(session)
     except MessageRefused as error:
         if error.name != "SESSION_EXPIRED":

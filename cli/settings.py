@@ -1,7 +1,7 @@
-"""Settings of `purgatoryd run`: flags > environment > TOML file > defaults.
+"""Settings of `purgatoryd run`.
 
-An unknown one is an error wherever it stands: a daemon must not run with less than what
-its owner wrote down.
+A flag overrides the environment, which overrides the TOML file, which overrides the default. An
+unknown setting is an error in all three, so that a typing error never silently changes a daemon.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import click
 from click.core import ParameterSource
 
 from purgatoryd.cli import units
-from purgatoryd.cli.exits import ARGUMENTS
+from purgatoryd.cli.exits import ARGUMENTS, GroupedOption
 from purgatoryd.daemon.config import DEFAULTS, Config
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting, UnknownSetting
 
 PREFIX = "PURGATORYD_"
-# Variables that are no settings of `run` but ours all the same.
+# Variables with the prefix that are not settings of `run`.
 OTHER_VARIABLES = ("PURGATORYD_DIR", "PURGATORYD_CONFIG", "PURGATORYD_REQUIRE")
 
 _SOURCES = {
@@ -31,7 +31,7 @@ _SOURCES = {
 
 
 def variable(flag: str) -> str:
-    """The environment variable of a flag: payload-memory -> PURGATORYD_PAYLOAD_MEMORY."""
+    """Return the environment variable of a flag: payload-memory -> PURGATORYD_PAYLOAD_MEMORY."""
     return PREFIX + flag.upper().replace("-", "_")
 
 
@@ -54,89 +54,124 @@ def _written(value: Any, kind: click.ParamType[Any]) -> int | str | list[int | s
     return int(value) if text == str(value) and isinstance(value, int) else text
 
 
-# flag, field of Config, type, help
-_TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
-    ("capacity", "capacity", click.INT, "Timers armed at once."),
-    ("payload-memory", "payload_bytes", units.Size(), "Space for keys and payloads."),
-    ("replay-buffer", "replay_capacity", units.PowerOfTwo(),
-     "Notices kept for subscribers that fell behind; rounded up to a power of two."),
-    ("replay-memory", "replay_bytes_max", units.Size(),
-     "How much of the payload memory those notices may hold."),
-    ("tick", "tick_ns", units.Duration(), "Resolution of the wheel, 1us to 100ms."),
-    ("fanout", "fanout", click.INT, "Buckets in one level of the wheel, 2 to 256."),
-    ("topics", "topics", click.INT, "Topics, over all namespaces, without the daemon's own."),
-    ("namespaces", "namespaces", click.INT, "Namespaces, without the daemon's own."),
-    ("sessions", "sessions", click.INT, "Client sessions open at once."),
-    ("session-grace", "session_grace_ns", units.Duration(),
-     "How long a session outlives its connection if its process cannot be watched."),
-    ("watches", "watches", click.INT, "Watch records: one per key of each operation."),
-    ("watch-keys", "watch_keys", click.INT, "Watch keys whose watermarks are remembered."),
-    ("watermark-ttl", "watermark_ttl_ns", units.Duration(),
-     "How long a watermark outlives its last change and watcher."),
-    ("inbox", "inbox", click.INT, "Operations one client may own, armed or not acknowledged."),
-    ("clock", "clock", click.Choice(["real", "virtual"]),
-     "A virtual clock moves only on request: for tests and simulation."),
-    ("wall-origin", "wall_origin_ns", units.Moment(),
-     "Virtual clock: wall time at virtual time 0."),
-    ("budget", "budget", click.INT, "Timers fired or moved in one loop iteration."),
-    ("quota-timers", "quota_timers", click.INT, "Timers of one uid; 0 = no quota, here and below."),
-    ("quota-bytes", "quota_bytes", units.Size(),
-     "Bytes of keys and payloads in the timers of one uid."),
-    ("quota-ops", "quota_ops", click.INT, "Adds, watches and advances of one uid per second."),
-    ("uid-share", "uid_share", click.INT,
-     "Per cent of the topics, namespaces, sessions, watch keys, watch records, owned operations "
-     "and bulk loads, each, that one uid may hold; 100 = no limit."),
-    ("accounts", "accounts", click.INT,
-     "Uids that may have sessions, timers or watch keys at once."),
-    ("bulk-loads", "bulk_loads", click.INT, "Bulk loads remembered at once."),
-    ("bulk-load-rows", "bulk_load_rows", click.INT,
-     "Rows of bulk loads remembered, over all bulk loads."),
-    ("bulk-load-ttl", "bulk_load_ttl_ns", units.Duration(),
-     "How long a bulk load is remembered after its last use."),
-    ("admin-uid", "admin_uids", click.INT,
-     "Uid that may administer, besides root and the daemon's own; may be repeated."),
-    ("allow-uid", "allow_uids", click.INT,
-     "Uid that may connect; others may not, once one is named. May be repeated."),
-    ("allow-gid", "allow_gids", click.INT,
-     "Group whose members may connect, likewise. May be repeated."),
-    ("log-level", "log_level", click.Choice(["error", "warning", "info"]),
-     "Minimum log level of messages on stderr or to journald."),
-    ("shards", "shards", click.INT,
-     "Divide the namespaces among so many daemons, each with an arena and a loop of its own; 0 = "
-     "one daemon for all."),
-    ("tcp", "tcp", click.STRING,
-     "HOST:PORT for clients on other hosts; notices have the next port. Needs the next two."),
-    ("server-key", "server_key", click.STRING,
-     "File of the daemon's key pair, made by `purgatoryd keygen`."),
-    ("keys", "keys", click.STRING, "File of the keys that are let in: lines of NAME KEY UID."),
-    ("wal-dir", "wal_dir", click.Path(),
-     "Keep a write-ahead log (WAL) in DIRECTORY/NAME: what is armed survives a reboot."),
-    ("wal-segment-bytes", "wal_segment_bytes", units.Size(), "Size of one file of the WAL."),
-    ("wal-buffer-bytes", "wal_buffer_bytes", units.PowerOfTwoSize(),
-     "Space for records on their way to disk; rounded up to a power of two."),
-    ("snapshot-segments", "snapshot_segments", click.INT,
-     "Take a snapshot whenever so many files were filled."),
-    ("retain-age", "retain_age_ns", units.Duration(),
-     "Keep files of the WAL at least so long for readers."),
-    ("retain-bytes", "retain_bytes", units.Size(),
-     "Keep at least so much of the WAL for readers."),
-    ("durable-namespace", "durable_namespaces", click.STRING,
-     "Answer every change in this namespace once it is on disk; may be repeated."),
-    ("placement", "placement", click.Choice(["auto", "none"]),
-     "Who chooses CPUs and NUMA node: the daemon or the kernel. See `purgatoryd placement`."),
-    ("cpus", "cpus", click.STRING,
-     "CPUs of the daemon, as 3,1-2: its loop has the first, its other threads the rest."),
-    ("node", "node", click.INT, "NUMA node of arena and threads; -1 = as --placement says."),
-    ("realtime", "realtime", click.INT,
-     "Priority of the loop under SCHED_FIFO, 1 to 99, and one less of libzmq's thread; 0 = "
-     "the usual scheduling."),
-    ("lock-memory", "lock_memory", click.BOOL, "Keep what is mapped at the start in RAM."),
-    ("huge-pages", "huge_pages", click.BOOL, "Make the arena's pages huge ones at the start."),
-    ("busy-poll", "busy_poll_ns", units.Duration(),
-     "So long before a deadline the loop sleeps no more, 10ms at most."),
-)  # fmt: skip
-FLAG_OF = {field: flag for flag, field, _, _ in _TABLE}
-_YES_OR_NO = {field for _, field, kind, _ in _TABLE if kind is click.BOOL}
+Row = tuple[str, str, click.ParamType[Any], str]
+"""Flag, field of Config, type and help of a setting."""
+
+GROUPS: dict[str, tuple[Row, ...]] = {
+    "Timers and notices": (
+        ("capacity", "capacity", click.INT, "Timers and operations armed at once."),
+        ("payload-memory", "payload_bytes", units.Size(), "Memory for keys and payloads."),
+        ("replay-buffer", "replay_capacity", units.PowerOfTwo(),
+         "Notices kept for subscribers that fall behind; rounded up to a power of two."),
+        ("replay-memory", "replay_bytes_max", units.Size(),
+         "Payload memory that notices in the replay buffer may keep."),
+        ("namespaces", "namespaces", click.INT, "Namespaces, not counting the daemon's own."),
+        ("topics", "topics", click.INT,
+         "Topics of all namespaces, not counting the daemon's own."),
+    ),
+    "Timing wheel and clock": (
+        ("tick", "tick_ns", units.Duration(),
+         "Resolution of the timing wheel, from 1us to 100ms."),
+        ("fanout", "fanout", click.INT, "Buckets in each level of the wheel, from 2 to 256."),
+        ("budget", "budget", click.INT,
+         "Timers that one loop iteration fires or moves at most."),
+        ("clock", "clock", click.Choice(["real", "virtual"]),
+         "A virtual clock moves only on request; it is for tests and simulation."),
+        ("wall-origin", "wall_origin_ns", units.Moment(),
+         "Wall time at virtual time 0. Needs --clock virtual."),
+    ),
+    "Sessions and operations": (
+        ("sessions", "sessions", click.INT, "Client sessions open at once."),
+        ("session-grace", "session_grace_ns", units.Duration(),
+         "How long a session outlives its connection if the daemon cannot watch its process."),
+        ("watches", "watches", click.INT, "Watch records: one per watch key of each operation."),
+        ("watch-keys", "watch_keys", click.INT,
+         "Watch keys whose watermarks the daemon remembers."),
+        ("watermark-ttl", "watermark_ttl_ns", units.Duration(),
+         "How long a watermark outlives its last change and its last watcher."),
+        ("inbox", "inbox", click.INT,
+         "Operations that a session may own, armed or with an unacknowledged outcome."),
+    ),
+    "Bulk loads": (
+        ("bulk-loads", "bulk_loads", click.INT, "Bulk loads that the daemon remembers at once."),
+        ("bulk-load-rows", "bulk_load_rows", click.INT,
+         "Rows that the daemon remembers, over all bulk loads."),
+        ("bulk-load-ttl", "bulk_load_ttl_ns", units.Duration(),
+         "How long the daemon remembers a bulk load after its last use."),
+    ),
+    "Access and quotas": (
+        ("allow-uid", "allow_uids", click.INT,
+         "Uid that may connect; may be repeated. With --allow-uid or --allow-gid only the given "
+         "users and administrators may."),
+        ("allow-gid", "allow_gids", click.INT,
+         "Unix group whose members may connect; may be repeated."),
+        ("admin-uid", "admin_uids", click.INT,
+         "Uid that may administer, besides root and the daemon's own uid; may be repeated."),
+        ("quota-timers", "quota_timers", click.INT,
+         "Timers and operations that one uid may have armed; 0 = no quota."),
+        ("quota-bytes", "quota_bytes", units.Size(),
+         "Bytes of keys and payloads in the armed timers of one uid; 0 = no quota."),
+        ("quota-ops", "quota_ops", click.INT,
+         "Adds, watches and advances of one uid per second; 0 = no quota."),
+        ("uid-share", "uid_share", click.INT,
+         "Percentage that one uid may use of each of these tables: topics, namespaces, sessions, "
+         "watch keys, watch records, owned operations, bulk loads. 100 = no limit."),
+        ("accounts", "accounts", click.INT,
+         "Uids that may have sessions, timers or watch keys at once."),
+    ),
+    "Clients on other hosts": (
+        ("tcp", "tcp", click.STRING,
+         "HOST:PORT for commands; notices use the next port. Needs --server-key and --keys."),
+        ("server-key", "server_key", click.STRING,
+         "File with the daemon's key pair, made by `purgatoryd keygen`."),
+        ("keys", "keys", click.STRING,
+         "File with the keys of clients that may connect, in lines of NAME KEY UID."),
+    ),
+    "Write-ahead log": (
+        ("wal-dir", "wal_dir", click.Path(),
+         "Keep a write-ahead log (WAL) in DIRECTORY/NAME, so that timers survive a reboot."),
+        ("durable-namespace", "durable_namespaces", click.STRING,
+         "Answer each change in this namespace only once it is on disk; may be repeated."),
+        ("wal-segment-bytes", "wal_segment_bytes", units.Size(), "Size of a WAL segment."),
+        ("wal-buffer-bytes", "wal_buffer_bytes", units.PowerOfTwoSize(),
+         "Memory for records on their way to disk; rounded up to a power of two."),
+        ("snapshot-segments", "snapshot_segments", click.INT,
+         "Full WAL segments after which the daemon takes a snapshot."),
+        ("retain-age", "retain_age_ns", units.Duration(),
+         "Keep WAL segments for readers at least this long."),
+        ("retain-bytes", "retain_bytes", units.Size(),
+         "Keep at least this much of the WAL for readers."),
+    ),
+    "CPUs and memory": (
+        ("placement", "placement", click.Choice(["auto", "none"]),
+         "Let the daemon choose its CPUs and NUMA node (auto), or the kernel (none). "
+         "`purgatoryd placement` shows the choice."),
+        ("cpus", "cpus", click.STRING,
+         "CPUs of the daemon, such as 3,1-2: the first for its loop, the others for its other "
+         "threads."),
+        ("node", "node", click.INT,
+         "NUMA node of the arena and the threads; -1 = as --placement says."),
+        ("realtime", "realtime", click.INT,
+         "SCHED_FIFO priority of the loop, from 1 to 99; libzmq's thread gets one less. "
+         "0 = normal scheduling."),
+        ("lock-memory", "lock_memory", click.BOOL,
+         "Lock the memory that is mapped at startup into RAM."),
+        ("huge-pages", "huge_pages", click.BOOL, "Give the arena huge pages at startup."),
+        ("busy-poll", "busy_poll_ns", units.Duration(),
+         "Time before a deadline during which the loop polls instead of sleeping; 10ms at most."),
+    ),
+    "Process": (
+        ("shards", "shards", click.INT,
+         "Divide the namespaces among this many daemons, each with its own arena and loop; 0 = "
+         "one daemon for all."),
+        ("log-level", "log_level", click.Choice(["error", "warning", "info"]),
+         "Minimum log level of messages on stderr or in journald."),
+    ),
+}  # fmt: skip
+"""The settings by their heading in `run --help`."""
+_ROWS = [row for rows in GROUPS.values() for row in rows]
+FLAG_OF = {field: flag for flag, field, _, _ in _ROWS}
+_YES_OR_NO = {field for _, field, kind, _ in _ROWS if kind is click.BOOL}
 _REPEATED = {"admin_uids", "allow_uids", "allow_gids", "durable_namespaces"}
 _DERIVED = {
     "replay_bytes_max": "half of --payload-memory",
@@ -154,34 +189,43 @@ _DERIVED = {
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds an option for every setting to a command."""
-    return options(*FLAG_OF.values())(command)
-
-
-def options(*flags: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds an option for each of these settings to a command."""
-    return lambda command: _with_options(command, flags)
-
-
-def _with_options(command: Callable[..., Any], flags: tuple[str, ...]) -> Callable[..., Any]:
-    for flag, field, kind, text in reversed([row for row in _TABLE if row[0] in flags]):
-        derived = _DERIVED.get(field)
-        option = click.option(
-            f"--{flag}",
-            field,
-            type=kind,
-            envvar=variable(flag),
-            default=None if derived else _text(DEFAULTS[field], kind),
-            show_default=derived or True,
-            multiple=field in _REPEATED,
-            help=text,
-        )
-        command = option(command)
+    """Add an option for each setting to a command, under its heading."""
+    for heading, rows in reversed(GROUPS.items()):
+        for row in reversed(rows):
+            command = _option(row, heading)(command)
     return command
 
 
+def options(*flags: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds an option for each of these settings, without a heading."""
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        for row in reversed([row for row in _ROWS if row[0] in flags]):
+            command = _option(row)(command)
+        return command
+
+    return decorated
+
+
+def _option(row: Row, heading: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    flag, field, kind, text = row
+    derived = _DERIVED.get(field)
+    return click.option(
+        f"--{flag}",
+        field,
+        cls=GroupedOption,
+        heading=heading,
+        type=kind,
+        envvar=variable(flag),
+        default=None if derived else _text(DEFAULTS[field], kind),
+        show_default=derived or True,
+        multiple=field in _REPEATED,
+        help=text,
+    )
+
+
 def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    """Callback of --config: the file's values become the defaults of the other options."""
+    """Callback of --config: make the values in the file the defaults of the other options."""
     if path is None:
         return None
     from purgatoryd.cli.config_file import read_table
@@ -197,7 +241,7 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
 
 
 def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str]:
-    """What is read as the same text would be in a flag."""
+    """Return a value of the TOML file as the text that the flag would have."""
     values = value if field in _REPEATED and isinstance(value, list) else [value]
     if field in _YES_OR_NO and isinstance(value, bool):
         return str(value)
@@ -207,7 +251,7 @@ def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str
 
 
 def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
-    """Raises UnknownSetting for a PURGATORYD_ variable that means nothing."""
+    """Raise UnknownSetting if a PURGATORYD_ variable does not name a setting."""
     known = (*OTHER_VARIABLES, *map(variable, ["name", *FLAG_OF.values()]))
     for name in environ:
         if name.startswith(PREFIX) and name not in known:
@@ -215,13 +259,16 @@ def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
 
 
 def source_of(ctx: click.Context, field: str) -> str:
-    """Where the value of a setting came from."""
+    """Return the source of a setting: flag, environment, config file or default."""
     found = ctx.get_parameter_source(field)
     return _SOURCES.get(found, "default") if found else "default"
 
 
 def config_from(ctx: click.Context, name: str, values: Mapping[str, Any]) -> Config:
-    """The Config of parsed options. A bound that is broken names the flag and the source."""
+    """Return the Config for parsed options.
+
+    Raises InvalidSetting with the flag and its source for a value that is out of bounds.
+    """
     given = {field: value for field, value in values.items() if value is not None}
     if "wall_origin_ns" in given:
         from purgatoryd.clients.times import wall_ns
@@ -236,7 +283,7 @@ def config_from(ctx: click.Context, name: str, values: Mapping[str, Any]) -> Con
 
 
 def read_again(ctx: click.Context) -> Config:
-    """The Config of the same command line as the settings are written down now.
+    """Return the Config for the same command line, with the current environment and TOML file.
 
     Raises PurgatorydError.
     """
@@ -251,7 +298,7 @@ def read_again(ctx: click.Context) -> Config:
 def effective(
     ctx: click.Context, config: Config
 ) -> Iterator[tuple[str, int | str | list[int | str], str]]:
-    """(flag, value as it may be written, source) of every setting."""
+    """Yield flag, value as in a TOML file, and source of every setting."""
     yield "name", config.name, source_of(ctx, "name")
-    for flag, field, kind, _ in _TABLE:
+    for flag, field, kind, _ in _ROWS:
         yield flag, _written(getattr(config, field), kind), source_of(ctx, field)

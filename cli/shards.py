@@ -1,4 +1,4 @@
-"""A name on the command line may mean a deployment of shards: which daemons that are."""
+"""The daemons that a name on the command line stands for: one, or the shards of a deployment."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """A daemon that a name means."""
+    """One of the daemons that a name stands for."""
 
     name: str
     record: dict[str, Any]
-    """What tells it from others, in JSON: nothing for a daemon without shards."""
+    """Fields for JSON that identify a shard; empty for a daemon without shards."""
 
 
 def directory_of(name: str) -> Path | None:
-    """Where the sockets and the routing table of the deployment `name` are; None if that is no
-    deployment. Raises InvalidName."""
+    """Return the directory with the sockets and the routing table of the deployment `name`.
+
+    None if `name` is not a deployment. Raises InvalidName.
+    """
     from purgatoryd.shm_layout.errors import DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths, directories
     from purgatoryd.shm_layout.shards import table_path
@@ -32,12 +34,12 @@ def directory_of(name: str) -> Path | None:
         places = [client_paths(name).directory]
     except DaemonUnreachable:
         places = list(directories())
-    # who may not look there finds none
+    # this user cannot see whether one is there
     return next((place for place in places if os.path.exists(table_path(place, name))), None)
 
 
 def table_of(name: str) -> ShardTable | None:
-    """The routing table of the deployment `name`; None if that is no deployment.
+    """Return the routing table of the deployment `name`; None if it is not a deployment.
 
     Raises InvalidName, TableBroken.
     """
@@ -48,8 +50,10 @@ def table_of(name: str) -> ShardTable | None:
 
 
 def daemons(name: str, count: int = 0) -> Iterator[Named]:
-    """The daemon of that name, or all shards of the deployment of that name. `count`: as a start
-    with so many shards would have them; 0 = as they are."""
+    """Return the daemon of that name, or all shards of the deployment of that name.
+
+    `count`: return the shards of a deployment with this many; 0 = as it is.
+    """
     from purgatoryd.shm_layout.shards import ShardTable
 
     table = table_of(name)

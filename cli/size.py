@@ -1,4 +1,4 @@
-"""size: how much memory so many timers take, and what to set for them."""
+"""The command size, and the table of sizes in docs/operations.md."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, json_option
+from purgatoryd.cli.settings import FLAG_OF
 from purgatoryd.daemon.config import Config
-from purgatoryd.shm_layout.errors import InvalidArgument
+from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
 
 GIB = 2**30
 KEY_BYTES = 16
 PAYLOADS = (0, 48, 240, 1008)
-"""Bytes of the payloads in the table of the page, which with the key fill whole granules."""
+"""Payload sizes in the table, in bytes; with a key of 16 bytes each fills whole granules."""
 MANY = 100_000
-"""What one of fewer takes is lost in whole pages."""
+"""Number of timers for measuring bytes per timer; with fewer, rounding to pages dominates."""
 MARKS = "<!-- capacity: begin -->\n", "<!-- capacity: end -->"
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a daemon needs that has space for timers of one size."""
+    """Settings and memory of a daemon for a number of timers of one size."""
 
     settings: dict[str, Any]
     """Fields of Config that differ from the defaults."""
     shm_bytes: int
-    """Of both arena files."""
+    """Size of both arena files in bytes."""
     timer_bytes: float
-    """Of them, what one more timer takes."""
+    """Bytes in them for one more timer."""
 
 
 @click.command("size", cls=Command)
 @click.option(
-    "--timers", type=click.IntRange(1), required=True, help="Timers armed at once, at most."
+    "--timers", type=click.IntRange(1), required=True, help="Maximum number of armed timers."
 )
 @click.option(
     "--key-bytes", type=click.IntRange(1), default=KEY_BYTES, show_default=True,
@@ -46,21 +47,24 @@ class Sizes:
     "--payload-bytes", type=click.IntRange(0), default=48, show_default=True,
     help="Size of a payload.",
 )  # fmt: skip
-@click.option("--with-wal", is_flag=True, help="The daemon keeps a WAL.")
+@click.option("--with-wal", is_flag=True, help="Include the WAL buffer of a daemon with --wal-dir.")
 @json_option
 def size_command(
     timers: int, key_bytes: int, payload_bytes: int, with_wal: bool, as_json: bool
 ) -> None:
-    """Say how much of /dev/shm so many timers take, and what to set for them.
+    """Show the settings and the memory for a number of timers.
 
-    There is space for all of them, and in addition for a replay buffer full of notices of that
-    size. What is not set stays as it is by default.
+    The memory is in /dev/shm. It has space for all timers and for a full replay buffer of notices
+    of the same size. All other settings have their defaults. The output is a configuration file.
     """
     from purgatoryd.shm_layout.layout import KEY_MAX, PAYLOAD_MAX
 
     if key_bytes > KEY_MAX or payload_bytes > PAYLOAD_MAX:
-        raise InvalidArgument(f"keys have {KEY_MAX} bytes at most, payloads {PAYLOAD_MAX}")
-    found = sizes(timers, key_bytes + payload_bytes, with_wal)
+        raise InvalidArgument(f"a key has at most {KEY_MAX} bytes, a payload at most {PAYLOAD_MAX}")
+    try:
+        found = sizes(timers, key_bytes + payload_bytes, with_wal)
+    except InvalidSetting as error:
+        raise InvalidSetting(FLAG_OF[error.setting], error.value, error.bound, "size") from None
     record = {
         "settings": found.settings,
         "shm_bytes": found.shm_bytes,
@@ -71,26 +75,29 @@ def size_command(
 
 
 def size_lines(record: dict[str, Any]) -> list[str]:
-    """The figures for people."""
+    """Return the result as the lines of a TOML file."""
     settings = record["settings"]
     return [
         f"capacity = {settings['capacity']}",
         f'payload-memory = "{units.exact_size(settings["payload_bytes"])}"',
         f'replay-memory = "{units.exact_size(settings["replay_bytes_max"])}"',
-        f"# {units.format_size(record['shm_bytes'])} of /dev/shm in all, "
-        f"{record['timer_bytes']:.0f} B a timer, {record['timers_per_gib']:,} of them in a GiB",
+        f"# /dev/shm: {units.format_size(record['shm_bytes'])} in total, "
+        f"{record['timer_bytes']:.0f} B per timer, {record['timers_per_gib']:,} timers per GiB",
     ]
 
 
 def sizes(timers: int, blob_bytes: int, with_wal: bool) -> Sizes:
-    """For timers whose key and payload have `blob_bytes`. Raises InvalidSetting for too many."""
+    """Return the sizes for timers whose key and payload have `blob_bytes` bytes in total.
+
+    Raises InvalidSetting for too many timers.
+    """
     many = max(timers, MANY)
     total, more, less = (_shm_bytes(n, blob_bytes, with_wal) for n in (timers, many, many // 2))
     return Sizes(_settings(timers, blob_bytes), total, (more - less) / (many - many // 2))
 
 
 def timers_in(space_bytes: int, blob_bytes: int, with_wal: bool) -> int:
-    """How many such timers fit into so much of /dev/shm; 0 = not even the rest does."""
+    """Return how many timers fit into `space_bytes` of /dev/shm; 0 if the fixed parts do not."""
     low, high = 0, space_bytes // 64
     while low < high:
         middle = (low + high + 1) // 2
@@ -122,9 +129,9 @@ def _shm_bytes(timers: int, blob_bytes: int, with_wal: bool) -> int:
 
 
 def table() -> str:
-    """Memory by the size of payloads, without and with a WAL."""
+    """Return the table of memory by payload size, without and with a WAL."""
     rows = [
-        "| payload | bytes a timer | timers in a GiB | with a WAL | timers in a GiB |",
+        "| payload | bytes per timer | timers per GiB | bytes with a WAL | timers per GiB |",
         "| --- | --- | --- | --- | --- |",
     ]
     for payload in PAYLOADS:
@@ -138,6 +145,6 @@ def table() -> str:
 
 
 def refresh(page: str) -> str:
-    """The text of a page with its table regenerated."""
+    """Return the text of a page with its table regenerated."""
     before, _, rest = page.partition(MARKS[0])
     return before + MARKS[0] + table() + MARKS[1] + rest.partition(MARKS[1])[2]

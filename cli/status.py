@@ -1,4 +1,4 @@
-"""status: whether a daemon does its work, for people and for monitoring."""
+"""The command status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from purgatoryd.shm_layout.health import Health
 
-# Condition of a daemon: exit code; another one is NEGATIVE: it serves, but not as it should.
+# Exit code by condition of a daemon; NEGATIVE for all others.
 _EXITS = {
     "ready": Exit.DONE,
     "frozen": Exit.TIMEOUT,
@@ -31,13 +31,19 @@ _EXITS = {
 @frozen_option
 @json_option
 def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
-    """Say whether the daemon does its work, in one line.
+    """Show the condition of the daemon in one line.
 
-    Reads the shared memory and does not need the daemon. Exit code 0: ready. 1: degraded,
-    with the reasons, draining or recovering. 3: stopped, killed, or never there. 6: frozen: the
-    process is there and its loop stands still, which is watched for two seconds first; each step
-    of a start may take two minutes. Of a deployment, a line for the process that runs it, one for
-    each shard, and 1 if they differ.
+    Reads the shared memory without contacting the daemon. Exit codes:
+
+    \b
+      0  ready
+      1  degraded, draining or recovering; the line has the reasons
+      3  stopped, killed, or no such daemon
+      6  frozen: the process exists, but its loop stands still
+
+    The command watches a loop that stands still for two seconds before it reports it. At startup,
+    a step may take two minutes. For a deployment, it prints a line for the supervisor process and
+    one for each shard; exit code 1 means that their conditions differ.
     """
     exits: set[int] = set()
     directory = directory_of(name)
@@ -52,8 +58,9 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
 
 
 def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -> set[int]:
-    """Shows how the process that runs the shards does; returns the exit code, none if it has
-    reported nothing since the host began. Raises TableBroken.
+    """Print the condition of a deployment's supervisor process, and return its exit code.
+
+    Empty if the process has reported nothing since the host booted. Raises TableBroken.
     """
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.status_file import StatusFile
@@ -71,7 +78,7 @@ def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -
 
 
 def health_of(name: str, frozen_ns: int) -> Health:
-    """How the daemon of that name does."""
+    """Return the health of the daemon of that name."""
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.paths import arena_paths
     from purgatoryd.shm_layout.status_file import DaemonStatus
@@ -81,7 +88,7 @@ def health_of(name: str, frozen_ns: int) -> Health:
 
 
 def record(name: str, health: Health) -> dict[str, Any]:
-    """The health in JSON."""
+    """Return a daemon's health for JSON."""
     return {
         "name": name,
         "condition": health.condition,
@@ -94,13 +101,13 @@ def record(name: str, health: Health) -> dict[str, Any]:
 
 
 def status_text(name: str, health: Health, reasons: str) -> str:
-    """The health for people."""
+    """Return a daemon's health as a line of text."""
     parts = [f"{name}: {health.condition}"]
     if reasons and health.condition in ("degraded", "draining"):
-        parts.append(f"by {reasons}")
+        parts[0] += f" ({reasons})"
     if health.pid:
         parts.append(f"process {health.pid}")
-    parts.append(f"moved {units.format_duration(health.still_ns)} ago")
+    parts.append(f"last loop iteration {units.format_duration(health.still_ns)} ago")
     if health.overdue_ns:
-        parts.append(f"next deadline past by {units.format_duration(health.overdue_ns)}")
+        parts.append(f"next deadline overdue by {units.format_duration(health.overdue_ns)}")
     return ", ".join(parts)

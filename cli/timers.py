@@ -1,4 +1,4 @@
-"""add, cancel and get: one timer at a time, through the client."""
+"""The commands add, cancel and get."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.operations import operation_fields, operation_record
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -23,14 +25,13 @@ from purgatoryd.cli.options import (
     timeout_option,
     visible,
 )
-from purgatoryd.cli.purgatory import operation_fields, operation_record
 
 if TYPE_CHECKING:
     from purgatoryd.clients import TimerInfo
 
 
 def timer_record(timer: TimerInfo) -> dict[str, Any]:
-    """A timer in JSON."""
+    """Return a timer for JSON."""
     record: dict[str, Any] = {
         **key_record(timer.key),
         "namespace": timer.namespace,
@@ -51,19 +52,19 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
 @click.argument("key")
 @name_option
 @namespace_option
-@click.option("--delay", type=units.Duration(), help="Due so long from now: 250ms, 30s, 10m, 2d.")
+@click.option("--delay", type=units.Duration(), help="Time until it is due: 250ms, 30s, 10m, 2d.")
 @click.option(
-    "--deadline", type=units.Moment(), help="Due at this wall time: 2026-01-31T12:00:00Z."
+    "--deadline", type=units.Moment(), help="Wall time at which it is due: 2026-01-31T12:00:00Z."
 )
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
-@click.option("-p", "--payload", default="", help="Text that the notice carries.")
-@click.option("--payload-file", type=click.File("rb"), help="The same from a file; - is stdin.")
+@click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
+@click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @click.option(
     "--mode",
     type=click.Choice(["error", "replace", "keep", "extend"]),
     default="error",
     show_default=True,
-    help="If the key is armed: refuse, replace it, keep it, or move it to a later time.",
+    help="If KEY is armed: refuse, replace the timer, keep it, or move it to a later time.",
 )
 @key_type_option
 @timeout_option
@@ -84,20 +85,18 @@ def add_command(
 ) -> None:
     """Arm a timer under KEY.
 
-    When it is due, everybody who listens to its topic receives a notice. A delay of zero or
-    less, or a deadline in the past, is due at once.
+    When the timer is due, each listener of its topic receives a notice. A timer with a past
+    deadline or a delay of 0 or less is due at once.
 
     \b
-    purgatoryd add order:42 --delay 30s --topic orders --payload '{"remind": true}'
+    purgatoryd add order:42 --delay 30s --topic orders --payload 'remind me'
     """
-    from purgatoryd.clients import PartitionedClient
-
     if (delay is None) == (deadline is None):
         raise click.UsageError("Give either --delay or --deadline.")
     if payload and payload_file:
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         timer = client.add(
             read_key(key, key_type),
             delay_ns=delay,
@@ -122,18 +121,16 @@ def cancel_command(
 ) -> int:
     """Cancel the timers of one or more KEYs.
 
-    Answers CANCELLED, FIRED (too late, its notice is on its way) or UNKNOWN for each. Exit
+    Prints for each key "cancelled", "fired" (too late: the notice was written) or "unknown". Exit
     code 0 means that all were cancelled.
     """
-    from purgatoryd.clients import CancelResult, PartitionedClient
-
     wanted = [read_key(key, key_type) for key in keys]
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         results = list(client.cancel_many(wanted))
     for key, result in zip(wanted, results, strict=True):
         record = {**key_record(key), "result": result.name}
         emit(record, f"{result.name.lower()} {key_text(key)}", as_json)
-    return Exit.DONE if set(results) == {CancelResult.CANCELLED} else Exit.NEGATIVE
+    return Exit.DONE if set(results) == {clients.CancelResult.CANCELLED} else Exit.NEGATIVE
 
 
 @click.command("get", cls=Command)
@@ -146,15 +143,13 @@ def cancel_command(
 def get_command(
     key: str, name: str, namespace: str, key_type: str, timeout: float, as_json: bool
 ) -> int:
-    """Show the armed timer or operation of KEY; exit code 1 if there is none.
+    """Show the armed timer or operation of KEY.
 
-    For an operation it shows the condition, the owner's session and uid, and each watch key
-    with its watermark.
+    Exit code 1 means that there is none. For an operation, the command also shows the condition,
+    the owner's session and uid, and each watch key with its watermark.
     """
-    from purgatoryd.clients import PartitionedClient
-
     wanted = read_key(key, key_type)
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         timer, virtual = client.get(wanted), client.of(wanted).virtual
     if timer is None:
         text = f"unknown {key_text(wanted)}"

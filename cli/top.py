@@ -1,4 +1,4 @@
-"""top: a daemon at work, drawn in the terminal."""
+"""The command top: a live view of a daemon in the terminal."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.sessions import Session
 
 LEAST_NS = 100_000_000
-"""The shortest interval."""
+"""The shortest interval between two views."""
 LEAST_CELLS = 8
-"""Characters of a bar, or of a level of the wheel, however narrow the terminal."""
+"""Minimum width of a bar and of a level of the wheel, in characters."""
 HEIGHTS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
-"""Of a condition; any other one is red."""
+"""Colours of conditions; all others are red."""
 CROWDED, FULL = 0.8, 0.9
-"""Shares from which on a bar is yellow, and red."""
+"""Shares at which a bar becomes yellow and red."""
 
 
 @click.command("top", cls=Command)
@@ -48,22 +48,25 @@ CROWDED, FULL = 0.8, 0.9
     type=units.Duration(),
     default="500ms",
     show_default=True,
-    help="Time between two views, 100ms at least.",
+    help="Time between two views; 100ms at least.",
 )
-@click.option("--once", is_flag=True, help="Print one view, of one interval, and end.")
-@click.option("--shard", type=click.IntRange(0), help="Of a deployment: this shard alone.")
+@click.option("--once", is_flag=True, help="Print one view after one interval, and exit.")
+@click.option("--shard", type=click.IntRange(0), help="Show only this shard of a deployment.")
 @frozen_option
 @json_option
 def top_command(
     name: str, interval_ns: int, once: bool, shard: int | None, frozen_ns: int, as_json: bool
 ) -> None:
-    """Watch the daemon at work: rates, times, fill, the wheel, namespaces, slow clients.
+    """Show a live view of the daemon in the terminal.
 
-    Reads the shared memory and costs the daemon nothing. It also works while the daemon hangs, and
-    reports that. Keys and payloads are not shown; slow clients only to root and the daemon's user.
-    A small terminal shows one section at a time: an arrow key or a digit selects it, a shows all,
-    h helps and q quits. If an arena is gone, top looks for its name again. A deployment is shown
-    with all shards together and a line for each, or one shard alone.
+    The view has rates, durations, the fill of tables, the wheel, namespaces and slow clients.
+
+    Reads the shared memory without contacting the daemon, so it also works while the daemon hangs,
+    and reports that. Keys and payloads are never shown, slow clients only to root and the daemon's
+    user. For a deployment, it shows the sum of all shards and a line for each shard.
+
+    A small terminal shows one section at a time: an arrow key or a digit selects it, `a` shows all
+    sections, `h` shows help, `q` quits. If the arena disappears, top waits for it.
     """
     from purgatoryd.cli.viewer import Viewer
 
@@ -80,7 +83,7 @@ def top_command(
 
 
 def one_interval(viewer: Viewer, interval_s: float) -> Views:
-    """What happens within an interval; a suspect is watched until it is known how it does."""
+    """Return a view after one interval, or longer while a daemon may be frozen."""
     time.sleep(interval_s)
     while not viewer.settled:
         time.sleep(interval_s)
@@ -88,7 +91,7 @@ def one_interval(viewer: Viewer, interval_s: float) -> Views:
 
 
 def stream(viewer: Viewer, shard: int | None, interval_s: float, as_json: bool) -> None:
-    """Prints views one after the other until it is interrupted, or the reason why there is none."""
+    """Print views until an interrupt; instead of a view, print the reason why there is none."""
     while True:
         try:
             show(viewer.take().of(shard), as_json)
@@ -98,7 +101,7 @@ def stream(viewer: Viewer, shard: int | None, interval_s: float, as_json: bool) 
 
 
 def show(view: View, as_json: bool) -> None:
-    """Prints one view."""
+    """Print one view."""
     if as_json:
         emit(view.record(), "", as_json)
         return
@@ -108,7 +111,7 @@ def show(view: View, as_json: bool) -> None:
 
 
 def live(viewer: Viewer, shard: int | None, interval_s: float) -> None:
-    """Draw until q or an interrupt. If the arena is gone, look for its name again."""
+    """Draw views until `q` or an interrupt. If the arena disappears, wait for it."""
     from rich.live import Live
 
     from purgatoryd.cli.keyboard import keys
@@ -131,18 +134,18 @@ def live(viewer: Viewer, shard: int | None, interval_s: float) -> None:
 
 SECTIONS = ("overview", "times", "fill", "wheel", "names", "clients")
 LARGE = (120, 48)
-"""Columns and lines from which on all sections are shown at once."""
+"""Columns and lines of a terminal that shows all sections at once."""
 HELP = (
-    ("left, right, Tab", "the section before, the next one"),
+    ("left, right, Tab", "previous section, next section"),
     ("1 to 6", "overview, times, fill, wheel, names, clients"),
-    ("a", "all sections that fit; again: one section"),
-    ("h, ?", "this help; any key leaves it"),
+    ("a", "all sections that fit, or one section"),
+    ("h, ?", "this help; any key closes it"),
     ("q", "quit"),
 )
 
 
 class Choice:
-    """The selection made by keys. `everything`: show all sections; None = if they fit."""
+    """Selection by keys. `everything`: show all sections; None = only in a large terminal."""
 
     def __init__(self) -> None:
         self.section = 0
@@ -203,7 +206,7 @@ def help_table() -> Table:
 
 
 def section(view: View, name: str) -> RenderableType:
-    """One part of the picture, for a small terminal."""
+    """Return one section of the picture, for a small terminal."""
     shown = {
         "overview": overview, "times": times, "fill": fills, "wheel": wheel, "names": names,
         "clients": clients,
@@ -213,7 +216,7 @@ def section(view: View, name: str) -> RenderableType:
 
 
 def overview(view: View) -> RenderableType:
-    """The most important figures, in the lines of a small terminal."""
+    """Return the most important figures, for a small terminal."""
     from rich.console import Group
 
     left, right = boxed("per second", rates(view)), boxed("now", now(view))
@@ -233,7 +236,7 @@ def now(view: View) -> RenderableType:
     table.add_row("due", count(view.due))
     table.add_row("next wheel step in", next_in(view))
     table.add_row("operations armed", count(view.operations.armed))
-    table.add_row("outcomes to acknowledge", count(view.operations.outcomes))
+    table.add_row("unacknowledged outcomes", count(view.operations.outcomes))
     spans = map(units.format_duration, (late.p50_ns, late.p99_ns))
     table.add_row("late, p50 and p99", ", ".join(spans) if late.count else "-")
     slow = "-" if view.slowest is None else count(len(view.slowest))
@@ -246,12 +249,12 @@ def now(view: View) -> RenderableType:
 
 
 def next_in(view: View) -> str:
-    """Time until the wheel fires or moves a timer."""
+    """Return the time until the wheel fires or moves a timer, as text."""
     return "-" if view.next_in_ns is None else units.format_duration(view.next_in_ns)
 
 
 def names(view: View) -> RenderableType:
-    """Namespaces and topics."""
+    """Return the namespaces and topics."""
     from rich.console import Group
 
     return Group(
@@ -264,7 +267,7 @@ def names(view: View) -> RenderableType:
 
 
 def frame(view: View) -> RenderableType:
-    """The whole picture."""
+    """Return the whole picture, for a large terminal."""
     from rich.console import Group
 
     return Group(
@@ -285,7 +288,7 @@ def frame(view: View) -> RenderableType:
 
 
 def headline(view: View) -> Text:
-    """How the daemon is."""
+    """Return a line with the condition of the daemon or deployment."""
     from rich.text import Text
 
     health = view.health
@@ -293,33 +296,33 @@ def headline(view: View) -> Text:
     line = Text(f" {health.condition} ", f"bold white on {colour}")
     line.append(f" {view.name}", "bold")
     if health.why:
-        line.append(f", because of {', '.join(health.why.names)}", colour)
+        line.append(f" ({', '.join(health.why.names)})", colour)
     subject = f"process {health.pid}" if health.pid else health.condition
     if view.shards:
         ready = sum(one.condition == "ready" for one in view.shards)
         subject = f"{ready} of {len(view.shards)} shards ready"
-    line.append(f"  {subject} for {units.format_duration(view.state_ns)}, loop moved ")
+    line.append(f"  {subject} for {units.format_duration(view.state_ns)}, last loop iteration ")
     line.append(f"{units.format_duration(health.still_ns)} ago")
     if health.overdue_ns:
-        line.append(f", overdue by {units.format_duration(health.overdue_ns)}", "red")
+        line.append(f", next deadline overdue by {units.format_duration(health.overdue_ns)}", "red")
     return line
 
 
 def runner(view: View) -> Text:
-    """How the process that runs the shards is."""
+    """Return a line with the condition of the supervisor process."""
     from rich.text import Text
 
     one = view.runner
     if one is None:
-        return Text("nothing is known of the process that runs them", "red")
-    text = Text(f"run by process {one.pid}, " if one.pid else "run by no process, ")
+        return Text("the supervisor process has reported nothing", "red")
+    text = Text(f"supervisor process {one.pid}, " if one.pid else "no supervisor process, ")
     text.append(one.condition, COLOURS.get(one.condition, "red"))
     text.append(f"; restarts: {one.restarts}")
     return text.append("".join(f"; {visible(reason)}" for reason in one.reasons))
 
 
 def shards(view: View) -> Table:
-    """A line for each shard of a deployment."""
+    """Return a table with a line for each shard of a deployment."""
     table = columns("left", "left", "right", "right", "right", "right", "wide")
     heads = ("", "", "armed", "armed/s", "fired/s", "late, p99", "fullest")
     table.add_row(*(f"[dim]{head}" for head in heads))
@@ -329,7 +332,7 @@ def shards(view: View) -> Table:
 
 
 def shard_line(one: Shard) -> list[RenderableType]:
-    """How a shard is, or why that is not known."""
+    """Return the cells of a shard; the reason instead if its arena cannot be read."""
     from rich.text import Text
 
     name = str(one.shard)
@@ -344,7 +347,7 @@ def shard_line(one: Shard) -> list[RenderableType]:
 
 
 def rates(view: View) -> Table:
-    """What comes and goes."""
+    """Return the rates per second."""
     table = columns("left", "right")
     for name, rate in view.rates.items():
         table.add_row(name, count(rate))
@@ -354,7 +357,7 @@ def rates(view: View) -> Table:
 
 
 def times(view: View) -> Table:
-    """Lateness, and the stages of a batch."""
+    """Return the lateness and the duration of each stage."""
     table = columns("left", "right", "right", "right")
     table.add_row("", "[dim]p50", "[dim]p99", "[dim]max")
     for name, one in view.times.items():
@@ -365,7 +368,7 @@ def times(view: View) -> Table:
 
 
 def fills(view: View) -> Table:
-    """A bar for each table."""
+    """Return a bar for each table of the arena."""
     table = columns("left", "wide", "right")
     for one in view.fills:
         table.add_row(one.name, Bar(one), amount(one))
@@ -373,7 +376,7 @@ def fills(view: View) -> Table:
 
 
 class Bar:
-    """How full it is: a character shows as soon as there is anything."""
+    """A bar whose length is a share; at least one character long unless the share is 0."""
 
     def __init__(self, fill: Fill) -> None:
         self._share = fill.share
@@ -381,7 +384,7 @@ class Bar:
         self._recycles = fill.recycles
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[ProgressBar]:
-        """The bar, in the space that there is."""
+        """Yield the bar with the available width."""
         from rich.progress_bar import ProgressBar
 
         share = self._share
@@ -393,21 +396,21 @@ class Bar:
                           finished_style=colour)  # fmt: skip
 
     def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        """Best with all the width."""
+        """Return the widths that a bar can use: all."""
         from rich.measure import Measurement
 
         return Measurement(LEAST_CELLS, options.max_width)
 
 
 def amount(fill: Fill) -> str:
-    """What is used, of how much."""
+    """Return the used and the total amount as text."""
     if fill.unit == "bytes":
         return f"{units.format_size(fill.used)} of {units.format_size(fill.capacity)}"
     return f"{fill.used:,} of {fill.capacity:,}"
 
 
 def wheel(view: View) -> RenderableType:
-    """A line for each level; its first character is now, its last the level's reach."""
+    """Return a line for each level of the wheel, from now at its left to its reach at its right."""
     from rich.console import Group
 
     table = columns("right", "wide", "left", "right")
@@ -418,14 +421,16 @@ def wheel(view: View) -> RenderableType:
 
 
 class Profile:
-    """Timers in each cell, as heights on a scale of its own: by their logarithm. Where there is
-    less space than there are cells, neighbours are added up."""
+    """A line of bars for the timers in each cell, on a logarithmic scale of its own.
+
+    If there are more cells than characters, neighbouring cells are added up.
+    """
 
     def __init__(self, level: Level) -> None:
         self._counts = level.counts
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """The line, in the space that there is."""
+        """Yield the line with the available width."""
         from rich.text import Text
 
         together = -(-len(self._counts) // options.max_width)
@@ -436,7 +441,7 @@ class Profile:
         yield Text("".join(HEIGHTS[step] for step in steps), "cyan on grey11")
 
     def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        """Best with a character for each cell."""
+        """Return the widths that the line can use: up to a character for each cell."""
         from rich.measure import Measurement
 
         best = min(len(self._counts), options.max_width)
@@ -444,7 +449,7 @@ class Profile:
 
 
 def namespaces(view: View) -> Table:
-    """Those with the most timers."""
+    """Return the namespaces with the most timers."""
     from rich.text import Text
 
     table = columns("left", "right", "right")
@@ -484,7 +489,7 @@ def clients(view: View) -> RenderableType:
     from rich.text import Text
 
     table = columns("left", "right", "right", "right", "right")
-    table.add_row("", "[dim]under way", "[dim]to acknowledge", "[dim]oldest", "[dim]silent")
+    table.add_row("", "[dim]in flight", "[dim]unacknowledged", "[dim]oldest", "[dim]silent")
     for one in view.slowest:
         oldest = units.format_duration(one.oldest_ns) if one.oldest_ns else "-"
         table.add_row(
@@ -498,20 +503,20 @@ def clients(view: View) -> RenderableType:
 
 
 def boxed(title: str, content: RenderableType) -> RenderableType:
-    """A part of the picture."""
+    """Return a part of the picture in a box with a title."""
     from rich.panel import Panel
 
     return Panel(content, title=f"[bold]{title}", title_align="left", border_style="bright_black")
 
 
 class SideBySide:
-    """Parts side by side, as many in a row as have the width that each wants."""
+    """Parts in rows, as many in a row as fit with the width that each needs."""
 
     def __init__(self, *parts: tuple[int, RenderableType]) -> None:
         self._parts = parts
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Table]:
-        """The rows, each as wide as there is space."""
+        """Yield the rows, each as wide as the terminal."""
         row: list[tuple[int, RenderableType]] = []
         for part in self._parts:
             if row and sum(width for width, _ in row) + part[0] > options.max_width:
@@ -522,7 +527,7 @@ class SideBySide:
 
 
 def one_row(parts: list[tuple[int, RenderableType]]) -> Table:
-    """Parts side by side, each with its share of the width."""
+    """Return parts next to each other, each with its share of the width."""
     from rich.table import Table
 
     table = Table.grid(expand=True)
@@ -533,7 +538,7 @@ def one_row(parts: list[tuple[int, RenderableType]]) -> Table:
 
 
 def columns(*sides: str) -> Table:
-    """A table without lines: which side each column keeps to; a wide one takes what is left."""
+    """Return a table without lines. `sides`: alignment by column; a "wide" one fills the rest."""
     from rich.table import Table
 
     table = Table.grid(expand=True, padding=(0, 1))
@@ -545,5 +550,5 @@ def columns(*sides: str) -> Table:
 
 
 def count(number: float) -> str:
-    """A number, or a rate, for people."""
+    """Return a number or a rate as text."""
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"

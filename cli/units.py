@@ -1,16 +1,14 @@
-"""What people write for amounts - 16M, 65.536us, 2026-01-01T00:00Z - and back."""
+"""Amounts as people write them, such as 16M, 65.536us or 2026-01-01T00:00Z: parse and format."""
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:  # only newer releases of click have it generic
+if TYPE_CHECKING:  # generic only in newer releases of click
     Count = click.ParamType[int]
     Instant = click.ParamType[datetime]
     Share = click.ParamType[float]
@@ -27,18 +25,20 @@ NS_PER = {
     "d": 86_400_000_000_000,
 }
 PAUSE_NS = NS_PER["ms"]
-"""The shortest pause between two iterations of a command that goes on."""
+"""The shortest interval of a command that repeats its work."""
 BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
-_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)?")
+_DURATION = re.compile(r"([+-]?\d+)(?:\.(\d+))?(ns|us|ms|s|m|h|d)?")
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:iB|B)?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Duration(Count):
-    """A time span in nanoseconds; a bare number counts seconds. `least_ns`: a shorter one is
-    refused."""
+    """A time span in nanoseconds; a number without a unit is in seconds.
+
+    `least_ns`: the shortest valid span.
+    """
 
     name = "duration"
 
@@ -46,16 +46,16 @@ class Duration(Count):
         self.least_ns = least_ns
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Nanoseconds of `value`, rounded up to a whole one; integers pass."""
+        """Return the nanoseconds of `value`, rounded up. An int is returned as it is."""
         if isinstance(value, int):
             return value
         match = _DURATION.fullmatch(str(value).strip())
         if not match:
             self.fail(f"{value!r} is not a duration such as 250us, 1.5s, 10m, 2d.", param, ctx)
-        number, unit = match.groups()
-        span_ns = math.ceil(Decimal(number) * NS_PER[unit or "s"])
+        whole, fraction, unit = match.groups(default="")
+        span_ns: int = -(-int(whole + fraction) * NS_PER[unit or "s"] // 10 ** len(fraction))
         if self.least_ns is not None and span_ns < self.least_ns:
-            self.fail(f"{value!r} is less than {format_duration(self.least_ns)}.", param, ctx)
+            self.fail(f"{value!r} is shorter than {format_duration(self.least_ns)}.", param, ctx)
         return span_ns
 
 
@@ -65,7 +65,7 @@ class Size(Count):
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Bytes of `value`; integers pass."""
+        """Return the bytes of `value`. An int is returned as it is."""
         if isinstance(value, int):
             return value
         match = _SIZE.fullmatch(str(value).strip())
@@ -75,15 +75,15 @@ class Size(Count):
 
 
 class Percent(Share):
-    """A share, written in percent."""
+    """A share, written as a percentage."""
 
     name = "percent"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """0 to 1 of `value`, such as 99.5% or 99.5."""
+        """Return `value`, such as 99.5% or 99.5, as a share from 0 to 1."""
         match = _PERCENT.fullmatch(str(value).strip())
         if not match or float(match[1]) > 100:
-            self.fail(f"{value!r} is not a share such as 99.5%, 100% at most.", param, ctx)
+            self.fail(f"{value!r} is not a percentage from 0% to 100%, such as 99.5%.", param, ctx)
         return float(match[1]) / 100
 
 
@@ -93,7 +93,7 @@ class PowerOfTwo(Count):
     name = "count"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """The smallest power of two that is not below `value`."""
+        """Return the smallest power of two that is at least `value`."""
         return power_of_two(int(click.INT.convert(value, param, ctx)))
 
 
@@ -101,12 +101,12 @@ class PowerOfTwoSize(Size):
     """A number of bytes, rounded up to a power of two."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """The smallest power of two that is not below `value`."""
+        """Return the smallest power of two that is at least `value`."""
         return power_of_two(super().convert(value, param, ctx))
 
 
 def power_of_two(number: int) -> int:
-    """The smallest one that is not below `number`."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
@@ -116,7 +116,7 @@ class Moment(Instant):
     name = "time"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> datetime:
-        """An aware datetime."""
+        """Return `value` as an aware datetime."""
         try:
             moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
         except ValueError:
@@ -127,34 +127,34 @@ class Moment(Instant):
 
 
 def format_moment(moment: datetime) -> str:
-    """ISO 8601 in UTC, microseconds, of an aware datetime."""
+    """Return an aware datetime in ISO 8601, in UTC with microseconds."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def format_wall(ns: int) -> str:
-    """The same of nanoseconds since 1970."""
+    """Return nanoseconds since 1970 in ISO 8601, in UTC with microseconds."""
     return format_moment(_EPOCH + timedelta(microseconds=ns // 1_000))
 
 
 def format_duration(ns: int) -> str:
-    """For people: at most four digits and the largest unit that leaves a whole part."""
+    """Return a time span with up to four digits, in the largest unit that makes it at least 1."""
     unit = next((u for u in ("d", "h", "m", "s", "ms", "us") if abs(ns) >= NS_PER[u]), "ns")
     return f"{ns / NS_PER[unit]:.4g}{unit}"
 
 
 def format_size(count: int) -> str:
-    """For people: one digit behind the point, and the largest unit that leaves a whole part."""
+    """Return a size with one decimal, in the largest unit that makes it at least 1."""
     unit = next((u for u in "GMK" if abs(count) >= BYTES_PER[u]), "")
     return f"{count / BYTES_PER[unit]:,.1f} {unit}iB" if unit else f"{count} B"
 
 
 def exact_duration(ns: int) -> str:
-    """The shortest text that Duration reads back as `ns`."""
+    """Return the shortest text that Duration converts to exactly `ns`."""
     unit = next((u for u in ("s", "ms", "us") if ns and ns % NS_PER[u] == 0), "ns")
     return f"{ns // NS_PER[unit]}{unit}"
 
 
 def exact_size(count: int) -> str:
-    """The shortest text that Size reads back as `count`."""
+    """Return the shortest text that Size converts to exactly `count` bytes."""
     unit = next((u for u in "GMK" if count and count % BYTES_PER[u] == 0), "")
     return f"{count // BYTES_PER[unit]}{unit}"

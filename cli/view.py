@@ -1,6 +1,6 @@
-"""What a daemon does at this moment, for people: `top` and `web` show the same.
+"""Views of a daemon at one moment, which `top` and `web` show.
 
-It is read from shared memory, so also while the daemon hangs. Keys and payloads are never read.
+Views are read from shared memory, so the daemon may hang. They never contain keys or payloads.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.status_file import DaemonStatus, StatusFile
 
 INTERVAL_S = 0.5
-"""Between two views."""
+"""Time between two views."""
 WINDOW_NS = 10_000_000_000
-"""Times are spread over what came in within so long."""
+"""Histograms and the rates of rare counters cover this last part of the time."""
 SLOW_CLIENTS = 8
-"""Clients in a view: the slowest."""
+"""Maximum number of clients in a view, the slowest ones."""
 SLOW_NS = 1_000_000_000
 """A client is slow if an outcome is unacknowledged, or a batch unfinished, for this long."""
 TOPICS = 20
-"""Topics in a view: those with the most timers."""
+"""Maximum number of topics in a view, those with the most timers."""
 NAMESPACES = 20
-"""Namespaces in a view: those with the most timers."""
+"""Maximum number of namespaces in a view, those with the most timers."""
 
 GONE = (Condition.KILLED, Condition.STOPPED)
 
-# What is filled: by which gauge, up to which other one, in which unit.
+# Tables that can fill up: the gauge of the used part, the gauge of the total, the unit.
 FILLS = (
     ("timers", "slots_used", "capacity", ""),
     ("payload memory", "blob_bytes", "payload_bytes", "bytes"),
@@ -57,7 +57,7 @@ FILLS = (
 )
 RECYCLED = ("replay memory",)
 """The FILLS in which new entries replace the oldest ones."""
-# What a rate adds up.
+# Rates, and the counters that each adds up.
 RATES = {
     "armed": ("adds", "watches"),
     "fired": ("expiries",),
@@ -75,30 +75,30 @@ RATES = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long something took, over the last WINDOW_NS."""
+    """Distribution of a duration over the last WINDOW_NS."""
 
     count: int
     p50_ns: int
     p99_ns: int
     max_ns: int
     bins: list[tuple[int, int]]
-    """(upper edge in ns, a power of two; how many), rising."""
+    """Upper edge in ns, a power of two, and count of each bin, in rising order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a namespace has."""
+    """Timers, bytes and quota of a namespace."""
 
     name: str
     timers: int
     bytes: int
     quota_timers: int
-    """0 = none."""
+    """0 = no quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicShare:
-    """Figures of a topic. `notices`: number since its birth."""
+    """Figures of a topic. `notices`: number since the topic was created."""
 
     namespace: str
     name: str
@@ -116,12 +116,12 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of a deployment, in a line."""
+    """Figures of one shard of a deployment."""
 
     shard: int
     name: str
     condition: str | None
-    """None = its arena cannot be read, for the reason in `error`."""
+    """None = the arena cannot be read; `error` has the reason."""
     armed: int
     armed_per_s: float
     fired_per_s: float
@@ -132,63 +132,67 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """The process that runs the shards of a deployment."""
+    """The supervisor process of a deployment."""
 
     condition: str
     pid: int
     """0 = it has stopped."""
     reasons: Sequence[str]
-    """Why it does not serve as it should, in words."""
+    """Reasons for being degraded, as sentences."""
     serving: int
-    """Shards that are ready and answer, as it sees them."""
+    """Shards that are ready and answer the supervisor."""
     restarts: int
-    """Starts of shards that had ended, since its own."""
+    """Restarts of shards since the supervisor started."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A daemon at one moment, or all shards of a deployment together. Rates are per second, since
-    the view before; of messages and wake-ups, which the daemon tells once a second, over the last
-    WINDOW_NS."""
+    """A daemon at one moment, or the sum of all shards of a deployment.
+
+    Rates are per second since the previous view. Rates of messages and wake-ups, which the daemon
+    stores once a second, are over the last WINDOW_NS.
+    """
 
     name: str
     health: Health
     clock: str
     tick_ns: int
     state_ns: int
-    """How long it has been in its state."""
+    """Time since the daemon entered its state."""
     armed: int
     due: int
     next_in_ns: int | None
-    """Until something is due; None = nothing is armed."""
+    """Time until a timer is due; None = none is armed."""
     rates: Mapping[str, float]
     refused: Mapping[str, float]
-    """Per reason, those that are not 0."""
+    """Rate by reason, without those that are 0."""
     spans: Mapping[str, Histogram]
-    """How long what took, over the last WINDOW_NS."""
+    """Histogram by duration, over the last WINDOW_NS."""
     fills: list[Fill]
     levels: list[Level]
     namespaces: list[Share]
-    """Those with the most timers first."""
+    """Namespaces, those with the most timers first."""
     slowest: list[Session] | None
-    """Clients with old unacknowledged outcomes or batches, the slowest first. None = only the
-    daemon's user and root may see them. Subscribers have no sessions; the histogram `send` shows
-    their slowness."""
+    """Clients with old unacknowledged outcomes or batches, the slowest first.
+
+    None = this user may not see them; only the daemon's user and root may. Subscribers have no
+    sessions; the histogram `send` shows whether they are slow.
+    """
     topics: list[TopicShare] = field(default_factory=list)
-    """Those with the most timers first."""
+    """Topics, those with the most timers first."""
     operations: Operations = Operations(0, 0)
     shards: list[Shard] = field(default_factory=list)
-    """Of all that a deployment has; one daemon has none."""
+    """All shards of a deployment; empty for one daemon."""
     runner: Runner | None = None
-    """Of a deployment; None = it has reported nothing that can be read."""
+    """Supervisor of a deployment; None = its report cannot be read, or there is none."""
 
     @property
     def times(self) -> dict[str, Spread]:
-        """How the spans are spread."""
+        """Return the distribution of each histogram."""
         return {name: _spread(one) for name, one in self.spans.items()}
 
     def record(self) -> dict[str, Any]:
-        """The view in JSON."""
+        """Return the view for JSON."""
         plain = asdict(replace(self, spans={}))
         del plain["health"], plain["spans"]
         times = {name: asdict(one) for name, one in self.times.items()}
@@ -197,7 +201,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What views compare."""
+    """Metrics at one moment, from which the next view computes rates."""
 
     at_ns: int
     epoch: int
@@ -205,11 +209,14 @@ class _Moment:
 
 
 class Sampler:
-    """Views of one daemon, one after the other; also across its restarts."""
+    """Takes views of one daemon, also across its restarts."""
 
     def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
-        """Raises what arena_paths and Reader do where there is no arena, ArenaNotReady where there
-        is none yet. A loop that stood still for longer than frozen_ns is frozen."""
+        """Attach to the arena of the daemon `name`.
+
+        `frozen_ns`: a loop that has stood still for longer is frozen. Raises as arena_paths and
+        Reader if there is no arena, and ArenaNotReady if its recovery is not complete.
+        """
         self._name = name
         self._frozen_ns = frozen_ns
         self._switch_to(arena_paths(name))
@@ -221,7 +228,7 @@ class Sampler:
         self._moments: deque[_Moment] = deque()
 
     def take(self) -> View:
-        """A view of now. Raises as the constructor does if the arena has gone."""
+        """Return a view of this moment. Raises as the constructor if the arena has disappeared."""
         health = self._watch.look()
         if self._reader.retired or (health and health.condition in GONE):
             self._follow()
@@ -238,11 +245,11 @@ class Sampler:
 
     @property
     def settled(self) -> bool:
-        """False while the daemon is suspected and was not watched for long enough."""
+        """False while the daemon may be frozen but was not watched long enough to report it."""
         return self._watch.look() is not None
 
     def _follow(self) -> None:
-        """Switches to the arena that took the place of this one, if one did."""
+        """Switch to the arena that replaced this one, if any."""
         paths = arena_paths(self._name)
         found = _opened(paths)
         other = self._reader.retired or found.uuid != self._reader.uuid
@@ -290,13 +297,16 @@ class Sampler:
         )
 
     def _rate(self, counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
-        """Since the view before; of counters that the daemon stores once a second, since the first
-        moment of the window: between two views they stand still, or leap."""
+        """Return the rate of counters since the previous view.
+
+        Counters that the daemon stores once a second jump between views; their rate is that since
+        the first moment of the window.
+        """
         seldom = not SINCE_START.isdisjoint(counters)
         return _rate(counters, self._moments[0] if seldom else before, now)
 
     def _budget(self, now: _Moment) -> list[Fill]:
-        """What the iterations of the window that had any work did, of what they might have done."""
+        """Return the used share of the budget in the window, over loop iterations that had work."""
         older, newer = self._moments[0].metrics.counters, now.metrics.counters
         done, allowed = (
             newer[name] - older[name] for name in ("iteration_work", "iteration_budget")
@@ -309,7 +319,7 @@ class Sampler:
         return {name: one.since(older[name]) for name, one in newer.items()}
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmap the arena files."""
         _close(self._reader, self._sessions)
 
 
@@ -319,8 +329,8 @@ def _opened(paths: Paths) -> Reader:
     except ArenaMissing:
         with suppress(OSError, TableBroken, PermissionDenied):
             alive = is_alive(StatusFile(paths.directory, paths.name).header)
-            why = "its daemon is recovering" if alive else "its daemon was killed as it recovered"
-            raise ArenaNotReady(paths.arena, f"not there yet: {why}") from None
+            why = "its daemon is recovering" if alive else "its daemon was killed during recovery"
+            raise ArenaNotReady(paths.arena, f"not created yet: {why}") from None
         raise
 
 
@@ -342,7 +352,7 @@ def _until(due_ns: int, now_ns: int) -> int | None:
 
 
 def _rate(counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
-    """Per second. A restart resets the counters: those that fell say nothing."""
+    """Return a rate per second. Counters that fell are ignored, because a restart resets them."""
     seconds = (now.at_ns - before.at_ns) / 1e9
     more = sum(now.metrics.counters[one] - before.metrics.counters[one] for one in counters)
     return max(0.0, more / seconds) if seconds else 0.0

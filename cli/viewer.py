@@ -1,5 +1,4 @@
-"""Views of all that a name means: of one daemon, or of each shard of a deployment and of all of
-them together."""
+"""Views of the daemons that a name stands for: one, or each shard of a deployment and their sum."""
 
 from __future__ import annotations
 
@@ -43,28 +42,28 @@ WORST = (
     Condition.KILLED, Condition.FROZEN, Condition.STOPPED, Condition.RECOVERING,
     Condition.DRAINING, Condition.DEGRADED, Condition.READY,
 )  # fmt: skip
-"""What a deployment is, if one of its shards is so: the first that one of them is."""
+"""Conditions from worst to best. A deployment has the worst condition of its shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What a name means, at one moment."""
+    """The views of the daemons that a name stands for, at one moment."""
 
     whole: View
     shards: Sequence[View | PurgatorydError]
-    """Those of a deployment, or why one cannot be read; one daemon has none."""
+    """View of each shard, or the error if it cannot be read; empty for one daemon."""
 
     def all(self) -> list[View]:
-        """The whole, and the shards that can be read."""
+        """Return the sum and the views of all shards that can be read."""
         return [self.whole, *(one for one in self.shards if isinstance(one, View))]
 
     def of(self, shard: int | None) -> View:
-        """The view of a shard; None = of all. Raises InvalidSetting, and why it cannot be read."""
+        """Return the view of a shard; None = the sum. Raises InvalidSetting, the shard's error."""
         if shard is None:
             return self.whole
         if not 0 <= shard < len(self.shards):
             last = len(self.shards) - 1
-            bound = f"0 to {last}" if self.shards else "left out: the daemon has no shards"
+            bound = f"0 to {last}" if self.shards else "left out, because the daemon has no shards"
             raise InvalidSetting("--shard", shard, bound, f"of {self.whole.name!r}")
         found = self.shards[shard]
         if not isinstance(found, View):
@@ -73,17 +72,17 @@ class Views:
 
 
 class Viewer:
-    """Views of what a name means, one after the other; also across restarts, with other shards."""
+    """Takes views of the daemons that a name stands for, also across restarts and resharding."""
 
     def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
-        """Raises what take() does if there is nothing to see, and nobody who recovers it."""
+        """Raise what take() raises if there is no arena and no daemon that recovers one."""
         self._name = name
         self._frozen_ns = frozen_ns
         self._samplers: dict[str, Sampler] = {}
         self._watch: Watch | None = None
-        """Of the process that runs the shards."""
+        """Watch of the supervisor process."""
         self._suspect = False
-        """That process is suspected, and was not watched for long enough."""
+        """The supervisor may be frozen but was not watched long enough to report it."""
         try:
             with suppress(ArenaNotReady):
                 self.take()
@@ -92,7 +91,7 @@ class Viewer:
             raise
 
     def take(self) -> Views:
-        """A view of now. Raises what Sampler does if no arena can be read, TableBroken."""
+        """Return views of this moment. Raises as Sampler if no arena can be read, TableBroken."""
         table = table_of(self._name)
         names = [self._name] if table is None else table.daemons
         self._forget(set(self._samplers) - set(names))
@@ -109,7 +108,7 @@ class Viewer:
         )
 
     def _reported(self) -> tuple[Health, Runner] | None:
-        """How the process that runs the shards does; None = it has reported nothing to be read."""
+        """Return health and report of the supervisor; None if there is no readable report."""
         self._suspect = False
         directory = directory_of(self._name)
         if directory is None:
@@ -127,7 +126,7 @@ class Viewer:
         return health, Runner(str(health.condition), health.pid, *figures)
 
     def _view(self, name: str) -> View | PurgatorydError:
-        """Of a daemon, or why there is none."""
+        """Return the view of a daemon, or the error if there is none."""
         try:
             if name not in self._samplers:
                 self._samplers[name] = Sampler(name, self._frozen_ns)
@@ -137,7 +136,7 @@ class Viewer:
 
     @property
     def settled(self) -> bool:
-        """False while a daemon is suspected and was not watched for long enough."""
+        """False while a daemon may be frozen but was not watched long enough to report it."""
         self._reported()
         return not self._suspect and all(sampler.settled for sampler in self._samplers.values())
 
@@ -146,7 +145,7 @@ class Viewer:
             self._samplers.pop(name).close()
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmap all arena files."""
         self._forget(list(self._samplers))
 
 
@@ -165,8 +164,7 @@ def _row(number: int, name: str, found: View | PurgatorydError) -> Shard:
 
 
 def together(name: str, views: list[View], rows: list[Shard]) -> View:
-    """The sums of these views, of one at least; health, and what comes next, is that of the worst,
-    and the soonest."""
+    """Return the sum of one or more views, with the worst health and the soonest deadline."""
     first = views[0]
     soonest = [one.next_in_ns for one in views if one.next_in_ns is not None]
     clients = [one.slowest for one in views if one.slowest is not None]
@@ -196,12 +194,12 @@ def together(name: str, views: list[View], rows: list[Shard]) -> View:
 
 
 def run_by(whole: View, health: Health, runner: Runner) -> View:
-    """The view of a deployment, with the process that runs its shards."""
+    """Return the view of a deployment with its supervisor."""
     return replace(whole, health=_health([whole.health, health]), runner=runner)
 
 
 def _health(all_of: list[Health]) -> Health:
-    """No process has it: each shard has its own."""
+    """Return the worst health. Its pid is 0, because each shard has its own process."""
     return Health(
         min((one.condition for one in all_of), key=WORST.index),
         reduce(or_, (one.why for one in all_of), Degraded(0)),
@@ -229,7 +227,7 @@ def _sums(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _grouped(
     items: Iterable[Value], key: Callable[[Value], object], plus: Callable[[Value, Value], Value]
 ) -> Iterable[Value]:
-    """Those of one key put together, in the order in which the keys came."""
+    """Return the items with equal keys merged, in the order of the first item of each key."""
     found: dict[object, Value] = {}
     for one in items:
         same = key(one)
@@ -247,7 +245,7 @@ def _fill(one: Fill, other: Fill) -> Fill:
 
 
 def _ring(level: Level) -> object:
-    """Levels of wheels with other ticks do not go together."""
+    """Return the key for merging levels: only levels with the same tick are merged."""
     return level.number, level.bucket_ns, len(level.counts)
 
 
@@ -257,7 +255,7 @@ def _level(one: Level, other: Level) -> Level:
 
 
 def _shares(of_each: Iterable[list[Share]]) -> list[Share]:
-    """A namespace with partitions is in several shards, with its quota in each."""
+    """Return the shares of all shards; those of a partitioned namespace are merged."""
     every = _grouped((one for shares in of_each for one in shares), lambda one: one.name, _share)
     return sorted(every, key=lambda one: (-one.timers, one.name))[:NAMESPACES]
 

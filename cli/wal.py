@@ -1,4 +1,4 @@
-"""wal: the files of a daemon's WAL, also while it runs, or when it is gone."""
+"""The commands wal ls, cat, verify, hold, holds and release. They need no running daemon."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _WAL: dict[str, Any] = {
 VERIFICATIONS = 3
 """Number of reads that must all find damage before it is reported."""
 wal_option = click.option(
-    "--wal-dir", **_WAL, required=True, help="Directory of the WALs, as given to run."
+    "--wal-dir", **_WAL, required=True, help="Directory of the WALs, as for `purgatoryd run`."
 )
 
 
 @click.group("wal")
 def wal_command() -> None:
-    """Look at a WAL, and hold it for a reader.
+    """Inspect a write-ahead log (WAL), and retain it for readers.
 
-    The files stand in WAL_DIR/NAME: segments, in which every change has a number, its LSN,
-    and snapshots, from which a recovery begins.
+    WAL_DIR/NAME contains segments, in which each change has a log sequence number (LSN), and
+    snapshots, from which a recovery starts.
     """
 
 
 def folder(wal_dir: Path, name: str) -> Path:
-    """The folder of the daemon's WAL. Raises BadPath, InvalidName, TableBroken."""
+    """Return the directory of a daemon's WAL. Raises BadPath, InvalidName, TableBroken."""
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.paths import check_name
     from purgatoryd.shm_layout.shards import read_table
@@ -60,16 +60,18 @@ def folder(wal_dir: Path, name: str) -> Path:
     path = wal_dir / check_name(name)
     if segments(path) or snapshots(path):
         return path
-    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # it looks empty
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # it would look empty
         raise BadPath(str(path), os.strerror(errno.EACCES))
     table = read_table(wal_dir, name)
-    shards = f": its shards have one each, {', '.join(table.daemons)}" if table else ""
-    raise BadPath(str(path), f"is no WAL{shards}")
+    shards = f"; its shards have a WAL each: {', '.join(table.daemons)}" if table else ""
+    raise BadPath(str(path), f"is not a WAL{shards}")
 
 
 def folders(wal_dir: Path, name: str) -> list[Path]:
-    """Those of a deployment's shards, the oldest shard generation first, or that of the daemon.
-    Raises as folder() does."""
+    """Return the WAL directories of a deployment's shards, oldest first, or that of the daemon.
+
+    Raises as folder() does.
+    """
     from purgatoryd.shm_layout.paths import check_name
     from purgatoryd.shm_layout.shards import wals_of
 
@@ -80,7 +82,7 @@ def folders(wal_dir: Path, name: str) -> list[Path]:
 
 
 def file_records(path: Path) -> Iterator[dict[str, Any]]:
-    """One record for each file, snapshots first, but of those that the daemon removed meanwhile."""
+    """Yield a record for each file, snapshots first; skip files that the daemon removes."""
     from purgatoryd.shm_layout.wal import header_of, segments, snapshots
 
     for kind, files in (("snapshot", snapshots(path)), ("segment", segments(path))):
@@ -100,7 +102,7 @@ def file_records(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def passing_by(path: Path) -> Iterator[None]:
-    """Inside, a file is read; it is passed by if the daemon removed it meanwhile."""
+    """Return a context for reading a file, which ends silently if the daemon removed the file."""
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.wal import has_gone
 
@@ -118,8 +120,8 @@ def passing_by(path: Path) -> Iterator[None]:
 def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
     """List WAL segments and snapshots.
 
-    A snapshot's LSN is the record from which on the segments are redone over it. Files of one
-    uuid belong together; one recovery, or other sizes, begin a new one.
+    Recovery redoes the segments over a snapshot from the snapshot's LSN on. Files with the same
+    uuid belong to one arena; a recovery and a change of sizes start a new uuid.
     """
     records = list(file_records(folder(wal_dir, name)))
     if not as_json:
@@ -130,7 +132,7 @@ def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
 
 
 def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
-    """Records that have the same fields: as JSON, or as a table if there are any."""
+    """Print records that have the same fields, as JSON or as a table."""
     from purgatoryd.cli.arena import print_table
 
     if as_json:
@@ -159,7 +161,7 @@ def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
 
 
 def walks(paths: Iterable[Path]) -> Iterator[Walk]:
-    """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
+    """Yield a walk at the start of each file, in order; skip files that the daemon removes."""
     from purgatoryd.shm_layout.wal import Walk
 
     walk = Walk(direct=True)
@@ -171,7 +173,7 @@ def walks(paths: Iterable[Path]) -> Iterator[Walk]:
 
 
 def entered(walk: Walk, path: Path) -> Walk:
-    """A walk in the next file: the same one, or a new one where another arena's files begin."""
+    """Return a walk at the start of `path`: the same one, or a new one for another uuid."""
     from purgatoryd.shm_layout.wal import SEGMENT, Walk, uuid_of
 
     segments = walk.path is not None and {walk.path.suffix, path.suffix} == {SEGMENT}
@@ -182,7 +184,7 @@ def entered(walk: Walk, path: Path) -> Walk:
 
 
 def frame_record(frame: Frame) -> dict[str, Any]:
-    """A record in JSON."""
+    """Return a record for JSON."""
     from purgatoryd.shm_layout.wal import contents
 
     fields = {n: v for n, v in frame.fields.items() if n not in ("key_type",) and "_len" not in n}
@@ -204,7 +206,7 @@ def frame_record(frame: Frame) -> dict[str, Any]:
 
 
 def histogram_records(frame: Frame) -> dict[str, dict[str, int]]:
-    """The histograms of a METRICS record in JSON, by name."""
+    """Return the histograms of a METRICS record for JSON, by name."""
     from purgatoryd.shm_layout.metrics import recorded
 
     found = recorded(frame.fields["histogram_count"], frame.rest)
@@ -218,7 +220,7 @@ def histogram_records(frame: Frame) -> dict[str, dict[str, int]]:
 
 
 def frame_text(frame: Frame) -> str:
-    """A record for people, on one line."""
+    """Return a record as a line of text."""
     from purgatoryd.shm_layout.wal import contents
 
     found = contents(frame)
@@ -231,21 +233,23 @@ def frame_text(frame: Frame) -> str:
 
 @wal_command.command("cat", cls=Command)
 @name_option
-@click.option("--wal-dir", **_WAL, help="Directory of the WALs, as given to run; not with FILES.")
+@click.option(
+    "--wal-dir", **_WAL, help="Directory of the WALs, as for `purgatoryd run`; not with FILES."
+)
 @click.option("--from", "from_lsn", type=click.IntRange(0), default=0, help="First LSN.")
 @click.option("--kind", help="Only records of this kind: arm, fire, end, ...")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of records.")
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @json_option
 def cat_command(
     name: str, wal_dir: Path | None, from_lsn: int, kind: str | None, limit: int | None,
     files: tuple[Path, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the records of the WAL segments, or of the FILES, which may be snapshots and exports.
+    """Print the records of all WAL segments, or of FILES.
 
-    The files are read from the disk, not from the page cache; records that a crash cut off are left
-    out. While the daemon runs, records after committed_lsn of `purgatoryd stats` may be on the disk
-    without a confirmed sync.
+    FILES may also be snapshots and exports. The command reads from the disk, bypassing the page
+    cache, and omits records that a crash truncated. While the daemon runs, records after
+    `committed_lsn` of `purgatoryd stats` may be written but not synced.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments
@@ -255,7 +259,7 @@ def cat_command(
     paths = files
     if not files:
         if wal_dir is None:
-            raise click.UsageError("either --wal-dir or FILES must be given")
+            raise click.UsageError("Give either --wal-dir or FILES.")
         paths = tuple(file.path for file in segments(folder(wal_dir, name)))
     found = (f for f in frames_of(paths) if f.lsn >= from_lsn and kind in (None, f.kind))
     for frame in islice(found, limit):
@@ -266,7 +270,7 @@ def cat_command(
 
 
 def refuse_missing(path: Path) -> None:
-    """Raises WalDamaged if the first segment goes on where no snapshot ends."""
+    """Raise WalDamaged if no snapshot reaches the first segment, so that older ones are missing."""
     from purgatoryd.shm_layout.errors import WalDamaged
     from purgatoryd.shm_layout.wal import refuse_lost_segments, segments, snapshots
 
@@ -274,18 +278,20 @@ def refuse_missing(path: Path) -> None:
     first = min((file.lsn for file in segments(path)), default=0)
     last = max((file.lsn for file in snapshots(path)), default=0)
     if first > last:
-        detail = "the segment behind the snapshot is missing" if last else "no snapshot is left"
+        detail = "the segment after the snapshot is missing" if last else "no snapshot is left"
         raise WalDamaged(str(path), detail, 0, 0, last, first - 1)
 
 
 def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
-    """Raises WalDamaged if the last segment ends before a record that a snapshot knows to be
-    confirmed. `walk`: at its end; `confirmed`: by uuid of the arena."""
+    """Raise WalDamaged if the last segment ends before a record that a snapshot confirms.
+
+    `walk`: at the end of that segment. `confirmed`: newest LSN on disk, by uuid of the arena.
+    """
     from purgatoryd.shm_layout.errors import WalDamaged
 
     last = confirmed.get(walk.uuid, 0)
     if walk.lsn < last:
-        detail = "the end of what was confirmed is missing"
+        detail = "confirmed records at the end are missing"
         raise WalDamaged(str(path), detail, 0, 0, walk.lsn + 1, last)
 
 
@@ -293,13 +299,13 @@ class Verification:
     """The result of reading each file of a WAL to its end, from the disk."""
 
     def __init__(self, path: Path) -> None:
-        """Raises WalDamaged, the first damage by which a recovery would lose records."""
+        """Raise WalDamaged for the first damage by which a recovery would lose records."""
         self.records: list[dict[str, Any]] = []
-        """A record for each sound file."""
+        """A record for each undamaged file."""
         self.harmless: list[WalDamaged] = []
-        """Damage in bytes that a recovery does not need, because a sound snapshot is newer."""
+        """Damage in bytes that a recovery does not need, because an undamaged snapshot is newer."""
         self._live_lsn = 0  # a recovery needs no record before this one
-        self._confirmed: dict[bytes, int] = {}  # by uuid: newest LSN that a snapshot knows on disk
+        self._confirmed: dict[bytes, int] = {}  # by uuid: newest LSN that a snapshot confirms
         self._read_snapshots(path)
         last = self._read_segments(path)
         refuse_missing(path)
@@ -375,22 +381,26 @@ def verified(path: Path) -> Verification:
 @wal_option
 @json_option
 def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
-    """Read every file to its end: exit code 5 if one is damaged, or a segment is missing.
+    """Read every file to its end to find damage.
 
-    The files are read from the disk, not from the page cache. The newest segment may end in a torn
-    group, as after a power cut. Damage before the newest sound snapshot is reported and does not
-    end the command: a start does not need those records.
+    Exit code 5 means that a file is damaged or missing. The command reads from the disk, bypassing
+    the page cache. The newest segment may end in a torn group, as after a power cut. Damage before
+    the newest undamaged snapshot is reported but is not an error, because recovery does not need
+    those records.
     """
     from purgatoryd.shm_layout.filesystems import is_in_memory
 
     path = folder(wal_dir, name)
     found = verified(path)
-    verdict = "damaged, a start loses nothing" if found.harmless else "no damage"
+    verdict = "damaged, but recovery loses nothing" if found.harmless else "no damage"
     show(found.records, f"WAL of {name}: {verdict}", as_json)
     for damage in found.harmless:
-        click.echo(f"purgatoryd: {damage.place}; a start does not need it", err=True)
+        click.echo(f"purgatoryd: {damage.place}; recovery does not need it", err=True)
     if is_in_memory(path):
-        click.echo(f"purgatoryd: {path} is in memory: it will not survive a reboot", err=True)
+        click.echo(
+            f"purgatoryd: {path} is on a file system in memory and will not survive a reboot",
+            err=True,
+        )
     return Exit.BROKEN if found.harmless else Exit.DONE
 
 
@@ -400,21 +410,26 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
 @wal_command.command("hold", cls=Command)
 @name_option
 @wal_option
-@click.option("--cap", type=units.Size(), default=0, help="Drop it when it holds back more.")
+@click.option(
+    "--cap", type=units.Size(), default=0, help="Drop the hold when it retains more than this."
+)
 @click.argument("hold")
 @click.argument("lsn", type=click.IntRange(1, 2**64 - 1))
 @json_option
 def hold_command(name: str, wal_dir: Path, cap: int, hold: str, lsn: int, as_json: bool) -> None:
-    """Hold the WAL from LSN on for a reader, under the name HOLD; again to move it."""
+    """Retain the WAL from LSN on for a reader, under the name HOLD.
+
+    Repeat the command with another LSN to move the hold.
+    """
     from purgatoryd.shm_layout.retention_holds import RetentionHold, set_hold
 
     held = RetentionHold(hold, lsn, cap)
     set_hold(folder(wal_dir, name), held, there=True)
-    emit(hold_record(held), f"{hold} holds the WAL from {lsn} on", as_json)
+    emit(hold_record(held), f"{hold} retains the WAL from LSN {lsn} on", as_json)
 
 
 def hold_record(hold: RetentionHold) -> dict[str, Any]:
-    """A retention hold in JSON, and in the table."""
+    """Return a retention hold for JSON and for the table."""
     return {
         "hold": hold.name, "lsn": hold.lsn, "cap_bytes": hold.cap_bytes, "dropped": hold.dropped
     }  # fmt: skip
@@ -440,8 +455,10 @@ def release_command(name: str, wal_dir: Path, hold: str, as_json: bool) -> int:
 @wal_option
 @json_option
 def holds_command(name: str, wal_dir: Path, as_json: bool) -> None:
-    """List the retention holds. A dropped one held back more than its cap, and holds nothing
-    now."""
+    """List the retention holds.
+
+    A hold is "dropped" if it would have retained more than its cap; it retains nothing.
+    """
     from purgatoryd.shm_layout.retention_holds import read_holds
 
     holds = read_holds(folder(wal_dir, name)).values()

@@ -1,4 +1,4 @@
-"""web: a daemon at work, as a page for a browser on this host."""
+"""The command web: a live view of a daemon for a browser on this host."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 LISTEN = "127.0.0.1:8464"
 PAST = 240
-"""Views whose rates are remembered for the line charts: two minutes."""
+"""Number of views in the line charts: two minutes."""
 DRAWN = ("armed", "fired", "cancelled")
-"""Rates that have a line."""
+"""Rates in the line charts."""
 LATENESS = "structural_lateness"
 SHARD = re.compile("[0-9]{1,4}")
 
@@ -50,23 +50,27 @@ HEADERS = {
 
 @click.command("web", cls=Command)
 @name_option
-@click.option("--listen", default=LISTEN, show_default=True, help="HOST:PORT of this host alone.")
+@click.option(
+    "--listen", default=LISTEN, show_default=True, help="Loopback address and port of the server."
+)
 @click.option(
     "--socket",
     "path",
     type=click.Path(path_type=Path),
-    help="A unix socket of mode 0660 instead, for a server in front of it.",
+    help="Path of a Unix socket to listen on instead, with mode 0660, for a reverse proxy.",
 )
 @frozen_option
 @json_option
 def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_json: bool) -> None:
-    """Show the daemon at work in a browser: the same as `top`, drawn.
+    """Serve a live view of the daemon to a browser on this host.
 
-    A process of its own, which reads the shared memory and does not trouble the daemon. The page
-    can only be looked at. Keys and payloads are not shown; slow clients only if this runs as root
-    or the daemon's user. Whoever has an account on this host can open a port of it; a socket
-    only its user and group. It goes on until SIGTERM or SIGINT. Needs the extra web. Of a
-    deployment it shows all shards together, and each as it is chosen.
+    The page shows what `purgatoryd top` shows, until SIGTERM or SIGINT ends the command. It reads
+    the shared memory without contacting the daemon, and is read-only. Keys and payloads
+    are never shown, slow clients only if the command runs as root or as the daemon's user. For a
+    deployment, the page shows the sum of all shards or one shard. Needs the extra `web`.
+
+    Every user of this host can connect to the port. A socket of --socket accepts only its user and
+    group.
     """
     need("uvicorn", "web")
     import uvicorn
@@ -83,8 +87,8 @@ def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_js
         settings = uvicorn.Config(
             site(past), access_log=False, log_level="warning", server_header=False
         )
-        # Imports what it serves with. An interrupt inside of an import's exec() would make the
-        # interpreter end by SIGINT, although it is caught here.
+        # Import what uvicorn needs. An interrupt inside an import's exec() would end the
+        # interpreter by SIGINT, although it is caught here.
         settings.load()
         address = where(listening)
         emit({"listening": address}, f"listening on {address}", as_json)
@@ -92,8 +96,10 @@ def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_js
 
 
 async def serve(past: Past, server: Server, listening: socket) -> None:
-    """Answers until a signal comes. What ends the views ends the server, too, and is raised: it
-    would give the last one for ever."""
+    """Serve until a signal. An error while taking views ends the server and is raised.
+
+    Otherwise the page would show the last view for ever.
+    """
 
     def stop(_: object) -> None:
         server.should_exit = True
@@ -107,7 +113,7 @@ async def serve(past: Past, server: Server, listening: socket) -> None:
 
 
 class Past:
-    """The newest views, and what came before them."""
+    """The newest views, and the rates of earlier ones."""
 
     def __init__(self, viewer: Viewer) -> None:
         self._viewer = viewer
@@ -117,7 +123,7 @@ class Past:
         self._reported: dict[int | None, dict[str, Any]] = {}
 
     def look(self) -> None:
-        """Takes views; if there are none, the reason stands in their place."""
+        """Take views; if that fails, keep the error instead."""
         self._reported, self._views, self._error = {}, None, None
         try:
             self._views = views = self._viewer.take()
@@ -130,7 +136,7 @@ class Past:
             self._lines[name].append(newest)
 
     def reported(self, shard: int | None) -> dict[str, Any]:
-        """The newest view of a shard, None = of all, in JSON; or why there is none."""
+        """Return the newest view of a shard for JSON, or the error; None = the sum."""
         if shard not in self._reported:
             self._reported[shard] = self._tell(shard)
         return self._reported[shard]
@@ -146,7 +152,7 @@ class Past:
         return {**view.record(), "shards": shards, "past": list(self._lines[view.name])}
 
     async def watch(self) -> None:
-        """Views, one after the other, until it is cancelled."""
+        """Take views until the task is cancelled."""
         from purgatoryd.cli.view import INTERVAL_S
 
         while True:
@@ -155,14 +161,14 @@ class Past:
 
 
 def line(view: View) -> dict[str, float]:
-    """What of a view the line charts remember."""
+    """Return the rates of a view for the line charts."""
     late = view.times[LATENESS]
     drawn = {name: round(view.rates[name], 1) for name in DRAWN}
     return drawn | {"p50_ns": late.p50_ns, "p99_ns": late.p99_ns}
 
 
 def site(past: Past) -> Starlette:
-    """The page, and what it asks for again and again."""
+    """Return the application: the page, and the views that it requests."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.requests import Request
@@ -188,13 +194,13 @@ def site(past: Past) -> Starlette:
 
 
 class OnlyHere:
-    """Lets through only what was asked of this host by a name of it."""
+    """ASGI middleware that refuses requests whose Host header is not a name of this host."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 421 to a request for another host."""
+        """Answer 421 to a request for another host."""
         from starlette.responses import PlainTextResponse
 
         host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
@@ -206,13 +212,12 @@ class OnlyHere:
 
 
 def page() -> str:
-    """The page: all that it needs is in it."""
+    """Return the page, which needs no other files."""
     return files("purgatoryd.cli").joinpath("web.html").read_text()
 
 
 def policy(text: str) -> str:
-    """What a browser may do with the page: run the script and use the style that are in it, and
-    ask where it came from."""
+    """Return the Content-Security-Policy of the page: its own script, style and server only."""
     rules = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'",
              "form-action 'none'", "frame-ancestors 'none'"]  # fmt: skip
     for element in ("script", "style"):

@@ -1,21 +1,8 @@
 """Clients of the daemon: add, cancel and get timers; receive notices."""
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from purgatoryd.clients.admin import Admin
-from purgatoryd.clients.bulk import BulkResult
-from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus
-from purgatoryd.clients.client import Client, Handle
-from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
-from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
-from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
-from purgatoryd.clients.partitioned import PartitionedClient
-from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
-from purgatoryd.clients.remote import Remote
-from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.subscriber import Subscriber
 from purgatoryd.shm_layout.errors import (
     ArenaError,
     ArenaLost,
@@ -62,13 +49,26 @@ from purgatoryd.shm_layout.errors import (
     WatermarkOverflow,
     WrongShard,
 )
-from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, Status
-from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
 
 if TYPE_CHECKING:
+    from purgatoryd.clients.admin import Admin
     from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
     from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
     from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
+    from purgatoryd.clients.bulk import BulkResult
+    from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus
+    from purgatoryd.clients.client import Client, Handle
+    from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
+    from purgatoryd.clients.ledger import Ledger
+    from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
+    from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+    from purgatoryd.clients.partitioned import PartitionedClient
+    from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
+    from purgatoryd.clients.remote import Remote
+    from purgatoryd.clients.resume import Resume
+    from purgatoryd.clients.subscriber import Subscriber
+    from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, Status
+    from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
 
 __all__ = [
     "ANYBODY",
@@ -155,19 +155,37 @@ __all__ = [
     "WrongShard",
 ]
 
-
-_ASYNC = {
-    "AsyncClient": "aio",
-    "AsyncHandle": "aio",
-    "AsyncSubscriber": "aio",
-    "AsyncOperation": "aio_purgatory",
-    "AsyncPartitionedClient": "aio_partitioned",
-    "AsyncPurgatory": "aio_purgatory",
+_NAMES = {
+    "clients.admin": ("Admin",),
+    "clients.aio": ("AsyncClient", "AsyncHandle", "AsyncSubscriber"),
+    "clients.aio_partitioned": ("AsyncPartitionedClient",),
+    "clients.aio_purgatory": ("AsyncOperation", "AsyncPurgatory"),
+    "clients.bulk": ("BulkResult",),
+    "clients.bulk_loads": ("BulkLoad", "BulkLoadStatus"),
+    "clients.client": ("Client", "Handle"),
+    "clients.conditions": ("AllOf", "AnyOf", "Quorum", "SumOf", "When"),
+    "clients.ledger": ("Ledger",),
+    "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
+    "clients.model": ("CancelResult", "Notice", "TimerInfo"),
+    "clients.partitioned": ("PartitionedClient",),
+    "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
+    "clients.remote": ("Remote",),
+    "clients.resume": ("Resume",),
+    "clients.subscriber": ("Subscriber",),
+    "shm_layout.layout": ("ANYBODY", "BulkLoadState", "Cause", "Status"),
+    "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "WatchInfo"),
 }
+"""Module of purgatoryd: the names that it exports here."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports asyncio, a third of all import time, only for those who use it."""
-    if name not in _ASYNC:
+    """Import the module of a name at its first use, so that a program pays for what it uses."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"purgatoryd.clients.{_ASYNC[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"purgatoryd.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,7 +16,6 @@ An Admin has a Worker in place of an engine: it makes one call at a time.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -36,8 +35,6 @@ from purgatoryd.shm_layout.layout import BATCH_RECORDS
 FLUSH_S = 0.0003  # how long a packed call waits for others to fill its batch
 ALIVE_S = 1.0  # how often a waiting caller makes sure that the engine runs
 JOIN_S = 1.0  # how long garbage collection waits for the thread's end
-
-_LOG = logging.getLogger("purgatoryd")
 
 Result = TypeVar("Result")
 
@@ -278,8 +275,10 @@ class Engine(CallThread, Jobs):
             while not self.ended:
                 self._try()
         except BaseException as broken:
-            _LOG.exception("the connection of a client failed")
             error = broken
+            import logging  # only here: a short command would wait for it
+
+            logging.getLogger("purgatoryd").exception("the connection of a client failed")
         finally:
             self.ended = self._refuses = True
             self.core.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -66,7 +65,7 @@ class Ledger(Closing):
             raise InvalidArgument(f"directory must be str or Path, not {type(directory).__name__}")
         self._directory = Path(directory)
         self._buffer_bytes = check_whole("buffer_bytes", buffer_bytes, 0, BUFFER_MAX)
-        self._name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        self._name = f"{os.uname().nodename}-{os.getpid()}-{os.urandom(4).hex()}.jsonl"
         self._pid = os.getpid()
         self._lines: dict[bytes, list[str]] = {}
         self._waiting = 0

@@ -8,8 +8,6 @@ from contextlib import suppress
 from purgatoryd.clients.arguments import check_type
 from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import InvalidArgument
-from purgatoryd.shm_layout.loops import loop_cpus
-from purgatoryd.shm_layout.topology import read, worker_cpus
 
 
 def refuse_remote(*, numa_local: bool, remote: Remote | None) -> None:
@@ -26,7 +24,11 @@ def pin_numa_local(node: int | None, reaper_cpu: int | None) -> None:
     other daemons have. Nowhere if the daemon chose neither."""
     if node is None and reaper_cpu is None:
         return
-    import psutil  # which few need
+    # Few clients need these modules, and they take long to import.
+    import psutil
+
+    from purgatoryd.shm_layout.loops import loop_cpus
+    from purgatoryd.shm_layout.topology import read, worker_cpus
 
     cpus = worker_cpus(read(os.sched_getaffinity(0)), node, reaper_cpu, loop_cpus())
     for thread in psutil.Process().threads():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from purgatoryd.clients.arguments import check_callable, check_limit_s
-from purgatoryd.clients.operations import Outcome
 from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.digests import sha256
 from purgatoryd.shm_layout.errors import InvalidArgument, SessionExpired
 from purgatoryd.shm_layout.layout import GRACE_MAX_NS
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.operations import Outcome
 
 _NONCE_BYTES = 16
 
@@ -56,6 +59,6 @@ class Resume:
         return lambda _: next(made)
 
     def _nonces(self, random_bytes: Callable[[int], bytes]) -> Iterator[bytes]:
-        yield sha256(b"purgatoryd resume " + self.name.encode()).digest()[:_NONCE_BYTES]
+        yield sha256(b"purgatoryd resume " + self.name.encode())[:_NONCE_BYTES]
         while True:
             yield random_bytes(_NONCE_BYTES)

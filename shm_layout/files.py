@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +90,7 @@ def try_write(temporary: Path) -> None:
 
 def next_to(path: Path) -> Path:
     """A temporary name in the folder of `path` that nobody has, or can foresee."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+    return path.with_name(f"{path.name}.{os.urandom(8).hex()}.new")
 
 
 def private_folder(path: Path) -> None:

@@ -6,7 +6,6 @@ Nothing is declared here a second time: every number comes from the compiled hea
 from __future__ import annotations
 
 import enum
-import hashlib
 import re
 import sys
 from functools import cache
@@ -14,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.digests import blake2b
 
 if TYPE_CHECKING:
     import numpy as np
+
+    LAYOUT_ID: int
 
 HEADER = Path(__file__).with_name("layout.h")
 
@@ -432,10 +434,8 @@ def layout_id() -> int:
 
     Names do not count: to rename a field changes no byte.
     """
-    digest = hashlib.blake2b(sys.byteorder.encode(), digest_size=8)
-    for name in struct_names():
-        digest.update(f"{size_of(name)}: {' '.join(places(name))}\n".encode())
-    return int.from_bytes(digest.digest(), "little")
+    structs = "".join(f"{size_of(name)}: {' '.join(places(name))}\n" for name in struct_names())
+    return int.from_bytes(blake2b(f"{sys.byteorder}{structs}".encode(), 8), "little")
 
 
 EVENTS_NAMESPACE, EVENTS_TOPIC = "_purgatoryd", "_events"
@@ -447,7 +447,13 @@ def is_reserved(name: str) -> bool:
     return name[:1] == chr(lib.PG_RESERVED)
 
 
-LAYOUT_ID = layout_id()
+def __getattr__(name: str) -> int:
+    """Compute LAYOUT_ID at its first use: clients that read no arena do not wait for it."""
+    if name != "LAYOUT_ID":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = layout_id()
+    return value
+
 
 ABI = (int(lib.PG_ABI_MAJOR), int(lib.PG_ABI_MINOR))
 

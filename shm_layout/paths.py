@@ -14,15 +14,16 @@ two users, or a test and the host, never meet in one arena file.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.digests import sha256
 from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName
 
 NAME_BYTES_MAX = 32
@@ -34,8 +35,7 @@ HOST_DIRECTORY = Path("/run/purgatoryd")
 _NAME = re.compile(r"[a-z0-9-]+")
 
 
-@dataclass(frozen=True)
-class Paths:
+class Paths(NamedTuple):
     """Everything that the daemon `name` has in the file system and in shared memory."""
 
     name: str
@@ -44,8 +44,16 @@ class Paths:
     pub: Path
     admin: Path
     lock: Path
-    arena: str
-    private: str
+
+    @property
+    def arena(self) -> str:
+        """Name of the arena file."""
+        return f"/{shm.PREFIX}{self.name}{arena_end(self.directory)}"
+
+    @property
+    def private(self) -> str:
+        """Name of the private arena file."""
+        return f"{self.arena}.private"
 
     @property
     def cmd_endpoint(self) -> str:
@@ -90,7 +98,6 @@ def paths_in(directory: Path, name: str) -> Paths:
             "set PURGATORYD_DIR to a shorter directory"
         )
         raise BadPath(str(longest), reason)
-    arena = f"/{shm.PREFIX}{name}{arena_end(directory)}"
     return Paths(
         name=name,
         directory=directory,
@@ -98,17 +105,15 @@ def paths_in(directory: Path, name: str) -> Paths:
         pub=directory / f"{name}.pub",
         admin=longest,
         lock=directory / f"{name}.lock",
-        arena=arena,
-        private=f"{arena}.private",
     )
 
 
+@cache
 def arena_end(directory: Path) -> str:
     """What names of arena files end with: those of all directories stand side by side."""
     if directory == HOST_DIRECTORY:
         return ""
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()
-    return f".{digest[:8]}"
+    return f".{sha256(os.fsencode(os.path.realpath(directory))).hex()[:8]}"
 
 
 def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:

@@ -10,7 +10,6 @@ The table is one small file that is replaced as a whole. Who runs the deployment
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.digests import blake2b
 from purgatoryd.shm_layout.errors import InvalidName, PermissionDenied, TableBroken
 from purgatoryd.shm_layout.files import write_durably
 from purgatoryd.shm_layout.layout import is_reserved
@@ -135,7 +135,7 @@ def alone(name: str) -> ShardTable:
 
 def _weight(namespace: str, shard: int) -> bytes:
     """Rendezvous hashing: with another count of shards, few namespaces change theirs."""
-    return hashlib.blake2b(f"{shard} {namespace}".encode(), digest_size=8).digest()
+    return blake2b(f"{shard} {namespace}".encode(), 8)
 
 
 # ---- the file -----------------------------------------------------------------------------------

@@ -107,6 +107,18 @@ def test_the_benchmark_of_waits_runs_and_writes_nothing() -> None:
     assert results.stat().st_mtime_ns == before
 
 
+def test_the_benchmark_of_commands_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "commands.json"
+    before = results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_commands.py"), "--dry"]
+    run = subprocess.run([*command, "--rounds", "2"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert {"add", "get", "cancel", "python -c pass"} <= set(found)
+    assert all(of["cpu_ms"]["low"] > 0 for of in found.values())
+    assert results.stat().st_mtime_ns == before
+
+
 def test_the_benchmark_of_removed_arenas_runs_and_its_page_has_the_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

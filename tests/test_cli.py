@@ -161,7 +161,7 @@ def test_refusals_keep_their_figures(demo: Daemon) -> None:
         (["add", "k", "--delay", "1h", "-p", "x", "--payload-file", "-"], "--payload-file"),
         (["add", "k", "--delay", "1h", "--payload", "x" * 65537], "65537 bytes"),
         (["add", "k" * 256, "--delay", "1h"], "256 bytes"),
-        (["add", "zz", "--delay", "1h", "--key-type", "hex"], "is not a hex key"),
+        (["add", "zz", "--delay", "1h", "--key-type", "hex"], "is not a key of the type hex"),
         (["list", "--name", "No"], "daemon name 'No'"),
     ],
 )
@@ -290,16 +290,68 @@ def test_socket_path_too_long_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+NOT_FOR_SHORT_COMMANDS = {
+    "asyncio", "base64", "concurrent.futures", "decimal", "hashlib", "logging",
+    "multiprocessing", "numpy", "prometheus_client", "psutil", "py4j", "pyarrow", "pyspark",
+    "rich", "starlette", "subprocess", "uvicorn", "purgatoryd.cli.purgatory",
+    "purgatoryd.cli.service", "purgatoryd.cli.settings", "purgatoryd.clients.aio",
+    "purgatoryd.clients.conditions", "purgatoryd.clients.local",
+    "purgatoryd.clients.operations", "purgatoryd.clients.purgatory",
+    "purgatoryd.clients.subscriber", "purgatoryd.daemon", "purgatoryd.pipeline",
+    "purgatoryd.shm_layout.arena", "purgatoryd.shm_layout.topology",
+}  # fmt: skip
+"""Modules that would make add, cancel and get slower."""
+NOT_FOR_HELP = {"zmq", "cffi", "numpy", "rich", "psutil", "purgatoryd.shm_layout._core"}
+IMPORTED = """
+import sys
+from purgatoryd.cli import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def imported(environment: dict[str, str], *arguments: str) -> set[str]:
+    """Return the modules that a command has imported when it ends."""
+    words = [sys.executable, "-c", IMPORTED, *arguments]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == Exit.DONE, done.stderr
+    return set(done.stderr.split())
+
+
+@pytest.mark.tier("test")
+def test_short_commands_import_only_what_they_need(demo: Daemon) -> None:
+    for command in (("add", "k", "--delay", "1h"), ("get", "k"), ("cancel", "k")):
+        modules = imported(demo.env, *command, "--name", demo.name)
+        assert "purgatoryd.clients.client" in modules
+        assert modules.isdisjoint(NOT_FOR_SHORT_COMMANDS), command
+
+
 @pytest.mark.tier("all")
-def test_help_imports_neither_daemon_nor_clients() -> None:
-    code = (
-        "import sys; from click.testing import CliRunner; from purgatoryd.cli.app import app\n"
-        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
-        "print([m for m in ('zmq', 'rich', 'psutil', 'cffi', 'numpy',"
-        " 'purgatoryd.shm_layout._core') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+def test_help_imports_no_client() -> None:
+    assert imported(dict(os.environ), "--help").isdisjoint(NOT_FOR_HELP)
+
+
+def helps(command: click.Command, title: str) -> Iterator[tuple[str, str]]:
+    """Yield the title and the help text of a command and of all below it, at 80 columns."""
+    names = app.context_settings["help_option_names"]
+    with click.Context(
+        command, info_name=title, terminal_width=80, help_option_names=names
+    ) as context:
+        yield title, command.get_help(context)
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                assert below is not None
+                yield from helps(below, name)
+
+
+def test_help_fits_into_80_columns_and_cuts_no_summary() -> None:
+    for title, text in helps(app, "purgatoryd"):
+        assert max(map(len, text.splitlines())) <= 80, title
+        summaries = text.partition("\nCommands:\n")[2]
+        assert "..." not in summaries, title
 
 
 def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:

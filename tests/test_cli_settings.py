@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from click.testing import CliRunner, Result
 from purgatoryd.cli import units
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.settings import FLAG_OF, variable
+from purgatoryd.cli.settings import FLAG_OF, GROUPS, variable
 from purgatoryd.daemon.config import BOUNDS, DEFAULTS, Config
 from purgatoryd.shm_layout.errors import InvalidName, InvalidSetting
 
@@ -76,6 +77,26 @@ def test_printed_settings_are_a_config_file_that_means_the_same(toml: Path, tmp_
 
 def test_every_setting_of_the_daemon_has_a_flag() -> None:
     assert set(FLAG_OF) == set(DEFAULTS)
+
+
+def sections(help_text: str) -> dict[str, list[str]]:
+    """Return the flags under each heading of a help text."""
+    found: dict[str, list[str]] = {}
+    heading = ""
+    for line in help_text.splitlines():
+        if title := re.fullmatch(r"(\S.*):", line):
+            heading = title[1]
+        elif heading and (flag := re.match(r"  --([a-z-]+)", line)):
+            found.setdefault(heading, []).append(flag[1])
+    return found
+
+
+def test_help_shows_every_setting_once_under_the_heading_of_its_group() -> None:
+    shown = sections(CliRunner().invoke(app, ["run", "--help"]).output)
+    options = shown.pop("Options")
+    assert shown == {heading: [row[0] for row in rows] for heading, rows in GROUPS.items()}
+    assert sorted(FLAG_OF.values()) == sorted(flag for flags in shown.values() for flag in flags)
+    assert set(options).isdisjoint(FLAG_OF.values())
 
 
 @pytest.mark.parametrize("text", ["colour = 1\n", "payload_memory = 1\n", "[run]\nname = 'a'\n"])

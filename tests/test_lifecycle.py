@@ -129,7 +129,7 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
     real = daemon("demo")
     eventually(lambda: condition(real) == ("ready", Exit.DONE))
     assert status(real)[0]["pid"] == real.pid
-    assert f", process {real.pid}, moved " in cli(real, "status").stdout
+    assert f", process {real.pid}, last loop iteration " in cli(real, "status").stdout
     with Client("demo") as client, Admin("demo") as admin:
         client.add("k", delay=3600)
         admin.stop(drain=True)
@@ -138,7 +138,7 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
         eventually(lambda: condition(real) == ("ready", Exit.DONE))
     real.stop()
     assert condition(real) == ("stopped", Exit.NO_DAEMON)
-    assert cli(real, "status").stdout.startswith("demo: stopped, moved ")
+    assert cli(real, "status").stdout.startswith("demo: stopped, last loop iteration ")
     assert answer(real, "stats")["daemon_state"] == "stopped"
     start = StatusFile(real.dir, "demo")
     start.write(StatusRecord(DaemonState.RECOVERING, real.pid, boot_ns(), boot_ns()))

@@ -635,5 +635,5 @@ def test_a_damaged_segment_ends_the_command_with_its_code(tmp_path: Path) -> Non
 def test_no_wal_is_a_clear_error(tmp_path: Path) -> None:
     done = called("ship", "--name", "demo", "--wal-dir", tmp_path, "--lake", tmp_path / "lake")
     assert done.exit_code == 7
-    assert "is no WAL" in done.output
+    assert "is not a WAL" in done.output
     assert not (tmp_path / "lake").exists()

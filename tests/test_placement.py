@@ -439,7 +439,7 @@ def test_the_picture(tmp_path: Path) -> None:
         "  [0o 8o] [1o 9o] [2o 10o] [3R 11.]",
         "node 1: 2.0 GiB free of 4.0 GiB; distance 20 to node 0",
         "  [4. 12.] [5. 13.] [6. 14i] [7. 15x]",
-        "R loop   o other threads   . free   i isolated   x not ours",
+        "R loop   o other threads   . free   i isolated   x not allowed",
         "",
         "placement plan (explicit):",
         "  the loop is on CPU 3 of node 0: its sibling 11 stays free",
@@ -462,7 +462,7 @@ def test_shards_take_what_others_leave_and_each_is_shown(
         "  [0o 8o] [1o 9o] [2R 10.] [3R 11.]",
         "node 1: 2.0 GiB free of 4.0 GiB, the arena; distance 20 to node 0",
         "  [4o 12o] [5o 13o] [6o 14o] [7R 15.]",
-        "R loop   o other threads   . free   i isolated   x not ours",
+        "R loop   o other threads   . free   i isolated   x not allowed",
     ]
     plans = [line for line in shown if "placement plan" in line]
     assert plans == [f"demo-1-{shard}, placement plan (auto):" for shard in range(3)]
@@ -551,7 +551,7 @@ def test_children_are_scheduled_as_usual(priority: int, monkeypatch: pytest.Monk
 
 def test_a_client_of_a_daemon_without_a_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[object] = []
-    monkeypatch.setattr(numa_local, "worker_cpus", lambda *_: {0})
+    monkeypatch.setattr("purgatoryd.shm_layout.topology.worker_cpus", lambda *_: {0})
     monkeypatch.setattr(os, "sched_setaffinity", lambda *arguments: moved.append(arguments))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     numa_local.pin_numa_local(None, None)

@@ -74,7 +74,7 @@ def test_an_image_gets_units_user_and_folders(tmp_path: Path) -> None:
 def test_a_command_that_the_unit_would_not_see_is_refused(command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["install", "--root", str(tmp_path), "--command", command])
     assert done.exit_code == Exit.USAGE
-    assert "which the units do not see" in done.stderr
+    assert "which the units hide" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

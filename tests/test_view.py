@@ -388,7 +388,7 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
     arm(SPACES)
     shown = top()
     assert re.search(r"demo +3 of 3 shards ready", shown)
-    assert f"run by process {three.pid}, ready; restarts: 0" in shown
+    assert f"supervisor process {three.pid}, ready; restarts: 0" in shown
     one = json.loads(top("--shard", "1", "--json"))
     whole = json.loads(top("--json"))
     assert one["name"] == whole["shards"][1]["name"] == "demo-1-1"
@@ -405,11 +405,11 @@ def shows_who_runs_it(three: Daemon, file: StatusFile) -> None:
     now_ns, why = boot_ns(), "demo-1-1 does not answer"
     record = StatusRecord(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
     file.write(record)
-    assert f"run by process {three.pid}, degraded; restarts: 4; {why}" in top()
+    assert f"supervisor process {three.pid}, degraded; restarts: 4; {why}" in top()
     reported = json.loads(top("--json", "--frozen-after", "1ms"))
     assert (reported["condition"], reported["runner"]["condition"]) == ("frozen", "frozen")
     file.remove()
-    assert "nothing is known of the process that runs them" in top()
+    assert "the supervisor process has reported nothing" in top()
 
 
 @pytest.mark.tier("all")

@@ -888,7 +888,7 @@ def test_a_newest_segment_that_is_missing_is_reported(daemon: StartDaemon, wal: 
     segments(wal / "demo")[-1].path.unlink()
     verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == 5
-    assert "the end of what was confirmed is missing" in verified.stderr
+    assert "confirmed records at the end are missing" in verified.stderr
 
 
 def test_a_newest_segment_without_its_uuid_is_damage(daemon: StartDaemon, wal: Path) -> None:
@@ -1039,7 +1039,7 @@ def test_damage_before_the_newest_sound_snapshot_costs_nothing(
     verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == Exit.BROKEN
     assert f"{damaged}:" in verified.stderr
-    assert "a start does not need it" in verified.stderr
+    assert "recovery does not need it" in verified.stderr
     if arena == "lost":
         remove_arena_files(real.paths)
     real.start()
@@ -1479,10 +1479,10 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Pat
     assert "one of " in unknown.stderr
     nowhere = command(real, "wal", "ls", "--name", "nobody", *at)
     assert nowhere.returncode == 7
-    assert nowhere.stderr.endswith("is no WAL\n")
+    assert nowhere.stderr.endswith("is not a WAL\n")
     write_table(wal, ShardTable("many", version=1, shard_generation=3, count=2))
     sharded = command(real, "wal", "ls", "--name", "many", *at)
-    assert "its shards have one each, many-3-0, many-3-1" in sharded.stderr
+    assert "its shards have a WAL each: many-3-0, many-3-1" in sharded.stderr
     (wal / "empty").mkdir()
     for name in ("empty", "../WAL/demo"):
         bad = command(real, "wal", "verify", "--name", name, *at)

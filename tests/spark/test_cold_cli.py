@@ -161,7 +161,7 @@ def test_spans_that_are_none_are_refused(arguments: tuple[str, ...], lake: Path)
     where = () if "bulk-load-agent" in arguments else ("--lake", str(lake))
     done = command("pipeline", *arguments, *where)
     assert done.exit_code == Exit.USAGE
-    assert "is less than" in done.stderr
+    assert "is shorter than" in done.stderr
 
 
 def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:
     writer.commit([writer.write(iter([filed(1, 3, "demo")]))])
     result = command(*agent)
     assert result.exit_code == Exit.BROKEN
-    assert "bad.parquet: set aside" in result.output
+    assert "bad.parquet: moved to refused" in result.output
     assert "1 added, 1 exists" in result.output
     assert command(*agent).output == ""
     assert stats(demo)["live"] == 1

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from pyspark.errors import PySparkException
 
-from purgatoryd.cli.exits import unreadable, unwritable
+from purgatoryd.cli.foreign_errors import unreadable, unwritable
 
 pytestmark = pytest.mark.tier("test")
 

@@ -115,7 +115,7 @@ def test_ship_waits_for_the_lock_and_ends_on_sigterm(tmp_path: Path) -> None:
         )
         assert process.stderr is not None
         assert process.stdout is not None
-        assert "again in 1 s" in process.stderr.readline()
+        assert "retrying in 1 s" in process.stderr.readline()
     assert process.stdout.readline().startswith("bronze")
     process.send_signal(signal.SIGTERM)
     process.communicate()

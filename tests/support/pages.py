@@ -17,7 +17,7 @@ from lint_script import lint_script
 from purgatoryd.cli import api, exposition, reference, size, units
 from purgatoryd.cli.exits import MEANING, exit_of_class
 from purgatoryd.cli.service import run_command
-from purgatoryd.cli.settings import FLAG_OF, variable
+from purgatoryd.cli.settings import FLAG_OF, GROUPS, variable
 from purgatoryd.daemon import config
 from purgatoryd.daemon.reload import RELOADED
 from purgatoryd.pipeline import reference as tables
@@ -29,29 +29,6 @@ DOCS = ROOT / "docs"
 RULES = DOCS / "monitoring" / "purgatoryd.rules.yml"
 PROMISES = ROOT / "tests" / "promises.toml"
 
-GROUPS = {
-    "Size": (
-        "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "topics", "namespaces",
-        "sessions", "watches", "watch_keys", "inbox", "accounts", "bulk_loads", "bulk_load_rows",
-    ),
-    "Time": (
-        "tick_ns", "fanout", "budget", "clock", "wall_origin_ns", "session_grace_ns",
-        "watermark_ttl_ns", "bulk_load_ttl_ns",
-    ),
-    "Access and quotas": (
-        "admin_uids", "allow_uids", "allow_gids", "quota_timers", "quota_bytes", "quota_ops",
-        "uid_share", "tcp", "server_key", "keys",
-    ),
-    "Write-ahead log": (
-        "wal_dir", "durable_namespaces", "wal_segment_bytes", "wal_buffer_bytes",
-        "snapshot_segments", "retain_age_ns", "retain_bytes",
-    ),
-    "Shards, placement, log": (
-        "shards", "placement", "cpus", "node", "realtime", "busy_poll_ns", "lock_memory",
-        "huge_pages", "log_level",
-    ),
-}  # fmt: skip
-"""Fields of Config by section of the page of settings."""
 TYPE_OF = {option.name: option.type for option in run_command.params}
 _SHOWN_AS = {
     "replay_bytes_max": "half of `payload-memory`",
@@ -91,7 +68,8 @@ def settings_page(_: str) -> str:
             [("`name`", "`default`", "1 to 32 bytes of a-z, 0-9 and -", "", "Name of the daemon.")],
         ),
     ]
-    for group, names in GROUPS.items():
+    for group, settings in GROUPS.items():
+        names = [name for _, name, *_ in settings]
         rows = (
             (f"`{FLAG_OF[name]}`", default_of(name), limits_of(name),
              "yes" if name in RELOADED else "", with_flags(about[name]))
