@@ -138,7 +138,7 @@ static void print_ticks(const char *name, const int64_t *ticks_ns, int count)
 
 /* ---- mix ---------------------------------------------------------------------------------- */
 
-/* The future of all timers: lists by the tick of their cancel. */
+/* Planned cancels and expiries: lists of timers by the tick of their cancel. */
 struct plan {
     uint32_t lists[MIX_TICKS];    /* first timer to cancel at each tick */
     uint32_t *next;               /* by timer id */

@@ -130,8 +130,8 @@ void row_forget(struct baseline *b, uint64_t key)
         forget(b, link);
 }
 
-/* Forget the own rows of a request that has ended. Rows with a list that still contains the request
- * are deleted later. */
+/* Forget the own rows of a request that has ended. A row is deleted here if its list is empty, else
+ * by a later check. */
 void rows_leave(struct baseline *b, const struct request *r)
 {
     for (unsigned n = 0; n < r->keys; n++) {
@@ -151,7 +151,7 @@ static void prefetch_cells(const struct baseline *b, uint64_t cell)
         __builtin_prefetch(b->cells[cell + 16]);
     if (cell + 8 < b->cell_count && b->cells[cell + 8] != NULL)
         __builtin_prefetch(b->cells[cell + 8]->head);
-    __asm__ volatile("");         /* an effect, so that compilers keep the call */
+    __asm__ volatile("");         /* without this effect, compilers drop the call */
 }
 
 /* Check every list, and delete forgotten rows without watchers. */

@@ -30,7 +30,7 @@ struct rebuild {
     uint64_t fired;               /* control word of the slot whose notice is committed; 0 = none */
     uint32_t fired_slot;
     uint32_t newest;              /* slot with the newest ticket */
-    uint32_t outcome;             /* first slot that holds an outcome */
+    uint32_t outcome;             /* first slot in state OUTCOME */
     /* First operation whose condition the rebuild has to evaluate again. */
     uint32_t unsettled;
 };
@@ -55,13 +55,13 @@ struct call_state {
     /* The running batch. */
     uint64_t sequence;            /* sequence of the batch; 0 = no batch is running */
     bool durable;                 /* the reply waits for its commit */
-    bool reserved;                /* some name in it is reserved for PUBLISH */
+    bool reserved;                /* the batch uses a name that is for PUBLISH alone */
     bool in_bulk_load;            /* the current record is a row of a bulk load */
     uint64_t bulk_load_row;
     uint32_t bulk_load;           /* bulk load of the batch; PG_NIL = none */
     unsigned bulk_load_status;    /* refusal for all of its rows, or PG_ST_NONE */
     const struct put *parking;    /* the PUT that the current record parks; NULL = none */
-    struct pg_timestamps batch_timestamps; /* fields that are known before a timer is armed */
+    struct pg_timestamps batch_timestamps; /* timestamps that the batch itself determines */
     uint8_t name_uses[PG_BATCH_NAMES];      /* needs of the operations that use each name */
     uint8_t name_access[PG_BATCH_NAMES];    /* access_of() the sender's uid in each namespace */
     uint32_t name_namespaces[PG_BATCH_NAMES];
@@ -134,7 +134,7 @@ struct pg_arena {
     int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
     int64_t now_ns;               /* time of the last advance, on the arena's clock */
     int64_t started_ns;           /* arena clock at the last rebuild */
-    uint64_t first_number;        /* number of the first ticket since that rebuild */
+    uint64_t first_number;        /* first ticket number after the last rebuild */
     uint64_t wal_buffer_end;      /* position after the frame being written */
     int64_t wall_placed_by_ns;    /* wall offset by which wall timers were last placed */
     /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
@@ -146,7 +146,8 @@ struct pg_arena {
     uint32_t orphans;
     /* Cache of a failed search: no topic row is reusable until this sum of ended timers changes. */
     uint64_t topics_stuck_at;
-    /* The same cache for the topics of one uid that has used up its share. */
+    /* Cache of a refused topic of the uid below: it stays refused until this sum of
+     * ended timers changes. */
     uint64_t topics_refused_at;
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;
@@ -175,7 +176,7 @@ ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks, bulk_load_block_ro
 ROW(session_at, pg_session, sessions, secret->sessions, "sessions")
 #undef ROW
 
-/* Key of a timer. Its blob begins with ext_len bytes of the operation, if there are any. */
+/* Key of a timer or operation. It follows the extension at the blob's start. */
 static inline const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);

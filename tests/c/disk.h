@@ -45,7 +45,7 @@ struct disk {
     bool clean_directory;         /* a sync of the directory failed, and it has not changed since */
     uint64_t calls;               /* number of calls so far */
     uint64_t fail_at;             /* number of the call that fails; 0 = none */
-    int fail_errno;               /* errno of that call; 0 = a write is cut to a third */
+    int fail_errno;               /* errno of the failing call; 0 = only a third is written */
     bool full;                    /* no space can be allocated */
     uint64_t dead_at;             /* from this call on every call fails; 0 = never */
 };

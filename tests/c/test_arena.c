@@ -567,8 +567,8 @@ static void damaged_header(void)
     }
 }
 
-/* An arena with a damaged header of an earlier ABI is refused, or converted without
- * an access outside. */
+/* An arena with a damaged header of an earlier ABI is refused, or converted without any
+ * access outside of it. */
 static void damaged_previous(void)
 {
     for (uint64_t seed = 1; seed <= 2000; seed++) {

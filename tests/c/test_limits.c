@@ -508,7 +508,7 @@ static void keys_of_a_busy_record_are_busy_until_its_answer_was_seen(void)
         CHECK_EQUAL(status(0), PG_ST_BUSY);
         CHECK_EQUAL(s->busy_first, c.sequence - 1);
         CHECK_EQUAL(s->busy_last, c.sequence - 1);
-        CHECK_EQUAL(busy_bits(s), 2);         /* one for the operation, one for its watch key */
+        CHECK_EQUAL(busy_bits(s), 2);         /* bits of the operation and its watch key */
         c.unanswered = 1;
         one(&c, PG_OP_CANCEL, 'y');
         CHECK_EQUAL(status(0), PG_ST_BUSY);

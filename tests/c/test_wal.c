@@ -513,7 +513,8 @@ static void both_ways(struct world *w, struct image before, struct image after, 
     image_load(w, after);
     wal_buffer = w->a->wal_buffer;
     wal_buffer->tail = wal_buffer_of(before)->tail;
-    wal_buffer->next_lsn = wal_buffer_of(before)->next_lsn;     /* stored after `appended` */
+    /* A kill may come between the stores of `appended` and next_lsn. */
+    wal_buffer->next_lsn = wal_buffer_of(before)->next_lsn;
     decided(w, after);
 }
 

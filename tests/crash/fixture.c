@@ -637,8 +637,8 @@ static void watermark_make(struct fixture *fx, struct call *call, unsigned op)
     batch_make(fx, call, &d);
 }
 
-/* Make a record on a key that is forgotten with its last watcher. It has a watcher if the
- * arena is not full. */
+/* Make a record on a forgotten key, which is deleted with its last watcher. Unless the arena is
+ * full, the key has a watcher. */
 static void forgotten_make(struct fixture *fx, struct call *call, unsigned op)
 {
     struct draft watched = {.count = 0}, d = {.count = 0};
@@ -704,7 +704,8 @@ static void repeated_make(struct fixture *fx, struct call *call, unsigned unused
     call_run(fx, call, &reply);
 }
 
-/* Leave the batch as a kill before one of its records does, unless its reply holds memory. */
+/* Restore the state of a kill before one of the batch's records. A batch whose reply holds
+ * memory stays finished. */
 static void batch_cut_off(struct fixture *fx, struct client *c)
 {
     struct pg_session *s = session_find(fx->a, c->session);

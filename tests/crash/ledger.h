@@ -34,7 +34,8 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
 /* True if both ledgers are equal; otherwise *fault describes the difference. */
 bool ledger_same(const struct ledger *found, const struct ledger *expected,
                  struct pg_fault *fault);
-/* True if every fact is as in one of the stages, and no fact that all stages share is missing. */
+/* True if every fact has its state from one of the stages, and no fact that all stages
+ * share is missing. */
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
                     struct pg_fault *fault);
 /* Sum over the entries from `from` to the tail, independent of their order. */

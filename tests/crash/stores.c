@@ -31,7 +31,7 @@ uint64_t step_run(void (*run)(void *), void (*seen)(void *), void *context)
     steps = 0;
     stepping = true;
     run(context);
-    before_store();               /* the state after the last store */
+    before_store();               /* report the state after the last store */
     stepping = false;
     return steps;
 }

@@ -64,7 +64,7 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
-/* True if an END frame has the right uid. Dropping an outcome is nobody's request. */
+/* True if an END frame has the right uid. A dropped outcome has no requester. */
 static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
 {
     return j->uid == (j->cause == PG_END_DROPPED ? PG_NIL : uid);

@@ -116,8 +116,9 @@ static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t ta
 /* First candidate from at->bucket on. In that bucket only the cells in `allowed` are searched. */
 uint32_t index_search(const struct key_index *x, uint32_t hash, uint32_t allowed,
                       struct probe *at);
-/* Insert when the home bucket is full, and erase outside of the home bucket. */
+/* Insert an id whose home bucket is full; otherwise as index_insert. */
 uint32_t index_insert_beyond(struct key_index *x, uint32_t hash, uint32_t id);
+/* Correct the overflow counts after an id was erased outside of its home bucket. */
 void index_erase_beyond(struct key_index *x, uint32_t home, uint32_t bucket);
 
 /* First slot whose tag matches; index_next returns the others, PG_NIL at the end. Tags can collide,

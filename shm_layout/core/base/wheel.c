@@ -347,7 +347,7 @@ void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t cou
         if (tail != PG_NIL)
             __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
     }
-    __asm__ volatile("");         /* an effect, so that compilers keep the call */
+    __asm__ volatile("");         /* without this effect, compilers drop the call */
 }
 
 /* ---- advance ------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
  * slot and returns true. If it returns false, the wheel keeps the slot and stops the advance: the
  * timer is late, never lost. */
 typedef bool (*wheel_due_fn)(void *context, uint32_t slot);
-/* Called with up to PG_CHUNK_CELLS slots that are due next, to prefetch their data. */
+/* Called with up to PG_CHUNK_CELLS slots that are due next, so that it can prefetch their data. */
 typedef void (*wheel_soon_fn)(void *context, const uint32_t *slots, uint32_t count);
 
 struct wheel {

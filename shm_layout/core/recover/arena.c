@@ -294,7 +294,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
 
 void pg_move(struct pg_arena *a, void *arena, void *secret)
 {
-    a->call.worked = NULL;                 /* no call keeps another pointer */
+    a->call.worked = NULL;                 /* the only pointer that survives a call */
     handle_point(a, arena, secret);
 }
 

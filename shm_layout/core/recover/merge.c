@@ -359,7 +359,7 @@ static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
     s->id = (f->id & ~0xffffull) | row;
     s->first_id = f->first_id != 0 ? f->first_id : f->id;
     session_rename(g, s);
-    if (s->busy_last != 0)        /* hashes change here, so every key counts as busy until then */
+    if (s->busy_last != 0)        /* hashes differ here: until busy_last every key counts as busy */
         memset(s->busy_keys, 0xff, sizeof s->busy_keys);
     memcpy(session_reply(g->to, s, 0), session_reply(g->from, f, 0),
            PG_WINDOW * sizeof(struct pg_reply_memory));

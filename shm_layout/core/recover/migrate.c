@@ -232,7 +232,7 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 /* ---- replay buffer ------------------------------------------------------------------------- */
 
 /* Position of the oldest entry that is copied. The newest entries that fit keep their positions.
- * Older ones count as dropped, which replay_migrate refuses if one of them was not sent. */
+ * Older ones are dropped; replay_migrate fails if one of them was not sent. */
 static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena *from)
 {
     uint64_t bytes = 0, p = from->header->replay_tail;
@@ -332,9 +332,8 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 
 /* ---- a later ABI -------------------------------------------------------------------------- */
 
-/* Copy rows of an earlier minor ABI, which only lacks fields at the end of structs, and regions.
- * The missing fields keep the values of a new arena. If those are wrong for a field, set it
- * here. */
+/* Copy rows of an earlier minor ABI. It lacks only regions, and fields at the ends of structs.
+ * Missing fields keep the values of a new arena. If those are wrong for a field, set it here. */
 static bool rows_convert(uint8_t *to, uint32_t to_bytes, const uint8_t *from, uint32_t from_bytes,
                          uint64_t rows)
 {

@@ -23,8 +23,7 @@
 #include <unistd.h>
 
 #define SLICE 1048576u               /* bytes of zeros per write */
-#define PAGE 4096u                   /* at least a sector, and the unit that the page cache
-                                        writes */
+#define PAGE 4096u                   /* page of the page cache; at least a sector */
 #define NAME_BYTES 32
 #define NEW "segment.new"            /* name of the next segment until it has its header */
 
@@ -45,8 +44,7 @@ struct pg_group_commit {
     int error;
     int wake, moved;                 /* eventfds: wake the thread; report commits to the daemon */
     atomic_bool kicked, stopping;
-    atomic_uint pauses, paused;      /* pause number, odd = pause; the last one that the thread
-                                        saw */
+    atomic_uint pauses, paused;      /* requested pause, odd = pause; last one seen */
     bool threaded;
     pthread_t thread;
     _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
