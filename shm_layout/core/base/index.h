@@ -21,12 +21,15 @@ struct probe {
 uint32_t index_buckets(uint64_t ids);
 /* Bits that id + 1 needs when ids are below `ids`. */
 uint32_t index_id_bits(uint64_t ids);
+/* Make the index empty. */
 void index_init(struct key_index *x);
 /* Next candidate after the one that index_first or index_next returned; PG_NIL = none. */
 uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
 /* Find the cell of this id; false if the index does not hold it. */
 bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
+/* Give the cell of a candidate to another id with the same hash. */
 void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);
+/* Erase a candidate. No other id moves. */
 void index_erase(struct key_index *x, const struct probe *at);
 static inline void index_prefetch(const struct key_index *x, uint32_t hash)
 {

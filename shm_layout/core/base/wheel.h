@@ -26,6 +26,7 @@ struct wheel_shape {
     uint32_t capacity;            /* slots */
 };
 
+/* Number of levels of the wheel that cover all 63-bit times. */
 uint32_t wheel_levels(const struct wheel_shape *shape);
 /* Number of buckets: the rings of all levels of the wheel, and PG_DUE_BUCKETS for due timers. */
 uint32_t wheel_buckets(const struct wheel_shape *shape);

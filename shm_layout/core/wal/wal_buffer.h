@@ -17,6 +17,7 @@ static inline uint64_t wal_next_lsn(const struct pg_arena *a)
 void *wal_frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t extra,
                            uint64_t tail);
 void *wal_frame_begin(struct pg_arena *a, enum pg_wal_type type, uint64_t extra);
+/* Complete the frame: store `appended` with release, then the next LSN. */
 void wal_frame_end(struct pg_arena *a);
 /* Make the WAL buffer empty. Its ring must be zeroed. */
 void wal_buffer_init(struct pg_arena *a);
@@ -37,6 +38,7 @@ bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **
                          struct pg_fault *why);
 /* Decide the frame in doubt: keep it if its effect was `made`, else drop it. */
 void wal_buffer_decide(struct pg_arena *a, const struct pg_frame_head *frame, bool made);
+/* Check positions, frames and the LSNs of timers. True without a WAL buffer. */
 bool wal_buffer_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* True if uncommitted frames fill more than `percent` of the ring. */
