@@ -1,19 +1,21 @@
 /*
- * bench.c - one run of one workload on one timer structure; prints a JSON object.
+ * bench.c - run one workload on one timer structure, and print a JSON object.
  *
  *   bench STRUCTURE WORKLOAD PENDING SEED
  *
  * STRUCTURE: wheel, heap, linked. WORKLOAD:
+ *
  *   ops    PENDING timers due in 1 ms .. 1 h: add, cancel every second one in random order,
- *          add as many again, then expire all, asking each time when the next call is needed
+ *          add as many again, then expire all, asking each time for the next call
  *   mix    steady state of PENDING timers with delays as in a purgatory: lognormal, median 5 s,
  *          sigma 1; 90 % are cancelled at a uniform fraction of their delay; 1 ms ticks
  *   pause  PENDING timers due within 30 s, expired at every 1 ms tick; a value per tick
+ *   bytes  memory per timer
  *
- * All figures are nanoseconds: of processor time per timer for ops, of real time per tick for
- * mix and pause, where one reading of the processor's clock would cost as much as ten timers.
- * Random numbers are drawn, and the mix's cancels looked up, outside the measured sections; a
- * batch has 1024 timers at most.
+ * All times are nanoseconds. For ops they are processor time per timer. For mix and pause they
+ * are real time per tick, because one reading of the processor clock would cost as much as ten
+ * timers. Random numbers are drawn, and the cancels of mix are looked up, outside of the measured
+ * sections. A batch has at most 1024 timers.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -90,7 +92,7 @@ static void expire_all(const struct kind *k, struct timers *t, uint32_t pending)
     expect(fired == pending, "a timer was lost or fired twice");
 }
 
-/* Processor time since *mark, which moves to now. */
+/* Return the processor time since *mark_ns, and set *mark_ns to the current value. */
 static int64_t lap_ns(int64_t *mark_ns)
 {
     int64_t before_ns = *mark_ns;
@@ -136,11 +138,11 @@ static void print_ticks(const char *name, const int64_t *ticks_ns, int count)
 
 /* ---- mix ---------------------------------------------------------------------------------- */
 
-/* What becomes of the timers: lists by the tick of their cancel. */
+/* Planned cancels and expiries: lists of timers by the tick of their cancel. */
 struct plan {
     uint32_t lists[MIX_TICKS];    /* first timer to cancel at each tick */
-    uint32_t *next;               /* of each id */
-    uint64_t expiries;            /* within the measured ticks */
+    uint32_t *next;               /* by timer id */
+    uint64_t expiries;            /* expiries within the measured ticks */
 };
 
 static void plan_timer(struct plan *p, uint32_t id, double cancel_ms, int64_t deadline_ns)
@@ -162,7 +164,7 @@ static double random_normal(void)
 
 static double random_delay_ms(double median_ms) { return 1 + median_ms * exp(random_normal()); }
 
-struct draft {                    /* timers drawn but not yet added */
+struct draft {                    /* timers that are drawn but not added */
     double *cancel_ms;
     int64_t *deadlines_ns;
     uint32_t *ids;
@@ -187,7 +189,8 @@ static void draft_set(struct draft *d, uint32_t i, double cancel_ms, double due_
     d->deadlines_ns[i] = (int64_t)(due_ms * (double)MS);
 }
 
-/* A timer of the steady state: those that stay longer are met more often. Times from now. */
+/* Draw a timer of the steady state, with times relative to the start. A timer that stays longer is
+ * more likely to be found pending. */
 static void draw_pending(struct draft *d, uint32_t i)
 {
     double delay_ms = random_delay_ms(5000 * exp(1.0));
@@ -218,7 +221,7 @@ static uint32_t collect(const struct plan *p, uint32_t tick, uint32_t *ids)
     return count;
 }
 
-/* Fills the structure with the steady state. */
+/* Fill the structure with the steady state. */
 static void stand(const struct kind *k, struct timers *t, uint32_t pending, struct plan *p)
 {
     struct draft d = draft_new(pending);
@@ -237,7 +240,7 @@ static double next_call_ns(const struct kind *k, const struct timers *t)
     return (double)(clock_ns(CLOCK_MONOTONIC) - begin_ns) / NEXT_CALLS;
 }
 
-/* One tick: `adds` timers of the draft come, those in `cancels` go, the due ones fire. */
+/* Run one tick: expire what is due, cancel the ids in `cancels`, add `adds` timers of the draft. */
 static uint64_t mix_tick(const struct kind *k, struct timers *t, uint32_t tick, struct draft *d,
                          uint32_t adds, const uint32_t *cancels, uint32_t cancel_count)
 {

@@ -1,6 +1,6 @@
 /*
- * heap.c - baseline: a 4-ary heap that tracks where each timer stands, so that a cancel
- * removes at once. Keys stand in the heap itself; four siblings share a cache line.
+ * heap.c - baseline: a 4-ary heap that tracks the place of each timer, so that a cancel removes it
+ * at once. Keys are in the heap itself; four siblings share a cache line.
  */
 #include "timers.h"
 
@@ -12,7 +12,8 @@ struct entry {
     uint32_t unused;
 };
 
-struct record {                   /* the rest of a timer, half a cache line as in the arena */
+/* The rest of a timer: half a cache line, as in the arena. */
+struct record {
     uint64_t ctl;
     uint64_t unused[3];
 };
@@ -20,10 +21,10 @@ struct record {                   /* the rest of a timer, half a cache line as i
 struct timers {
     struct record *records;
     struct entry *entries;        /* entries[0] is the earliest */
-    uint32_t *places;             /* of each id: its index in entries */
+    uint32_t *places;             /* by id: index in entries */
     uint32_t *free;
     uint32_t count, capacity, free_count;
-    void *block;                  /* entries[1] starts a cache line of it */
+    void *block;                  /* memory of entries; entries[1] starts a cache line */
 };
 
 static struct timers *create(uint32_t capacity, int64_t tick_ns)
@@ -72,7 +73,8 @@ static uint32_t least_child(const struct timers *t, uint32_t first)
     return least;
 }
 
-/* The lines of the four grandchildren groups are fetched while the children are compared. */
+/* Move an entry down. The four groups of grandchildren are prefetched while the
+ * children are compared. */
 static void sink(struct timers *t, uint32_t i, struct entry e)
 {
     for (uint32_t first; (first = 4 * i + 1) < t->count;) {

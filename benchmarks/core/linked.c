@@ -1,15 +1,17 @@
 /*
- * linked.c - baseline: a 64-way wheel of doubly linked lists, linked by index, with a word
- * of occupancy per level. A coarse bucket is re-placed at once when the clock enters it.
+ * linked.c - baseline: a 64-way wheel of doubly linked lists with a word of occupancy bits per
+ * level. Nodes are linked by index. When the clock enters a coarse bucket, its members are
+ * re-placed at once.
  */
 #include "timers.h"
 
 enum { BITS = 6, WAY = 1 << BITS, LEVELS = 11 };
 enum { FETCH_NODE = 32, FETCH_NEIGHBOURS = 12, FETCH_FREE = 8 };
 
-struct node {                     /* half a cache line, as a slot of the arena */
+/* Half a cache line, as a slot of the arena. */
+struct node {
     uint64_t ctl;
-    uint64_t tick;                /* of the deadline */
+    uint64_t tick;                /* tick of the deadline */
     uint32_t next, previous;      /* NIL at the ends */
     uint32_t list;                /* level * WAY + position */
     uint32_t unused;
@@ -18,7 +20,7 @@ struct node {                     /* half a cache line, as a slot of the arena *
 struct timers {
     struct node *nodes;
     uint32_t *free;
-    uint64_t clock;               /* tick */
+    uint64_t clock;               /* current tick */
     int64_t tick_ns;
     uint32_t capacity, free_count;
     uint64_t occupied[LEVELS];
@@ -43,7 +45,7 @@ static void destroy(struct timers *t)
     free(t);
 }
 
-/* The level is the highest digit in which tick and clock differ. */
+/* Link a node. Its level is the highest digit in which tick and clock differ. */
 static void link_node(struct timers *t, uint32_t id)
 {
     struct node *n = &t->nodes[id];
@@ -110,7 +112,7 @@ static void cancel(struct timers *t, const uint32_t *ids, uint32_t count)
     }
 }
 
-/* The finest level with members holds the earliest. Returns its next list, NIL = none. */
+/* Find the list with the earliest members; NIL = none. The finest occupied level has it. */
 static uint32_t next_list(const struct timers *t, uint64_t *tick)
 {
     for (uint32_t level = 0; level < LEVELS; level++)
@@ -123,7 +125,7 @@ static uint32_t next_list(const struct timers *t, uint64_t *tick)
     return NIL;
 }
 
-/* Fires the list, or links it again in finer levels. Returns how many fired. */
+/* Fire the members of a list, or link them in finer levels. Return how many fired. */
 static uint64_t empty_list(struct timers *t, uint32_t list)
 {
     uint32_t id = t->heads[list], next;

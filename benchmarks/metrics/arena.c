@@ -1,11 +1,12 @@
 /*
- * arena.c - one run of a fixed load on a whole arena, without a daemon; prints a JSON object.
+ * arena.c - run a fixed load on a whole arena, without a daemon, and print a JSON object.
  *
  *   arena ROUNDS
  *
- * A round adds 65,536 timers in batches of 1024, due within a second, turns the wheel every
- * millisecond until all have fired, and hands their notices over. The figure is nanoseconds of
- * processor time per timer, from its batch to its notice; messages are made outside of it.
+ * A round adds 65,536 timers in batches of 1024, due within a second. It then advances the wheel
+ * every millisecond until all timers have fired, and publishes their notices. The figure is
+ * nanoseconds of processor time per timer, from its batch to its notice. Building the messages
+ * is not included.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -60,7 +61,7 @@ static void bench_open(struct bench *b)
                      &config), "no arena");
 }
 
-/* Returns the processor time. */
+/* Handle a message; return the processor time that it took, in nanoseconds. */
 static int64_t ask(struct bench *b, uint64_t bytes)
 {
     uint64_t used;
@@ -149,7 +150,7 @@ int main(int argc, char **argv)
     expect(rounds >= 1 && rounds <= 1000000, "ROUNDS is 1 to 1000000");
     bench_open(&b);
     hello(&b);
-    round_run(&b);                /* touches all memory */
+    round_run(&b);                /* a first round touches all memory */
     for (uint64_t i = 0; i < rounds; i++)
         spent_ns += round_run(&b);
     const double timers = (double)rounds * BATCHES * PG_BATCH_RECORDS;

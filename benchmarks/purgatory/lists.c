@@ -1,4 +1,4 @@
-/* The hash map of watch keys and their lists. */
+/* lists.c - the hash map of watch keys and the lists of their watchers. */
 #include "baseline.h"
 
 static uint64_t mix(uint64_t x)
@@ -78,7 +78,8 @@ void row_watch(struct request *r, unsigned n)
     r->holders++;
 }
 
-/* Tries those who are pending; takes those who are not from the list. */
+/* End the pending requests on a list that are satisfied, and remove all ended ones from the
+ * list. */
 static void row_check(struct baseline *b, struct row *row)
 {
     struct request **link = &row->head;
@@ -104,7 +105,7 @@ static struct row **link_of(const struct baseline *b, uint64_t key)
     return link;
 }
 
-/* From now on it goes with its last watcher; at once if there is none. */
+/* Delete the row with its last watcher, or at once if it has none. */
 static void forget(struct baseline *b, struct row **link)
 {
     (*link)->forgotten = true;
@@ -129,7 +130,8 @@ void row_forget(struct baseline *b, uint64_t key)
         forget(b, link);
 }
 
-/* A request that ended forgets its own rows. Those on whose lists it still stands are here. */
+/* Forget the own rows of a request that has ended. A row is deleted here if its list is empty, else
+ * by a later check. */
 void rows_leave(struct baseline *b, const struct request *r)
 {
     for (unsigned n = 0; n < r->keys; n++) {
@@ -142,17 +144,17 @@ void rows_leave(struct baseline *b, const struct request *r)
     }
 }
 
-/* Fetches what the walk will touch some cells from now. */
+/* Prefetch the cells and rows that the walk reaches some steps later. */
 static void prefetch_cells(const struct baseline *b, uint64_t cell)
 {
     if (cell + 16 < b->cell_count)
         __builtin_prefetch(b->cells[cell + 16]);
     if (cell + 8 < b->cell_count && b->cells[cell + 8] != NULL)
         __builtin_prefetch(b->cells[cell + 8]->head);
-    __asm__ volatile("");         /* an effect: else compilers drop the call */
+    __asm__ volatile("");         /* without this effect, compilers drop the call */
 }
 
-/* Walks every list. */
+/* Check every list, and delete forgotten rows without watchers. */
 void rows_purge(struct baseline *b)
 {
     for (uint64_t i = 0; i < b->cell_count; i++) {

@@ -1,4 +1,4 @@
-/* Counted memory and the binary heap. */
+/* memory.c - counted memory and the binary heap. */
 #include <malloc.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* The two timers: one heap of requests, and the wheel with a heap of buckets. Deadlines are
- * rounded up to the wheel's tick, so that neither fires early. */
+/* timers.c - the timers of both designs: one heap of requests (old), and the wheel with a heap of
+ * buckets (new). Deadlines are rounded up to the wheel's tick, so that neither fires early. */
 #include "baseline.h"
 
 /* ---- old ----------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ static int64_t tick_after(int64_t deadline_ns)
     return (deadline_ns + TICK_NS - 1) / TICK_NS * TICK_NS;
 }
 
-/* False: due already. */
+/* Link a request; false if it is already due. */
 static bool wheel_link(struct baseline *b, struct request *r)
 {
     const int64_t expires_ns = tick_after(r->deadline_ns);

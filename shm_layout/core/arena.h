@@ -1,4 +1,4 @@
-/* arena.h - the handle of an arena, its rows, and the running call. */
+/* arena.h - the handle of a mapped arena, access to its rows, and the state of the running call. */
 #ifndef PURGATORYD_ARENA_H
 #define PURGATORYD_ARENA_H
 
@@ -12,93 +12,100 @@
 
 struct put;
 
-#define PG_NOTICE_WINDOW 1024     /* replay buffer entries that one pg_notices call looks at */
+/* Replay buffer entries that one pg_notices call examines. */
+#define PG_NOTICE_WINDOW 1024
 
-/* Entries of one topic within a window of the replay buffer, chained oldest first. */
+/* The replay buffer entries of one topic within a window, chained oldest first. */
 struct pg_group {
     uint32_t topic, count;
     uint16_t first, last;         /* offsets from the window's start */
     uint64_t bytes;
 };
 
-#define PG_NEWS 16384             /* ends of an iteration that are fetched early; a batch has 1024
-                                     at most */
+/* Slots that one iteration remembers for prefetching; a batch adds at most 1024. */
+#define PG_NEWS 16384
 
-/* What the parts of a rebuild find, for its end; PG_NIL = none. */
+/* Results that the passes of a rebuild leave for its last step. PG_NIL = none. */
 struct rebuild {
     uint64_t fired;               /* control word of the slot whose notice is committed; 0 = none */
     uint32_t fired_slot;
-    uint32_t newest;              /* the slot with the newest ticket */
-    uint32_t outcome;             /* the first one */
-    uint32_t unsettled;           /* the first operation that may have to end, or to be asked for */
+    uint32_t newest;              /* slot with the newest ticket */
+    uint32_t outcome;             /* first slot in state OUTCOME */
+    /* First operation whose condition the rebuild has to evaluate again. */
+    uint32_t unsettled;
 };
 
-/* The running call: its sender, its batch and the record under way, and what it leaves for the
- * functions of api.h that are called behind it. */
+/* The running call: its sender, its batch, the current record, and what the call leaves for the
+ * functions of api.h that the daemon calls next. */
 struct call_state {
-    int64_t moment_ns;            /* when, on the arena's clock: a message may have come after the
-                                     advance */
-    int64_t real_boot_ns;         /* the same on the real clock, */
-    uint32_t real_s;              /* and in whole seconds */
-    uint32_t visits_left;         /* eight keys of one operation are one */
-    uint32_t uid;                 /* of the sender; PG_NIL = nobody's message */
-    uint16_t account;             /* the sender's; 0 = none */
-    uint32_t watch_key_share, watch_share;  /* what the sender may hold; UINT32_MAX = no limit */
+    /* Time of the message on the arena's clock. It may be later than the last advance. */
+    int64_t moment_ns;
+    int64_t real_boot_ns;         /* time of the message on the real boot clock */
+    uint32_t real_s;              /* real_boot_ns in whole seconds */
+    /* Watch visits that this call may still spend. */
+    uint32_t visits_left;
+    uint32_t uid;                 /* uid of the sender; PG_NIL = no message is being handled */
+    uint16_t account;             /* account row of the sender; 0 = none */
+    /* Most rows that the sender may hold in each table; UINT32_MAX = no limit. */
+    uint32_t watch_key_share, watch_share;
     uint32_t operation_share, block_share;
-    uint32_t blocks_held;         /* of bulk loads, by the sender; if it has a limit */
+    /* Bulk load blocks that the sender holds; counted only if block_share limits them. */
+    uint32_t blocks_held;
 
     /* The running batch. */
-    uint64_t sequence;            /* 0 = none runs */
-    bool durable;                 /* it is to be answered after its commit */
-    bool reserved;                /* it names what is for PUBLISH alone */
-    bool in_bulk_load;            /* the record under way is a row: */
+    uint64_t sequence;            /* sequence of the batch; 0 = no batch is running */
+    bool durable;                 /* the reply waits for its commit */
+    bool reserved;                /* the batch uses a name that is for PUBLISH alone */
+    bool in_bulk_load;            /* the current record is a row of a bulk load */
     uint64_t bulk_load_row;
-    uint32_t bulk_load;           /* of the batch */
-    unsigned bulk_load_status;    /* why no row of it is admitted, or PG_ST_NONE */
-    const struct put *parking;    /* the record under way parks this; NULL = it does not */
-    struct pg_timestamps batch_timestamps; /* of what it arms, as far as it is known before */
-    uint8_t name_uses[PG_BATCH_NAMES];      /* what its ops need of a name */
-    uint8_t name_access[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: access_of() */
+    uint32_t bulk_load;           /* bulk load of the batch; PG_NIL = none */
+    unsigned bulk_load_status;    /* refusal for all of its rows, or PG_ST_NONE */
+    const struct put *parking;    /* the PUT that the current record parks; NULL = none */
+    struct pg_timestamps batch_timestamps; /* timestamps that the batch itself determines */
+    uint8_t name_uses[PG_BATCH_NAMES];      /* needs of the operations that use each name */
+    uint8_t name_access[PG_BATCH_NAMES];    /* access_of() the sender's uid in each namespace */
     uint32_t name_namespaces[PG_BATCH_NAMES];
-    uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
-    struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: it is there, or not needed */
+    uint32_t name_rows[PG_BATCH_NAMES];     /* topic row of each name that needs one */
+    struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: the row exists or is not needed */
     uint32_t hashes[PG_BATCH_RECORDS];
-    uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* of the watch keys of the group under way */
-    uint32_t rows[PG_WATCH_KEYS_MAX];       /* of the watch being armed */
+    uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* watch keys of the current operation */
+    uint32_t rows[PG_WATCH_KEYS_MAX];       /* watermark rows of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX];   /* hash set over rows[] */
 
-    /* What the last call leaves. */
-    uint64_t durable_lsn;         /* that its reply waits for; 0 = none */
-    struct pg_session *worked;    /* on whose batch it worked; NULL = on none */
-    int64_t begun_boot_ns;        /* of the batch that it has answered; 0 = none */
-    uint32_t notified_first;      /* slots of the last OUTCOMES message, by inbox_next */
+    /* Results of the last call. */
+    uint64_t durable_lsn;         /* LSN that the reply waits for; 0 = none */
+    struct pg_session *worked;    /* session whose batch was applied; NULL = none */
+    int64_t begun_boot_ns;        /* start of the answered batch; 0 = none was answered */
+    /* Slots of the last OUTCOMES message, linked by inbox_next. */
+    uint32_t notified_first;
     uint32_t notified_count;
-    uint32_t armed_count;         /* slots that it armed for a batch, for the time at which it
-                                     returned */
+    /* Slots that a batch armed. The daemon later records when its call returned. */
+    uint32_t armed_count;
     uint32_t armed[PG_BATCH_RECORDS];
 
-    /* Of pg_notices. */
+    /* Scratch memory of pg_notices. */
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
 
 struct pg_arena {
-    /* The mapping: where its regions are, and how many rows they have. */
+    /* The mapping: where its regions begin, and how many rows they have. */
     struct pg_header *header;
     struct pg_metrics *metrics;
     struct pg_histogram *histograms;
     struct pg_private *secret;    /* NULL for readers */
     struct pg_session *sessions;
     struct pg_reply_memory *replies;
-    struct blob_pool answers;     /* of the private arena file: results of all replies */
-    struct slots slots;           /* capacity + 1: one in reserve, so that replace works when
-                                     full */
+    /* Results of all replies, in the private arena file. */
+    struct blob_pool answers;
+    /* capacity + 1 slots: the extra one lets a replace succeed in a full arena. */
+    struct slots slots;
     struct wheel wheel;
     struct key_index index;
     struct blob_pool blobs;
     struct pg_namespace *namespaces;
     struct pg_topic *topics;
-    uint32_t *name_index;         /* row + 1; namespaces first, topics behind them */
+    uint32_t *name_index;         /* row + 1; topics follow the namespaces */
     struct pg_account *accounts;
     struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
@@ -109,43 +116,47 @@ struct pg_arena {
     struct pg_bulk_load_block *bulk_load_blocks;
     uint64_t *bulk_load_bits;
     struct key_index bulk_load_index;
-    struct pg_wal_buffer *wal_buffer; /* NULL: no WAL */
+    struct pg_wal_buffer *wal_buffer; /* NULL = no WAL */
     uint8_t *ring;
-    struct pg_timestamps *timestamps; /* by slot; NULL: no WAL */
+    struct pg_timestamps *timestamps; /* by slot; NULL = no WAL */
     uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
     uint32_t bulk_load_rows, bulk_load_block_rows;
 
     /* State of this process, between calls. */
-    bool draining;                /* nothing is armed any more */
-    bool nameless;                /* nothing is armed: the arena is gone once the daemon ends */
-    bool confined;                /* namespaces are born by NAMESPACE alone */
-    bool restricted;              /* some namespace has an owner or a quota, or uids have quotas */
-    bool inbox_news;              /* some session has something unsent */
+    bool draining;                /* no timer may be armed: the daemon is stopping */
+    bool nameless;                /* no timer may be armed: the arena file's name is gone */
+    bool confined;                /* only NAMESPACE creates namespaces */
+    bool restricted;              /* a namespace has an owner or a quota, or uids have quotas */
+    bool inbox_news;              /* some session has unsent outcomes */
     bool holding;                 /* operations that came due in an outage wait */
-    int64_t hold_after_ns;        /* the outage: those due by then had had their turn */
-    int64_t hold_upto_ns;         /* it ended */
-    int64_t now_ns;               /* of the last advance, on the arena's clock */
-    int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
-    uint64_t first_number;        /* of a ticket, given after it; 0 in a fresh arena */
-    uint64_t wal_buffer_end;      /* position behind the frame being written */
-    int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
-    uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
-    uint32_t session_rows;        /* rows from here on are free */
-    uint32_t free_bulk_load_block; /* the chain's first; PG_NIL = none */
-    uint32_t bulk_load_block;     /* that a row was last looked up in, or PG_NIL */
-    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by
-                                     inbox_next */
-    uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is
-                                     reusable */
-    uint64_t topics_refused_at;   /* the same, of the topics of a uid that holds its share: */
+    /* Start of the outage on the arena's clock: earlier deadlines were handled before it. */
+    int64_t hold_after_ns;
+    int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
+    int64_t now_ns;               /* time of the last advance, on the arena's clock */
+    int64_t started_ns;           /* arena clock at the last rebuild */
+    uint64_t first_number;        /* first ticket number after the last rebuild */
+    uint64_t wal_buffer_end;      /* position after the frame being written */
+    int64_t wall_placed_by_ns;    /* wall offset by which wall timers were last placed */
+    /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
+    uint32_t wall_cursor;
+    uint32_t session_rows;        /* session rows from here on are free */
+    uint32_t free_bulk_load_block; /* first of the free chain; PG_NIL = none */
+    uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
+    /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
+    uint32_t orphans;
+    /* Cache of a failed search: no topic row is reusable until this sum of ended timers changes. */
+    uint64_t topics_stuck_at;
+    /* Cache of a refused topic of the uid below: it stays refused until this sum of
+     * ended timers changes. */
+    uint64_t topics_refused_at;
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;
     struct call_state call;
     uint32_t news_count, news_seen;
-    uint32_t news[PG_NEWS];       /* slots that came into inboxes last, to be fetched early */
+    uint32_t news[PG_NEWS];       /* slots that entered an inbox last, for prefetching */
 };
 
-/* The row with a number, which the caller knows to be inside its table. */
+/* Define the accessor of a table's rows. The caller has checked that the row exists. */
 #define ROW(name, type, table, rows, part)                                                      \
     static inline struct type *name(const struct pg_arena *a, uint64_t row)                     \
     {                                                                                           \
@@ -165,12 +176,15 @@ ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks, bulk_load_block_ro
 ROW(session_at, pg_session, sessions, secret->sessions, "sessions")
 #undef ROW
 
+/* Key of a timer or operation. It follows the extension at the blob's start. */
 static inline const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
     return blob_at(&a->blobs, c->blob) + c->ext_len;
 }
 
+/* Set the clocks of the running call. With the boot clock, a message that arrived after the last
+ * advance gets its own arrival time. */
 static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boot_ns)
 {
     const bool later = a->header->clock_kind == PG_CLOCK_BOOT && real_boot_ns > now_ns;
@@ -180,7 +194,7 @@ static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boo
     a->call.real_s = (uint32_t)(real_boot_ns / 1000000000);
 }
 
-/* PG_UNMEASURED is for the benchmark that measures what measuring costs. */
+/* Count a duration. PG_UNMEASURED builds count nothing, so that a benchmark can find the cost. */
 static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t ns, uint64_t times)
 {
 #ifndef PG_UNMEASURED

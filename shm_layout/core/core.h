@@ -1,4 +1,4 @@
-/* core.h - all headers of the core, for tests and the binding. */
+/* core.h - all headers of the core, for tests and the cffi binding. */
 #ifndef PURGATORYD_CORE_H
 #define PURGATORYD_CORE_H
 

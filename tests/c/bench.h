@@ -1,6 +1,4 @@
-/*
- * bench.h - prints what an operation costs, for a first look; nothing is asserted.
- */
+/* bench.h - print the cost of an operation, for a first look. Nothing is asserted. */
 #ifndef PURGATORYD_BENCH_H
 #define PURGATORYD_BENCH_H
 
@@ -15,7 +13,7 @@ static inline double bench_now_ns(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-/* Mean time of one of so many operations since the time given. */
+/* Print the mean time of one operation, measured from since_ns until the call. */
 static inline void bench_print(const char *subject, double since_ns, uint32_t operations)
 {
     printf("%-28s %7.1f ns\n", subject, (bench_now_ns() - since_ns) / operations);

@@ -1,12 +1,12 @@
 /*
- * disk.h - a disk in memory behind struct pg_storage, that fails on request and loses power.
+ * disk.h - a disk in memory behind struct pg_storage. Calls fail on request, and power can be cut.
  *
- * What was written and not synced is in doubt: at a power cut each of its sectors, and the
- * length of its file, may be the new or the old one. What was created or renamed since the
- * directory was synced may be undone, the newest first.
+ * Data that was written but not synced is in doubt: after a power cut each of its sectors, and the
+ * length of its file, may be old or new. Files that were created or renamed since the last sync of
+ * the directory may be undone, the newest first.
  *
- * A sync that fails leaves the same doubt and makes the page cache clean, as Linux does: calls see
- * what was written, the next sync returns well and writes none of it.
+ * A failed sync leaves the same doubt and marks the page cache clean, as on Linux. Later calls
+ * still see the written data, and the next sync succeeds without writing it.
  */
 #ifndef PURGATORYD_DISK_H
 #define PURGATORYD_DISK_H
@@ -22,7 +22,7 @@ enum { SECTOR = 512, FILE_BYTES = PG_WAL_SEGMENT_MIN, SECTORS = FILE_BYTES / SEC
        NAMES = 160, HISTORY = 8, DIRECTORY = 1000 };
 
 struct file {
-    uint8_t *now, *durable;       /* FILE_BYTES each, zeros behind the length */
+    uint8_t *now, *durable;       /* FILE_BYTES each, zeros after the length */
     uint64_t now_bytes, durable_bytes;
     bool dirty[SECTORS];
 };
@@ -39,19 +39,20 @@ struct disk {
     struct rng rng;
     struct file files[FILES];
     unsigned file_count;
-    struct directory history[HISTORY]; /* the first is on the medium, the last is what calls see */
+    struct directory history[HISTORY]; /* directory versions: the first is on the medium,
+                                          calls see the last */
     unsigned newest;
-    bool clean_directory;         /* a sync of it failed, and nothing was changed since */
-    uint64_t calls;               /* made so far */
-    uint64_t fail_at;             /* this call fails, in the way below; 0 = none */
-    int fail_errno;               /* 0: a write writes a third of it */
-    bool full;                    /* no file can be allocated */
-    uint64_t dead_at;             /* from this call on nothing happens any more; 0 = never */
+    bool clean_directory;         /* a sync of the directory failed, and it has not changed since */
+    uint64_t calls;               /* number of calls so far */
+    uint64_t fail_at;             /* number of the call that fails; 0 = none */
+    int fail_errno;               /* errno of the failing call; 0 = only a third is written */
+    bool full;                    /* no space can be allocated */
+    uint64_t dead_at;             /* from this call on every call fails; 0 = never */
 };
 
 /* ---- failures ------------------------------------------------------------------------------- */
 
-/* Whether the call that begins now fails; errno then says how. */
+/* Count a call. Return true if it fails, with the reason in errno. */
 static inline bool disk_fails(struct disk *d)
 {
     d->calls++;
@@ -68,7 +69,8 @@ static inline bool disk_is_dead(const struct disk *d)
 
 static inline struct directory *disk_directory(struct disk *d) { return &d->history[d->newest]; }
 
-/* A change that the medium does not have yet; of too many the oldest gets there. */
+/* Begin a directory version that the medium does not have yet. If there are too many, the oldest
+ * one reaches the medium. */
 static inline struct directory *disk_changes_directory(struct disk *d)
 {
     d->clean_directory = false;
@@ -147,7 +149,8 @@ static inline int64_t disk_pwrite(void *context, int file, const void *bytes, ui
     if (fails || (d->fail_at == d->calls && count > 1))
         count = fails ? rng_below(&d->rng, count + 1) : 1 + count / 3;
     CHECK(at + count <= FILE_BYTES);
-    memmove(f->now + at, bytes, count);   /* they may be what a walk has read there */
+    memmove(f->now + at, bytes, count);   /* `bytes` may point into the file, where a
+                                             walk has read them */
     for (uint64_t s = at / SECTOR; s * SECTOR < at + count; s++)
         f->dirty[s] = true;
     f->now_bytes = f->now_bytes > at + count ? f->now_bytes : at + count;
@@ -169,7 +172,7 @@ static inline int disk_fallocate(void *context, int file, uint64_t bytes)
     return 0;
 }
 
-/* A dirty sector becomes clean; only a written one is on the medium. */
+/* Mark a sector clean. It reaches the medium only if `written`. */
 static inline void disk_clean_sector(struct file *f, unsigned sector, bool written)
 {
     if (f->dirty[sector] && written)
@@ -177,7 +180,7 @@ static inline void disk_clean_sector(struct file *f, unsigned sector, bool writt
     f->dirty[sector] = false;
 }
 
-/* A call that was interrupted did nothing. */
+/* True if a failed sync marks the page cache clean. An interrupted sync does nothing. */
 static inline bool disk_loses(const struct disk *d)
 {
     return errno != EINTR && !disk_is_dead(d);
@@ -245,9 +248,9 @@ static inline struct pg_storage disk_storage(struct disk *d)
                                disk_rename, disk_fsync_dir, disk_close, disk_clock_ns};
 }
 
-/* ---- what happens to it ------------------------------------------------------------------- */
+/* ---- power cuts and readers --------------------------------------------------------------- */
 
-/* The page cache is gone: calls see the medium. */
+/* Drop the page cache: calls see the medium. */
 static inline void disk_forget(struct file *f)
 {
     memset(f->durable + f->durable_bytes, 0, FILE_BYTES - f->durable_bytes);
@@ -255,7 +258,7 @@ static inline void disk_forget(struct file *f)
     f->now_bytes = f->durable_bytes;
 }
 
-/* Of what was not on the medium a random part gets there. */
+/* Cut the power. A random part of the unsynced changes reaches the medium. */
 static inline void disk_power_cut(struct disk *d)
 {
     uint64_t retained_of_8 = rng_below(&d->rng, 9);
@@ -273,7 +276,7 @@ static inline void disk_power_cut(struct disk *d)
     }
 }
 
-/* A reader passes the page cache by: what is dirty is written, what is clean is read again. */
+/* Read the medium past the page cache: dirty data is written first, clean data is read again. */
 static inline void disk_read_medium(struct disk *d)
 {
     for (unsigned i = 0; i < d->file_count; i++) {

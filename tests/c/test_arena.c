@@ -1,16 +1,17 @@
-/* The whole arena against a table of who is armed, and against hostile bytes, in memory that
- * ends where the arena ends, so that the sanitizers see every access beyond it. */
+/* A whole arena against a model of the armed timers, and against hostile bytes. The arena's memory
+ * ends where the arena ends, so the sanitizers report every access beyond it. */
 #include "check.h"
 #include "core/core.h"
 
 enum { KEYS = 48, OUT = 1 << 20, LAYOUT = 4711, KINDS = 3 };
 
 struct timer {
-    uint64_t ticket;              /* 0: not armed */
-    int64_t deadline_ns;          /* of those on the arena's clock */
-    int64_t wall_ns;              /* NO_WALL: on the arena's clock */
+    uint64_t ticket;              /* 0 = not armed */
+    int64_t deadline_ns;          /* deadline on the arena's clock */
+    int64_t wall_ns;              /* deadline on the wall clock; NO_WALL = none */
     uint32_t payload_len, topic;
-    uint64_t fired_ticket;        /* of the newest notice that speaks for the key; 0 = none */
+    /* Newest notice for the key, if nothing was armed since; 0 = none. */
+    uint64_t fired_ticket;
     uint64_t fired_position;
 };
 
@@ -21,7 +22,8 @@ struct world {
     void *arena, *secret;
     uint8_t *out;
     int64_t now_ns, offset_ns;
-    uint64_t seen;                /* replay buffer position up to which entries were compared */
+    /* Replay buffer position up to which entries were compared with the model. */
+    uint64_t seen;
     uint64_t sequences[KINDS];
     struct timer timers[KEYS];
     uint32_t armed;
@@ -83,7 +85,8 @@ static void whole(struct world *w)
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-static uint8_t pattern[PG_PAYLOAD_MAX];      /* the beginning of every payload, and not of zeros */
+/* All payloads are a prefix of this pattern, which has no zeros. */
+static uint8_t pattern[PG_PAYLOAD_MAX];
 
 static struct pg_put put_of(const struct world *w, uint32_t key, uint8_t *bytes)
 {
@@ -200,7 +203,7 @@ static void model_fire(struct world *w, uint64_t position)
     w->armed--;
 }
 
-/* Ends with whatever the budget allows; when nothing is left, nothing that is due is armed. */
+/* Advance with a random budget. If nothing is left over, no due timer may be armed. */
 static void step_advance(struct world *w)
 {
     const int64_t span = (int64_t)(rng_next(&w->rng) >> (4 + rng_below(&w->rng, 60)));
@@ -257,7 +260,8 @@ static void derived_damage(struct world *w)
     }
 }
 
-/* Its parts may run at the same time, so neither needs the other one to be done. */
+/* Run both passes of a rebuild in the unusual order. They may run at the same time, so neither may
+ * depend on the other. */
 static int rebuild_in_steps(struct world *w, struct pg_fault *why)
 {
     STORE_RELEASE(&w->a->header->state, PG_READY);
@@ -306,7 +310,7 @@ static void move_to(struct world *w, const struct world *to)
     w->a = to->a;
 }
 
-/* A bigger arena, so that all finds space. */
+/* Migrate into a larger arena, so that everything fits. */
 static void step_migrate(struct world *w)
 {
     struct world to = {.config = w->config};
@@ -319,7 +323,7 @@ static void step_migrate(struct world *w)
     move_to(w, &to);
 }
 
-/* As from an earlier ABI: with no derived state to rely on. */
+/* Convert the arena as from an earlier ABI: its derived state must not matter. */
 static void step_convert(struct world *w)
 {
     struct world to = {.config = w->config};
@@ -360,8 +364,8 @@ static void random_steps(void)
 
 /* ---- rare moments ------------------------------------------------------------------------- */
 
-/* The wall clock has gone slower, by less than a step: what is due by the other clock waits, and
- * its notice says for how long. */
+/* The wall clock slows down by less than a step. A timer that is due on the arena's clock waits for
+ * the wall clock, and the deadline in its notice includes the wait. */
 static void a_wall_timer_waits_for_the_wall_clock(void)
 {
     enum { SLOWER_NS = 900000 };
@@ -385,8 +389,8 @@ static void a_wall_timer_waits_for_the_wall_clock(void)
     world_close(&w);
 }
 
-/* Withdrawn is only what was handed over: another notice without its commit is lost, and
- * reported. */
+/* A rebuild drops a damaged entry only if the notice was sent. It reports any other entry without
+ * its commit word. */
 static void a_notice_that_was_not_sent_is_not_withdrawn(void)
 {
     struct world w;
@@ -442,7 +446,7 @@ static uint64_t session_begin(struct world *w, uint8_t *reply)
     return welcome.session;
 }
 
-/* A batch of puts and cancels, or a query; returns its bytes. */
+/* Make a batch of puts and cancels, or a query; return its size in bytes. */
 static uint64_t message_make(struct world *w, uint64_t session, uint64_t sequence, uint8_t *to)
 {
     const bool query = rng_below(&w->rng, 4) == 0;
@@ -471,7 +475,7 @@ static uint64_t message_make(struct world *w, uint64_t session, uint64_t sequenc
     return (uint64_t)(append(at, area, used) - to);
 }
 
-/* Bytes change, the end is cut or grows; often nothing happens. */
+/* Change some bytes, or cut or extend the end; often change nothing. Return the new size. */
 static uint64_t message_spoil(struct world *w, uint8_t *bytes, uint64_t len)
 {
     for (uint64_t n = rng_below(&w->rng, 4); n > 0; n--)
@@ -513,8 +517,8 @@ static void messages(void)
 
 /* ---- hostile memory ----------------------------------------------------------------------- */
 
-/* Whatever the authoritative state holds: rebuild makes a whole arena of it or refuses, and stays
- * inside. */
+/* A rebuild of damaged authoritative state gives a sound arena or an error, and never reads
+ * outside of the arena. */
 static void damaged_authoritative_state(void)
 {
     static const enum pg_region_id authoritative[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES,
@@ -563,7 +567,8 @@ static void damaged_header(void)
     }
 }
 
-/* An arena that calls itself one of an earlier ABI: refused, or converted from inside it. */
+/* An arena with a damaged header of an earlier ABI is refused, or converted without any
+ * access outside of it. */
 static void damaged_previous(void)
 {
     for (uint64_t seed = 1; seed <= 2000; seed++) {
@@ -585,7 +590,7 @@ static void damaged_previous(void)
     }
 }
 
-/* Private tables are converted by their rows' bytes: 0 would pass every row over. */
+/* Private tables are converted in units of their row size. A row size of 0 would skip every row. */
 static void rows_without_bytes_are_refused(void)
 {
     static const size_t at[] = {offsetof(struct pg_private, session_bytes),
@@ -606,7 +611,7 @@ static void rows_without_bytes_are_refused(void)
     }
 }
 
-/* With an argument: so many worlds of random steps, and nothing else. */
+/* An argument is the number of random worlds; the other tests are then skipped. */
 int main(int argc, char **argv)
 {
     memset(pattern, 'p', sizeof pattern);

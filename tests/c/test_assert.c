@@ -1,5 +1,6 @@
-/* Each assertion of the core ends the process before its next store, and names part and invariant. */
-#define _DEFAULT_SOURCE             /* MAP_ANONYMOUS */
+/* Each assertion of the core ends the process before its next store, and names part and
+ * invariant. */
+#define _DEFAULT_SOURCE             /* for MAP_ANONYMOUS */
 #include "check.h"
 #include "core/core.h"
 
@@ -25,7 +26,7 @@ static struct pg_arena *arena_open(void)
     return a;
 }
 
-/* ---- what breaks an invariant -------------------------------------------------------------- */
+/* ---- actions that break an invariant ------------------------------------------------------- */
 
 static void row_outside(struct pg_arena *a) { slot_hot(a, a->slots.capacity)->hash = 1; }
 static void slot_twice(struct pg_arena *a) { slots_give(&a->slots, 0); }
@@ -100,7 +101,7 @@ static const struct {
 
 /* ---- the tests ----------------------------------------------------------------------------- */
 
-/* Runs one breach in a child; returns what the child wrote and its wait status. */
+/* Run one action in a child process. Return its wait status and put its stderr into `said`. */
 static int breach_run(size_t i, char said[256])
 {
     int ends[2], status;
@@ -132,7 +133,7 @@ static void a_broken_invariant_ends_the_process(void)
     }
 }
 
-/* The assertion comes before the store that it guards. */
+/* An assertion fails before the store that it guards. */
 static void nothing_is_stored_after_an_assertion_failed(void)
 {
     int status;

@@ -1,9 +1,10 @@
-/* The blob allocator against a plain map of owners; argv[1] "bench" prints times instead. */
+/* The blob allocator against a plain list of owners. The argument "bench" prints times instead. */
 #include "bench.h"
 #include "check.h"
 #include "core/core.h"
 
-#define LARGEST 4113                 /* granules: key, payload and extension at their limits */
+/* Granules of the largest blob: key, payload and extension at their limits. */
+#define LARGEST 4113
 
 struct blob {
     uint32_t at, granules;
@@ -50,7 +51,7 @@ static void model_check(const struct model *m)
     CHECK_EQUAL(blobs_used(&m->pool), m->used);
 }
 
-/* Granules of the longest run that no blob covers. */
+/* Granules of the longest run without a blob. */
 static uint32_t longest_run(const struct model *m)
 {
     uint32_t longest = 0, run = 0;
@@ -66,7 +67,8 @@ static uint32_t longest_run(const struct model *m)
     return longest;
 }
 
-/* Refused only if no run is long enough: exact while a class lists fewer than 32 blocks. */
+/* Take a blob. A refusal is right only if no free run is long enough. That is exact while a class
+ * lists fewer than 32 blocks. */
 static bool model_take(struct model *m, uint32_t granules, uint8_t fill)
 {
     uint32_t at = blobs_take(&m->pool, granules);
@@ -81,7 +83,7 @@ static bool model_take(struct model *m, uint32_t granules, uint8_t fill)
     return true;
 }
 
-/* The blob's bytes are as they were written: nobody else owns any of them. */
+/* Free a blob. Its bytes must be unchanged, so no other blob overlaps it. */
 static void model_give(struct model *m, uint32_t index)
 {
     struct blob b = m->blobs[index];
@@ -101,7 +103,7 @@ static void model_empty(struct model *m)
     CHECK_EQUAL(m->pool.heap->free_blocks, 1);
 }
 
-/* Throws the derived parts away, as after a crash, and builds them from the blobs. */
+/* Destroy the derived state, as after a crash, and rebuild it from the blobs. */
 static void model_rebuild(struct model *m)
 {
     memset(m->pool.heap, 0x5a, sizeof *m->pool.heap);
@@ -113,7 +115,7 @@ static void model_rebuild(struct model *m)
     model_check(m);
 }
 
-/* Mostly small sizes, sometimes any up to `largest`. */
+/* A size that is mostly small, and sometimes up to `largest`. */
 static uint32_t random_size(struct rng *r, uint32_t largest)
 {
     uint32_t bound = rng_below(r, 8) ? (largest < 6 ? largest : 6) : largest;
@@ -149,7 +151,7 @@ static void test_random_tiny_pools(void)
     }
 }
 
-/* Every size takes a pool of exactly that size, whatever its class rounds to. */
+/* A request of any size fits into a pool of exactly that size, however its class is rounded. */
 static void test_exact_fit(void)
 {
     for (uint32_t granules = 1; granules <= LARGEST; granules += granules < 300 ? 1 : 37) {
@@ -163,8 +165,8 @@ static void test_exact_fit(void)
     }
 }
 
-/* A pool of single blobs: every second one leaves holes that fit nothing larger, the rest
- * joins all to one block. */
+/* Fill a pool with blobs of one granule. Freeing every second blob leaves no hole for a larger one;
+ * freeing the rest joins all holes into one block. */
 static void test_fragmentation_and_joining(void)
 {
     struct model m = model_new(256);
@@ -183,7 +185,8 @@ static void test_fragmentation_and_joining(void)
     model_free(&m);
 }
 
-/* Free blocks of 64 granules and, so deep in the list of their class, one of 65. */
+/* Make free blocks of 64 granules and one of 65, at this depth in the list of their class. Return
+ * whether a request for 65 granules finds it. */
 static bool finds_exact_fit_at(uint32_t depth)
 {
     uint32_t blocks = 40, stride = 66, exact = blocks - 1 - depth;
@@ -205,7 +208,7 @@ static bool finds_exact_fit_at(uint32_t depth)
     return found;
 }
 
-/* The documented bound of the search in the request's own class. */
+/* Test the documented limit of the search in the request's own class. */
 static void test_own_class_bound(void)
 {
     CHECK(finds_exact_fit_at(0));
@@ -236,8 +239,8 @@ static void test_mark_refuses(void)
     model_free(&m);
 }
 
-/* Words of the allocator that a test spoils, in a pool with free blocks of 2 granules at
- * 0 (listed second) and 4 (listed first) and the rest, 56, at 8. */
+/* Words of the allocator that a test damages. The pool has free blocks of 2 granules at 0 (listed
+ * second) and at 4 (listed first), and one of 56 granules at 8. */
 enum spoilt { SIZE, SIZE_AT_END, BACK_LINK, LOOP, OUTSIDE, MAP_BIT, PAST_END, FIRST, SECOND, USED,
               BLOCKS };
 
@@ -292,7 +295,8 @@ static void test_check_names_the_fault(void)
     expect_fault(BLOCKS, 4, "free blocks");
 }
 
-/* Blobs of 64 bytes: fill, exchange at random with an eighth free, rebuild. */
+/* Time blobs of 64 bytes: fill the pool, exchange random blobs with an eighth of it free,
+ * rebuild. */
 static void bench(uint32_t blobs)
 {
     struct model m = model_new(blobs * 4);

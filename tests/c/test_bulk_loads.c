@@ -1,5 +1,5 @@
-/* Rows of bulk loads against a table of what was done, and against hostile bytes; every message
- * lies in memory of exactly its own size. */
+/* Bulk load rows against a model of the rows that were done, and against hostile bytes. Every
+ * message is in memory of exactly its size, so the sanitizers report reads beyond it. */
 #include "check.h"
 #include "core/core.h"
 
@@ -57,7 +57,7 @@ static void frame_begin(struct world *w, unsigned message, uint64_t sequence)
 
 static struct pg_frame *head(struct world *w) { return (struct pg_frame *)w->message; }
 
-/* Bytes of the reply. */
+/* Handle the message; return the size of the reply in bytes. */
 static uint64_t handle(struct world *w)
 {
     uint8_t *exact = malloc(w->bytes);
@@ -124,7 +124,7 @@ static void batch_begin(struct world *w, uint32_t id, uint64_t first, uint32_t r
     append(w, names, sizeof names);
 }
 
-/* Keys of their own, so that only the bulk load can refuse them. */
+/* Make a batch whose keys are unique per row, so that only the bulk load can refuse a row. */
 static void batch_make(struct world *w, uint32_t id, uint64_t first, uint32_t records)
 {
     batch_begin(w, id, first, records);
@@ -150,7 +150,7 @@ static void ask_make(struct world *w, uint32_t id, uint32_t action)
     append(w, "n", named);
 }
 
-/* ---- what is known --------------------------------------------------------------------------- */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 static bool is_done(const struct world *w, uint32_t id, uint64_t row)
 {
@@ -176,7 +176,8 @@ static void answer_check(struct world *w, uint32_t id, uint64_t row, unsigned st
     CHECK_EQUAL(status == PG_ST_BULK_LOADED, is_done(w, id, row));
     if (status == PG_ST_BULK_LOADED)
         return;
-    CHECK(status == PG_ST_ADDED || status == PG_ST_KEPT);   /* of a forgotten bulk load's timer */
+    CHECK(status == PG_ST_ADDED || status == PG_ST_KEPT);   /* KEPT: its timer outlived a bulk load
+                                                               that was removed */
     CHECK(w->done_count < DONE_MAX);
     w->done[w->done_count++] = (struct done){id, row};
 }
@@ -215,7 +216,7 @@ static void ask_step(struct world *w)
                 parts * sizeof(struct pg_bulk_load_part));
 }
 
-/* ---- kills, and hostile bytes -------------------------------------------------------------- */
+/* ---- restarts and hostile bytes ------------------------------------------------------------ */
 
 static void restart(struct world *w)
 {
@@ -313,7 +314,7 @@ static void spoil(struct world *w)
         w->message[rng_below(&w->rng, w->bytes)] = (uint8_t)rng_next(&w->rng);
 }
 
-/* Whatever comes, the arena stays whole and every reply begins with a frame. */
+/* Damaged messages leave the arena sound, and every reply begins with a frame. */
 static void hostile_bytes(void)
 {
     static struct world w;
@@ -330,7 +331,8 @@ static void hostile_bytes(void)
             CHECK(used == 0 || used >= sizeof(struct pg_frame));
             commit(&w);
             if (step % 16 == 0) {
-                hello(&w);        /* a spoilt batch may have counted, or the session may be gone */
+                hello(&w);        /* a damaged batch may have used the sequence or ended the
+                                     session */
                 pass_time(&w);
                 restart(&w);
                 whole(&w);

@@ -1,6 +1,5 @@
-/* Records into columns whose memory is exactly as large as promised: records of every type,
- * with and without timestamps behind them, with any bytes in their fields, and some that
- * are none. */
+/* WAL records into columns whose memory has exactly the promised size. The records are of every
+ * type, with and without timestamps, with random fields, and some are malformed. */
 #include "check.h"
 #include "core/core.h"
 
@@ -16,7 +15,7 @@ static void fill(struct rng *r, void *at, uint64_t bytes)
         ((uint8_t *)at)[i] = (uint8_t)rng_next(r);
 }
 
-/* Sets the lengths that a body tells; returns how many bytes stand behind it. */
+/* Set the lengths in a body; return the number of bytes after it. */
 static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
 {
     const uint8_t key_len = (uint8_t)rng_next(r);
@@ -48,7 +47,8 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
     }
 }
 
-/* A record of a known type, or in one of eight cases of any number and length. */
+/* Write a record of a known type. One record in eight gets a random length, and one in
+ * eight a random type. */
 static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
 {
     struct pg_frame_head *f = (struct pg_frame_head *)at;
@@ -82,7 +82,7 @@ static uint64_t segment_write(struct rng *r)
     return end + sizeof(struct pg_frame_head);
 }
 
-/* ---- columns of exactly the memory that is promised --------------------------------------- */
+/* ---- columns in exactly the promised memory ----------------------------------------------- */
 
 static void *take(uint64_t bytes)
 {
@@ -130,7 +130,7 @@ static void columns_free(struct pg_columns *c)
     free(c);
 }
 
-/* ---- what they hold ------------------------------------------------------------------------ */
+/* ---- content of the columns ---------------------------------------------------------------- */
 
 static uint32_t bits_set(const uint8_t *valid, uint32_t rows)
 {

@@ -1,6 +1,6 @@
-/* Group commit on a disk that loses power, and on one where any call may fail: all that was
- * said to be on disk is there afterwards, and what is there is a prefix of what was appended.
- * An argument is the number of power cuts; the seeds are the same every time. */
+/* Group commit on a disk that loses power, and on one where any call may fail. Everything that was
+ * acknowledged is on disk afterwards, and the disk holds a prefix of what was appended. An argument
+ * is the number of power cuts; the seeds are the same in every run. */
 #include "check.h"
 #include "core/core.h"
 #include "disk.h"
@@ -13,15 +13,15 @@ struct world {
     struct rng rng;
     struct disk disk;
     struct pg_storage storage;
-    struct pg_arena arena;        /* no more of it than the group-commit thread looks at */
+    struct pg_arena arena;        /* only the fields that the group-commit thread reads */
     struct pg_header header;
     struct pg_private secret;
     struct pg_wal_buffer wal_buffer;
     _Alignas(8) uint8_t ring[RING];
-    struct pg_frame_head *log[LSNS];   /* what was appended under each LSN, last */
-    uint64_t acknowledged;        /* LSN up to which it was said to be on disk */
-    bool uniform;                 /* all frames have the same length, so that old ones fit
-                                     anywhere */
+    struct pg_frame_head *log[LSNS];   /* newest frame that was appended for each LSN */
+    uint64_t acknowledged;        /* LSN up to which the WAL acknowledged */
+    /* Give all frames the same length, so that stale frames fit at any place. */
+    bool uniform;
     struct pg_group_commit *c;
 };
 
@@ -65,7 +65,7 @@ static uint64_t random_bytes(struct world *w)
     return w->uniform ? 32 : most - 8 * rng_below(&w->rng, (most - 24) / 8);
 }
 
-/* As the WAL buffer does it: no frame wraps. False: there is no space. */
+/* Append a frame as the WAL buffer does: no frame wraps. False if there is no space. */
 static bool append_one(struct world *w, uint64_t bytes)
 {
     struct pg_wal_buffer *s = &w->wal_buffer;
@@ -97,9 +97,9 @@ static void append_some(struct world *w)
         append_one(w, random_bytes(w));
 }
 
-/* ---- what is on disk ----------------------------------------------------------------------- */
+/* ---- content of the disk ------------------------------------------------------------------- */
 
-/* The next segment file of the directory by name; NULL: there is none behind `after`. */
+/* Next WAL segment after the name `after`; NULL = none. */
 static const char *next_segment(struct disk *d, const char *after)
 {
     struct directory *dir = disk_directory(d);
@@ -123,7 +123,7 @@ static void same_as_appended(const struct world *w, const struct pg_frame_head *
     CHECK(memcmp(f + 1, appended + 1, f->bytes - sizeof *f) == 0);
 }
 
-/* Reads all segments: nothing is refused, and nothing acknowledged is missing. */
+/* Read all segments. None may be refused, and no acknowledged frame may be missing. */
 static struct pg_walk wal_read(struct world *w)
 {
     struct pg_walk walk = {0};
@@ -172,8 +172,7 @@ static void work(struct world *w, unsigned iterations)
 
 /* ---- power cuts and deaths ----------------------------------------------------------------- */
 
-/* The process is killed; or the arena is lost as well, and what the disk holds is read; or power
- * fails. */
+/* End the process: by a kill, by a kill that also loses the arena, or by a power cut. */
 static void fall(struct world *w)
 {
     uint64_t depth = rng_below(&w->rng, 4);
@@ -193,7 +192,8 @@ static void fall(struct world *w)
     }
 }
 
-/* failures: before each death of the process one call fails. */
+/* Run one world with five power cuts. With `failures` one call fails before each
+ * end of the process. */
 static void world_of_power_cuts(uint64_t seed, bool failures)
 {
     struct world *w = world_new(seed);
@@ -238,9 +238,9 @@ static void test_power_cuts_behind_a_failed_call(void)
     printf("%u seeds with five cuts each, a failed call before each\n", power_cuts);
 }
 
-/* ---- calls that fail ----------------------------------------------------------------------- */
+/* ---- failing calls ------------------------------------------------------------------------- */
 
-/* Fills two segments and begins a third. */
+/* Fill two segments and begin a third. */
 static bool script(struct world *w, struct pg_fault *why)
 {
     if (!wal_open(w, why))
@@ -255,7 +255,7 @@ static bool script(struct world *w, struct pg_fault *why)
     return true;
 }
 
-/* It stopped, says where, and does nothing more. */
+/* Check that the WAL has stopped, reports where, and makes no further call. */
 static void stopped_well(struct world *w, int error)
 {
     uint64_t calls = w->disk.calls, lsn = w->wal_buffer.committed_lsn;
@@ -270,13 +270,13 @@ static void stopped_well(struct world *w, int error)
     CHECK_EQUAL(w->wal_buffer.committed_lsn, lsn);
 }
 
-/* What comes of a disk on which a call failed: all that was acknowledged is there. */
+/* Check that everything acknowledged survives on a disk where a call failed. */
 static void acknowledged_is_there(struct world *w, bool with_arena)
 {
     struct pg_fault why;
 
     if (with_arena) {
-        CHECK(wal_open(w, &why));                /* the arena has what the disk has not */
+        CHECK(wal_open(w, &why));                /* the arena holds what the disk lacks */
         CHECK_EQUAL(w->wal_buffer.committed_lsn, w->wal_buffer.next_lsn - 1);
         w->acknowledged = w->wal_buffer.committed_lsn;
         disk_power_cut(&w->disk);
@@ -288,7 +288,7 @@ static void acknowledged_is_there(struct world *w, bool with_arena)
     }
 }
 
-/* False: the failing call was never reached. */
+/* Run the script with call number fail_at failing. False if it makes fewer calls. */
 static bool script_failing(uint64_t fail_at, int error, bool with_arena, unsigned *stopped)
 {
     struct world *w = world_new(fail_at);
@@ -328,7 +328,8 @@ static void test_every_call_fails(void)
     printf("%u failing calls, %u of them stopped the WAL\n", tried, stopped);
 }
 
-/* Until the open segment is full a full disk stops nothing; space that comes before is used. */
+/* A full disk stops nothing until the open segment is full. If space is freed before that,
+ * the WAL continues. */
 static void test_full_disk(void)
 {
     for (unsigned in_time = 0; in_time < 2; in_time++) {
@@ -368,7 +369,7 @@ static void pause_thread(struct world *w)
     }
 }
 
-/* A pause that is asked for before the thread has left the one before. */
+/* A pause may be requested before the thread has left the previous pause. */
 static void test_a_pause_right_behind_a_pause(void)
 {
     struct world *w = world_new(1);
@@ -416,7 +417,7 @@ static uint32_t flags_of(const struct pg_header *header, uint64_t next_lsn)
     return flags;
 }
 
-/* Only with record 1, of an arena that has given no ticket, made no notice and watches nothing. */
+/* The flag is set only with LSN 1, for an arena without tickets, notices and watch keys. */
 static void test_the_first_segment_says_whether_the_arena_held_nothing(void)
 {
     const struct pg_header fresh = {.next_ticket = 1}, armed = {.next_ticket = 2};

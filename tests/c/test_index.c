@@ -1,9 +1,9 @@
-/* The key index against a table of who is in it; argv[1] "bench" prints times instead. */
+/* The key index against a table of its ids. The argument "bench" prints times instead. */
 #include "bench.h"
 #include "check.h"
 #include "core/core.h"
 
-/* What must stand in the index: hash of each id, and whether it is in. */
+/* Expected content of the index: the hash of each id, and whether the id is in. */
 struct model {
     struct key_index x;
     uint32_t ids;
@@ -50,7 +50,8 @@ static void model_erase(struct model *m, uint32_t id)
     m->count--;
 }
 
-/* True if id is among the candidates of its hash, each of which is in and comes once. */
+/* True if the id is among the candidates for its hash. Every candidate must be in the index
+ * and appear once. */
 static bool is_candidate(const struct model *m, uint32_t id)
 {
     struct probe at;
@@ -65,7 +66,7 @@ static bool is_candidate(const struct model *m, uint32_t id)
     return found == 1;
 }
 
-/* All ids are found, and every overflow count is what the ids' places say. */
+/* Check that all ids are found, and that every overflow count matches the places of the ids. */
 static void model_check(const struct model *m)
 {
     struct pg_fault fault = {0};
@@ -84,7 +85,8 @@ static void model_check(const struct model *m)
     free(passed);
 }
 
-/* One random change: an id in goes out or hands its cell to an id of the same hash. */
+/* Make one random change: insert an id, erase one, or give its cell to another id
+ * with the same hash. */
 static void model_step(struct model *m, struct rng *r, uint32_t hash_mask)
 {
     uint32_t id = (uint32_t)rng_below(r, m->ids), other = (uint32_t)rng_below(r, m->ids);
@@ -141,7 +143,7 @@ static void test_random_at_design_load(void)
     model_run(20000, index_buckets(20000), ~0u, 2000000);
 }
 
-/* As many ids as cells: inserts fail exactly when no cell is empty. */
+/* With as many ids as cells, an insert fails exactly when no cell is empty. */
 static void test_random_nearly_full(void)
 {
     model_run(18, 1, ~0u, 20000);
@@ -149,7 +151,7 @@ static void test_random_nearly_full(void)
     model_run(1000, 1010 / PG_INDEX_CELLS, ~0u, 100000);
 }
 
-/* Few homes and few tags, the last bucket among them: long ways, round the end. */
+/* Few home buckets, including the last one, and few tags: long probe sequences that wrap around. */
 static void test_random_colliding_hashes(void)
 {
     model_run(150, 10, 0, 20000);

@@ -1,6 +1,5 @@
-/* What is kept for a while, and how much of it: quotas of operations and the rows that count them,
- * the time to live of watch keys and of bulk loads, names and the rows that they are given. All on
- * a clock that the test moves. */
+/* Limits and lifetimes: quotas of operations and their accounts, the time to live of watch keys and
+ * bulk loads, names and their rows. The test moves the clock. */
 #include "check.h"
 #include "core/core.h"
 
@@ -14,11 +13,11 @@ static uint32_t bytes, pid = 1;
 static int64_t now_s;
 static char in_namespace = 'n';
 
-/* Of one uid each. */
+/* A session of one uid. */
 struct client {
     uint32_t uid;
     uint64_t session, sequence;
-    uint64_t unanswered;          /* from the oldest batch that has no answer to the next one */
+    uint64_t unanswered;          /* batches from the oldest unanswered one to the next one */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -114,7 +113,7 @@ static unsigned status(uint32_t n)
     return (unsigned)(r.ticket & 0xff);
 }
 
-/* So many advances of the one key, each by one. */
+/* Advance the only key `count` times, by 1 each. */
 static void advances(struct client *c, uint32_t count)
 {
     static uint64_t watermark;
@@ -128,7 +127,7 @@ static void advances(struct client *c, uint32_t count)
     c->sequence++;
 }
 
-/* One record on the key, or on operation `o`, which waits for the key. */
+/* Send one record on the key, or on operation `o`, which waits for the key. */
 static void one(struct client *c, unsigned op, char o)
 {
     const bool watermark = op == PG_OP_FORGET;
@@ -216,7 +215,7 @@ static void an_account_begins_with_a_full_quota(void)
     arena_open(1, 3);
     struct client c = greeted(5);
     advances(&c, 3);
-    one(&c, PG_OP_FORGET, 0);     /* its key would hold the account */
+    one(&c, PG_OP_FORGET, 0);     /* its key would keep the account in use */
     leaves(&c);
     c = greeted(6);
     advances(&c, 3);
@@ -385,7 +384,8 @@ static void a_forgotten_watch_key_goes_with_its_last_watcher(void)
         one(&c, PG_OP_CANCEL, 'o');
         if (revived == 2)
             one(&c, PG_OP_CANCEL, 'p');
-        CHECK_EQUAL(key_is_there(), revived == 1); /* by a change, not by a watcher */
+        CHECK_EQUAL(key_is_there(), revived == 1); /* a change revives the key; a watcher does
+                                                      not */
         one(&c, PG_OP_FORGET, 0);
         CHECK(!key_is_there());
     }
@@ -407,7 +407,7 @@ static void a_watch_key_is_born_without_an_error(void)
     arena_close();
 }
 
-/* Killed between the birth of the key and the watch that needed it. */
+/* A kill between the creation of a key and the watch that needed it. */
 static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
 {
     for (uint32_t watched = 0; watched < 2; watched++) {
@@ -415,7 +415,7 @@ static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
         struct pg_fault why;
         struct pg_result refused;
         arena_open(1, 0);
-        publish('t');             /* the namespace is born */
+        publish('t');             /* creates the namespace */
         k.hash = key_hash(a, 0, k.type, k.bytes, k.len);
         CHECK(watermark_born(a, &k, watched, &refused) != PG_NIL);
         CHECK(pg_rebuild(a, 0, &why));
@@ -431,7 +431,7 @@ static void a_bulk_load_lives_from_when_it_was_last_claimed(void)
     unsigned refused;
     arena_open(1, 0);
     struct client c = greeted(5);
-    advances(&c, 1);              /* the namespace is born */
+    advances(&c, 1);              /* creates the namespace */
     CHECK_EQUAL(bulk_load_claim(a, &wanted, &refused), 0);
     pg_bulk_loads_sweep(a, 105ll * SECOND, (int64_t)TTL_S * SECOND);
     CHECK_EQUAL(bulk_load_find(a, wanted.id), 0);
@@ -444,7 +444,7 @@ static void a_bulk_load_lives_from_when_it_was_last_claimed(void)
     arena_close();
 }
 
-/* ---- what is reported ---------------------------------------------------------------------- */
+/* ---- reports ------------------------------------------------------------------------------- */
 
 static void a_topic_that_changed_lately_is_reported(void)
 {
@@ -508,7 +508,7 @@ static void keys_of_a_busy_record_are_busy_until_its_answer_was_seen(void)
         CHECK_EQUAL(status(0), PG_ST_BUSY);
         CHECK_EQUAL(s->busy_first, c.sequence - 1);
         CHECK_EQUAL(s->busy_last, c.sequence - 1);
-        CHECK_EQUAL(busy_bits(s), 2);         /* of the operation and of its watch key */
+        CHECK_EQUAL(busy_bits(s), 2);         /* bits of the operation and its watch key */
         c.unanswered = 1;
         one(&c, PG_OP_CANCEL, 'y');
         CHECK_EQUAL(status(0), PG_ST_BUSY);
@@ -540,7 +540,7 @@ static void a_busy_record_of_an_unknown_namespace_makes_every_key_busy(void)
     arena_close();
 }
 
-/* Behind the results: number of the record, bytes, type and length of each key, the key. */
+/* After the results come the record's number, the size, and type, length and bytes of each key. */
 static void keys_that_are_cancelled_for_a_key_are_reported(void)
 {
     static const uint8_t expected[] = {0, 0, 0, 0, 3, 0, 0, 0, PG_KEY_STR, 1, 'o'};

@@ -1,4 +1,4 @@
-/* Tickets of shards, and what belongs to one shard out of the arenas of others. */
+/* Tickets of shards, and merging the part of several arenas that belongs to one shard. */
 #include "check.h"
 #include "core/core.h"
 
@@ -128,7 +128,7 @@ static void a_shard_that_is_not_there_is_refused(void)
 
 /* ---- merging ------------------------------------------------------------------------------ */
 
-/* Namespace "n" goes to shard 0, the keys of "p" to all. */
+/* Namespace "n" belongs to shard 0; the keys of "p" are spread over all shards. */
 static const uint32_t whole[] = {0}, parts[] = {0, 1, 2, 1};
 
 struct scratch {
@@ -195,7 +195,7 @@ static void all_keys_are_in_their_shard_once(void)
         world_close(&from[i]);
 }
 
-/* The namespace statistics of both sides are the same, and what was not sent is sent from there. */
+/* The merged arena has the same namespace statistics, and unsent notices are sent from it. */
 static void notices_and_their_order_stay(void)
 {
     struct world from, to;

@@ -1,4 +1,4 @@
-/* The buckets of the histograms, and what a span leaves in one. */
+/* The buckets of the histograms, and the effect of a duration on one. */
 #include "check.h"
 #include "core/core.h"
 
@@ -33,7 +33,7 @@ static void spans_add_up(void)
     CHECK_EQUAL(h->sum_ns, 3000);
     CHECK_EQUAL(h->max_ns, 1000);
     measure(&a, PG_HG_SEND, INT64_MAX, 4);
-    CHECK_EQUAL(h->sum_high, 2);              /* 2^65 - 4 + 3000 */
+    CHECK_EQUAL(h->sum_high, 2);              /* the sum is 2^65 - 4 + 3000 */
     CHECK_EQUAL(h->sum_ns, 3000 - 4);
     CHECK_EQUAL(h->max_ns, INT64_MAX);
     CHECK_EQUAL(histograms[PG_HG_LOCAL].sum_ns, 0);

@@ -1,5 +1,6 @@
-/* The purgatory against a table of operations whose conditions are evaluated again each time,
- * and against hostile bytes; every message lies in memory of exactly its own size. */
+/* The purgatory against a model that evaluates every condition again at each step, and against
+ * hostile bytes. Every message is in memory of exactly its size, so the sanitizers report
+ * reads beyond it. */
 #include "check.h"
 #include "core/core.h"
 
@@ -13,7 +14,7 @@ struct command {
     bool notice;
     uint32_t key;                 /* number of an operation or of a watch key */
     uint32_t keys[MOST_KEYS];
-    uint32_t own;                 /* bit n: the n-th key is forgotten when the operation ends */
+    uint32_t own;                 /* bit n: the end of the operation forgets key n */
     uint64_t targets[MOST_KEYS], caps[MOST_KEYS];
     uint64_t value;
     int64_t delay_ns;
@@ -22,16 +23,16 @@ struct command {
 
 struct operation {
     struct command watch;
-    uint64_t ticket;              /* 0: not armed */
+    uint64_t ticket;              /* 0 = not armed */
     int64_t deadline_ns;
-    uint32_t session;             /* SESSIONS: it has ended */
+    uint32_t session;             /* SESSIONS = the owner's session has ended */
 };
 
 struct outcome {
     uint64_t ticket;
     uint32_t session, cause, error;
     uint64_t watermarks[MOST_KEYS];
-    uint32_t missing, failed;     /* bit n: the n-th key */
+    uint32_t missing, failed;     /* bit n: key n */
 };
 
 struct watermark {
@@ -50,11 +51,11 @@ struct world {
     uint8_t greeted;
     int64_t now_ns;
     struct operation operations[OPERATIONS];
-    struct outcome *outcomes;     /* not acknowledged; capacity + 1 of them */
+    struct outcome *outcomes;     /* unacknowledged; space for capacity + 1 */
     uint32_t outcome_count;
     struct watermark watermarks[WATCHED];
     uint64_t satisfied;
-    bool hostile;                 /* payloads are of any bytes */
+    bool hostile;                 /* payloads may hold any bytes */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -85,7 +86,8 @@ static void arena_open(struct world *w)
     w->secret = zeroed(pg_private_bytes(&w->config));
     w->a = malloc(pg_handle_bytes());
     CHECK(w->a != NULL && pg_create(w->a, w->arena, w->secret, &w->config));
-    /* Wide enough to refuse nothing: all is counted, and every check() compares. */
+    /* The quotas are too large to refuse anything, but the arena counts, and each
+     * pg_check compares. */
     pg_set_quotas(w->a, PG_QUOTA_MAX, PG_QUOTA_MAX, PG_QUOTA_OPS_MAX);
 }
 
@@ -106,7 +108,8 @@ static void whole(struct world *w)
     CHECK(!"the arena is whole");
 }
 
-/* The payload behind verdict and missing keys; all payloads are of one byte. */
+/* Check the payload of a notice, which follows the verdict and the missing keys. All
+ * payload bytes are 7. */
 static void notice_found(const struct world *w, const struct pg_entry *e)
 {
     const uint8_t *at = blob_at(&w->a->blobs, e->blob) + e->key_len;
@@ -126,7 +129,7 @@ static void publish(struct world *w)
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-/* Bytes of the reply; the message is copied to where nothing lies behind it. */
+/* Handle a copy of the message whose memory ends at its last byte; return the size of the reply. */
 static uint64_t send(struct world *w, const void *bytes, uint64_t len)
 {
     uint8_t *message = malloc(len + (len == 0));
@@ -306,7 +309,7 @@ static bool holds(const struct world *w, const struct command *c)
     }
 }
 
-/* The error of the first failed key if too many have failed; 0 = not. */
+/* Error of the first failed key if too many keys have failed; 0 = the operation has not failed. */
 static uint32_t failed(const struct world *w, const struct command *c)
 {
     uint32_t count = 0, error = 0, spare = 0;
@@ -376,7 +379,7 @@ static int64_t end(struct world *w, struct operation *op, uint32_t cause)
     return 1;
 }
 
-/* What holds is satisfied, what has failed fails; of the watchers of one key. */
+/* End the operations on this key whose condition holds or has failed; return how many. */
 static int64_t look(struct world *w, uint32_t key)
 {
     int64_t ended = 0;
@@ -448,7 +451,7 @@ static void model_forget(struct world *w, const struct command *c)
     watermark_left_model(w, c->key);
 }
 
-/* COMPLETE is for the owner of a CLIENT condition alone. */
+/* COMPLETE works only for the owner of an operation with the CLIENT condition. */
 static void model_end_named(struct world *w, uint32_t session, const struct command *c,
                             const struct pg_result *r)
 {
@@ -463,7 +466,7 @@ static void model_end_named(struct world *w, uint32_t session, const struct comm
         end(w, op, cancel ? PG_CAUSE_CANCELLED : PG_CAUSE_SATISFIED);
 }
 
-/* The reply names the keys that were ended. */
+/* Check a CANCEL_FOR_KEY, whose reply names the keys of the operations that it ended. */
 static const uint8_t *model_cancel_for_key(struct world *w, const struct command *c,
                                            const struct pg_result *r, uint32_t n,
                                            const uint8_t *extra)
@@ -507,7 +510,7 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
 
 /* ---- busy keys ------------------------------------------------------------------------------ */
 
-/* Bits of operations and watch keys that a record of the batch has touched which is BUSY. */
+/* Operations and watch keys that BUSY records of the batch use, as bits. */
 struct busy {
     uint64_t operations, watched;
 };
@@ -522,8 +525,8 @@ static struct busy touched(const struct command *c)
     return b;
 }
 
-/* A watch may be the first BUSY record of a batch. What touches its keys is BUSY then, and any
- * other record may be: keys share bits. */
+/* Track BUSY records. Only a watch may be the first BUSY record of a batch. A later record that
+ * uses one of its keys must be BUSY; other records may be, because keys share bits. */
 static bool is_busy(struct busy *all, const struct command *c, const struct pg_result *r)
 {
     const struct busy mine = touched(c);
@@ -608,7 +611,7 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         CHECK_EQUAL(w->outcomes[i].cause, o->ticket & 0xff);
         CHECK_EQUAL(w->outcomes[i].error, o->error);
     } else {
-        CHECK((uint32_t)o->version != 0);        /* how often it was asked */
+        CHECK((uint32_t)o->version != 0);        /* number of CHECKs sent */
     }
     if (rng_below(&w->rng, 2))
         return;
@@ -618,7 +621,7 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         w->outcomes[i] = w->outcomes[--w->outcome_count];
 }
 
-/* The watermark of each key, the bitmap of the missing ones and that of the failed ones. */
+/* Check the watermarks of the keys and the bitmaps of missing and failed ones. */
 static void keys_found(const struct world *w, const struct pg_outcome *o, const uint8_t *at)
 {
     const struct outcome *expected = &w->outcomes[outcome_at(w, o->ticket >> 8)];
@@ -630,7 +633,7 @@ static void keys_found(const struct world *w, const struct pg_outcome *o, const 
     }
 }
 
-/* Key, payload and what the end noted, behind the heads; returns where the next one's are. */
+/* Check key, payload and result of one outcome; return the address of the next outcome's key. */
 static const uint8_t *outcome_bytes_found(const struct world *w, const struct pg_outcome *o,
                                           const uint8_t *at)
 {
@@ -686,7 +689,7 @@ static void step_bye(struct world *w)
     greet(w, session);
 }
 
-/* As the beginnings of an end that a kill has cut off. */
+/* Change armed operations as a kill in the middle of their ends would leave them. */
 static void ends_begin(struct world *w)
 {
     for (uint32_t slot = 0; slot < w->config.capacity; slot++) {
@@ -711,7 +714,7 @@ static void step_restart(struct world *w)
     CHECK(pg_rebuild(w->a, w->now_ns, &why));
 }
 
-/* Into sizes that may not do; then the old arena stays as it was. */
+/* Migrate into random sizes. If they are too small, the old arena must be unchanged. */
 static void step_migrate(struct world *w)
 {
     struct world to = *w;

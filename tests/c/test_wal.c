@@ -1,13 +1,13 @@
-/* The WAL buffer, snapshots and redo: each frame in doubt with and without its effect, and in
- * a ring that was used before; an answer without its effect; a ring that fills, a snapshot taken by
- * another thread while work goes on, frames of noise. */
+/* The WAL buffer, snapshots and redo. Cases: each frame in doubt with and without its effect, and
+ * in a ring that was used before; an answer without its effect; a full ring; a snapshot by another
+ * thread during the work; damaged frames. */
 #include "check.h"
 #include "core/core.h"
 
 #include <pthread.h>
 
 enum { LAYOUT = 4711, MS = 1000000, KEYS = 24, WATCHED = 6, TOPICS = 3, FRAMES = 1 << 23,
-       WAITED_NS = 5 };           /* each message, before it is applied */
+       WAITED_NS = 5 };           /* each message waits this long before it is applied */
 
 struct world {
     struct rng rng;
@@ -17,9 +17,9 @@ struct world {
     uint8_t *reply;
     uint64_t session, sequence;
     uint8_t greeted;
-    uint8_t stale;                /* what the ring is full of at first */
+    uint8_t stale;                /* initial content of the ring */
     int64_t now_ns;
-    uint8_t *wal;             /* frames taken out of the WAL buffer */
+    uint8_t *wal;             /* frames copied from the WAL buffer */
     uint64_t used, position, lsn;
 };
 
@@ -103,11 +103,11 @@ static void bye(struct world *w)
     send(w, &f, sizeof f);
 }
 
-/* One record in a batch of its own; its key is `kind` and a number. */
+/* One record in a batch of its own. Its key is a letter and a number. */
 struct command {
     struct pg_record record;
     uint32_t key, topic;
-    uint32_t watch_keys;          /* of a WATCH: the first so many */
+    uint32_t watch_keys;          /* a WATCH uses the watch keys below this number */
     uint64_t target;
     bool own, durable;
 };
@@ -138,7 +138,7 @@ static bool on_timer(unsigned op)
            op == PG_OP_UNPARK;
 }
 
-/* Returns enum pg_status, or 256 + enum pg_error. */
+/* Send a command; return its enum pg_status, or 256 + enum pg_error. */
 static unsigned command(struct world *w, const struct command *c)
 {
     static _Alignas(8) uint8_t message[1 << 17];
@@ -254,7 +254,7 @@ static void world_open(struct world *w)
     CHECK_EQUAL(w->a->wal_buffer->next_lsn, 1);
     memset(w->a->ring, w->stale, 1 << 16);
     greet(w);
-    CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* names are born */
+    CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* creates the names */
 }
 
 static void world_close(struct world *w)
@@ -407,7 +407,7 @@ struct doubt {
     enum pg_wal_type type;
     void (*prepare)(struct world *w);
     void (*act)(struct world *w);
-    bool finished;                /* what is missing of the effect is made good by the frame */
+    bool finished;                /* the frame completes a missing effect */
 };
 
 static const struct doubt doubts[] = {
@@ -463,7 +463,7 @@ static void image_free(struct image i)
     free(i.secret);
 }
 
-/* A daemon that finds these bytes. */
+/* Attach to a copy of the arena, as the next daemon does. */
 static void image_load(struct world *w, struct image i)
 {
     struct pg_fault fault;
@@ -487,7 +487,7 @@ static void rebuilt(struct world *w)
     whole(w);
 }
 
-/* Once rebuilt, tail, appended and next_lsn are those of `expected`. */
+/* Rebuild. Afterwards tail, appended and next_lsn must be those of `expected`. */
 static void decided(struct world *w, struct image expected)
 {
     rebuilt(w);
@@ -496,8 +496,8 @@ static void decided(struct world *w, struct image expected)
     CHECK_EQUAL(w->a->wal_buffer->next_lsn, wal_buffer_of(expected)->next_lsn);
 }
 
-/* The frame is there, its effect is not: it is dropped, or the effect is made good. The effect is
- * there, and `tail` has not moved: it is kept. */
+/* Test both outcomes of a kill. With the frame but without its effect, the frame is dropped, or it
+ * completes the effect. With the effect but with an old `tail`, the frame is kept. */
 static void both_ways(struct world *w, struct image before, struct image after, bool finished)
 {
     const struct pg_header *h = (struct pg_header *)before.arena;
@@ -513,7 +513,8 @@ static void both_ways(struct world *w, struct image before, struct image after, 
     image_load(w, after);
     wal_buffer = w->a->wal_buffer;
     wal_buffer->tail = wal_buffer_of(before)->tail;
-    wal_buffer->next_lsn = wal_buffer_of(before)->next_lsn;     /* stored after `appended` */
+    /* A kill may come between the stores of `appended` and next_lsn. */
+    wal_buffer->next_lsn = wal_buffer_of(before)->next_lsn;
     decided(w, after);
 }
 
@@ -537,7 +538,8 @@ static void test_the_frame_in_doubt(void)
     }
 }
 
-/* What the ring held before is in no frame: neither between its fields nor in the place of one. */
+/* Frames contain no bytes of the ring's earlier content, neither between their
+ * fields nor as padding. */
 static void test_a_frame_in_a_ring_that_was_used(void)
 {
     for (uint32_t i = 0; i < sizeof doubts / sizeof doubts[0]; i++) {
@@ -557,7 +559,8 @@ static void test_a_frame_in_a_ring_that_was_used(void)
 
 /* ---- an answer without its effect --------------------------------------------------------- */
 
-/* The newest batch again as it was before its only record was applied, with the answer stored. */
+/* Return to the state before the only record of the newest batch was applied, with
+ * its answer stored. */
 static void answer_cut_off(struct world *w)
 {
     struct pg_session *s = session_find(w->a, w->session);
@@ -566,8 +569,8 @@ static void answer_cut_off(struct world *w)
     s->current = s->last--;
 }
 
-/* The timer fires, and that is what the client hears who asks again, whatever a second kill finds
- * of the answer. */
+/* The timer fires. A client that sends the cancel again gets PG_ST_FIRED, even if a second kill
+ * finds the stored answer. */
 static void test_a_cancel_that_was_only_answered(void)
 {
     struct world w = {.rng = {6}};
@@ -600,8 +603,8 @@ static bool takes(struct world *w, uint32_t key)
     return status != PG_ST_BUSY;
 }
 
-/* Nothing is committed: adds are refused at three quarters, what ends waits at the end, and the
- * next commit lets both go on. */
+/* Without commits, adds are refused at 75 %, and timers that are due wait at the limit. The next
+ * commit resumes both. */
 static void test_a_ring_that_fills(void)
 {
     struct world w = {.rng = {2}};
@@ -653,7 +656,7 @@ static void test_durable_replies(void)
 
 /* ---- random work -------------------------------------------------------------------------- */
 
-/* What the group-commit thread does. */
+/* Copy and commit frames, as the group-commit thread does. */
 static void take(struct world *w)
 {
     const uint64_t used = pg_wal_buffer_copy(w->a, w->position, w->wal + w->used,
@@ -701,7 +704,7 @@ static void act(struct world *w)
     command(w, &c);
 }
 
-/* Snapshot and WAL into a fresh arena, without a WAL buffer and by another secret. */
+/* Redo snapshot and WAL into a new arena that has no WAL buffer and another secret. */
 static int redone(struct world *to, const struct world *from, const uint8_t *snapshot,
                   uint64_t snapshot_bytes, struct pg_fault *why)
 {
@@ -761,7 +764,7 @@ static void notices_are_the_same(const struct pg_arena *x, const struct pg_arena
               x->topics[i].incarnation == y->topics[i].incarnation);
 }
 
-/* ---- who asked ---------------------------------------------------------------------------- */
+/* ---- requests behind ends ----------------------------------------------------------------- */
 
 static struct pg_frame_head *newest(const struct world *w, unsigned type)
 {
@@ -774,7 +777,8 @@ static struct pg_frame_head *newest(const struct world *w, unsigned type)
     return found;
 }
 
-/* As a frame of an export without a WAL is: shorter by what stands at its end. */
+/* Shorten the frame by the optional fields at its end, as in an export without a WAL. It must
+ * still be readable. */
 static void is_read_without_its_tail(const struct pg_frame_head *f, uint64_t count)
 {
     const uint64_t tail = sizeof(struct pg_asked) + count * sizeof(struct pg_timestamps);
@@ -830,7 +834,7 @@ static void test_an_end_tells_who_asked(void)
     world_close(&w);
 }
 
-/* Each moment is that at which it happened, and what is replaced is identified by ticket and
+/* Each time in a frame is that of its event, and a replaced timer is identified by ticket and
  * slot. */
 static void test_frames_tell_when_and_of_what(void)
 {
@@ -876,7 +880,8 @@ struct photographer {
     struct pg_snapshot cursor;
 };
 
-/* In small pieces, so that much happens meanwhile; a piece has space for any one frame of these. */
+/* Take the snapshot in small pieces, so that much happens meanwhile. A piece has space for any
+ * single frame of this test. */
 static void *photograph(void *context)
 {
     struct photographer *p = context;
@@ -922,14 +927,14 @@ static void test_a_snapshot_during_the_work(void)
     world_open(&w);
     for (uint32_t round = 0; round < 60; round++) {
         w.used = 0;
-        simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* a frame that is not taken yet */
+        simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* a frame that is not committed yet */
         snapshot_while_working(&w);
         whole(&w);
     }
     world_close(&w);
 }
 
-/* ---- outcomes whose owner is gone ----------------------------------------------------------- */
+/* ---- outcomes without an owner -------------------------------------------------------------- */
 
 enum { OWNED = 6 };
 
@@ -951,7 +956,7 @@ static void owned_operations(struct world *w)
         CHECK_EQUAL(watch(w, key, 1, 9, false), PG_ST_ADDED);
 }
 
-/* The next frame that is no smaller than that of an advance makes the WAL buffer full. */
+/* Fill the WAL buffer until one more frame of at least an advance's size makes it full. */
 static void fill_to_the_limit(struct world *w)
 {
     const struct pg_wal_buffer *s = w->a->wal_buffer;
@@ -973,7 +978,7 @@ static void outcomes_wait(struct world *w, uint64_t count)
     CHECK_EQUAL(drops(w), 0);
 }
 
-/* Each is freed with a record, and a recovery from these frames finds none. */
+/* Check that each outcome is dropped with a record, and that redo of these frames restores none. */
 static void outcomes_go(struct world *w, const struct photographer *p)
 {
     struct pg_fault fault;
@@ -993,7 +998,7 @@ static void outcomes_go(struct world *w, const struct photographer *p)
     arena_close(&copy);
 }
 
-/* The session's own record fills the buffer: its outcomes wait as orphans for the commit. */
+/* The session's own END record fills the buffer. Its outcomes wait as orphans for the commit. */
 static void a_session_with_outcomes_ends(struct world *w)
 {
     owned_operations(w);
@@ -1003,8 +1008,8 @@ static void a_session_with_outcomes_ends(struct world *w)
     outcomes_wait(w, OWNED);
 }
 
-/* The record of the first expiry fills the buffer: its outcome comes into no inbox and waits as an
- * orphan; the operations behind it wait as they are. */
+/* The record of the first expiry fills the buffer. Its outcome enters no inbox and waits as an
+ * orphan; the other operations stay armed. */
 static void operations_without_a_session_end(struct world *w)
 {
     owned_operations(w);
@@ -1032,7 +1037,7 @@ static void test_each_dropped_outcome_has_a_record_behind_a_full_ring(void)
     }
 }
 
-/* ---- noise --------------------------------------------------------------------------------- */
+/* ---- damaged frames ------------------------------------------------------------------------ */
 
 static void spoil(struct rng *r, uint8_t *bytes, uint64_t len)
 {
@@ -1041,8 +1046,8 @@ static void spoil(struct rng *r, uint8_t *bytes, uint64_t len)
         bytes[rng_below(r, len)] = values[rng_below(r, sizeof values)];
 }
 
-/* Refused with a reason, by the redo or by the check after it: what contradicts itself in no
- * single frame, as one key in two rows. */
+/* Redo damaged frames. Redo refuses them with a reason, or the check afterwards finds
+ * contradictions between frames, such as one key in two rows. Return 1 if they were refused. */
 static uint32_t noise(struct world *w, const uint8_t *snapshot, uint64_t bytes)
 {
     struct pg_fault fault = {0};

@@ -1,17 +1,17 @@
-/* Segments against every single bit that is not as it was written, every place at which a file
- * may end, and what may stand behind it: the walk gives a prefix of what was written, and tells
- * a torn tail from damage exactly where that can be distinguished. */
+/* WAL segments with every single bit flipped, cut at every byte, and with stale bytes after the
+ * end. The walk returns a prefix of what was written. It tells a torn tail from damage wherever
+ * they can be distinguished. */
 #include "check.h"
 #include "core/core.h"
 
 enum { GROUPS = 6, SEGMENTS = 3, FIRST_LSN = 1000, FIRST_GROUP = 65533, BYTES = 16384 };
 
-/* What stands in one segment, as it was written. */
+/* Content of one segment as it was written. */
 struct written {
     _Alignas(8) uint8_t bytes[BYTES];
-    uint64_t used;                /* behind the SEAL, or the last group */
-    uint64_t groups[GROUPS + 1];  /* byte at which each begins; the last one is the end of all */
-    uint64_t lsns[GROUPS + 1];    /* the first LSN of each */
+    uint64_t used;                /* end of the SEAL, or of the last group */
+    uint64_t groups[GROUPS + 1];  /* offset of each group; the last is the end of all groups */
+    uint64_t lsns[GROUPS + 1];    /* first LSN of each group */
     uint64_t first_group;
     uint32_t salt;
     bool sealed;
@@ -63,7 +63,7 @@ static void segment_write(struct written *s, struct rng *r, uint64_t lsn, uint64
 
 /* ---- walking them ------------------------------------------------------------------------ */
 
-/* Walks to the end of a segment, given frame by frame. Returns the groups in it. */
+/* Walk to the end of a segment and compare each frame. Return the number of groups. */
 static unsigned walk_end(struct pg_walk *w, const struct written *s)
 {
     const struct pg_frame_head *f;
@@ -87,12 +87,13 @@ static unsigned walk_end(struct pg_walk *w, const struct written *s)
     return groups;
 }
 
-/* Walks `size` changed bytes of a segment; *refused = its header was. Returns the groups. */
+/* Walk `size` modified bytes of a segment. *refused tells whether its header was refused. Return
+ * the number of groups. */
 static unsigned walk_one(struct pg_walk *w, const struct written *s, const uint8_t *bytes,
                          uint64_t size, bool *refused)
 {
     struct pg_fault why;
-    /* Memory that ends where the file ends, so that the sanitizers see every access beyond. */
+    /* The memory ends where the file ends, so the sanitizers report every access beyond it. */
     uint8_t *exact = malloc(size > 0 ? size : 1);
     unsigned groups = 0;
 
@@ -107,7 +108,7 @@ static unsigned walk_one(struct pg_walk *w, const struct written *s, const uint8
     return groups;
 }
 
-/* The group in which a byte stands; GROUPS: behind them all. */
+/* Group that contains a byte; GROUPS = after the last group. */
 static unsigned group_of(const struct written *s, uint64_t byte)
 {
     unsigned g = 0;
@@ -116,7 +117,7 @@ static unsigned group_of(const struct written *s, uint64_t byte)
     return g;
 }
 
-/* What has to come out when the group `bad` is not as it was written, and all others are. */
+/* Check the result of a walk if only the group `bad` is damaged. */
 static void bad_group_found(const struct pg_walk *w, const struct written *s, unsigned bad,
                             unsigned groups, uint64_t byte)
 {
@@ -180,7 +181,7 @@ static void test_whole(void)
     CHECK_EQUAL(w.state, PG_WALK_SEALED);
 }
 
-/* Skips the damaged group `bad` if it comes before the live records, and only then. */
+/* pg_walk_skip skips the damaged group `bad` if it precedes the live records, and only then. */
 static void skips_what_is_dead(const struct pg_walk *damaged, const struct written *s, unsigned bad)
 {
     struct pg_walk w = *damaged;
@@ -236,7 +237,7 @@ static void test_every_bit(void)
 
 enum behind { NOTHING, ZEROS, STALE, BEHINDS };
 
-/* The file ends at `cut`; behind it may stand zeros, or what an older file left there. */
+/* Cut the file at `cut`. Nothing follows, or zeros, or the content of an older file. */
 static void cut_one(const struct written *s, const struct written *old, uint64_t cut,
                     enum behind behind)
 {
@@ -250,7 +251,7 @@ static void cut_one(const struct written *s, const struct written *old, uint64_t
         memcpy(bytes + cut, old->bytes + cut, BYTES - cut);
     groups = walk_one(&w, s, bytes, behind == NOTHING ? cut : BYTES, &refused);
     while (behind != NOTHING && cut < s->used && bytes[cut] == s->bytes[cut])
-        cut++;                                       /* what stands there happens to be right */
+        cut++;                                       /* the byte at the cut happens to be right */
     CHECK_EQUAL(refused,
                 cut < (behind == NOTHING ? PG_WAL_SEGMENT_HEAD : sizeof(struct pg_wal_segment)));
     if (refused)
@@ -269,14 +270,15 @@ static void test_every_cut(void)
 
     segment_write(&old, &r, FIRST_LSN - 500, FIRST_GROUP - 100, true);
     segment_write(&s, &r, FIRST_LSN, FIRST_GROUP, true);
-    for (uint64_t cut = 0; cut <= s.used; cut++)     /* a stale header is another segment's */
+    for (uint64_t cut = 0; cut <= s.used; cut++)     /* a stale header would be valid: that
+                                                        of another segment */
         for (enum behind b = NOTHING; b < (cut < PG_WAL_SEGMENT_HEAD ? STALE : BEHINDS); b++,
              tried++)
             cut_one(&s, &old, cut, b);
     printf("%" PRIu64 " cuts\n", tried);
 }
 
-/* A power cut leaves any of the sectors of the newest group, and all of the groups before. */
+/* A power cut keeps any subset of the newest group's sectors, and all earlier groups. */
 static void test_torn_sectors(void)
 {
     struct written s, torn;
@@ -318,13 +320,13 @@ static void test_lists(void)
     for (unsigned i = 0; i < SEGMENTS; i++)
         CHECK(next(&w, &s[i], &why));
     CHECK_EQUAL(w.state, PG_WALK_END);
-    /* One is missing. */
+    /* A missing segment is damage. */
     w = (struct pg_walk){0};
     CHECK(next(&w, &s[0], &why) && !next(&w, &s[2], &why));
     CHECK_EQUAL(w.state, PG_WALK_DAMAGED);
     CHECK_EQUAL(w.lost_from, s[1].lsns[0]);
     CHECK_EQUAL(w.lost_to, s[2].lsns[0] - 1);
-    /* The newest group before another segment is no torn tail. */
+    /* If another segment follows, a missing newest group is damage and not a torn tail. */
     other = s[0];
     memset(other.bytes + other.groups[GROUPS - 1], 0, BYTES - other.groups[GROUPS - 1]);
     w = (struct pg_walk){0};
@@ -334,13 +336,13 @@ static void test_lists(void)
     CHECK_EQUAL(w.state, PG_WALK_DAMAGED);
     CHECK_EQUAL(w.lost_from, s[0].lsns[GROUPS - 1]);
     CHECK_EQUAL(w.lost_to, s[1].lsns[0] - 1);
-    /* Of a lost SEAL it is said that no record went with it. */
+    /* A lost SEAL is damage, but the lost range is empty. */
     other = s[0];
     other.bytes[other.groups[GROUPS]] ^= 1;
     w = (struct pg_walk){0};
     CHECK(next(&w, &other, &why) && !next(&w, &s[1], &why));
     CHECK_EQUAL(w.lost_to, w.lost_from - 1);
-    /* Foreign ones. */
+    /* A segment of another arena is refused. */
     other = s[1];
     ((struct pg_wal_segment *)other.bytes)->uuid[0] ^= 1;
     pg_wal_segment_begin(other.bytes, &(struct pg_wal_segment){
@@ -351,7 +353,7 @@ static void test_lists(void)
     CHECK_EQUAL(w.state, PG_WALK_SEALED);
 }
 
-/* Lengths that are wrong under a checksum that is right. */
+/* Groups and frames with wrong lengths, and checksums that match them. */
 static void test_hostile_lengths(void)
 {
     struct written s;

@@ -7,7 +7,7 @@
 
 enum { UNLIMITED = UINT32_MAX };
 
-/* What the model knows of one slot. */
+/* Model of one slot. */
 struct expectation {
     uint64_t tick;
     bool armed;
@@ -22,7 +22,7 @@ struct world {
     struct rng rng;
     int64_t now_ns;
     uint64_t now_tick;
-    uint64_t fired_tick;          /* of the last one that was armed early */
+    uint64_t fired_tick;          /* tick of the last fired timer that was armed early */
     uint32_t fired;
     bool lively;                  /* callbacks arm, remove and refuse at random */
 };
@@ -144,7 +144,7 @@ static void disarm(struct world *x, uint32_t slot)
 
 static bool refuses(struct world *x) { return x->lively && rng_below(&x->rng, 16) == 0; }
 
-/* What a callback may do besides: remove another timer, arm another one. */
+/* Act as a callback that removes another timer and arms one. */
 static void meddle(struct world *x, uint32_t slot)
 {
     uint32_t other = random_armed(x);
@@ -194,7 +194,7 @@ static int64_t tick_ns_of(const struct world *x, uint64_t tick)
     return __builtin_mul_overflow((int64_t)tick, x->shape.tick_ns, &ns) ? INT64_MAX : ns;
 }
 
-/* `done`: the last advance was to now and left nothing that is due. */
+/* Check the next wake-up. `done` = the last advance was to now_ns and left no due timer. */
 static void verify_next(const struct world *x, bool done)
 {
     uint64_t tick = earliest(x);
@@ -305,14 +305,15 @@ static void test_random_histories(void)
                 random_history(ticks[t], fanouts[f], budgets[b], 250);
 }
 
-/* ---- cases by name ------------------------------------------------------------------------ */
+/* ---- named cases -------------------------------------------------------------------------- */
 
 static uint32_t level_of(const struct world *x, uint32_t slot)
 {
     return x->slots.hot[slot].bucket / x->wheel.state->ring;
 }
 
-/* Milliseconds at which a timer set at 0 comes down to each level, and fires. */
+/* Check at each millisecond that a timer that was armed at 0 descends level by level
+ * and fires in time. */
 static void descend(int64_t delay_ms, uint32_t top)
 {
     struct world *x = world_new(MS, 20, 100, 0);
@@ -340,7 +341,7 @@ static void test_445_ms_comes_down_level_by_level(void)
     descend(170445, 3);
 }
 
-/* The bucket of 440..459 ms, never touched before the clock is `late_ms` past its begin. */
+/* Reach the bucket of 440..459 ms late: the clock jumps to `late_ms` past its begin. */
 static void reach_late(int64_t late_ms)
 {
     static const int64_t deadlines_ms[] = {440, 441, 444, 448, 449, 455, 459};
@@ -404,7 +405,7 @@ static void test_huge_jumps(void)
     world_free(x);
 }
 
-/* Timers that come due at once, again and again. */
+/* Rearm each fired timer so that it is due at once, except two named ones. */
 static bool rearm_due(void *context, uint32_t slot)
 {
     struct world *x = context;
@@ -453,12 +454,12 @@ static void test_refused_timer_keeps_its_place(void)
         CHECK_EQUAL(x->fired, i);
         verify(x);
     }
-    CHECK(!advance_to(x, 2 * MS, UNLIMITED));   /* and checks that ticks come in order */
+    CHECK(!advance_to(x, 2 * MS, UNLIMITED));   /* advance_to checks the order of ticks */
     CHECK_EQUAL(x->fired, 43);
     world_free(x);
 }
 
-/* Follows wheel_next_ns to `end_ns`; returns how often it had to wake. */
+/* Sleep as wheel_next_ns asks, until `end_ns`; return the number of wake-ups. */
 static uint32_t sleep_until(struct world *x, int64_t end_ns)
 {
     uint32_t wakes = 0;
@@ -494,7 +495,7 @@ static void test_idle_wheel_sleeps(void)
     }
 }
 
-/* With the wheel called at every tick, borders find their bucket empty. */
+/* If the wheel is advanced at every tick, cascades find empty buckets. */
 static void test_gradual_drain_spreads_the_work(void)
 {
     enum { TIMERS = 100000 };
@@ -512,12 +513,12 @@ static void test_gradual_drain_spreads_the_work(void)
         worst = moved > worst ? moved : worst;
     }
     CHECK_EQUAL(x->fired, TIMERS);
-    CHECK(worst < 600);                  /* a coarse bucket has about 2560 */
+    CHECK(worst < 600);                  /* a coarse bucket has about 2560 timers */
     verify(x);
     world_free(x);
 }
 
-/* ---- check finds what is broken ------------------------------------------------------------- */
+/* ---- the check finds damage ----------------------------------------------------------------- */
 
 static void expect_fault(const struct world *x, const char *detail)
 {
@@ -529,7 +530,7 @@ static void expect_fault(const struct world *x, const char *detail)
     CHECK(strcmp(fault.detail, detail) == 0);
 }
 
-/* Breaks one field, expects the fault, mends it. */
+/* Break one field, expect the fault, and restore the field. */
 #define BREAK(x, field, value, detail)      \
     do {                                  \
         uint64_t good_ = (field);         \

@@ -1,21 +1,22 @@
 /* crash.c - kill -9 at any instruction.
  *
- * Each trial runs one call in a tiny arena, one instruction after the other. Whenever authoritative
- * state has changed, what a kill would leave there is taken as a new daemon would take it:
- * attached, rebuilt, checked, and the call is made again, as a client sends its batch again. Then
- * nothing may tell this arena from one in which nobody was killed:
+ * Each trial runs one call in a tiny arena, one instruction at a time. Whenever authoritative state
+ * has changed, a copy is recovered as a new daemon would recover it: attached, rebuilt and checked.
+ * Then the call is repeated, as a client sends its batch again. The result must equal that of an
+ * arena without a kill:
  *
- *   - the recovered arena is whole, and each ticket and key in it is as it was before the call
- *     or as it is behind one of its records, never in between and never gone;
- *   - notices that were committed keep their place, sequence and ticket; no topic has a gap;
- *   - what a reader trusts, because its control word or commit has not changed, has not changed;
- *   - where there is a WAL, its frames redone over a snapshot give the recovered arena;
- *   - the repeated call is answered with the same statuses;
- *   - behind it all is as without the kill, and so is what fires until nothing is left.
+ * - The recovered arena is sound. Each ticket and key in it is as it was before the call or after
+ *   one of its records, never in between and never missing.
+ * - Committed notices keep their position, sequence and ticket; no topic has a gap.
+ * - Data that readers trust, because its control word or commit word has not changed, has not
+ *   changed.
+ * - With a WAL, its frames redone over a snapshot give the recovered arena.
+ * - The repeated call returns the same statuses.
+ * - The state afterwards equals the state without a kill, and so does everything that fires later.
  *
- * Some of the recoveries are stepped themselves, and killed again. Their two halves, which a daemon
- * runs in two threads, come in both orders. */
-#define _GNU_SOURCE                /* setenv */
+ * Some of the recoveries are stepped and killed again. The two passes of a rebuild, which a daemon
+ * runs in two threads, run in both orders. */
+#define _GNU_SOURCE                /* for setenv */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -33,7 +34,7 @@ struct counts {
     uint64_t trials, instructions, states, recoveries, violations;
 };
 
-/* Hashes of states; open addressing. */
+/* Set of state hashes, with open addressing. */
 struct seen {
     uint64_t *cells;
     uint32_t mask, count;
@@ -67,12 +68,12 @@ static bool seen_add(struct seen *s, uint64_t hash)
     return true;
 }
 
-/* ---- a trial ------------------------------------------------------------------------------ */
+/* ---- trials ------------------------------------------------------------------------------- */
 
 #define DOUBLES_MAX 8
-#define WORDS_MAX 64              /* control words and commits of such a fixture */
+#define WORDS_MAX 64              /* control and commit words of a fixture */
 
-/* What a reader found behind a word. */
+/* Data that a reader found behind a control or commit word. */
 struct trusted {
     uint64_t word, hash;
 };
@@ -81,20 +82,21 @@ struct trial {
     const char *operation;
     uint32_t shape;
     uint64_t seed;
-    struct fixture fx, twin, redo;   /* where the call is stepped, recoveries run, frames are redone */
+    struct fixture fx, twin, redo;   /* fx runs the call, twin the recoveries, redo the WAL */
     struct frames snapshot, appended;
     struct call call;
-    uint64_t fresh;               /* the first ticket that the call may give */
+    uint64_t fresh;               /* first ticket that the call may issue */
     int64_t recover_ns;
     uint32_t stage_count;
-    struct ledger stages[RECORDS_MAX + 1];  /* before the call, and behind each of its records */
-    bool whole_only;              /* notices were handed over within the call */
+    struct ledger stages[RECORDS_MAX + 1];  /* before the call, and after each of its records */
+    /* Notices were published within the call, so the stages of single records do not apply. */
+    bool whole_only;
     struct ledger after, drained;
     uint64_t fired;
     struct reply reply;
-    uint64_t statuses;            /* bit per enum pg_status that was answered */
+    uint64_t statuses;            /* bit n: status n (enum pg_status) was returned */
     struct authoritative authoritative;
-    uint8_t *shadow;              /* authoritative state as it was last seen */
+    uint8_t *shadow;              /* authoritative state after the last change */
     struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
     uint32_t double_count, double_every;
@@ -148,7 +150,7 @@ static bool authoritative_same(const struct authoritative *t, const uint8_t *sav
     return true;
 }
 
-/* Of authoritative state only: what layout.h calls derived within its records is left out. */
+/* Hash the authoritative state. Fields that layout.h calls derived are left out. */
 static uint64_t authoritative_hash(const struct fixture *fx, const struct authoritative *t)
 {
     const struct pg_header *h = fx->a->header;
@@ -171,14 +173,15 @@ static uint64_t authoritative_hash(const struct fixture *fx, const struct author
         hash = ledger_mix(hash, (uint64_t)l->error << 32 | l->touched_s);
         hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);
     }
-    for (uint32_t i = 2; i < t->count; i++)       /* all but the header and the hot slots */
+    for (uint32_t i = 2; i < t->count; i++)       /* all pieces except the header and the hot
+                                                     slots */
         if (t->pieces[i].at != (uint8_t *)fx->a->watches &&
             t->pieces[i].at != (uint8_t *)fx->a->watermarks)
             hash = ledger_bytes(hash, t->pieces[i].at, t->pieces[i].bytes);
     return hash;
 }
 
-/* ---- what has to hold --------------------------------------------------------------------- */
+/* ---- invariants --------------------------------------------------------------------------- */
 
 static bool whole(struct trial *t, const char *when)
 {
@@ -189,7 +192,7 @@ static bool whole(struct trial *t, const char *when)
     return false;
 }
 
-/* What was committed when the kill hit stands where it stood. */
+/* True if all notices that were committed at the kill kept their positions. */
 static bool committed_stay(const struct trial *t)
 {
     const struct pg_header *h = t->twin.a->header;
@@ -209,8 +212,8 @@ static uint64_t answer_ticket(uint64_t ticket, uint64_t fresh)
     return ticket >> 8 < fresh ? ticket : ctl_of(PG_TICKET_MAX, ticket & 0xff);
 }
 
-/* What CANCEL_FOR_KEY ended, per record, in any order: watchers for the same watermark have
- * none. */
+/* Hash of the keys that CANCEL_FOR_KEY ended, per record and independent of their order: the
+ * watchers of one watermark are not ordered. */
 static uint64_t ended_keys(const struct reply *r, uint64_t at)
 {
     uint64_t sum = 0;
@@ -237,7 +240,8 @@ static bool same_results(const struct trial *t, const struct reply *found, uint3
     return ended_keys(&t->reply, rest) == ended_keys(found, rest);
 }
 
-/* A HELLO may get another id; the session of a repeated BYE is gone. */
+/* True if the repeated call got the same reply. A HELLO may get another id, and a repeated BYE
+ * finds no session. */
 static bool same_reply(const struct trial *t, const struct reply *found)
 {
     const struct pg_frame *f = (const struct pg_frame *)found->body;
@@ -256,7 +260,7 @@ static bool same_reply(const struct trial *t, const struct reply *found)
     return f->error == expected->error && same_results(t, found, f->count);
 }
 
-/* Lets everything fire that ever will. Returns the sum of all notices. */
+/* Fire everything that is armed. Return the sum over all notices. */
 static uint64_t drain(struct fixture *fx, uint64_t fresh)
 {
     uint64_t fired = 0;
@@ -350,7 +354,8 @@ static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
     *known = (struct trusted){word, hash};
 }
 
-/* Whose payload is given, has the bytes that all payloads have here. A parked timer gives none. */
+/* True if the payload has the bytes that all payloads have in these trials. A parked
+ * timer has no payload. */
 static bool payload_sound(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
@@ -358,7 +363,8 @@ static bool payload_sound(const struct pg_arena *a, uint32_t slot)
     return c->payload_len == 0 || (at[0] == 'p' && memcmp(at, at + 1, c->payload_len - 1) == 0);
 }
 
-/* Who has read a topic's sequence finds that notice from its last position on. */
+/* True if a reader that has read a topic's sequence finds that notice at or after
+ * its last position. */
 static bool newest_found(const struct pg_arena *a, uint32_t topic)
 {
     const struct pg_topic *t = &a->topics[topic];
@@ -366,7 +372,7 @@ static bool newest_found(const struct pg_arena *a, uint32_t topic)
            replay_at(a, t->last_position - 1)->sequence >= t->sequence;
 }
 
-/* Of the arena as it stands, in the middle of the call. */
+/* Check the arena as readers see it in the middle of the call. */
 static void readers_check(struct trial *t)
 {
     const struct pg_arena *a = t->fx.a;
@@ -405,7 +411,7 @@ static void double_keep(struct trial *t)
     memcpy(t->doubles[t->double_count++], t->shadow, t->authoritative.bytes);
 }
 
-/* Behind every instruction. */
+/* Called after every instruction. */
 static void kill_here(void *context)
 {
     struct trial *t = context;
@@ -480,7 +486,8 @@ static void image_drop(struct image *i)
     free(i->handle);
 }
 
-/* What happens without a kill: behind each record, behind the call, and until nothing is left. */
+/* Record the results without a kill: after each record, after the call, and after
+ * everything has fired. */
 static void reference(struct trial *t, const struct image *start)
 {
     static struct call prefix;
@@ -543,7 +550,8 @@ static void trial_run(struct trial *t, struct counts *recoveries)
     image_drop(&start);
 }
 
-/* Every other time a while later, unless that changes what the call does. */
+/* Time of the recovery: in every other trial 1 ms later, unless the result of the call
+ * depends on the time. */
 static int64_t recovered_at(const struct trial *t)
 {
     if (t->call.kind == BY_ADVANCE)
@@ -552,7 +560,8 @@ static int64_t recovered_at(const struct trial *t)
     return t->fx.a->header->now_ns + (later ? 1000000 : 0);
 }
 
-/* `every`: of so many states one has its recovery stepped, too; 0 = none. */
+/* Run one trial. The recovery of one in `every` states is stepped as well; 0 = none.
+ * Return the statuses. */
 static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint32_t every,
                       struct counts *counts, struct counts *recoveries)
 {
@@ -590,7 +599,8 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
 
 /* ---- the summary --------------------------------------------------------------------------- */
 
-/* A string instruction traps once per repeat, and a memset of pages is of no interest here. */
+/* Disable string instructions in libc. They trap once per repetition, and filling pages
+ * is not under test. */
 static void step_without_repeats(char **argv)
 {
     if (getenv("GLIBC_TUNABLES") != NULL)
@@ -623,7 +633,8 @@ static void counts_print(const char *name, const struct counts *c, uint64_t stat
     printf(statuses != 0 ? "]}" : "}");
 }
 
-/* A migration changes nothing of what is stepped, and takes as long as all others together. */
+/* Run migrations in one seed of 16. A migration changes no stepped state, and takes as long as all
+ * other operations together. */
 static bool worth_it(uint32_t operation, uint64_t seed)
 {
     return strcmp(call_name(operation), "migrate") != 0 || seed % 16 == 0;
@@ -637,9 +648,10 @@ static bool named(uint32_t operation, char **names)
     return found;
 }
 
-/* crash ROUNDS [FIRST_SEED [DOUBLE_EVERY [first [OPERATION...]]]]: a round is every operation, or
- * those that are named, in every shape. "first" ends it at the first violation. Prints counts as
- * JSON; exit code 1 = violations, 2 = this machine cannot step. */
+/* crash ROUNDS [FIRST_SEED [DOUBLE_EVERY [first [OPERATION...]]]]
+ *
+ * A round is every operation, or the named ones, in every shape. "first" exits at the first
+ * violation. Prints counts as JSON. Exit code 1 = violations, 2 = this machine cannot step. */
 int main(int argc, char **argv)
 {
     step_without_repeats(argv);

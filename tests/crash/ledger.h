@@ -1,5 +1,5 @@
-/* ledger.h - what an arena says of its timers, operations, notices and watermarks, in a form that
- * two arenas can be compared in, whatever slots, chunks and rows they use. */
+/* ledger.h - the state of an arena's timers, operations, notices and watermarks in a form that does
+ * not depend on slots, chunks and rows, so that two arenas can be compared. */
 #ifndef PURGATORYD_LEDGER_H
 #define PURGATORYD_LEDGER_H
 
@@ -8,39 +8,42 @@
 #define FACTS_MAX 240
 #define TOPICS_MAX 8
 
-/* All that holds for one ticket, or for one key, as the sum of hashes. What a crash may cut
- * apart but a recovery may not - a timer and its notice, the old and the new timer of a key -
- * stands in one fact. */
+/* A fact is the sum of hashes over everything that concerns one ticket or one key. A kill may
+ * separate a timer from its notice, or the old timer of a key from the new one, but a recovery may
+ * not. Both are therefore in one fact. */
 enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW };
 struct fact {
-    uint64_t subject, state;      /* enum subject_kind in the low 3 bits of the subject */
+    uint64_t subject, state;      /* the low 3 bits of a subject are its enum subject_kind */
 };
 
 struct ledger {
     uint32_t count;
     struct fact facts[FACTS_MAX];
-    uint64_t sequences[TOPICS_MAX];  /* by row of the topic */
-    uint64_t forgotten;           /* sum of hashes of watermarks that go with their last watcher */
+    uint64_t sequences[TOPICS_MAX];  /* by topic row */
+    /* Sum of hashes of the watermarks that go with their last watcher. */
+    uint64_t forgotten;
 };
 
-/* Tickets from `fresh` on were given by the call under test: a repeated call may give others,
- * so they count by their keys and not by their numbers. */
+/* Collect all facts. Tickets from `fresh` on were issued by the call under test. A repeated call
+ * may get others, so these count by key and not by number. */
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh);
-/* Only what the WAL brings back: no sessions, so no outcomes; notices that nobody has yet.
- * It does not say that a topic without timers and notices has lost its row, so those count that
- * have one in the `live` arena. */
+/* Collect the facts that the WAL restores: no sessions, hence no outcomes, and only unsent
+ * notices. The WAL does not record that an unused topic has lost its row, so only topics with a
+ * row in `live` count. */
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live);
-/* False: *fault says what differs. */
+/* True if both ledgers are equal; otherwise *fault describes the difference. */
 bool ledger_same(const struct ledger *found, const struct ledger *expected,
                  struct pg_fault *fault);
-/* Every fact is as in one of the stages; nothing is gone that is in all of them. */
+/* True if every fact has its state from one of the stages, and no fact that all stages
+ * share is missing. */
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
                     struct pg_fault *fault);
-/* Sums up entries [from, tail) independently of their order. */
+/* Sum over the entries from `from` to the tail, independent of their order. */
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh);
-/* Every topic's entries follow one another, and the topic knows the newest. */
+/* True if the sequences of every topic's entries are contiguous and end at the topic's sequence. */
 bool ledger_gapless(const struct pg_arena *a);
 
+/* Hash functions: mix in a word, or bytes. */
 uint64_t ledger_mix(uint64_t hash, uint64_t value);
 uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len);
 

@@ -1,8 +1,8 @@
-/* stores.c - in the place of step.c: stops before every store instead of behind every instruction.
+/* stores.c - an alternative to step.c that stops before every store, not after every instruction.
  *
- * The core is compiled with -fsanitize=thread, and these functions stand in for the sanitizer's
- * runtime. It is some ten times faster than the trap flag, on any processor, and sees the order
- * of the stores that the compiler has chosen; what memcpy and memset do is one store. */
+ * The core is compiled with -fsanitize=thread, and these functions replace the sanitizer's runtime.
+ * This is about ten times faster than the trap flag and works on any processor. It sees the order
+ * of stores that the compiler chose; a memcpy or memset counts as one store. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static void before_store(void)
 {
     if (!stepping)
         return;
-    stepping = false;             /* what `each` runs has such calls, too */
+    stepping = false;             /* `each` may run stepped code */
     steps++;
     each(each_context);
     stepping = true;
@@ -31,12 +31,12 @@ uint64_t step_run(void (*run)(void *), void (*seen)(void *), void *context)
     steps = 0;
     stepping = true;
     run(context);
-    before_store();               /* what the last one has left */
+    before_store();               /* report the state after the last store */
     stepping = false;
     return steps;
 }
 
-/* ---- what the compilers call --------------------------------------------------------------- */
+/* ---- the sanitizer's runtime --------------------------------------------------------------- */
 
 void __tsan_init(void);
 void __tsan_init(void) {}

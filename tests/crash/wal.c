@@ -43,7 +43,8 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
            pg_rebuild(to->a, from->a->now_ns, why);
 }
 
-/* Of what it has armed or parked, while that lives. */
+/* True if an ARM or WATCH frame has the timestamps of its timer, as long as the timer is
+ * armed or parked. */
 static bool timestamps_recorded(const struct pg_frame_head *f, const struct fixture *fx, uint32_t slot,
                                 uint64_t ticket)
 {
@@ -54,7 +55,8 @@ static bool timestamps_recorded(const struct pg_frame_head *f, const struct fixt
             memcmp(timestamps, &fx->a->timestamps[slot], sizeof *timestamps) == 0);
 }
 
-/* All that lives here was armed with a WAL: the record is a known one. */
+/* True if the record that armed each timer is known. All timers of a fixture were armed with a
+ * WAL. */
 static bool timestamps_known(const struct pg_frame_head *f)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
@@ -62,7 +64,7 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
-/* Nobody asks to drop an outcome. */
+/* True if an END frame has the right uid. A dropped outcome has no requester. */
 static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
 {
     return j->uid == (j->cause == PG_END_DROPPED ? PG_NIL : uid);
@@ -78,7 +80,7 @@ static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
     case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->uid == uid;
     case PG_WAL_ENTRY: return ((const struct pg_wal_entry *)body)->uid == uid;
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->uid == uid;
-    default: return true;         /* nobody asked for it, or it does not say who */
+    default: return true;         /* the frame has no requester, or does not name it */
     }
 }
 

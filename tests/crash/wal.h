@@ -1,4 +1,4 @@
-/* wal.h - what the WAL buffer of a fixture says, redone over a snapshot into a fresh arena. */
+/* wal.h - redo the WAL buffer of a fixture over a snapshot, into a new arena. */
 #ifndef PURGATORYD_WAL_H
 #define PURGATORYD_WAL_H
 
@@ -8,20 +8,20 @@
 
 struct frames {
     uint64_t bytes;
-    uint64_t *words;              /* WAL_MAX bytes, which hold whole frames */
+    uint64_t *words;              /* WAL_MAX bytes, filled with whole frames */
 };
 
 void frames_open(struct frames *f);
 void frames_close(struct frames *f);
-/* All authoritative state of a fixture that nobody changes meanwhile. */
+/* Take a snapshot of a fixture. Nothing may change the fixture meanwhile. */
 void frames_snapshot(struct frames *f, const struct fixture *fx);
-/* All that stands in the ring and is not committed. */
+/* Copy all uncommitted frames of the WAL buffer. */
 void frames_appended(struct frames *f, const struct fixture *fx);
-/* Whether what lives has the timestamps that its appended record tells, final states are of timers
- * that began, and all say who asked for it. */
+/* Check that timers have the timestamps that their frames record, that frames about an end refer to
+ * timers with a known begin, and that all frames name the requesting uid. */
 bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32_t uid,
                  struct pg_fault *why);
-/* As a start without an arena does it: `to` is of the same sizes, without a WAL buffer. */
+/* Redo as a start without an arena does. `to` must have the same sizes, and no WAL buffer. */
 bool frames_redo(const struct frames *snapshot, const struct frames *appended,
                  const struct fixture *from, struct fixture *to, struct pg_fault *why);
 

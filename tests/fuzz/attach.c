@@ -1,6 +1,6 @@
-/* attach.c - fuzz target: an arena whose bytes were changed. Attach and rebuild must refuse it,
- * or give one that is whole and stays so, or one in which check() finds the damage (a rebuild
- * does not read every key). Nothing may step outside, or not end; nor a reader's calls. */
+/* attach.c - fuzz target: an arena with changed bytes. Attach or rebuild may refuse it. Otherwise
+ * the arena is sound and stays sound, or pg_check finds the damage, because a rebuild does not read
+ * every key. No call, including those of readers, may access memory outside or run forever. */
 
 #include "fuzz.h"
 
@@ -23,7 +23,7 @@ static struct image image_make(void)
     return i;
 }
 
-/* ---- an arena in which something of everything lives ----------------------------------------- */
+/* ---- an arena with content of every kind ----------------------------------------------------- */
 
 static uint64_t handle_message(uint64_t len)
 {
@@ -46,7 +46,7 @@ static uint64_t greeted(void)
     return session;
 }
 
-/* An operation `key` that waits for watermark 5 of a watch key, or 4 ticks. */
+/* Arm operation `key` for 4 ticks. It waits for watermark 5 of a watch key. */
 static void watch(uint64_t session, uint64_t sequence, uint8_t key, uint8_t watched)
 {
     static const uint8_t names[8] = {1, 1, 'n', 't'};
@@ -112,7 +112,8 @@ static void sound_make(void)
 
 /* ---- the target ------------------------------------------------------------------------------ */
 
-/* Each patch: where, over all used regions and the private arena file, how long, and its bytes. */
+/* Apply one patch from the input: its place in one of the two arena files, its
+ * length and its bytes. */
 static void patch(struct image *i, struct input *in)
 {
     uint8_t bytes[PATCH_MAX];

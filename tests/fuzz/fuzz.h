@@ -1,7 +1,7 @@
-/* fuzz.h - what the fuzz targets share: taking bytes off the input, and an arena to try them on.
+/* fuzz.h - shared by the fuzz targets: taking bytes off the input, and the sizes of a small arena.
  *
- * A target is a program over its input: it takes what it needs off the front, and zeros once the
- * input has ended, so that every input means something and a shorter one is a prefix of it. */
+ * A target interprets its input as a program. It takes bytes from the front, and zeros after the
+ * end. Every input is therefore valid, and a shorter input is a prefix of a longer one. */
 #ifndef PURGATORYD_FUZZ_H
 #define PURGATORYD_FUZZ_H
 
@@ -10,12 +10,12 @@
 
 #include "core/core.h"
 
-/* libFuzzer calls it, and tests/fuzz/main.c for every file of the corpus. */
+/* Run one input. libFuzzer calls this; tests/fuzz/main.c calls it for every file of the corpus. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { FUZZ_LAYOUT = 4711, FUZZ_TICK_NS = 1000000, FUZZ_SESSIONS = 2 };
 
-/* Small, so that everything in it fills up and wraps within a short input. */
+/* A configuration so small that a short input fills every table and wraps every ring. */
 static const struct pg_config fuzz_config = {
     .layout_id = FUZZ_LAYOUT, .payload_bytes = 8192, .replay_bytes_max = 4096,
     .tick_ns = FUZZ_TICK_NS, .stream_id = 1, .secret = {1, 2}, .capacity = 12,
@@ -27,6 +27,7 @@ struct input {
     const uint8_t *at, *end;
 };
 
+/* Take bytes off the input, and zeros after its end. */
 static inline void take(struct input *in, void *out, size_t bytes)
 {
     const size_t left = (size_t)(in->end - in->at), some = bytes < left ? bytes : left;
@@ -49,7 +50,7 @@ static inline uint16_t take_short(struct input *in)
     return value;
 }
 
-/* Zeroed memory of exactly that size, so that a step outside is seen. */
+/* Allocate zeroed pages, so that the sanitizers report an access beyond them. */
 static inline void *fuzz_memory(uint64_t bytes)
 {
     void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -58,6 +59,7 @@ static inline void *fuzz_memory(uint64_t bytes)
     return memset(memory, 0, bytes);
 }
 
+/* Abort with the fault unless `good`. */
 static inline void fuzz_expect(bool good, const struct pg_fault *fault)
 {
     if (good)

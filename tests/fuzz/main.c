@@ -1,4 +1,4 @@
-/* main.c - runs a fuzz target over the files given: the corpus, without libFuzzer. */
+/* main.c - run a fuzz target over files, such as its corpus, without libFuzzer. */
 
 #include "fuzz.h"
 

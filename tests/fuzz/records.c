@@ -1,5 +1,5 @@
-/* records.c - fuzz target: messages of two clients to a living arena, with time and restarts
- * between them. After each step the arena must be whole. */
+/* records.c - fuzz target: messages of two clients to one arena, with advances and restarts between
+ * them. The arena must be sound after each step. */
 
 #include "fuzz.h"
 
@@ -15,7 +15,7 @@ static struct world {
     void *arena, *secret;
     uint64_t arena_bytes, secret_bytes;
     uint8_t *reply, *buffer;
-    uint8_t *last;                /* the newest batch, to be sent again */
+    uint8_t *last;                /* newest batch, for sending it again */
     uint64_t last_len;
     uint64_t sessions[FUZZ_SESSIONS], sequences[FUZZ_SESSIONS];
     int64_t now_ns;
@@ -59,7 +59,8 @@ static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
     }
 }
 
-/* In memory of exactly its size. A message that waits for a virtual time gets it. */
+/* Handle a message in memory of exactly its size. A message that waits for a virtual time gets that
+ * time. Return the size of the reply. */
 static uint64_t deliver(struct world *w, uint32_t uid, const uint8_t *bytes, uint64_t len)
 {
     uint8_t *message = malloc(len + (len == 0));
@@ -86,7 +87,7 @@ static struct pg_frame frame_of(const struct world *w, uint32_t number, unsigned
                              .sequence = w->sequences[number] + 1};
 }
 
-/* What the daemon says of the session: where to go on. */
+/* Continue after the sequence that the daemon has answered. */
 static void follow(struct world *w, uint32_t number, uint64_t reply_bytes)
 {
     struct pg_frame reply;
@@ -120,7 +121,7 @@ static void raw(struct world *w, struct input *in, uint32_t number)
     follow(w, number, deliver(w, number, w->buffer, len));
 }
 
-/* A good head, and whatever behind it. */
+/* Send a valid frame head with random bytes after it. */
 static void framed(struct world *w, struct input *in, uint32_t number)
 {
     struct pg_frame frame = frame_of(w, number, take_byte(in) % (PG_M_ACK + 2));
@@ -133,7 +134,7 @@ static void framed(struct world *w, struct input *in, uint32_t number)
     follow(w, number, deliver(w, number, w->buffer, sizeof frame + len));
 }
 
-/* Few names and few keys, so that they meet. */
+/* Write one of a few keys, so that records meet on the same key. */
 static uint8_t *key_write(struct input *in, uint8_t *at, uint8_t *len, uint8_t *type)
 {
     const uint8_t choice = take_byte(in);
@@ -185,7 +186,7 @@ static uint8_t *record_write(struct input *in, struct pg_record *r, uint8_t *at,
     return end;
 }
 
-/* A message that is whole, unless the input spoils one byte of it. */
+/* Send a valid message; the input may damage one byte of it. */
 static void batch(struct world *w, struct input *in, uint32_t number, unsigned message)
 {
     static const uint8_t names[16] = {1, 1, 'n', 't', 1, 0, 'n', 2, 1, 'm', 'm', 't'};
@@ -227,7 +228,8 @@ static void repeat(struct world *w, uint32_t number)
         follow(w, number, deliver(w, number, w->last, w->last_len));
 }
 
-/* Acknowledges what the inbox gives out, or completes what it asks about. */
+/* Acknowledge the first outcome of the inbox, or answer its CHECK; the input may change the
+ * ticket. */
 static void acknowledge(struct world *w, struct input *in)
 {
     uint64_t session;

@@ -1,10 +1,12 @@
-/* power_cut.c - the first and only process of a virtual machine that is killed over and over.
+/* power_cut.c - the only process of a virtual machine whose power is cut again and again.
  *
- * At each boot it reads the WAL on its disk, says how far it goes, and appends to it until
- * the power is gone. The console has one line per fact:
- *   recovered LSN    what was found, all of it checked    unsynced LSN   what a file written
- *   ready            it appends from now on                              without sync still says
- *   ack LSN          so far all is on disk                broken ...     and nothing after it
+ * At each boot it reads the WAL on its disk, reports the last LSN, and appends until the power is
+ * cut. The console has one line per fact:
+ *   unsynced LSN     content of a file that is written without a sync
+ *   recovered LSN    last LSN of the WAL; all frames were checked
+ *   ready            appending begins
+ *   ack LSN          everything up to this LSN is on disk
+ *   broken ...       a failure; no other line follows
  */
 #define _GNU_SOURCE
 #include "core/core.h"
@@ -45,7 +47,7 @@ static void *memory(uint64_t bytes)
     return memset(found, 0, bytes);
 }
 
-/* Kernel modules are numbered in the order in which they need each other. */
+/* Load kernel modules. Their numbers are in the order of their dependencies. */
 static void modules_load(void)
 {
     char path[32];
@@ -83,7 +85,7 @@ static void machine_start(void)
     disk_mount();
 }
 
-/* ---- what is on disk ----------------------------------------------------------------------- */
+/* ---- the disk's content -------------------------------------------------------------------- */
 
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
@@ -111,7 +113,7 @@ static uint8_t *file_read(const char *name, uint64_t *bytes)
     return found;
 }
 
-/* Each byte of a payload follows from the number of its frame. */
+/* Fill a payload from the LSN of its frame, so that every byte can be checked. */
 static void payload_fill(uint8_t payload[PAYLOAD], uint64_t lsn)
 {
     for (unsigned i = 0; i < PAYLOAD; i += 8) {
@@ -138,7 +140,8 @@ static struct pg_walk wal_read(void)
     struct dirent **names;
     struct pg_fault why;
     const struct pg_frame_head *f;
-    uint8_t *file = NULL;                  /* the last one stays: the walk's end is written again */
+    uint8_t *file = NULL;                  /* the last file stays in memory: its end
+                                              is written again */
     uint64_t bytes;
     int count = scandir(WAL, &names, is_segment, by_name);
 
@@ -222,7 +225,8 @@ static uint64_t wait_committed(struct pg_arena *a, struct pg_group_commit *c)
 static void append(struct pg_arena *a, struct pg_group_commit *c)
 {
     int unsynced = open(UNSYNCED, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    put(a, 0, 0);                          /* its frame is not its first: names are born */
+    put(a, 0, 0);                          /* the first put also creates the names, with
+                                              frames of their own */
     printf("ready\n");
     for (uint64_t n = 1;; n++) {
         put(a, n, PAYLOAD);

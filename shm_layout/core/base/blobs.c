@@ -1,37 +1,39 @@
-/* Key and payload bytes: a two-level segregated-fit allocator (TLSF: Masmano, Ripoll,
- * Crespo, Real 2004) over granules, with the boundary tags only in free blocks.
+/* blobs.c - the allocator of key and payload bytes.
  *
- * A bit per granule tells used from free, so a used blob needs no header: whether a
- * neighbour is free is read from the map, its size from its own ends.  Two free blocks
- * never touch.  take and give cost a constant number of steps.
+ * It is a two-level segregated-fit allocator (TLSF: Masmano, Ripoll, Crespo, Real 2004) over
+ * granules. A map with one bit per granule tells used from free. A used blob therefore needs no
+ * header: the allocator finds free neighbours in the map and their sizes in their boundary tags.
+ * Two free blocks are never adjacent. blobs_take and blobs_give cost a constant number of steps.
  */
 #include "core/base/blobs.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
 
-/* A size class holds sizes from its floor up to the next class's. take looks through this
- * many blocks of the request's own class when all larger classes are empty; below 64
- * granules (1 KiB) every block of the class fits, so only larger requests can be refused
- * with a block left that would do, and only one that stands deeper in its list. */
+/* blobs_take examines this many blocks of the request's own size class if all larger classes are
+ * empty. A class holds sizes from its floor up to the next class's floor. Below 64 granules (1 KiB)
+ * a class has a single size, so every block fits. A larger request can fail although a block would
+ * fit, if that block is deeper in its list. */
 #define OWN_CLASS_BLOCKS 32
 
 #define WORD 64
-#define FETCHED_GRANULES 16       /* of a block: four lines */
+/* Granules of a block that are prefetched: four cache lines. */
+#define FETCHED_GRANULES 16
 
-/* Bits of the size below its five leading ones after the first: 0 under 64 granules. */
+/* Low bits of the size that do not affect its class. The class depends on the leading one and the
+ * five bits after it. The result is 0 below 64 granules. */
 static inline uint32_t step_bits(uint32_t granules)
 {
     return 26 - (uint32_t)__builtin_clz(granules | 32);
 }
 
-/* first level * 32 + second level */
+/* Class of a size: first level * 32 + second level. */
 static inline uint32_t class_of(uint32_t granules)
 {
     uint32_t bits = step_bits(granules);
     return (bits << 5) + (granules >> bits);
 }
 
-/* The lowest class all of whose blocks are large enough. */
+/* Lowest class whose blocks are all large enough. */
 static inline uint32_t class_above(uint32_t granules)
 {
     uint32_t below = ((uint32_t)1 << step_bits(granules)) - 1;
@@ -45,8 +47,8 @@ static inline struct pg_blob_free *free_at(const struct blob_pool *p, uint32_t g
 
 /* ---- the map ---------------------------------------------------------------------- */
 
-/* One bit more than there are granules: the bits past the end are 1, so that the last
- * block has a used neighbour like every other. */
+/* Words of the map. The bits past the last granule are 1, so that the last block has a used
+ * neighbour on its right, as every other block has. */
 uint64_t blob_map_words(uint32_t granules) { return (uint64_t)granules / WORD + 1; }
 
 static inline bool is_used(const struct blob_pool *p, uint32_t granule)
@@ -54,13 +56,13 @@ static inline bool is_used(const struct blob_pool *p, uint32_t granule)
     return p->map[granule / WORD] >> (granule % WORD) & 1;
 }
 
-/* Bits [from, from + count) of one word, count 1 .. 64. */
+/* Bits [from, from + count) of one word; count is 1 .. 64. */
 static inline uint64_t word_bits(uint32_t from, uint32_t count)
 {
     return ~(uint64_t)0 >> (WORD - count) << from;
 }
 
-/* How many of the granules from `at` on lie in one word of the map. */
+/* Number of granules, from `at` on, that are in the same word of the map. */
 static inline uint32_t in_word(uint32_t at, uint32_t granules)
 {
     uint32_t space = WORD - at % WORD;
@@ -103,7 +105,8 @@ static bool map_is_set(const struct blob_pool *p, uint32_t at, uint32_t granules
 }
 #endif
 
-/* The first granule from `at` on that is used (or free), or the end of the pool. */
+/* First granule from `at` on that is used (or free, if `used` is false); the pool's end if there is
+ * none. */
 static uint32_t map_find(const struct blob_pool *p, uint32_t at, bool used)
 {
     uint64_t flip = used ? 0 : ~(uint64_t)0, word = at / WORD, words = blob_map_words(p->granules);
@@ -113,7 +116,7 @@ static uint32_t map_find(const struct blob_pool *p, uint32_t at, bool used)
     return bits ? (uint32_t)(word * WORD + (uint32_t)__builtin_ctzll(bits)) : p->granules;
 }
 
-/* The next run of free granules from `at` on; 0 = none. */
+/* Granules in the next free run from `at` on, whose begin goes to *start; 0 = none. */
 static inline uint32_t free_run(const struct blob_pool *p, uint32_t at, uint32_t *start)
 {
     *start = map_find(p, at, false);
@@ -165,7 +168,7 @@ static inline void unlink_block(struct blob_pool *p, uint32_t block)
     heap->free_blocks--;
 }
 
-/* A block of this class or of the nearest one above that has any. */
+/* Head of this class, or of the nearest larger class that has a block; PG_NIL = none. */
 static inline uint32_t block_from(const struct pg_blob_heap *heap, uint32_t class)
 {
     uint32_t level = class / 32, bits;
@@ -215,7 +218,8 @@ bool blob_inside(const struct blob_pool *p, uint32_t blob, uint64_t bytes)
 
 uint64_t blobs_used(const struct blob_pool *p) { return p->heap->used; }
 
-/* Fetches the block that is likely to be taken next, but for its begin, which unlinking needs. */
+/* Prefetch the block that is likely to be taken next. Unlinking reads its first line anyway, so
+ * this skips that line. */
 static inline void next_fetch(const struct blob_pool *p, uint32_t block, uint32_t granules)
 {
     const uint32_t lines = granules < FETCHED_GRANULES ? granules : FETCHED_GRANULES;
@@ -299,7 +303,7 @@ static bool bad(struct pg_fault *fault, const char *detail, uint64_t where, uint
     return fault_set(fault, "blobs", detail, where, expected, found);
 }
 
-/* The map's free runs are the free blocks: sizes at both ends, number and sum. */
+/* The free runs of the map match the free blocks: sizes at both ends, number and sum. */
 static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
 {
     uint64_t free = 0;
@@ -325,7 +329,7 @@ static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
         || bad(fault, "used granules against the map", 0, p->granules - free, p->heap->used);
 }
 
-/* True if the block is a free run's start and belongs to the class. */
+/* Check that a listed block is the start of a free run, belongs to the class and links back. */
 static bool check_block(const struct blob_pool *p, uint32_t class, uint32_t block,
                         uint32_t previous, struct pg_fault *fault)
 {
@@ -340,8 +344,8 @@ static bool check_block(const struct blob_pool *p, uint32_t class, uint32_t bloc
         || bad(fault, "back link of a listed block", block, previous, free_at(p, block)->previous);
 }
 
-/* A back link has one value, so a block that is listed twice or a list that closes on
- * itself fails there: the walk ends. */
+/* Check one free list. A back link has one value, so a block that is listed twice and a list with a
+ * cycle both fail there. The walk therefore ends. */
 static bool check_list(const struct blob_pool *p, uint32_t class, uint64_t *listed,
                        struct pg_fault *fault)
 {

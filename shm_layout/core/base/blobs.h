@@ -1,12 +1,12 @@
-/* blobs.h - an allocator of keys and payloads. */
+/* blobs.h - the allocator of keys and payloads. */
 #ifndef PURGATORYD_BASE_BLOBS_H
 #define PURGATORYD_BASE_BLOBS_H
 
 #include "core/base/common.h"
 
-/* A segregated-fit allocator over granules of 16 bytes without headers on used blobs:
- * the owner knows the size. A bit per granule tells used from free; free blocks carry
- * their own size at both ends and their list links. All but the blobs' bytes is derived state. */
+/* A segregated-fit allocator over granules of 16 bytes. Used blobs have no header: the owner knows
+ * the size. A bit per granule tells used from free. Free blocks store their own size at both ends,
+ * and their list links. Only the bytes of used blobs are authoritative state. */
 struct blob_pool {
     struct pg_blob_heap *heap;
     uint64_t *map;                /* a bit per granule: 1 = used */
@@ -18,12 +18,16 @@ static inline uint32_t blob_granules(uint64_t bytes)
 {
     return (uint32_t)((bytes + PG_GRANULE - 1) / PG_GRANULE);
 }
+/* Words of 64 bits in the map of a pool. */
 uint64_t blob_map_words(uint32_t granules);
-void blobs_init(struct blob_pool *p);                              /* all free */
-uint32_t blobs_take(struct blob_pool *p, uint32_t granules);       /* PG_NIL when none fits */
+/* Make all granules free. */
+void blobs_init(struct blob_pool *p);
+/* Allocate adjacent granules (at least one). PG_NIL if no free block is large enough. */
+uint32_t blobs_take(struct blob_pool *p, uint32_t granules);
+/* Free a blob. `granules` must be the size that was taken. */
 void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules);
-/* Rebuild: begin (nothing used), mark each living blob, end (free lists from the map).
- * mark returns false if the blob is out of bounds or overlaps one marked before. */
+/* Rebuild the derived state: begin (nothing used), mark each blob in use, end (free lists from the
+ * map). blobs_rebuild_mark returns false if the blob is out of bounds or overlaps a marked one. */
 void blobs_rebuild_begin(struct blob_pool *p);
 bool blobs_rebuild_mark(struct blob_pool *p, uint32_t blob, uint32_t granules);
 void blobs_rebuild_end(struct blob_pool *p);
@@ -35,11 +39,12 @@ static inline uint8_t *blob_at(const struct blob_pool *p, uint32_t blob)
 {
     return p->bytes + (uint64_t)blob * PG_GRANULE;
 }
-/* Map, free lists, size tags and totals agree, no two free blocks touch;
- * used_granules = the sum over all owners. */
+/* Check that map, free lists, size tags and totals agree, that no two free blocks are adjacent, and
+ * that the owners hold `used_granules` in total. */
 bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fault *fault);
-/* Whether so many bytes of a blob are inside the pool. */
+/* True if `bytes` bytes from granule `blob` on are inside the pool. */
 bool blob_inside(const struct blob_pool *p, uint32_t blob, uint64_t bytes);
-uint64_t blobs_used(const struct blob_pool *p);                    /* granules in use */
+/* Granules in use. */
+uint64_t blobs_used(const struct blob_pool *p);
 
 #endif

@@ -1,4 +1,4 @@
-/* check.c - the first broken invariant that a check finds. */
+/* check.c - report a broken invariant. */
 
 #include "core/base/check.h"
 #include "core/base/common.h"

@@ -1,23 +1,24 @@
-/* check.h - the first broken invariant that a check finds. */
+/* check.h - checks and assertions: how a broken invariant is reported. */
 #ifndef PURGATORYD_BASE_CHECK_H
 #define PURGATORYD_BASE_CHECK_H
 
 #include "core/base/common.h"
 
-/* Records the first fault only, so that the message names the cause and not an effect. */
+/* Record a fault and return false. Only the first fault is kept, so that the message names the
+ * cause and not an effect. */
 bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
                uint64_t expected, uint64_t found);
 
-/* An invariant that no message, argument or stored byte can break, because those are validated
- * before. If it is broken all the same, the process ends before its next store, and the arena is
- * left to a recovery. */
+/* Assert an invariant that no message, argument or stored byte can break, because those are
+ * validated first. If it is broken nevertheless, the process ends before its next store, and the
+ * arena is left for recovery. */
 #define PG_ASSERT(fact, part, invariant)                                                        \
     do {                                                                                        \
         if (UNLIKELY(!(fact)))                                                                  \
             assertion_failed(part, invariant);                                                  \
     } while (0)
-/* The same where each call would feel it: in tests, fuzzing and simulated worlds, whose builds have
- * PG_ASSERT_ALL. */
+/* An assertion that would slow down every call. Only builds with PG_ASSERT_ALL check it: tests,
+ * fuzzing and simulated worlds. */
 #ifdef PG_ASSERT_ALL
 #define PG_ASSERT_IN_TESTS(fact, part, invariant) PG_ASSERT(fact, part, invariant)
 #else
@@ -25,8 +26,8 @@ bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uin
 #endif
 _Noreturn void assertion_failed(const char *part, const char *invariant);
 
-/* Spreads an id over 64 bits (the finalizer of MurmurHash3, Appleby): two sets of ids are
- * the same, each id once, if their sums of mixed ids are the same. */
+/* Spread an id over 64 bits (the finalizer of MurmurHash3, Appleby). Two lists hold the same ids,
+ * each once, if their sums of mixed ids are equal. */
 static inline uint64_t id_mix(uint32_t id)
 {
     uint64_t x = (uint64_t)id + 0x9e3779b97f4a7c15u;

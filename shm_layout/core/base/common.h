@@ -13,23 +13,23 @@
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
-/* Kept out of its callers, whose common way needs fewer registers then. */
+/* Keep a rare path out of its callers, so that their common path needs fewer registers. */
 #define RARE __attribute__((noinline, cold))
 
-/* What a message has, read where it stands: at any address. */
+/* Parts of a message, read in place: a message may begin at any address. */
 typedef struct pg_record wire_record __attribute__((aligned(1)));
 typedef struct pg_watch_key wire_watch_key __attribute__((aligned(1)));
 
-/* Starts the way of a line from memory, to be written soon. The empty statement is an effect:
- * without one, compilers drop functions that do nothing else. */
+/* Prefetch a cache line that is about to be written. Compilers drop calls of functions without an
+ * effect; the empty asm statement counts as one. */
 static inline void fetch(const void *at)
 {
     __builtin_prefetch(at, 1);
     __asm__ volatile("");
 }
 
-/* To be called before memory is written that this process has not touched yet: the kernel maps the
- * pages around one that is read, and only that one when it is written first. */
+/* Read one byte per 64 KiB of memory that is about to be written for the first time. For a read
+ * fault the kernel maps the surrounding pages; for a write fault it maps only one page. */
 static inline void touch(const void *at, uint64_t bytes)
 {
     enum { AROUND = 65536 };
@@ -37,7 +37,7 @@ static inline void touch(const void *at, uint64_t bytes)
         (void)*((const volatile uint8_t *)at + i);
 }
 
-/* Shared fields that readers poll while the daemon writes. */
+/* Access to shared fields that readers poll while the daemon writes. */
 #define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define STORE_RELEASE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 

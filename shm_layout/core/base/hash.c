@@ -1,4 +1,4 @@
-/* The keyed hash of the key index and of the name index. */
+/* hash.c - the keyed hash of the key index and of the name index. */
 #include "core/base/hash.h"
 #include "core/base/common.h"
 
@@ -27,7 +27,7 @@ static inline void sip_word(struct hash_scope *s, uint64_t word, int rounds)
     s->v0 ^= word;
 }
 
-/* The 1 to 7 bytes behind the whole words, as a number. */
+/* The last 1 to 7 bytes of the input, as a little-endian number. */
 static inline uint64_t rest_of(const uint8_t *at, size_t len)
 {
     uint64_t rest = 0;
@@ -54,7 +54,7 @@ static inline struct hash_scope sip_begin(const uint64_t secret[2], uint64_t sco
     return s;
 }
 
-/* SipHash-c-d of the message that consists of the 8 bytes of scope and of bytes. */
+/* SipHash-c-d of a message that consists of the 8 bytes of scope, followed by `bytes`. */
 static inline uint64_t sip_end(struct hash_scope s, const void *bytes, size_t len, int c, int d)
 {
     const uint8_t *at = bytes, *whole_end = at + (len & ~(size_t)7);

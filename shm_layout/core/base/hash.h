@@ -4,11 +4,12 @@
 
 #include "core/base/common.h"
 
-/* SipHash-1-3 (Aumasson, Bernstein 2012) of scope and key, with a secret. Where keys come
- * from strangers, an attacker who does not know the secret cannot aim at one bucket. */
+/* SipHash-1-3 (Aumasson, Bernstein 2012) of scope and key. Keys may come from untrusted clients.
+ * Without the secret, an attacker cannot choose keys that collide in one bucket. */
 uint64_t keyed_hash(const uint64_t secret[2], uint64_t scope, const void *bytes, size_t len);
 
-/* The same in two steps, for many keys of one scope: what they begin with, and the rest. */
+/* keyed_hash in two steps, for many keys of one scope: hash_begin absorbs the scope, hash_in hashes
+ * one key. */
 struct hash_scope {
     uint64_t v0, v1, v2, v3;
 };

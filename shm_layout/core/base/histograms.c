@@ -1,4 +1,4 @@
-/* histograms.c - durations, counted by how long they are. */
+/* histograms.c - latency histograms. */
 
 #include "core/base/histograms.h"
 #include "core/base/common.h"
@@ -19,7 +19,7 @@ uint32_t histograms_used(const struct pg_histogram *histograms)
     return used;
 }
 
-/* Returns what stands behind the last one. */
+/* Write the non-empty buckets of a histogram. Return the address after the last one. */
 static struct pg_wal_bucket *buckets_write(const struct pg_histogram *h, struct pg_wal_bucket *to)
 {
     for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)

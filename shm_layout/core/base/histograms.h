@@ -1,16 +1,18 @@
-/* histograms.h - durations, counted by how long they are. */
+/* histograms.h - latency histograms. */
 #ifndef PURGATORYD_BASE_HISTOGRAMS_H
 #define PURGATORYD_BASE_HISTOGRAMS_H
 
 #include "core/base/common.h"
 
+/* Bucket of a duration in ns. Eight buckets per power of two make a bucket's width at most 1/8 of
+ * its lower bound. */
 static inline uint32_t histogram_bucket(uint64_t ns)
 {
     const uint32_t shift = 60 - (uint32_t)__builtin_clzll(ns | 8);
     return shift * 8 + (uint32_t)(ns >> shift);
 }
 
-/* Adds a duration so many times; a negative one, of a clock that went back, counts as 0. */
+/* Add a duration `times` times. A negative one, from a clock that stepped back, counts as 0. */
 static inline void histogram_add(struct pg_histogram *h, int64_t ns, uint64_t times)
 {
     __extension__ typedef unsigned __int128 uint128;
@@ -24,7 +26,8 @@ static inline void histogram_add(struct pg_histogram *h, int64_t ns, uint64_t ti
         h->max_ns = value;
 }
 
-/* As in a METRICS record: how many buckets of all histograms are not empty; the histograms with these. */
+/* The body of a METRICS record: histograms_used returns how many buckets of all histograms are not
+ * empty; histograms_write writes the histograms, followed by those buckets. */
 uint32_t histograms_used(const struct pg_histogram *histograms);
 void histograms_write(const struct pg_histogram *histograms, struct pg_wal_histogram *to);
 

@@ -1,9 +1,9 @@
-/* The key index: hash -> ids, in buckets of one cache line.
+/* index.c - the key index: hash to ids, in buckets of one cache line.
  *
- * An id goes to the first bucket with an empty cell from its home on.  Every bucket that
- * it found full on the way counts it in `overflowed`, so a lookup ends at the first bucket
- * that nobody passed: at 8 of 15 cells that is the home itself for 99 of 100 keys.  Erasing
- * takes the id out of those counts again; nothing is moved and no tombstone is left.
+ * An id goes to the first bucket with an empty cell, starting at its home bucket. Each full bucket
+ * on the way counts that id in `overflowed`. A lookup therefore ends at the first bucket with
+ * `overflowed` 0. At 8 of 15 cells used, that is the home bucket for 99 of 100 keys. Erasing
+ * decrements the same counts; no id moves, and no tombstone is left.
  */
 #include "core/base/index.h"
 #include "core/base/check.h"
@@ -28,7 +28,7 @@ void index_init(struct key_index *x)
     memset(x->buckets, 0, bytes);
 }
 
-/* To the next bucket where an id of this home can stand; false when there is none. */
+/* Step to the next bucket that can hold an id of this home; false if there is none. */
 static inline bool probe_step(const struct key_index *x, struct probe *at)
 {
     if (LIKELY(x->buckets[at->bucket].overflowed == 0))
@@ -58,7 +58,7 @@ uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at)
     return index_search(x, hash, ~(uint32_t)1 << at->cell, at);
 }
 
-/* Changes the count of every bucket between an id's home and where it stands. */
+/* Add `by` to the overflow count of every bucket from an id's home up to the one that holds it. */
 static inline void count_passed(struct key_index *x, uint32_t home, uint32_t bucket, uint32_t by)
 {
     for (; home != bucket; home = index_after(x, home))
@@ -108,7 +108,7 @@ RARE void index_erase_beyond(struct key_index *x, uint32_t home, uint32_t bucket
     count_passed(x, home, bucket, (uint32_t)-1);
 }
 
-/* Ids in one bucket, or PG_NIL when a cell holds a tag without an id. */
+/* Ids in one bucket; PG_NIL if a cell holds a tag without an id. */
 static uint32_t bucket_ids(const struct key_index *x, const struct pg_index_bucket *b)
 {
     uint32_t ids = 0;
@@ -129,7 +129,7 @@ bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault
         uint32_t here = bucket_ids(x, b);
         if (here == PG_NIL)
             return fault_set(fault, "index", "a cell holds a tag without an id", i, 0, 0);
-        /* Who passed the bucket before stands here or passed this one too. */
+        /* Every id that passed the bucket before is in this bucket or passed it as well. */
         if (before > (uint64_t)b->overflowed + here)
             return fault_set(fault, "index", "ids passed a bucket and stand nowhere", i,
                              (uint64_t)b->overflowed + here, before);

@@ -1,6 +1,6 @@
-/* index.h - which slot has a key.
+/* index.h - the key index: which slots may hold a key.
  *
- * What every record needs, a key in its home bucket, is inline; index.c has the rest. */
+ * The common case, a key in its home bucket, is inline; index.c has the rest. */
 #ifndef PURGATORYD_BASE_INDEX_H
 #define PURGATORYD_BASE_INDEX_H
 
@@ -8,39 +8,46 @@
 
 struct key_index {
     struct pg_index_bucket *buckets;
-    uint32_t count;               /* buckets */
-    uint32_t id_bits;             /* an id + 1 is stored, so that 0 means empty */
+    uint32_t count;               /* number of buckets */
+    uint32_t id_bits;             /* bits of a cell that hold id + 1; an empty cell is 0 */
 };
 
-/* Position of a candidate; for index_next, index_replace and index_erase. */
+/* Position of a candidate, for index_next, index_replace and index_erase. */
 struct probe {
     uint32_t home, bucket, cell;
 };
 
-uint32_t index_buckets(uint64_t ids);                /* for so many ids: 8 bytes an id */
+/* Buckets that `ids` ids need: 8 bytes per id. */
+uint32_t index_buckets(uint64_t ids);
+/* Bits that id + 1 needs when ids are below `ids`. */
 uint32_t index_id_bits(uint64_t ids);
+/* Make the index empty. */
 void index_init(struct key_index *x);
-/* The candidate behind the one that index_first (index.h) or this gave last. */
+/* Next candidate after the one that index_first or index_next returned; PG_NIL = none. */
 uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
+/* Find the cell of this id; false if the index does not hold it. */
 bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
+/* Give the cell of a candidate to another id with the same hash. */
 void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);
+/* Erase a candidate. No other id moves. */
 void index_erase(struct key_index *x, const struct probe *at);
 static inline void index_prefetch(const struct key_index *x, uint32_t hash)
 {
     fetch(&x->buckets[((uint64_t)hash * x->count) >> 32]);
 }
-/* Structure only: overflow counts and bounds. `ids` = how many must stand in it. */
+/* Check overflow counts and bounds, and that the index holds `ids` ids. Keys are not compared. */
 bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault);
-/* A bucket is read as vectors (the generic ones of GCC and Clang: compilers do not find
- * this loop's vector form by themselves). Lane 0 is the count, lane i + 1 is cell i. */
+/* Buckets are read with the vector extensions of GCC and Clang, because neither compiler vectorizes
+ * this loop. Lane 0 is `overflowed`; lane i + 1 is cell i. */
 #define VECTORS 4
 typedef uint32_t lanes __attribute__((vector_size(16)));
-typedef int32_t truths __attribute__((vector_size(16)));   /* of each lane: -1 or 0 */
+/* Result of a comparison, per lane: -1 or 0. */
+typedef int32_t truths __attribute__((vector_size(16)));
 
 #ifdef __SSE2__
 #include <emmintrin.h>
 
-/* Bit i: lane i is true. */
+/* Bit mask of the lanes that are true. */
 static inline uint32_t bits_of(const truths t[VECTORS])
 {
     const __m128i low = _mm_packs_epi32((__m128i)t[0], (__m128i)t[1]);
@@ -67,7 +74,7 @@ static inline uint32_t index_after(const struct key_index *x, uint32_t bucket)
     return bucket + 1 == x->count ? 0 : bucket + 1;
 }
 
-/* Low bits of the hash above the id; the home is made of the high ones. */
+/* Low bits of the hash, shifted above the id. The high bits of the hash select the home bucket. */
 static inline uint32_t index_tag(const struct key_index *x, uint32_t hash)
 {
     return hash << x->id_bits;
@@ -90,7 +97,7 @@ static inline lanes lanes_at(const struct pg_index_bucket *b, unsigned i)
     return words;
 }
 
-/* Bit i of the mask: cell i has this value. */
+/* Mask of the cells that have this value: bit i is cell i. */
 static inline uint32_t cells_with(const struct pg_index_bucket *b, uint32_t value)
 {
     truths found[VECTORS];
@@ -99,7 +106,8 @@ static inline uint32_t cells_with(const struct pg_index_bucket *b, uint32_t valu
     return bits_of(found) >> 1;
 }
 
-/* Bit i of the mask: cell i has this tag; if that is 0, it may be empty. */
+/* Mask of the cells that have this tag: bit i is cell i. With tag 0 the mask includes empty
+ * cells. */
 static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t tag, uint32_t mask)
 {
     truths found[VECTORS];
@@ -108,13 +116,16 @@ static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t ta
     return bits_of(found) >> 1;
 }
 
-/* The first candidate from at->bucket on, there among the cells of `allowed`. */
+/* First candidate from at->bucket on. In that bucket only the cells in `allowed` are searched. */
 uint32_t index_search(const struct key_index *x, uint32_t hash, uint32_t allowed,
                       struct probe *at);
+/* Insert an id whose home bucket is full; otherwise as index_insert. */
 uint32_t index_insert_beyond(struct key_index *x, uint32_t hash, uint32_t id);
+/* Correct the overflow counts after an id was erased outside of its home bucket. */
 void index_erase_beyond(struct key_index *x, uint32_t home, uint32_t bucket);
 
-/* Candidates whose tag matches, PG_NIL at the end; the caller compares the key. */
+/* First slot whose tag matches; index_next returns the others, PG_NIL at the end. Tags can collide,
+ * so the caller compares the key. */
 static inline uint32_t index_first(const struct key_index *x, uint32_t hash, struct probe *at)
 {
     at->home = at->bucket = index_home(x, hash);
@@ -136,7 +147,8 @@ static inline void index_erase_at(struct key_index *x, uint32_t hash, uint32_t p
         index_erase_beyond(x, home, bucket);
 }
 
-/* Returns the place, for index_erase_at; nothing in the index moves. PG_NIL: it is full. */
+/* Insert an id. Return its place for index_erase_at; a place stays valid until it is erased. PG_NIL
+ * if the index is full. */
 static inline uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t id)
 {
     const uint32_t home = index_home(x, hash), empty = cells_with(&x->buckets[home], 0);

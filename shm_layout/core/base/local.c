@@ -1,4 +1,4 @@
-/* local.c - a wheel of its own in private memory, for timers inside one process. */
+/* local.c - a timing wheel in private memory, for timers inside one process. */
 
 #include "core/base/common.h"
 #include "core/base/slots.h"
@@ -7,13 +7,14 @@
 struct pg_local {
     struct wheel wheel;
     struct slots slots;
-    uint32_t *due;                /* of the advance under way: where due slots are written */
+    uint32_t *due;                /* where the running advance writes due slots */
     uint32_t due_count, due_max;
 };
 
 static uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Carves the parts out of one block; with memory = NULL only counts the bytes. */
+/* Lay out all parts in one block of memory. Return its size in bytes; memory = NULL only computes
+ * that. */
 static uint64_t carve(struct pg_local *l, uint8_t *memory, const struct wheel_shape *shape)
 {
     const uint64_t sizes[] = {

@@ -1,7 +1,7 @@
-/* memory.c - on which NUMA node memory is, and that it stays in RAM.
+/* memory.c - place memory on a NUMA node and lock it in RAM.
  *
- * Nodes are preferred, never required: where a node is full, the kernel takes from the next one.
- * Required, it would end a process instead.
+ * Nodes are preferred, never required. If a node is full, the kernel allocates from the nearest
+ * other node. With a strict policy it would kill the process instead.
  */
 #define _GNU_SOURCE
 #include "core/base/common.h"
@@ -15,7 +15,7 @@
 enum { WORD_BITS = 8 * sizeof(unsigned long) };
 
 #ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22                        /* Linux 5.14; glibc 2.35 */
+#define MADV_POPULATE_READ 22                        /* since Linux 5.14; glibc 2.35 defines it */
 #endif
 
 struct nodes {
@@ -29,7 +29,7 @@ static struct nodes only(uint32_t node)
     return n;
 }
 
-/* The kernel does not look at the last bit of as many as it is given. */
+/* The kernel ignores the last bit of the mask size that it is given, hence + 1. */
 static const unsigned long NODE_BITS = PG_NODES_MAX + 1;
 
 int pg_memory_prefer(uint32_t node)
@@ -49,9 +49,10 @@ int pg_memory_bind(void *memory, uint64_t bytes, uint32_t node, int move)
     const struct nodes n = only(node);
     if (!move)
         return bind(memory, bytes, &n, 0);
-    madvise(memory, bytes, MADV_POPULATE_READ);      /* only what is mapped here is moved */
+    madvise(memory, bytes, MADV_POPULATE_READ);      /* only mapped pages are moved */
     int error = bind(memory, bytes, &n, MPOL_MF_MOVE_ALL);
-    if (error == EPERM)                              /* what others map, too, is for CAP_SYS_NICE */
+    if (error == EPERM)                              /* moving pages that others map needs
+                                                        CAP_SYS_NICE */
         error = bind(memory, bytes, &n, MPOL_MF_MOVE);
     return error;
 }
@@ -66,7 +67,8 @@ int pg_memory_elsewhere(const void *memory, uint64_t bytes, uint32_t node, uint3
     for (uint64_t i = 0; i < PG_MEMORY_SAMPLES; i++) {
         const volatile uint8_t *page =
             (const uint8_t *)memory + count * i / PG_MEMORY_SAMPLES * size;
-        (void)*page;                                 /* one that is not mapped is on no node */
+        (void)*page;                                 /* maps the page: an unmapped page is on no
+                                                        node */
         pages[i] = (void *)(uintptr_t)page;
     }
     if (syscall(SYS_move_pages, 0, PG_MEMORY_SAMPLES, pages, NULL, found, 0) != 0)

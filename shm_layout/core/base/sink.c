@@ -1,4 +1,4 @@
-/* sink.c - output into a buffer of a bounded size. */
+/* sink.c - append to a buffer of limited size. */
 
 #include "core/base/sink.h"
 #include "core/base/common.h"

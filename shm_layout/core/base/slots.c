@@ -1,4 +1,4 @@
-/* slots.c - which slots are free. */
+/* slots.c - the free stack of slots. */
 #include "core/base/slots.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
@@ -14,7 +14,8 @@ void slots_init(struct slots *s)
 void slots_rebuild(struct slots *s)
 {
     slots_free_none(s);
-    for (uint32_t slot = s->capacity; slot-- > 0;)   /* downwards: the lowest is given first */
+    for (uint32_t slot = s->capacity; slot-- > 0;)   /* downwards, so that the lowest slot is taken
+                                                        first */
         if (ctl_state(s->hot[slot].ctl) == PG_S_FREE)
             slots_give(s, slot);
 }

@@ -1,26 +1,30 @@
-/* slots.h - which slots are free. */
+/* slots.h - slot allocation and slot states. */
 #ifndef PURGATORYD_BASE_SLOTS_H
 #define PURGATORYD_BASE_SLOTS_H
 
 #include "core/base/check.h"
 #include "core/base/common.h"
 
-/* free[0] holds how many ids stand in free[1..]. Owner of hot.ctl's state. */
+/* All slots, and the stack of free ones. free[0] is the number of ids in free[1..]. This file owns
+ * the state in hot.ctl. */
 struct slots {
     struct pg_hot *hot;
-    struct pg_cold *cold;         /* NULL where there is no arena around the wheel */
+    struct pg_cold *cold;         /* NULL for a wheel outside of an arena */
     uint32_t *free;
     uint32_t capacity;
 };
 
-void slots_init(struct slots *s);                    /* all FREE; id 0 is given out first */
-void slots_rebuild(struct slots *s);                 /* the free stack from the control words */
+/* Make all slots FREE. Slot 0 is taken first. */
+void slots_init(struct slots *s);
+/* Build the free stack from the control words. */
+void slots_rebuild(struct slots *s);
+/* Check that the free stack holds exactly the FREE slots, each once. */
 bool slots_check(const struct slots *s, struct pg_fault *fault);
-/* For a rebuild that gives the free ones back itself. */
+/* Empty the free stack, for a rebuild that gives back free slots itself. */
 static inline void slots_free_none(struct slots *s) { s->free[0] = 0; }
 static inline uint32_t slots_left(const struct slots *s) { return s->free[0]; }
 static inline uint32_t slots_live(const struct slots *s) { return s->capacity - s->free[0]; }
-static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when full */
+static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when no slot is free */
 {
     return UNLIKELY(s->free[0] == 0) ? PG_NIL : s->free[s->free[0]--];
 }
@@ -29,7 +33,7 @@ static inline void slots_give(struct slots *s, uint32_t slot)
     PG_ASSERT(s->free[0] < s->capacity, "slots", "no slot is given back twice");
     s->free[++s->free[0]] = slot;
 }
-/* Fetches the slot that slots_take will give `distance` calls from now. */
+/* Prefetch the slot that slots_take will return `distance` calls later. */
 static inline void slots_prefetch(const struct slots *s, uint32_t distance)
 {
     const uint32_t slot = LIKELY(s->free[0] > distance) ? s->free[s->free[0] - distance] : 0;
@@ -37,8 +41,8 @@ static inline void slots_prefetch(const struct slots *s, uint32_t distance)
     fetch(&s->cold[slot]);
 }
 
-/* After which states a slot may get this one, as bits. Recovery writes control words itself: it
- * restores states and does not change them. */
+/* States, as a bit mask, from which a slot may enter this state. Recovery restores states and
+ * writes control words without this check. */
 static inline uint32_t states_before(unsigned state)
 {
     enum { FREE = 1u << PG_S_FREE, ARMED = 1u << PG_S_ARMED, OUTCOME = 1u << PG_S_OUTCOME,
@@ -49,15 +53,15 @@ static inline uint32_t states_before(unsigned state)
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
 static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
 static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
-/* The store by which a slot has its new state: its other fields are written before, for readers
- * that load the control word with acquire. */
+/* Publish the new state of a slot. Its other fields must be written first: readers read the control
+ * word with acquire. */
 static inline void slot_state_set(struct pg_hot *h, uint64_t ticket, unsigned state)
 {
     PG_ASSERT((1ull << (ctl_state(h->ctl) & 63) & states_before(state)) != 0, "slots",
               "a slot's new state may follow its old one");
     STORE_RELEASE(&h->ctl, ctl_of(ticket, state));
 }
-/* The slot speaks for its key, and counts: it is armed or parked. */
+/* True if the slot is armed or parked. Such a slot owns its key and counts as live. */
 static inline bool ctl_live(uint64_t ctl)
 {
     return ctl_state(ctl) == PG_S_ARMED || ctl_state(ctl) == PG_S_PARKED;

@@ -1,15 +1,15 @@
 /*
- * wheel.c - a hierarchical timing wheel (Varghese, Lauck 1987) that is exact.
+ * wheel.c - an exact hierarchical timing wheel (Varghese, Lauck 1987).
  *
- * Time is counted in ticks. A timer fires at tick ceil(deadline / tick), never early. Level
- * l has buckets of fanout^l ticks; a timer stands in the finest level whose ring reaches its
- * tick. When the clock enters a coarse bucket, its members have to stand in finer levels.
- * Most are moved there gradually, before (`drain`); the rest at the border (`cascade`).
+ * Time is counted in ticks. A timer fires at tick ceil(deadline / tick), never early. A bucket of
+ * level l covers fanout^l ticks. A timer is in the finest level whose ring reaches its tick. When
+ * the clock enters a coarse bucket, its members must be in finer levels. Most of them are moved
+ * gradually before that tick (`drain`); the rest move at the tick itself (`cascade`).
  *
- * A bucket is a chain of cache lines full of slot ids, and a slot knows its cell: removal
- * moves the bucket's newest member into the hole. Firing and moving take members one by one
- * from the end, so that the wheel is whole whenever a callback runs or the budget ends: work
- * goes on later without a memory of its own.
+ * A bucket is a chain of chunks, each a cache line of slot ids, and each slot stores its cell.
+ * Removal moves the bucket's newest member into the hole. Firing and moving take members one by one
+ * from the end. The wheel is therefore consistent whenever a callback runs or the budget is spent,
+ * and the next call can continue without any saved position.
  */
 #include "core/base/wheel.h"
 #include "core/base/check.h"
@@ -18,9 +18,9 @@
 
 enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 512,                   /* a batch large enough to prefetch memory */
-    DRAIN_SMALL = 1024,                  /* members that may wait for the border */
-    DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
+    DRAIN_EXTRA = 512,                   /* a batch large enough for prefetching to pay off */
+    DRAIN_SMALL = 1024,                  /* fewer members than this may wait for the cascade */
+    DRAIN_PIECE = 16384                  /* members that justify a wake-up of their own */
 };
 enum { MOVE_PREFETCH = 32 };                /* prefetch distance, in timers */
 
@@ -28,7 +28,8 @@ enum { MOVE_PREFETCH = 32 };                /* prefetch distance, in timers */
 
 __extension__ typedef unsigned __int128 uint128;
 
-/* Granlund, Montgomery 1994. Exact for n < 2^63, which holds for all times and ticks. */
+/* Multiplier and shift for a division by a constant (Granlund, Montgomery 1994). The result is
+ * exact for n < 2^63, which holds for all times and ticks. */
 static void divisor_set(uint64_t divisor, uint64_t *multiplier, uint32_t *shift)
 {
     *shift = divisor == 1 ? 0 : 64 - (uint32_t)__builtin_clzll(divisor - 1);
@@ -60,8 +61,8 @@ static int64_t tick_to_ns(const struct pg_wheel *s, uint64_t tick)
 
 /* ---- geometry ------------------------------------------------------------------------ */
 
-/* The top ring spans all ticks of 63-bit times: 2 x fanout^levels > 2^63 / tick. A tick of
- * 1 us or more keeps every limit below 2^62. */
+/* Levels that cover all 63-bit times: the top ring must span 2 * fanout^levels > 2^63 / tick ticks.
+ * Ticks of 1 us or more keep every limit below 2^62. */
 uint32_t wheel_levels(const struct wheel_shape *shape)
 {
     uint64_t last = INT64_MAX / (uint64_t)shape->tick_ns + 1, span = 2;
@@ -76,7 +77,8 @@ uint32_t wheel_buckets(const struct wheel_shape *shape)
     return wheel_levels(shape) * 2 * shape->fanout + PG_DUE_BUCKETS;
 }
 
-/* No chunk is empty, and only the last of a bucket is not full. */
+/* Chunks for the worst distribution: no chunk is empty, and only the last chunk of a bucket may
+ * have empty cells. */
 uint32_t wheel_chunks(const struct wheel_shape *shape)
 {
     uint32_t spread = shape->capacity / PG_CHUNK_CELLS + wheel_buckets(shape);
@@ -90,7 +92,8 @@ static inline uint32_t position_of(const struct pg_wheel *s, const struct pg_lev
     return position < s->ring ? position : position - s->ring;
 }
 
-/* The coarser level first: it says where the ring of the finer one begins. */
+/* Set the position of a level. The coarser level goes first, because it determines where the ring
+ * of the finer one begins. */
 static void level_enter(const struct pg_wheel *s, struct pg_level *v, uint64_t tick)
 {
     uint64_t revolution = divide(tick, v->multiplier, v->shift);
@@ -102,7 +105,7 @@ static void level_enter(const struct pg_wheel *s, struct pg_level *v, uint64_t t
     }
 }
 
-/* A level's bucket changes only where that of the finer level does. */
+/* Set the clock. A level enters a new bucket only at a tick where all finer levels do. */
 static void clock_set(struct pg_wheel *s, uint64_t tick)
 {
     struct pg_level *v = s->levels;
@@ -185,7 +188,7 @@ static void mark_empty(struct pg_wheel *s, uint32_t bucket)
         s->occupied &= ~(1ull << l);
 }
 
-/* First occupied position at or after `from`, around the ring; the level has members. */
+/* First occupied position at or after `from`, around the ring. The level must have members. */
 static uint32_t occupied_from(const struct pg_level *v, uint32_t from)
 {
     uint32_t word = from >> 6;
@@ -198,7 +201,7 @@ static uint32_t occupied_from(const struct pg_level *v, uint32_t from)
     return word * 64 + (uint32_t)__builtin_ctzll(bits);
 }
 
-/* Tick at which the level's next bucket with members begins; it has some. */
+/* Tick at which the level's next bucket with members begins. The level must have members. */
 static uint64_t level_next(const struct pg_wheel *s, const struct pg_level *v)
 {
     uint32_t next = occupied_from(v, v->here);
@@ -206,8 +209,9 @@ static uint64_t level_next(const struct pg_wheel *s, const struct pg_level *v)
     return v->start + buckets * v->width;
 }
 
-/* The next tick with something to fire or to cascade; UINT64_MAX = none. Within a bucket of
- * level 1 no border of any level comes; at its begin a cascade may be under way. */
+/* Next tick that has timers to fire or to cascade; UINT64_MAX = none. Inside a bucket of level 1 no
+ * coarser bucket begins, so level 0 decides alone. At the start of that bucket a cascade may be
+ * unfinished, so all levels count. */
 static uint64_t next_event(const struct pg_wheel *s)
 {
     uint64_t next = UINT64_MAX, levels = s->occupied;
@@ -231,7 +235,7 @@ static inline uint32_t *cell_at(const struct wheel *w, uint32_t cell)
     return (uint32_t *)(void *)w->chunks + cell;
 }
 
-/* Cell for one more member; there is always a chunk, see wheel_chunks. */
+/* Start a chunk for one more member. wheel_chunks guarantees that one is free. */
 static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = &w->buckets[bucket];
@@ -243,7 +247,8 @@ static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
     return chunk * CELLS + 1;
 }
 
-/* The last cell of a chunk and PG_NIL alike end in 15. */
+/* Append a slot to a bucket. One test finds both a full chunk and an empty chain: the last cell of
+ * a chunk and PG_NIL both end in 15. */
 static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
 {
     struct pg_bucket *b = &w->buckets[bucket];
@@ -254,7 +259,7 @@ static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
     w->hot[slot].bucket = (uint16_t)bucket;
 }
 
-/* Takes the newest member; the bucket has one. */
+/* Take the newest member. The bucket must have one. */
 static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = &w->buckets[bucket];
@@ -274,7 +279,8 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
     return slot;
 }
 
-/* Fetches the chunk before that of `tail`; returns its last cell. PG_NIL goes through. */
+/* Prefetch the chunk before the one that holds cell `tail`. Return that chunk's last cell, or
+ * PG_NIL. */
 static inline uint32_t fetch_chunk(const struct wheel *w, uint32_t tail)
 {
     uint32_t before = tail == PG_NIL ? PG_NIL : w->chunks[tail / CELLS].previous;
@@ -283,7 +289,8 @@ static inline uint32_t fetch_chunk(const struct wheel *w, uint32_t tail)
     return before;
 }
 
-/* Fetches the slots in the chunk of `tail`, and the chunk before; returns its last cell. */
+/* Prefetch the slots in the chunk of cell `tail`, and the chunk before it. Return that chunk's last
+ * cell, or PG_NIL. */
 static inline uint32_t fetch_members(const struct wheel *w, uint32_t tail)
 {
     if (tail != PG_NIL)
@@ -301,7 +308,8 @@ void wheel_place(struct wheel *w, uint32_t slot)
     bucket_push(w, tick > s->clock ? bucket_at(s, tick) : s->due + s->open, slot);
 }
 
-/* A wheel that is behind the time keeps the order of ticks. */
+/* Keep the order of ticks in a wheel that lags behind real time: a timer of a later tick is placed
+ * normally. */
 void wheel_place_due(struct wheel *w, uint32_t slot)
 {
     const struct pg_wheel *s = w->state;
@@ -311,7 +319,7 @@ void wheel_place_due(struct wheel *w, uint32_t slot)
         bucket_push(w, s->due + s->open, slot);
 }
 
-/* ---- what is due and waits ------------------------------------------------------------- */
+/* ---- due timers that wait -------------------------------------------------------------- */
 
 static inline uint32_t bucket_waiting(const struct pg_wheel *s) { return s->due + 2; }
 
@@ -322,7 +330,7 @@ bool wheel_holds(const struct wheel *w)
     return w->buckets[bucket_waiting(w->state)].tail != PG_NIL;
 }
 
-/* The bucket's newest member moves into the hole; it may be the slot itself. */
+/* Move the bucket's newest member into the hole. That member may be the slot itself. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
     const uint32_t hole = w->hot[slot].where;
@@ -339,21 +347,21 @@ void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t cou
         if (tail != PG_NIL)
             __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
     }
-    __asm__ volatile("");         /* an effect: else compilers drop the call */
+    __asm__ volatile("");         /* without this effect, compilers drop the call */
 }
 
 /* ---- advance ------------------------------------------------------------------------- */
 
 struct advance {                         /* one call of wheel_advance */
     struct wheel *wheel;
-    uint32_t budget;                     /* timers it may still handle */
+    uint32_t budget;                     /* timers that it may still fire or move */
     wheel_due_fn on_due;
     wheel_soon_fn on_soon;               /* NULL = none */
     void *context;
 };
 
-/* Fires the members of a bucket that has some. False: some are left. Slots are fetched a
- * chunk ahead; a callback that changes the chain spoils no more than that. */
+/* Fire the members of a non-empty bucket; false if some are left. Slots are prefetched one chunk
+ * ahead. If a callback changes the chain, only that prefetch is wasted. */
 static bool fire_members(struct advance *t, uint32_t bucket)
 {
     struct wheel *w = t->wheel;
@@ -383,8 +391,8 @@ static inline bool fire(struct advance *t, uint32_t bucket)
     return t->wheel->buckets[bucket].tail == PG_NIL || fire_members(t, bucket);
 }
 
-/* Takes the newest member, and fetches its slot and, on entering a chunk, the one after the
- * next. */
+/* Take the newest member and prefetch its slot. The first pop of a chunk prefetches the
+ * chunk two further on. */
 static inline uint32_t pop_prefetch(struct wheel *w, uint32_t bucket)
 {
     uint32_t tail = w->buckets[bucket].tail, slot;
@@ -395,8 +403,8 @@ static inline uint32_t pop_prefetch(struct wheel *w, uint32_t bucket)
     return slot;
 }
 
-/* Moves up to `most` members to finer levels. False: the budget is spent before. A slot's line
- * is fetched while MOVE_PREFETCH others are handled. */
+/* Move up to `most` members to finer levels; false if the budget is spent first. MOVE_PREFETCH
+ * other members are handled while a slot's cache line is fetched. */
 static bool move(struct advance *t, uint32_t bucket, uint64_t most)
 {
     struct wheel *w = t->wheel;
@@ -416,7 +424,7 @@ static bool move(struct advance *t, uint32_t bucket, uint64_t most)
     return n == count;
 }
 
-/* Empties the coarse buckets that begin at this tick. */
+/* Empty the coarse buckets that begin at the clock's tick; false if the budget is spent first. */
 static bool cascade(struct advance *t)
 {
     const struct pg_wheel *s = t->wheel->state;
@@ -426,8 +434,9 @@ static bool cascade(struct advance *t)
     return true;
 }
 
-/* All that is due at the clock's tick. The due buckets change roles once a tick, so that
- * timers which keep arriving due starve neither the ones before nor the next tick. */
+/* Fire everything that is due at the clock's tick. The two due buckets swap roles once per tick. A
+ * timer that arrives due meanwhile goes to the other bucket and waits for the next tick. Arrivals
+ * therefore starve neither older timers nor later ticks. */
 static bool finish_tick(struct advance *t)
 {
     struct pg_wheel *s = t->wheel->state;
@@ -443,7 +452,7 @@ static bool finish_tick(struct advance *t)
     return true;
 }
 
-/* False: the budget is spent, or a timer was refused, before all due ones are fired. */
+/* Advance to `target`. False if the budget is spent or a timer is refused first. */
 static bool catch_up(struct advance *t, uint64_t target)
 {
     struct pg_wheel *s = t->wheel->state;
@@ -456,7 +465,8 @@ static bool catch_up(struct advance *t, uint64_t target)
     return false;
 }
 
-/* How many of the level's coming bucket to move now: enough to end after 3/4 of the way. */
+/* Number of members of the level's next bucket to move in this call, so that the bucket is empty
+ * after 3/4 of the remaining ticks. */
 static uint64_t quota(const struct pg_wheel *s, const struct pg_level *v, uint64_t count)
 {
     uint64_t left = v->start + v->width - s->clock;
@@ -466,7 +476,7 @@ static uint64_t quota(const struct pg_wheel *s, const struct pg_level *v, uint64
     return passed >= left ? count : passed * (count * 4 / (3 * left) + 1) + DRAIN_EXTRA;
 }
 
-/* Moves the members of coming coarse buckets ahead of time, a few for each tick passed. */
+/* Move members of the next coarse buckets ahead of time, a few for each tick that passed. */
 static void drain(struct advance *t)
 {
     struct pg_wheel *s = t->wheel->state;
@@ -511,7 +521,7 @@ uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_d
 
 /* ---- the next wake-up ---------------------------------------------------------------- */
 
-/* The tick at which something is due or begins; UINT64_MAX = the wheel is empty. */
+/* Next tick at which a timer is due or a coarse bucket begins; UINT64_MAX = the wheel is empty. */
 static uint64_t next_tick(const struct wheel *w)
 {
     const struct pg_wheel *s = w->state;
@@ -519,7 +529,7 @@ static uint64_t next_tick(const struct wheel *w)
     return due ? s->clock : next_event(s);
 }
 
-/* When a coming bucket of this size wants its next piece moved. */
+/* Tick at which the next piece of a coming bucket with `count` members should be moved. */
 static uint64_t drain_tick(const struct pg_wheel *s, const struct pg_level *v, uint32_t count)
 {
     uint64_t left = v->start + v->width - s->drained;
@@ -554,8 +564,8 @@ int64_t wheel_next_deadline_ns(const struct wheel *w)
 struct audit {
     const struct wheel *wheel;
     uint32_t capacity;
-    uint32_t linked;                     /* slots met in buckets */
-    uint32_t chunks;                     /* chunks met, and their sum of mixed ids */
+    uint32_t linked;                     /* slots found in buckets */
+    uint32_t chunks;                     /* chunks found, and the sum of their mixed ids */
     uint64_t chunk_sum;
     struct pg_fault *fault;
 };
@@ -592,14 +602,14 @@ static bool check_clock(struct audit *a)
     return true;
 }
 
-/* The ticks that a bucket may hold: from *first, so many. */
+/* Ticks that a bucket may hold: the first one in *first; returns how many. */
 static uint64_t bucket_span(const struct pg_wheel *s, uint32_t bucket, uint64_t *first)
 {
     const struct pg_level *v = &s->levels[bucket / s->ring];
     uint32_t position = bucket % s->ring;
     if (bucket >= s->due) {
         *first = 0;
-        return s->clock + 2;      /* due within the clock's tick is due */
+        return s->clock + 2;      /* up to tick clock + 1: see wheel_place_due */
     }
     *first = v->start + (position + s->ring - v->here) % s->ring * v->width;
     return *first < v->limit ? v->width : 0;

@@ -1,4 +1,4 @@
-/* arena.c - geometry, create, attach and check: the parts put together. */
+/* arena.c - the sizes of an arena's regions; create, attach and check an arena. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -161,10 +161,12 @@ uint64_t pg_arena_bytes(const struct pg_config *config)
     return plan.length;
 }
 
-#define RESERVED_ANSWERS 65536u   /* of the answer pool: whole windows of 16 sessions */
-#define ANSWERS_PER_SESSION 256u  /* its share of a larger pool */
+/* Smallest answer pool, in results: full windows of 16 sessions. */
+#define RESERVED_ANSWERS 65536u
+/* Results per session in a larger answer pool. */
+#define ANSWERS_PER_SESSION 256u
 
-/* Results in the answer pool of so many sessions. */
+/* Results that the answer pool for this many sessions holds. */
 static uint32_t answers_of(uint32_t sessions)
 {
     const uint64_t whole = (uint64_t)sessions * PG_WINDOW * PG_BATCH_RECORDS;
@@ -292,7 +294,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
 
 void pg_move(struct pg_arena *a, void *arena, void *secret)
 {
-    a->call.worked = NULL;                 /* of the last call; no pointer survives otherwise */
+    a->call.worked = NULL;                 /* the only pointer that survives a call */
     handle_point(a, arena, secret);
 }
 
@@ -426,7 +428,8 @@ static bool region_fits(const struct pg_region *planned, const struct pg_region 
             fault_set(why, "header", "elements of a region", id, planned->count, r->count));
 }
 
-/* All regions are where these sizes put them, so that no later access can leave the mapping. */
+/* Check that all regions are where these sizes put them. Later accesses then stay
+ * inside the mapping. */
 static bool regions_fit(const struct pg_header *h, struct pg_fault *why)
 {
     const struct pg_config config = config_of(h);
@@ -443,7 +446,7 @@ static bool regions_fit(const struct pg_header *h, struct pg_fault *why)
            same(why, "payload bytes", h->regions[PG_R_BLOBS].length, h->payload_bytes);
 }
 
-/* What is read of an arena of an earlier ABI in its place is there. */
+/* Check that the fields which are read from an arena of an earlier ABI exist. */
 static bool heads_inside(const struct pg_header *h, struct pg_fault *why)
 {
     const struct pg_region *wal = &h->regions[PG_R_WAL_BUFFER];
@@ -454,7 +457,7 @@ static bool heads_inside(const struct pg_header *h, struct pg_fault *why)
             same(why, "stride of the WAL buffer", PG_WAL_BUFFER_HEAD, wal->stride));
 }
 
-/* Of an earlier ABI: its regions are where its header says, and inside. */
+/* Check the regions of an arena of an earlier ABI: each must lie inside the arena file. */
 static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < sizeof h->regions / sizeof h->regions[0]; i++) {

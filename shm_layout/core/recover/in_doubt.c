@@ -1,5 +1,5 @@
-/* in_doubt.c - what a kill interrupted: whether the change of the last frame in the ring was made,
- * and that of the record under way of each session. */
+/* in_doubt.c - find out what a kill interrupted: whether the effect of the last frame in the WAL
+ * buffer happened, and whether the current record of each session was applied. */
 
 #include "core/recover/in_doubt.h"
 #include "core/base/blobs.h"
@@ -14,8 +14,8 @@
 #include "core/state/session.h"
 #include "core/state/timers.h"
 
-/* Whether the effect that a frame describes is there. One function per type; each first looks
- * whether what the frame names can be there at all. */
+/* True if the effect that a frame describes is visible in the arena. There is one function per
+ * frame type. Each first checks that everything the frame refers to exists. */
 typedef bool (*visible_fn)(const struct pg_arena *a, const void *body);
 
 static bool slot_is(const struct pg_arena *a, uint32_t slot, uint64_t ticket, unsigned state)
@@ -64,7 +64,7 @@ static bool watch_visible(const struct pg_arena *a, const void *body)
     return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
 }
 
-/* Of a wall timer the deadline by the wall clock decides; the other follows from it. */
+/* For a wall timer compare the wall-clock deadline: the other one is derived from it. */
 static bool move_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_move *j = body;
@@ -110,7 +110,8 @@ static bool gone_visible(const struct pg_arena *a, const void *body)
     return j->row < a->watermark_rows && watermark_at(a, j->row)->key_len == 0;
 }
 
-/* With a notice its entry decides; an outcome without an owner is free at once. */
+/* An outcome is visible as the entry of its notice, as a slot in state OUTCOME, or, without an
+ * owner, as a slot that is already free. */
 static bool outcome_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_outcome *j = body;
@@ -135,7 +136,7 @@ static bool published_visible(const struct pg_arena *a, const void *body)
     return entry_is(a, j->position, j->ticket >> 8);
 }
 
-/* It has no effect, so it may always be seen. */
+/* A frame without an effect counts as applied. */
 static bool always_visible(const struct pg_arena *a, const void *body)
 {
     (void)a, (void)body;
@@ -169,7 +170,8 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
 };
 
-/* Settings are stored one by one: those that the kill has cut off are in the frame. */
+/* Store all settings of the frame again. They are stored one by one, and a kill may have
+ * come in between. */
 static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j)
 {
     if (j->row >= a->namespace_rows || namespace_at(a, j->row)->name_len == 0)
@@ -198,9 +200,9 @@ bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
-/* ---- records under way -------------------------------------------------------------------- */
+/* ---- interrupted records ------------------------------------------------------------------ */
 
-/* Any state but FREE; PG_NIL = no slot has it. */
+/* Slot that has this ticket, in any state but FREE; PG_NIL = none. */
 static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
 {
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
@@ -210,8 +212,9 @@ static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
     return PG_NIL;
 }
 
-/* Answers are stored before their effects. Whether this one's is there; what changes nothing
- * is answered the same when it is applied again. */
+/* True if the effect that a stored answer reports is visible. Answers are stored before
+ * their effects. An answer without an effect does not count: applying the record again gives
+ * the same answer. */
 static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
 {
     const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
@@ -229,7 +232,8 @@ static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
     }
 }
 
-/* The row of a bulk load that is marked had its answer before, if it is one without an effect. */
+/* True if the current row of a bulk load was answered without an effect on timers. The answer is
+ * stored before the row's bit is set, so a row whose bit is set has its answer. */
 static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
                          const struct pg_result *r)
 {
@@ -237,8 +241,9 @@ static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
     return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && bulk_load_has_row(a, s);
 }
 
-/* A record on a watch key goes on when it is sent again, with the count so far. Any other one
- * is whole, or was never begun: nothing of it may be left that a later recovery takes for more. */
+/* Settle the record that a kill interrupted. A record on a watch key continues from its count when
+ * the client sends the batch again. Any other record was applied completely or not at all. If it
+ * was not applied, its answer is cleared, so that a later recovery does not count it as applied. */
 static void record_recover(struct pg_arena *a, struct pg_session *s)
 {
     struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];

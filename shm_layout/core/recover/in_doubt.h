@@ -1,14 +1,17 @@
-/* in_doubt.h - what a kill interrupted: whether the change of the last frame in the ring was made,
- * and that of the record under way of each session. */
+/* in_doubt.h - find out what a kill interrupted: whether the effect of the last frame in the WAL
+ * buffer happened, and whether the current record of each session was applied. */
 #ifndef PURGATORYD_RECOVER_IN_DOUBT_H
 #define PURGATORYD_RECOVER_IN_DOUBT_H
 
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* Before anything is rebuilt: keeps or drops that frame. */
+/* Keep or drop the frame in doubt. This must run before any derived state is rebuilt. Returns false
+ * and fills *why if the WAL buffer is damaged. */
 bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why);
 
+/* Settle the interrupted record of every session. rebuild_end calls this after it has
+ * linked all slots. */
 void sessions_recover(struct pg_arena *a);
 
 #endif

@@ -1,8 +1,8 @@
-/* merge.c - what belongs to one shard, out of several arenas, into its fresh one.
+/* merge.c - merge the part of several source arenas that belongs to one shard into a new arena.
  *
- * Tickets, times and bytes stay, and the sequences of a topic whose namespace is whole; slots,
- * rows, positions and hashes are assigned again. The sources are not changed. Rows are counted past
- * the end of their table, so that a refusal says how many there would have to be. */
+ * Tickets, times and payloads are preserved; so are topic sequences, unless the namespace is split.
+ * Slots, rows, positions and hashes are assigned again. The sources are not changed. Counting
+ * continues past the end of a full table, so that the error can report the required size. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -20,17 +20,22 @@
 #include "core/state/watermarks.h"
 #include "core/recover/migrate.h"
 
-#define FIRST_POSITION 1          /* so that a topic can name a notice that is gone: position 0 */
-#define RECENT_NS 60000000000     /* so long silent, a session may lose its row to a new one
-                                     anyway */
-#define OWNS (PG_NIL - 1)         /* of a session, before it has a row: an operation of its comes */
+/* First replay buffer position in use. Position 0 stays empty, so that a topic can refer to a
+ * notice that is gone. */
+#define FIRST_POSITION 1
+/* A session that was silent for longer may lose its row to a new session anyway. It is not merged
+ * unless it owns an operation. */
+#define RECENT_NS 60000000000
+/* Placeholder row of a session that owns a wanted operation and has no row yet. */
+#define OWNS (PG_NIL - 1)
 
 struct merge {
     struct pg_arena *to;
     const struct pg_arena *from;
     struct pg_source *source;
     struct pg_fault *why;
-    uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots;  /* rows taken */
+    /* Rows in use, per table. */
+    uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots;
     uint64_t wanted_slots, wanted_granules;
 };
 
@@ -61,7 +66,7 @@ static bool route_leads(const struct merge *g, const struct pg_route *r)
     return false;
 }
 
-/* A key in a namespace of the source. */
+/* True if a key of a source namespace belongs to this shard. */
 static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint32_t len)
 {
     const struct pg_route *r = &g->source->routes[ns];
@@ -69,7 +74,7 @@ static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint
            r->shards[pg_partition(key, len, r->partitions)] == g->to->header->shard;
 }
 
-/* Its namespace in the source; PG_NIL: it stays. */
+/* Source namespace of a slot whose key belongs to this shard; PG_NIL = the slot is not merged. */
 static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
 {
     if (ctl_state(slot_hot(g->from, slot)->ctl) == PG_S_FREE)
@@ -87,7 +92,7 @@ static void raise_to(uint64_t *counter, uint64_t value)
         *counter = value;
 }
 
-/* No ticket and no incarnation that was given anywhere is given again. */
+/* Raise the counters of the new arena, so that no ticket and no incarnation is issued twice. */
 static bool counters_merge(struct merge *g)
 {
     struct pg_header *h = g->to->header;
@@ -98,7 +103,7 @@ static bool counters_merge(struct merge *g)
     return true;
 }
 
-/* Partitions of one namespace meet in one row. */
+/* Row of a source namespace in the new arena. All partitions of one namespace share a row. */
 static uint32_t namespace_merge(struct merge *g, uint32_t i)
 {
     const struct pg_namespace *n = namespace_at(g->from, i);
@@ -113,7 +118,8 @@ static uint32_t namespace_merge(struct merge *g, uint32_t i)
     return row;
 }
 
-/* Its newest notice is gone, unless it is found in the replay buffer. */
+/* Row of a source topic in the new arena. The topic's newest notice counts as gone until
+ * entry_merge finds it in the replay buffer. */
 static uint32_t topic_merge(struct merge *g, uint32_t i)
 {
     const struct pg_topic *t = topic_at(g->from, i);
@@ -156,7 +162,7 @@ static bool topics_merge(struct merge *g)
     return fits(g, "topics in use", g->topics, g->to->topic_rows);
 }
 
-/* ---- what there has to be space for ------------------------------------------------------- */
+/* ---- required space ----------------------------------------------------------------------- */
 
 static void owner_note(struct merge *g, uint32_t slot)
 {
@@ -208,7 +214,8 @@ static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
     l->hash = key_hash(g->to, l->namespace_row, f->key_type, key, f->key_len);
     if (!account_merge(g, &l->account))
         return false;
-    account_watch_key_counted(g->to, l->account, 1);     /* so that nobody takes it for idle */
+    account_watch_key_counted(g->to, l->account, 1);     /* so that the account is
+                                                            not reused as idle */
     if (granules == 0)
         return true;
     const uint32_t blob = blob_copy(g->to, g->from, watermark_blob(f), granules);
@@ -229,7 +236,8 @@ static bool watermarks_merge(struct merge *g)
     return fits(g, "watch keys in use", g->watermarks, g->to->watermark_rows);
 }
 
-/* Partitions of one namespace know different rows of one bulk load: each of them learns all. */
+/* Row of a source bulk load in the new arena; PG_NIL = a different bulk load has the same id. Each
+ * partition of a namespace knows only some of its rows; the new arena gets them all. */
 static uint32_t bulk_load_merge(struct merge *g, uint32_t i)
 {
     struct pg_bulk_load l = *bulk_load_at(g->from, i);
@@ -285,8 +293,8 @@ static bool bulk_loads_merge(struct merge *g)
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-/* What a record under way has noted names rows of the source. Where its watch key is not, nothing
- * of the record will be applied. */
+/* Translate the source rows that the interrupted record of a session refers to. If its watch key is
+ * not merged, nothing of the record will be applied here, so the reference is cleared. */
 static void session_rename(struct merge *g, struct pg_session *s)
 {
     const bool in_bulk_load = s->bulk_load != 0 && s->bulk_load <= g->from->bulk_load_rows;
@@ -307,7 +315,8 @@ static struct pg_reply_memory *reply_begun(const struct pg_arena *a, const struc
     return session_reply(a, s, s->current);
 }
 
-/* Several shards may remember one session, if it went to all of them before. */
+/* Row of a session that another source has already brought; PG_NIL = none. Several sources may hold
+ * the same session, because a client opens it on every shard that it talks to. */
 static uint32_t session_known(const struct merge *g, const struct pg_session *f)
 {
     for (uint32_t row = 0; row < g->sessions && row < g->to->secret->sessions; row++) {
@@ -325,8 +334,8 @@ static bool is_further(const struct pg_session *f, const struct pg_session *than
     return (f->current != 0 ? f->applied + 1 : 0) > (than->current != 0 ? than->applied + 1 : 0);
 }
 
-/* Two batches of one number were begun, in two shards. No answer is right for both, so a
- * client that sends one of them again learns that it is in doubt. */
+/* True if two shards began different batches with the same number. No answer is right for both. A
+ * client that sends one of them again learns that its outcome is in doubt. */
 static bool are_at_odds(const struct merge *g, const struct pg_session *f,
                         const struct pg_session *s)
 {
@@ -350,14 +359,14 @@ static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
     s->id = (f->id & ~0xffffull) | row;
     s->first_id = f->first_id != 0 ? f->first_id : f->id;
     session_rename(g, s);
-    if (s->busy_last != 0)        /* hashes are others here: until then every key is busy */
+    if (s->busy_last != 0)        /* hashes differ here: until busy_last every key counts as busy */
         memset(s->busy_keys, 0xff, sizeof s->busy_keys);
     memcpy(session_reply(g->to, s, 0), session_reply(g->from, f, 0),
            PG_WINDOW * sizeof(struct pg_reply_memory));
     return replies_migrate(g->to, g->from, row, g->why);
 }
 
-/* Of several that are one, the one that is furthest counts. */
+/* Merge a session. If several sources hold it, the copy that progressed furthest wins. */
 static bool session_place(struct merge *g, uint32_t i)
 {
     const struct pg_session *f = session_at(g->from, i);
@@ -388,8 +397,8 @@ static bool gives(const struct merge *g)
     return false;
 }
 
-/* Wherever its namespaces went, its answers are found; one more shard that remembers it does no
- * harm. */
+/* Merge the sessions of each source that contributes a namespace. A client then finds its answers
+ * wherever its namespaces went. An additional shard that remembers a session does no harm. */
 static bool sessions_merge(struct merge *g)
 {
     const bool wanted = gives(g);
@@ -414,7 +423,7 @@ static bool slot_account_merge(struct merge *g, uint32_t slot)
     if (!account_merge(g, &c->account))
         return false;
     if (c->account != 0)
-        account_counted(g->to, c->account, 1, 0); /* so that nobody takes it for idle */
+        account_counted(g->to, c->account, 1, 0); /* so that the account is not reused as idle */
     return true;
 }
 
@@ -463,10 +472,10 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
         return no_memory(g, slot_granules(c));
     h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, slot_key(to, slot), c->key_len);
     const uint32_t topic = g->source->topics[h->topic];
-    h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
+    h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's topic is unused */
     if (has_wal(to) && has_wal(g->from)) {
         *timestamps_at(to, slot) = *timestamps_at(g->from, i);
-        timestamps_at(to, slot)->add_lsn = 0;              /* it was of another WAL */
+        timestamps_at(to, slot)->add_lsn = 0;              /* refers to the source's WAL */
     }
     return slot_account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
 }
@@ -483,7 +492,8 @@ static bool slots_merge(struct merge *g)
 
 /* ---- the replay buffer --------------------------------------------------------------------- */
 
-/* First all that was sent, then all that was not, each in the order of firing. */
+/* Number and size of some entries. Sent entries are merged before unsent ones, each
+ * in firing order. */
 struct tally {
     uint64_t entries, bytes;
 };
@@ -493,7 +503,8 @@ static const struct pg_entry *entry_next(const struct pg_source *s)
     return replay_at(s->arena, s->next);
 }
 
-/* For topics that start over, nobody can tell which of their notices a subscriber had. */
+/* True if an entry has to be merged. For topics that restart their sequences, sent entries are
+ * dropped: nobody can tell which of them a subscriber has received. */
 static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
 {
     const uint32_t ns = topic_at(g->from, e->topic)->namespace_row;
@@ -501,7 +512,7 @@ static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool s
            !(sent && g->source->routes[ns].fresh_topics);
 }
 
-/* Goes on to the next one that is wanted. False: there is none. */
+/* Move to the next wanted entry of a source; false if there is none. */
 static bool entry_seek(struct merge *g, struct pg_source *s, bool sent)
 {
     const struct pg_header *h = s->arena->header;
@@ -560,7 +571,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     return true;
 }
 
-/* As many of the youngest as there is space for, `all` being those there are. */
+/* Merge the newest entries that fit into `space`; `all` is the total of the wanted ones. */
 static bool entries_merge(struct merge *g, struct pg_source *sources, uint32_t count, bool sent,
                           struct tally all, struct tally space)
 {
@@ -599,7 +610,7 @@ static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t co
     return entries_merge(g, sources, count, false, unsent, unsent);
 }
 
-/* ---- all of it ----------------------------------------------------------------------------- */
+/* ---- the whole merge ----------------------------------------------------------------------- */
 
 static bool each(struct merge *g, struct pg_source *sources, uint32_t count,
                  bool (*step)(struct merge *g))

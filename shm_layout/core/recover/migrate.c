@@ -1,9 +1,9 @@
-/* migrate.c - an arena's whole authoritative state into a fresh one, of other sizes or of a later
- * ABI.
+/* migrate.c - copy the complete authoritative state of an arena into a new one that has other
+ * sizes or a later ABI.
  *
- * Names, tickets, sequences, sessions and replay buffer positions stay, so nobody outside can
- * tell. Into other sizes, slots, blobs and rows of the derived parts are assigned again. `from`
- * is not changed. */
+ * Names, tickets, sequences, sessions and replay buffer positions are preserved, so clients notice
+ * no difference. With other sizes, slots, blobs and derived rows are assigned again. pg_migrate
+ * does not change `from`. */
 
 #include "core/recover/migrate.h"
 #include "core/base/blobs.h"
@@ -34,7 +34,8 @@ static bool no_memory(const struct pg_arena *to, const struct pg_arena *from,
                      (uint64_t)to->blobs.granules * PG_GRANULE);
 }
 
-/* Rows keep their numbers: slots and entries name them. */
+/* Copy namespaces and topics. Their rows keep their numbers, because slots and
+ * entries refer to them. */
 static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     for (uint32_t i = to->namespace_rows; i < from->namespace_rows; i++)
@@ -57,7 +58,8 @@ static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, ui
            fits(why, "accounts in use", to->account_rows + 1ull, to->account_rows);
 }
 
-/* Counted, so that nobody takes the account for idle. An outcome holds none. */
+/* Copy the account of a slot, and count the slot so that the account is not reused as idle. An
+ * outcome has no account. */
 static bool slot_account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
                                  struct pg_fault *why)
 {
@@ -99,7 +101,8 @@ uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t bl
     return copy;
 }
 
-/* Watch records keep their numbers and learn their operation's new slot. */
+/* Copy an operation's notice. Its watch records keep their rows and get the operation's new
+ * slot. */
 static bool operation_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
                               uint32_t slot, struct pg_fault *why)
 {
@@ -160,7 +163,7 @@ static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
     return true;
 }
 
-/* Rows keep their numbers: blocks and sessions name them. */
+/* Copy the bulk loads. Their rows keep their numbers, because blocks and sessions refer to them. */
 static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from,
                                struct pg_fault *why)
 {
@@ -203,7 +206,7 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
 }
 
-/* Counted, because the derived state of `from` may be stale. */
+/* Slots in use. They are counted here, because the derived state of `from` may be stale. */
 static uint64_t slots_used(const struct pg_arena *a)
 {
     uint64_t used = 0;
@@ -228,8 +231,8 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 
 /* ---- replay buffer ------------------------------------------------------------------------- */
 
-/* The youngest that fit keep their positions; older ones count as withdrawn, unless they
- * still wait for the socket. */
+/* Position of the oldest entry that is copied. The newest entries that fit keep their positions.
+ * Older ones are dropped; replay_migrate fails if one of them was not sent. */
 static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena *from)
 {
     uint64_t bytes = 0, p = from->header->replay_tail;
@@ -237,7 +240,7 @@ static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena
            from->header->replay_tail - p < to->header->replay_capacity) {
         bytes += (uint64_t)entry_granules(replay_at(from, p - 1)) * PG_GRANULE;
         if (bytes > to->header->replay_bytes_max && p < from->header->replay_tail)
-            break;            /* one alone may be larger, as in replay_make_space */
+            break;            /* a single entry may be larger, as in replay_make_space */
         p--;
     }
     return p;
@@ -329,8 +332,8 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 
 /* ---- a later ABI -------------------------------------------------------------------------- */
 
-/* A minor ABI only appends: to structs, and regions. What an earlier one lacks stays as it is in a
- * fresh arena. Whatever appends fields whose zero is wrong sets them here. */
+/* Copy rows of an earlier minor ABI. It lacks only regions, and fields at the ends of structs.
+ * Missing fields keep the values of a new arena. If those are wrong for a field, set it here. */
 static bool rows_convert(uint8_t *to, uint32_t to_bytes, const uint8_t *from, uint32_t from_bytes,
                          uint64_t rows)
 {
@@ -387,7 +390,7 @@ static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
            fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
 }
 
-/* What the frame in doubt describes of a namespace may have been finished. */
+/* Copy the namespaces back: settling the frame in doubt may have completed one. */
 static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
 {
     const struct pg_region *f = &from->header->regions[PG_R_NAMESPACES];
@@ -396,8 +399,8 @@ static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
                f->stride);
 }
 
-/* Decides whether the frame in doubt counts, where its effect can be looked for, and tells `from`,
- * in whose WAL it belongs. */
+/* Decide the frame in doubt in `to`, where its effect can be checked. Record the decision in
+ * `from`, whose WAL the frame belongs to. */
 static bool wal_buffer_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
 {
     if (!has_wal(to) || !has_wal(from))

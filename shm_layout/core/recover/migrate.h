@@ -1,14 +1,15 @@
-/* migrate.h - an arena's whole authoritative state into a fresh one, of other sizes or of a later
- * ABI. */
+/* migrate.h - copy the complete authoritative state of an arena into a new one that has other
+ * sizes or a later ABI. */
 #ifndef PURGATORYD_RECOVER_MIGRATE_H
 #define PURGATORYD_RECOVER_MIGRATE_H
 
 #include "core/base/common.h"
 #include "core/arena.h"
 
+/* Copy a blob into `to`. PG_NIL if no free block is large enough. */
 uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
-                   uint32_t granules);               /* PG_NIL: no space */
-/* Copies what the replies of a session hold; `to` has a copy of the rows. */
+                   uint32_t granules);
+/* Copy the answers and blobs of a session's replies. `to` must already have the reply rows. */
 bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
                      struct pg_fault *why);
 

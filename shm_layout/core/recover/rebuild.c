@@ -1,12 +1,13 @@
-/* rebuild.c - all derived state, from authoritative state.
+/* rebuild.c - build all derived state from the authoritative state.
  *
- * Most of the time goes on waiting for memory, so the slots are gone through in two parts that
- * write nothing in common, and may be run by two threads at the same time: the keys (what blobs
- * are used, the index, the counts) and the places (free slots, wheel, watchers).
+ * Most of the time is spent waiting for memory. Therefore two independent passes visit the slots,
+ * and two threads may run them at the same time. One rebuilds keys (used blobs, the key index,
+ * counts), the other places (free slots, the wheel, watchers).
  *
- * A kill leaves at most two slots half done, and both wait for the end: one whose notice is
- * committed, which counts as ended, and the one with the newest ticket, which may have been about
- * to replace another one of its key. All the others have keys of their own. */
+ * A kill leaves at most two slots half done, and rebuild_end handles both. The first is the
+ * slot whose notice is committed; it counts as ended. The second is the slot with the newest
+ * ticket, which may have been about to replace another slot with the same key. All other slots
+ * have distinct keys. */
 
 #include <pthread.h>
 
@@ -32,9 +33,9 @@
 #include "core/state/watermarks.h"
 #include "core/recover/in_doubt.h"
 
-/* ---- whether a slot is sound ------------------------------------------------------------- */
+/* ---- validation of slots ----------------------------------------------------------------- */
 
-/* What the flags say stands at the blob's start has space there. */
+/* True if the extension at the blob's start has space for what the flags declare. */
 static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
 {
     const uint64_t least = h->flags & PG_F_OPERATION ? sizeof(struct pg_operation)
@@ -43,7 +44,8 @@ static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
     return c->ext_len >= least && c->ext_len % PG_GRANULE == 0;
 }
 
-/* An outcome keeps no hold on its topic and account, whose rows may serve others by now. */
+/* True if the rows that a slot refers to are in use. An outcome does not hold its topic and
+ * account, so their rows may belong to others. */
 static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
     if (ctl_state(h->ctl) == PG_S_OUTCOME)
@@ -64,14 +66,16 @@ bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c)
     return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
 }
 
-/* Whether what it leads to may be looked at. The keys are refused otherwise. */
+/* True if the blob and rows that the slot refers to may be read. rebuild_keys refuses other
+ * slots. */
 static bool slot_readable(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
     return slot_sound(a, slot_hot(a, slot), c) && slot_blob_inside(a, c);
 }
 
-/* Its notice is committed already. If it is not sound it stays as it is, and is refused. */
+/* True if the slot's notice is committed. For an unsound slot this is false, and
+ * rebuild_keys refuses it. */
 static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
 {
     const uint64_t ctl = slot_hot(a, slot)->ctl;
@@ -80,7 +84,7 @@ static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
 
 /* ---- keys -------------------------------------------------------------------------------- */
 
-/* An operation that owes its topic a notice holds a second blob. */
+/* Mark the second blob that an operation holds until its notice is written. */
 static bool notice_mark(struct pg_arena *a, uint32_t slot)
 {
     if (!is_operation(a, slot) || operation_granules(a, slot) == 0)
@@ -89,7 +93,8 @@ static bool notice_mark(struct pg_arena *a, uint32_t slot)
                               (uint32_t)operation_granules(a, slot));
 }
 
-/* Of one that has fired, the entry has a timer's blob, and an operation's notice. */
+/* Mark the blobs that a slot owns. After it has fired, the entry owns the blob of a timer, or the
+ * notice blob of an operation. */
 static bool blobs_mark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
@@ -115,7 +120,7 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     if (ctl_state(h->ctl) == PG_S_FREE)
         return true;
     if (UNLIKELY(is_parked(a, slot)))
-        c->payload_len = 0;       /* it was about to be armed */
+        c->payload_len = 0;       /* a kill interrupted its UNPARK */
     if (!slot_sound(a, h, c))
         return fault_set(why, "slots", "an armed slot names what is not there", slot, 0, h->topic);
     if (!blobs_mark(a, slot))
@@ -128,9 +133,10 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     return true;
 }
 
-enum { NEAR = 24, FAR = 64 };             /* slots ahead; a processor alone stops at a page's end */
+/* Prefetch distances, in slots. Hardware prefetchers stop at the end of a page. */
+enum { NEAR = 24, FAR = 64 };
 
-/* Fetches a slot, and what one before it will touch, which was not looked at yet. */
+/* Prefetch a slot far ahead, and the memory that a nearer slot refers to. */
 static inline void key_fetch(const struct pg_arena *a, uint32_t slot)
 {
     if (UNLIKELY(slot + FAR >= a->slots.capacity))
@@ -158,14 +164,14 @@ int rebuild_keys(struct pg_arena *a, struct pg_fault *why)
 
 /* ---- places ------------------------------------------------------------------------------ */
 
-/* PG_F_WALL: the deadline stands in the blob. */
+/* True if the deadline may be read. With PG_F_WALL it is in the blob. */
 static bool has_deadline(const struct pg_arena *a, uint32_t slot)
 {
     return LIKELY(!(slot_hot(a, slot)->flags & PG_F_WALL)) || slot_readable(a, slot);
 }
 
-/* Finds the free slots (downwards: the lowest is given first), the first outcome and the slot
- * that has fired. Returns the earliest deadline. */
+/* Find the free slots, the first outcome and the slot that has fired. Return the earliest deadline.
+ * The scan runs downwards, so that the lowest free slot is taken first. */
 static int64_t slots_scan(struct pg_arena *a)
 {
     int64_t earliest_ns = INT64_MAX;
@@ -188,8 +194,8 @@ static int64_t slots_scan(struct pg_arena *a)
     return earliest_ns;
 }
 
-/* The wheel begins before the earliest deadline, so that all which came due meanwhile stands
- * in its tick and fires in order. */
+/* Start the wheel before the earliest deadline. Timers that came due while no daemon ran are then
+ * in their own ticks and fire in order. */
 static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
@@ -243,7 +249,7 @@ static void counters_reset(struct pg_arena *a)
         topic_at(a, i)->live = 0;
 }
 
-/* So that it can be taken from any time. */
+/* True if the wall offset can be subtracted from any time without an overflow. */
 static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
 {
     return h->wall_offset_ns >= -(INT64_MAX / 2) ||
@@ -251,7 +257,7 @@ static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
                      (uint64_t)h->wall_offset_ns);
 }
 
-/* The control word of the slot whose entry is committed; 0 = none. */
+/* Control word of the slot whose entry is committed; 0 = none. */
 static uint64_t fired_ctl(const struct pg_arena *a)
 {
     const uint64_t tail = a->header->replay_tail;
@@ -285,7 +291,8 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     return 1;
 }
 
-/* A timer's blob is the entry's now; an operation gave away only its notice's. */
+/* Complete the firing of a slot. A timer's blob belongs to the entry, so its slot becomes free. An
+ * operation gave away only its notice blob, so its slot becomes an outcome. */
 static void fired_end(struct pg_arena *a, uint32_t slot)
 {
     struct pg_hot *h = slot_hot(a, slot);

@@ -1,16 +1,18 @@
-/* rebuild.h - all derived state, from authoritative state. */
+/* rebuild.h - build all derived state from the authoritative state. */
 #ifndef PURGATORYD_RECOVER_REBUILD_H
 #define PURGATORYD_RECOVER_REBUILD_H
 
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* What an armed slot or an outcome names is there; of its blob only the size is looked at. */
+/* True if all rows that an armed slot or an outcome refers to exist. Only the size of its
+ * blob is checked. */
 bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
 bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c);
 
-/* The steps of pg_rebuild, in this order. `keys` and `places` need nothing of each other and may
- * run at the same time in two threads, each with a fault of its own. */
+/* The steps of pg_rebuild, in this order. Each returns 1, or 0 and fills *why.
+ * rebuild_keys and rebuild_places are independent: two threads may run them at the same
+ * time, each with its own fault. */
 int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 int rebuild_keys(struct pg_arena *a, struct pg_fault *why);
 int rebuild_places(struct pg_arena *a, struct pg_fault *why);

@@ -1,10 +1,10 @@
-/* redo.c - frames of a snapshot and of the WAL, into the authoritative state of a fresh arena.
+/* redo.c - apply the frames of a snapshot and of the WAL to a new arena.
  *
- * A frame says how things stand after it, in slots, rows and positions of the arena that it
- * comes from. So the snapshot may be of several moments: all that changed after its start is
- * redone, and the last frame of each thing is right. A slot's tickets rise, so an older timer
- * never takes the place of a younger one. Derived state, key hashes too, is made at the end.
- * Frames are input: all that they name is looked at first. */
+ * A frame describes the state after a change, in slots, rows and positions of the arena that wrote
+ * it. The parts of a snapshot may be from different moments: all changes after its start are
+ * applied again, and the last frame of each object is right. The tickets of a slot only rise, so an
+ * older timer never replaces a younger one. Derived state, including key hashes, is built at the
+ * end. Frames are untrusted input: everything that they refer to is checked first. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -36,7 +36,7 @@ static bool refuse(const struct redo *r, const char *detail, uint64_t expected, 
     return fault_set(r->why, "redo", detail, r->frame->lsn, expected, found);
 }
 
-/* Else in the WAL, which is redone over it. */
+/* True in the snapshot; false in the WAL, which is redone after it. */
 static bool in_snapshot(const struct redo *r) { return r->state->next_lsn == 0; }
 
 static bool below(const struct redo *r, const char *detail, uint64_t limit, uint64_t found)
@@ -80,13 +80,13 @@ static bool no_space(const struct redo *r, uint32_t granules)
                   (uint64_t)r->a->blobs.granules * PG_GRANULE, (uint64_t)granules * PG_GRANULE);
 }
 
-/* The account that a slot counts in; 0 = none. */
+/* Account that a slot counts in; 0 = none. */
 static uint16_t account_named(const struct redo *r, uint32_t uid, unsigned counted)
 {
     return counted ? account_of(r->a, uid) : 0;
 }
 
-/* So that no account is taken for idle that has timers. */
+/* Count the slot in its account, so that an account with timers is not reused as idle. */
 static void slot_count(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
     if (slot_cold(a, slot)->account != 0)
@@ -109,7 +109,7 @@ static void slot_drop(struct pg_arena *a, uint32_t slot)
     blobs_give(&a->blobs, c->blob, slot_granules(c));
 }
 
-/* Frees the slot, unless a younger timer has it. */
+/* Free the slot, unless a younger timer has it. */
 static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
     if (ticket_older(ticket, ctl_ticket(slot_hot(a, slot)->ctl)))
@@ -118,7 +118,8 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     slot_hot(a, slot)->ctl = ctl_of(ticket, PG_S_FREE);
 }
 
-/* An export of an arena without a WAL says less. */
+/* Store the frame's timestamps, or `known` if it has none. A frame that was exported
+ * without a WAL has none. */
 static void timestamps_write(const struct redo *r, uint32_t slot, const struct pg_timestamps *known)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
@@ -126,18 +127,19 @@ static void timestamps_write(const struct redo *r, uint32_t slot, const struct p
         *timestamps_at(r->a, slot) = timestamps != NULL ? *timestamps : *known;
 }
 
-/* Of a timer. */
+/* Arm time of the timer in an ARM frame. */
 static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
     return timestamps != NULL ? timestamps->armed_ns : j->armed_ns;
 }
 
-/* Of a frame without a pg_timestamps; in a snapshot its number is not that of the record. */
+/* LSN of the add, for a frame without timestamps. 0 in a snapshot, whose frame
+ * numbers are not LSNs. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
 /* ---- bulk loads ---------------------------------------------------------------------------- */
 
-/* A bulk load that is not there was forgotten since. */
+/* Set the bit of a bulk load row. If the bulk load does not exist, a later frame removed it. */
 static bool row_done(const struct redo *r, const struct pg_wal_row *row)
 {
     const uint32_t bulk_load = bulk_load_find(r->a, row->bulk_load);
@@ -198,7 +200,7 @@ static bool redo_bulk_load(const struct redo *r)
 
 /* ---- timers --------------------------------------------------------------------------------- */
 
-/* `bytes`: its key and payload. */
+/* Store a timer in its slot. `bytes` holds its key and then its payload. */
 static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const uint8_t *bytes)
 {
     struct pg_arena *a = r->a;
@@ -249,7 +251,7 @@ static bool redo_arm(const struct redo *r)
     return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
-/* A snapshot may have left the slot out: then this frame is all there is of it. */
+/* Arm a parked timer. The frame holds the whole timer, because a snapshot may lack the slot. */
 static bool redo_unpark(const struct redo *r)
 {
     const struct pg_wal_unpark *j = r->body;
@@ -301,8 +303,9 @@ static bool redo_end(const struct redo *r)
 
 /* ---- the replay buffer --------------------------------------------------------------------- */
 
-/* Takes note of a notice. *wanted: its entry is to be made, for it was not sent, as far as is
- * known yet, nor is it there. A snapshot's topics may be further on than its entries. */
+/* Record that a notice was written. *wanted tells whether redo has to make its entry: the entry
+ * does not exist, and no frame so far says that it was sent. In a snapshot the topics may be ahead
+ * of the entries, so entries do not change them. */
 static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
                         uint64_t sequence, bool *wanted)
 {
@@ -330,7 +333,7 @@ static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_ent
     at->commit = position + 1;
 }
 
-/* The entry takes over the timer's blob, without the extension at its start. */
+/* Fire a timer. The entry takes over the timer's blob without the extension at its start. */
 static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
 {
     const struct pg_cold *c = slot_cold(a, j->slot);
@@ -386,7 +389,7 @@ static bool redo_entry(const struct redo *r)
     return true;
 }
 
-/* What was sent is not kept: subscribers get another stream id. */
+/* Drop sent entries. Nobody will ask for them, because subscribers see a new stream id. */
 static bool redo_sent(const struct redo *r)
 {
     const struct pg_wal_sent *j = r->body;
@@ -434,7 +437,8 @@ static bool redo_watch(const struct redo *r)
     return true;
 }
 
-/* How it ended is only kept in its notice: nobody has a session who could ask. */
+/* End an operation. Only its notice keeps the result: redo restores no session that
+ * could ask for it. */
 static bool redo_outcome(const struct redo *r)
 {
     const struct pg_wal_outcome *j = r->body;
@@ -489,7 +493,8 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
     }
     memcpy(at, j + 1, j->key_len);
     l->key_len = j->key_len;
-    account_watch_key_counted(r->a, l->account, 1);      /* so that no such account is idle */
+    account_watch_key_counted(r->a, l->account, 1);      /* so that the account is
+                                                            not reused as idle */
     return true;
 }
 
@@ -502,7 +507,7 @@ static bool redo_watermark(const struct redo *r)
         return false;
     struct pg_watched *l = watermark_at(r->a, j->row);
     if (l->key_len == 0)
-        return true;              /* it ended before the snapshot came by */
+        return true;              /* deleted before the snapshot reached its row */
     l->watermark = j->watermark;
     l->error = j->error;
     l->touched_s = j->flags & PG_WM_FORGOTTEN ? PG_NIL : 0;
@@ -731,7 +736,8 @@ int pg_redo_file(struct pg_arena *a, struct pg_redo *state, struct pg_walk *walk
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-/* Counted past the tickets of what a power cut may have lost: more than a WAL buffer holds. */
+/* Tickets to skip after a recovery. A power cut may have lost frames that used them. The WAL buffer
+ * holds fewer frames than this. */
 #define TICKETS_LOST (PG_WAL_BUFFER_MAX / 64)
 
 static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, struct pg_fault *why)
@@ -764,13 +770,15 @@ static uint32_t hash_in_topic(const struct pg_arena *a, uint32_t topic, unsigned
     return key_hash(a, topic_at(a, topic)->namespace_row, type, key, len);
 }
 
-/* May be before the boot, and below 0. */
+/* Shift a time by `by`. The result may be negative: before the boot. 0 stays 0,
+ * which means unknown. */
 static int64_t moved(int64_t t, int64_t by)
 {
     return t == 0 || __builtin_add_overflow(t, by, &t) ? 0 : t;
 }
 
-/* Under a virtual clock nobody can tell which boot's clock the real times are of. */
+/* Shift the timestamps of a slot. With a virtual clock the real times are cleared, because nobody
+ * can tell which boot they belong to. */
 static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
 {
     struct pg_timestamps *timestamps = timestamps_at(a, slot);

@@ -1,9 +1,9 @@
-/* snapshot.c - all authoritative state of a live arena as frames, from a reader of it.
+/* snapshot.c - copy all authoritative state of a live arena into frames, as a reader.
  *
- * The arena goes on meanwhile, so the parts are of different moments. Whatever changes after
- * the start LSN is redone over them from the WAL, and each of its frames says how things
- * stand afterwards: so a row that was copied half before and half behind a change does no
- * harm, as long as every copy stays within bounds. A slot is copied whole or not at all. */
+ * The arena changes meanwhile, so the parts of a snapshot are from different moments. Every change
+ * after the start LSN is redone from the WAL, and its frame describes the complete state after the
+ * change. A row that was copied in the middle of a change is therefore harmless, as long as each
+ * copy stays within bounds. A slot is copied whole or not at all. */
 
 #include "core/base/blobs.h"
 #include "core/base/common.h"
@@ -20,12 +20,13 @@
 #include "core/state/timers.h"
 #include "core/state/watermarks.h"
 
+/* The order of parts. Slots come before watermarks, because an operation that ends forgets its
+ * own watch keys. Slots come before replay buffer entries, so that a timer which fires meanwhile
+ * is in one of the two. */
 enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
-/* Slots come before watermarks, because an operation that ends forgets its own keys; and before
- * the replay buffer, where what fired meanwhile is found. */
 
-/* The body of the next frame; NULL: it does not fit any more. `timestamps`: what stands at its end,
- * if any. */
+/* Begin a frame and return its body; NULL if it does not fit. `timestamps` go to its
+ * end, if not NULL. */
 static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
                               enum pg_wal_type type, uint64_t extra,
                               const struct pg_timestamps *timestamps)
@@ -57,7 +58,8 @@ static bool frame_end(struct pg_snapshot *s)
 
 /* ---- head and last ------------------------------------------------------------------------- */
 
-/* The newest frame's effect may still be to come, unless nobody writes. */
+/* Set the start LSN. It includes the newest frame, whose effect may be pending, unless
+ * the arena is quiet. */
 static void lsns_begin(const struct pg_arena *a, struct pg_snapshot *s)
 {
     if (!has_wal(a))
@@ -102,7 +104,7 @@ static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
     j->wall_origin_ns = h->wall_origin_ns;
 }
 
-/* The tail before what was published: so they are at most the replay buffer's capacity apart. */
+/* Read the tail before `published`. They then differ by at most the replay buffer's capacity. */
 static void head_counters(const struct pg_header *h, struct pg_wal_head *j)
 {
     j->now_ns = h->now_ns;
@@ -129,7 +131,8 @@ static bool head_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     return frame_end(s);
 }
 
-/* Each frame gets its number before its effect is there for a reader to see. */
+/* Set the end LSN. A frame gets its LSN before readers can see its effect, so redo up to the end
+ * LSN covers everything that was copied. */
 static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
@@ -214,7 +217,7 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
     return true;
 }
 
-/* Reads the head of an operation's blob, or what stands there. */
+/* Read the head of an operation's blob; false if these bytes cannot be one. */
 static bool operation_read(const struct pg_arena *a, const struct pg_cold *c,
                            struct pg_operation *op)
 {
@@ -224,7 +227,8 @@ static bool operation_read(const struct pg_arena *a, const struct pg_cold *c,
     return op->keys <= PG_WATCH_KEYS_MAX && operation_ext_bytes(op) == c->ext_len;
 }
 
-/* False: no space. What cannot be copied whole is left out, for then the slot has changed. */
+/* Copy a slot; false if there is no space. A slot that fails a bounds check has changed meanwhile
+ * and is left out. */
 static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
                       const struct pg_cold *c, struct sink *out)
 {
@@ -289,7 +293,7 @@ static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
     return true;
 }
 
-/* One that is not there any more was sent meanwhile. */
+/* Copy an entry. An entry that is gone was sent meanwhile, and is left out. */
 static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_entry *live = replay_at(a, s->next);
@@ -306,7 +310,7 @@ static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return out->used == before || frame_end(s);
 }
 
-/* ---- bulk_loads ---------------------------------------------------------------------------- */
+/* ---- bulk loads ---------------------------------------------------------------------------- */
 
 static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
@@ -321,7 +325,9 @@ static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *
     return frame_end(s);
 }
 
-/* One that is given to another bulk load meanwhile is left out: the WAL has all of that one. */
+/* Copy a block of bulk load rows. If the block passes to another bulk load meanwhile, it is left
+ * out or copied with wrong bits. Both are harmless: the WAL removes the old bulk load and holds all
+ * rows of the new one. */
 static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_bulk_load_block *b = bulk_load_block_at(a, s->next);
@@ -338,7 +344,7 @@ static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return frame_end(s);
 }
 
-/* ---- all of it ----------------------------------------------------------------------------- */
+/* ---- the whole snapshot -------------------------------------------------------------------- */
 
 typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
 

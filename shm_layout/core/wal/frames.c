@@ -1,4 +1,4 @@
-/* frames.c - how many bytes a frame of the WAL has, and where they are. */
+/* frames.c - the sizes of WAL frames, and the optional fields at their ends. */
 
 #include "core/wal/frames.h"
 #include "core/base/common.h"
@@ -40,7 +40,7 @@ static uint64_t metrics_extra(const struct pg_wal_metrics *j)
            j->bucket_count * (uint64_t)sizeof(struct pg_wal_bucket);
 }
 
-/* How many bytes stand behind the body, by what the body says. */
+/* Bytes after the body, computed from the body. */
 static uint64_t extra_bytes(const struct pg_frame_head *f)
 {
     const void *body = f + 1;
@@ -67,7 +67,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     }
 }
 
-/* How many pg_timestamps may stand at the end of a frame. */
+/* Number of pg_timestamps that a frame of this type may have at its end. */
 static uint32_t timestamps_of(const struct pg_frame_head *f)
 {
     switch (f->type) {
@@ -81,7 +81,7 @@ static uint32_t timestamps_of(const struct pg_frame_head *f)
     }
 }
 
-/* How many bytes of pg_asked stand before them. */
+/* Bytes of the pg_asked that may precede those timestamps. */
 static uint64_t asked_bytes(const struct pg_frame_head *f)
 {
     return f->type == PG_WAL_END || timestamps_of(f) == 2 ? sizeof(struct pg_asked) : 0;
@@ -118,4 +118,3 @@ const struct pg_asked *pg_frame_asked(const struct pg_frame_head *f)
     return (const struct pg_asked *)((const uint8_t *)f + f->bytes - bytes) - 1;
 }
 
-/* ---- bodies ------------------------------------------------------------------------------ */

@@ -1,20 +1,21 @@
-/* frames.h - how many bytes a frame of the WAL has, and where they are. */
+/* frames.h - the sizes of WAL frames, and the optional fields at their ends. */
 #ifndef PURGATORYD_WAL_FRAMES_H
 #define PURGATORYD_WAL_FRAMES_H
 
 #include "core/base/common.h"
 
-/* Bytes of a frame with so many behind its body, a multiple of 8; a pg_timestamps comes behind
- * that. */
+/* Size of a frame with `extra` bytes after its body, rounded up to a multiple of 8. The optional
+ * pg_asked and pg_timestamps come after that size. */
 uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra);
-/* Its type takes an LSN and its bytes are those that its body asks for. The head must be
- * readable, and as many bytes as the head says. */
+/* True if the frame's type has an LSN, and its size matches its body. The head, and as many bytes
+ * as the head declares, must be readable. */
 bool frame_fits(const struct pg_frame_head *f);
-/* What stands between body and key. */
+/* Size of the pg_wal_row between body and key. */
 static inline uint64_t wal_row_bytes(uint32_t in_bulk_load)
 {
     return in_bulk_load != 0 ? sizeof(struct pg_wal_row) : 0;
 }
+/* Bytes after the body of a WATCH frame; `bytes` is the size of its key and payload. */
 static inline uint64_t wal_watch_extra(uint32_t keys, uint64_t bytes)
 {
     return keys * sizeof(struct pg_wal_watch_key) + bytes;

@@ -1,9 +1,9 @@
-/* group_commit.c - the WAL's way to disk: a thread that never takes Python's lock.
+/* group_commit.c - the thread that writes the WAL buffer to disk. It never takes Python's GIL.
  *
- * What was appended when the last sync returned is the next group. Groups go where zeros were
- * written before, a little ahead, so that a commit changes no metadata. The first call that fails
- * stops the group-commit thread for good: after a failed sync nobody knows what is on disk, and
- * trying again would hide it. The next start ends the segment and begins another one. All system
+ * All frames that were appended while the last sync ran form the next group. A group is written
+ * over zeros that were written shortly before, so that a commit changes no file metadata. The first
+ * failed call stops the thread for good: after a failed sync the content of the disk is unknown,
+ * and a retry would hide that. The next start ends the segment and begins a new one. All system
  * calls on files go through struct pg_storage. */
 #define _GNU_SOURCE
 #include "core/base/check.h"
@@ -22,29 +22,29 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLICE 1048576u               /* bytes of zeros that are written at once */
-#define PAGE 4096u                   /* at least a sector, and what the page cache writes at once */
+#define SLICE 1048576u               /* bytes of zeros per write */
+#define PAGE 4096u                   /* page of the page cache; at least a sector */
 #define NAME_BYTES 32
-#define NEW "segment.new"            /* the next segment, until it has its header */
+#define NEW "segment.new"            /* name of the next segment until it has its header */
 
 struct pg_group_commit {
     struct pg_storage storage;
     struct pg_arena *arena;
     struct pg_wal_buffer *wal_buffer;
-    uint64_t position;               /* of the WAL buffer: what stands before it is on disk */
-    uint64_t lsn;                    /* of the newest frame on disk */
+    uint64_t position;               /* WAL buffer position up to which everything is on disk */
+    uint64_t lsn;                    /* LSN of the newest frame on disk */
     uint64_t group;                  /* number of the newest group on disk */
-    uint64_t at;                     /* byte of the open segment at which the next group begins */
-    uint64_t zeros;                  /* byte up to which zeros were written ahead of it */
-    uint64_t end;                    /* byte at which the open segment ends */
-    uint32_t salt;                   /* of the open segment */
-    int directory, file;             /* descriptors; -1 = none. The file: the open segment */
-    uint64_t wal_segment_bytes;      /* of the segments to come */
-    enum pg_storage_call call;       /* the last one that failed, and its errno */
+    uint64_t at;                     /* offset of the next group in the open segment */
+    uint64_t zeros;                  /* offset up to which zeros were written */
+    uint64_t end;                    /* size of the open segment */
+    uint32_t salt;                   /* salt of the open segment */
+    int directory, file;             /* descriptors, -1 = none; `file` is the open segment */
+    uint64_t wal_segment_bytes;      /* size of later segments */
+    enum pg_storage_call call;       /* the last call that failed, and its errno */
     int error;
-    int wake, moved;                 /* eventfds: for the thread; for who waits for commits */
+    int wake, moved;                 /* eventfds: wake the thread; report commits to the daemon */
     atomic_bool kicked, stopping;
-    atomic_uint pauses, paused;      /* asked for: odd = pause; the last one that the thread saw */
+    atomic_uint pauses, paused;      /* requested pause, odd = pause; last one seen */
     bool threaded;
     pthread_t thread;
     _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
@@ -68,7 +68,7 @@ static int64_t system_pwrite(void *context, int file, const void *bytes, uint64_
     return pwrite(file, bytes, count, (off_t)at);
 }
 
-/* Where the file system cannot allocate ahead, the zeros that follow do it. */
+/* On file systems that cannot preallocate, the zeros that follow allocate the space. */
 static int system_fallocate(void *context, int file, uint64_t bytes)
 {
     int result = fallocate(file, 0, 0, (off_t)bytes);
@@ -112,7 +112,7 @@ static const struct pg_storage system_storage = {
     NULL, system_open, system_pwrite, system_fallocate, system_fdatasync, system_rename,
     system_fsync_dir, system_close, system_clock_ns};
 
-/* ---- calls that succeed or are remembered -------------------------------------------------- */
+/* ---- calls whose failure is recorded ------------------------------------------------------- */
 
 static bool failed(struct pg_group_commit *c, enum pg_storage_call call, int error)
 {
@@ -121,7 +121,7 @@ static bool failed(struct pg_group_commit *c, enum pg_storage_call call, int err
     return false;
 }
 
-/* Repeats a call that a signal interrupted: it did nothing. */
+/* Repeat a call that a signal interrupted. Such a call has had no effect. */
 #define UNINTERRUPTED(result, expression)                                                  \
     do                                                                                     \
         (result) = (expression);                                                           \
@@ -137,7 +137,8 @@ static bool open_file(struct pg_group_commit *c, int *file, int directory, const
 static void close_file(struct pg_group_commit *c, int *file)
 {
     if (*file >= 0)
-        c->storage.close(c->storage.context, *file); /* all in it that counts was synced */
+        c->storage.close(c->storage.context, *file); /* a failed close loses nothing:
+                                                        all data was synced */
     *file = -1;
 }
 
@@ -186,7 +187,8 @@ static void name_of(uint64_t first_lsn, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "%016" PRIx64 ".wal", first_lsn);
 }
 
-/* Never much work at once: one slice for each slice that was filled. */
+/* Keep at least one slice of zeros ahead of the next group. Each call writes at most two slices, so
+ * that no commit waits long. */
 static bool zeros_keep_ahead(struct pg_group_commit *c)
 {
     uint64_t from = c->zeros > c->at ? c->zeros : c->at;
@@ -200,7 +202,8 @@ static bool zeros_keep_ahead(struct pg_group_commit *c)
     return true;
 }
 
-/* The arena's clock and the wall clock, as the daemon read them last. */
+/* Return the arena's clock and set *wall_ns to the wall clock, both as the daemon read them
+ * last. */
 static int64_t clocks(const struct pg_group_commit *c, int64_t *wall_ns)
 {
     const struct pg_header *h = c->arena->header;
@@ -247,7 +250,8 @@ static bool new_file_joins(struct pg_group_commit *c, uint64_t first_lsn)
     return result == 0 ? sync_directory(c) : failed(c, PG_CALL_RENAME, errno);
 }
 
-/* A file is part of the WAL once its header is on disk, and then its name. */
+/* Begin a segment. The header is synced before the rename, so a file with a segment's name always
+ * has a valid header. */
 static bool segment_begin(struct pg_group_commit *c)
 {
     struct pg_wal_segment fields = header_of(c);
@@ -265,7 +269,8 @@ static bool segment_begin(struct pg_group_commit *c)
     return true;
 }
 
-/* Nobody reads on behind the SEAL, and no segment follows one that has none. */
+/* End the open segment with a SEAL. Readers stop at the SEAL, and a segment without one
+ * has no successor. */
 static bool segment_end(struct pg_group_commit *c)
 {
     struct pg_frame_head seal;
@@ -277,14 +282,14 @@ static bool segment_end(struct pg_group_commit *c)
     return true;
 }
 
-/* Bytes that are left in the open segment; its SEAL keeps its place. */
+/* Bytes left in the open segment, minus the space reserved for its SEAL. */
 static uint64_t segment_space(const struct pg_group_commit *c)
 {
     uint64_t end = c->end - sizeof(struct pg_frame_head);
     return c->file < 0 || end < c->at ? 0 : end - c->at;
 }
 
-/* A segment in which the longest frame has space. */
+/* Make sure that the open segment has space for the longest frame. */
 static bool segment_ready(struct pg_group_commit *c)
 {
     if (segment_space(c) >= PG_GROUP_HEAD + PG_WAL_FRAME_MAX)
@@ -294,7 +299,7 @@ static bool segment_ready(struct pg_group_commit *c)
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-/* Moves out of the way what a file had before the restart; returns what is left of `bytes`. */
+/* Remove the frames that the files already held before a restart. Return the remaining bytes. */
 static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uint64_t bytes)
 {
     uint64_t known = 0;
@@ -310,8 +315,8 @@ static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uin
     return bytes - known;
 }
 
-/* Puts a group of what was appended into c->buffer, sealed, and its bytes into *bytes. They are 0
- * if nothing up to position *upto is new. */
+/* Copy the appended frames as one sealed group into c->buffer. *bytes is the group's size; it is 0
+ * if no frame up to position *upto is new. */
 static bool group_collect(struct pg_group_commit *c, uint64_t *bytes, uint64_t *upto, uint64_t *lsn)
 {
     uint8_t *frames = c->buffer + PG_GROUP_HEAD;
@@ -351,7 +356,8 @@ static bool group_write(struct pg_group_commit *c, uint64_t bytes)
     return true;
 }
 
-/* What is on disk may be acknowledged, and its bytes of the ring be used again. */
+/* Publish a commit: its frames may be acknowledged, and the daemon may reuse their space in the
+ * ring. The release stores order both after the sync. */
 static void committed(struct pg_group_commit *c, uint64_t position, uint64_t lsn)
 {
     c->position = position;
@@ -399,7 +405,7 @@ static const char *const call_names[] = {
     [PG_CALL_WRITE] = "pwrite", [PG_CALL_SYNC] = "fdatasync", [PG_CALL_RENAME] = "rename",
     [PG_CALL_SYNC_DIR] = "fsync of the directory"};
 
-/* Whether files that end so can be those of this arena. */
+/* Check that files whose walk ended at `end` can belong to this arena. */
 static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, struct pg_fault *why)
 {
     const struct pg_wal_buffer *s = c->wal_buffer;
@@ -422,7 +428,7 @@ static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, str
     return true;
 }
 
-/* The byte behind the last group that was confirmed, of the segment in which a walk has ended. */
+/* Offset after the last confirmed group in the segment where the walk ended. */
 static uint64_t confirmed_end(const struct pg_group_commit *c, const struct pg_walk *end)
 {
     struct pg_walk w = {0};
@@ -435,11 +441,11 @@ static uint64_t confirmed_end(const struct pg_group_commit *c, const struct pg_w
     return w.at;
 }
 
-/* Ends the segment in which a walk has ended, behind its last whole group. After a failed sync
- * the page cache calls bytes clean that the disk does not hold. So this writes everything behind
- * the last confirmed group again, and the whole page in which that group ends. The SEAL follows
- * after the sync: behind a torn group it would look like damage. A segment without a group stays
- * as it is: the next one takes its name. */
+/* End the segment in which the walk ended, after its last whole group. After a failed sync the page
+ * cache may call bytes clean that the disk does not hold. Therefore everything after the last
+ * confirmed group is written again, and the whole page in which that group ends. The SEAL is
+ * written after the sync: after a torn group it would look like damage. A segment without a group
+ * is left alone, because the next segment takes its name. */
 static bool segment_leave(struct pg_group_commit *c, const struct pg_walk *end)
 {
     uint64_t from = confirmed_end(c, end) / PAGE * PAGE;
@@ -476,8 +482,8 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
     return s->state == PG_WAL_RUNNING;
 }
 
-/* Nothing was ever armed, published or watched, and no bulk load began. Names alone hold
- * nothing. */
+/* True if no timer was ever armed, no key published or watched, and no bulk load begun. Names
+ * alone do not count. */
 static bool holds_nothing(const struct pg_arena *a)
 {
     const struct pg_header *h = a->header;
@@ -533,13 +539,14 @@ static void wait_for_kick(struct pg_group_commit *c)
     eventfd_t kicks;
 
     eventfd_read(c->wake, &kicks);
-    atomic_exchange(&c->kicked, false);  /* before the WAL buffer is looked at: a later kick
-                                            counts */
+    atomic_exchange(&c->kicked, false);  /* before the WAL buffer is read, so that a later
+                                            kick is not lost */
 }
 
 static bool pausing(struct pg_group_commit *c) { return atomic_load(&c->pauses) % 2 != 0; }
 
-/* The next pause may be asked for before the thread has seen the end of this one. */
+/* Wait until no pause is requested. The next pause may be requested before the thread sees that
+ * this one has ended, so each pause has its own number. */
 static void wait_paused(struct pg_group_commit *c)
 {
     unsigned pause;
@@ -562,7 +569,7 @@ static void *run(void *context)
         while (!pausing(c) && pg_group_commit_iterate(c)) {}
         if (pausing(c)) {
             wait_paused(c);
-            last = false;            /* what was appended meanwhile is still to come */
+            last = false;            /* frames may have been appended during the pause */
         } else if (!last) {
             wait_for_kick(c);
         }
@@ -576,7 +583,7 @@ int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why)
     int error;
 
     *why = (struct pg_fault){0};
-    sigfillset(&all);                    /* signals are for the daemon's own thread */
+    sigfillset(&all);                    /* only the daemon's main thread handles signals */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     error = pthread_create(&c->thread, NULL, run, c);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

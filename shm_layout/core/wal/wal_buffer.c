@@ -1,10 +1,10 @@
-/* wal_buffer.c - the WAL's ring: every effect is written down here before it happens.
+/* wal_buffer.c - the WAL buffer, a ring in the arena. Every effect is recorded in it first.
  *
- * A frame stands complete behind `appended` before `appended` moves over it; then comes the store
- * that makes its effect so; then `tail` moves, with the next frame or at the end of the call.
- * So a crash at any instruction leaves one frame in doubt at most, and whether its effect is
- * there can be seen. What is on disk is never ahead of the arena, and the arena at most by
- * what stands in the ring. */
+ * The order of stores is: the complete frame, then `appended`, then the store that commits the
+ * effect, then `tail` (with the next frame or at the end of the call). A crash at any
+ * instruction therefore leaves at most one frame in doubt, and the arena shows whether its
+ * effect happened. The disk is never ahead of the arena, and the arena is ahead of the disk by
+ * at most the content of the ring. */
 
 #include "core/wal/wal_buffer.h"
 #include "core/base/answer.h"
@@ -30,8 +30,8 @@ static uint64_t before_end(const struct pg_wal_buffer *s, uint64_t position)
     return s->size - (position & (s->size - 1));
 }
 
-/* Returns where the next frame from a position on begins: no frame wraps. What is left before the
- * ring's end is a PAD, or too short even for that. */
+/* Return where the next frame at or after `position` begins. No frame wraps around. The bytes
+ * before the ring's end are a PAD, or too few even for a frame head. */
 static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
 {
     const uint64_t left = before_end(a->wal_buffer, position);
@@ -40,7 +40,8 @@ static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
     return position;
 }
 
-/* For a frame of `whole` bytes; pads what is left before the ring's end when it is too short. */
+/* Position for a frame of `whole` bytes. If it does not fit before the ring's end,
+ * the rest is padded. */
 static uint64_t place_for(const struct pg_arena *a, uint64_t whole)
 {
     const uint64_t position = a->wal_buffer->appended, left = before_end(a->wal_buffer, position);
@@ -180,7 +181,7 @@ static bool positions_sound(const struct pg_arena *a, struct pg_fault *fault)
     return true;
 }
 
-/* The frame at a position that is not the end. */
+/* Check the frame at `at`, which must lie before `end`. */
 static bool frame_sound(const struct pg_arena *a, uint64_t at, uint64_t end, struct pg_fault *fault)
 {
     const struct pg_frame_head *f = frame_at(a, at);
@@ -190,7 +191,8 @@ static bool frame_sound(const struct pg_arena *a, uint64_t at, uint64_t end, str
     return true;
 }
 
-/* Walks from `committed` to `end`; *lsn = number of the last frame, 0 = there is none. */
+/* Check all frames from `committed` to `end`. *lsn = LSN of the last frame; 0 = the range is
+ * empty. */
 static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
                          struct pg_fault *fault)
 {
@@ -229,8 +231,8 @@ bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **
                      at + (*frame)->bytes, s->appended);
 }
 
-/* next_lsn first: if this too is interrupted, it is decided again in the same way. `tail` follows
- * a frame that is kept with the next one, or at the end of the rebuild. */
+/* Store next_lsn first: if a kill interrupts this, the next start reaches the same decision. If the
+ * frame is kept, `tail` moves over it with the next frame, or at the end of the rebuild. */
 void wal_buffer_decide(struct pg_arena *a, const struct pg_frame_head *frame, bool made)
 {
     struct pg_wal_buffer *s = a->wal_buffer;
@@ -244,7 +246,7 @@ bool wal_buffer_doubts(const struct pg_arena *a)
     return a->wal_buffer->tail != a->wal_buffer->appended;
 }
 
-/* next_lsn first, as in wal_buffer_decide. */
+/* Store next_lsn first, for the reason given at wal_buffer_decide. */
 void wal_buffer_decide_as(struct pg_arena *a, const struct pg_arena *decided)
 {
     const struct pg_wal_buffer *as = decided->wal_buffer;

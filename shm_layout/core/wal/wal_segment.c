@@ -1,10 +1,10 @@
-/* wal_segment.c - the WAL's files: frames in groups, groups in WAL segments.
+/* wal_segment.c - the format of WAL files: frames in groups, groups in WAL segments.
  *
- * Pure: bytes in, bytes out. A group is what one commit writes, and it counts whole or not at
- * all. Group n + 1 is written only once group n is on disk, so a power cut can tear the newest
- * group alone. Bytes that are no group are therefore a torn tail, unless something of a still
- * later group exists: then the medium has lost what was on it. Clients do not know the salt,
- * so that none of them can forge a later frame inside a payload. */
+ * The functions are pure: bytes in, bytes out. A group is what one commit writes; it counts as a
+ * whole or not at all. Group n + 1 is written only after group n is on disk, so a power cut can
+ * tear only the newest group. Invalid bytes are therefore a torn tail, unless a frame of a later
+ * group follows: then the medium has lost data. Clients do not know the salt, so no client can
+ * forge a frame inside a payload. */
 #include "core/base/check.h"
 #include "core/base/common.h"
 
@@ -57,12 +57,13 @@ void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_w
 void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn)
 {
     *seal = (struct pg_frame_head){.bytes = sizeof *seal, .lsn = lsn, .type = PG_WAL_SEAL};
-    frame_seal(seal, salt, group + 1);               /* it stands where that group would begin */
+    frame_seal(seal, salt, group + 1);               /* a SEAL takes the place of the next group */
 }
 
 /* ---- one frame, one group ------------------------------------------------------------------ */
 
-/* The frame at a byte, if it ends before `end`, is of this file and is unaltered. */
+/* The frame at offset `at`, if it ends by `end`, has this file's salt and a correct
+ * checksum; else NULL. */
 static const struct pg_frame_head *frame_at(const struct pg_walk *w, uint64_t at, uint64_t end)
 {
     const struct pg_frame_head *f = (const void *)(w->bytes + at);
@@ -80,7 +81,7 @@ static bool is_record(const struct pg_frame_head *f)
     return f->type > PG_WAL_SEAL && f->type < PG_WAL_TYPES;
 }
 
-/* The body of the GROUP frame at w->at if it is the next group's; else NULL. */
+/* The body of the GROUP frame at w->at if it begins the next group; else NULL. */
 static const struct pg_wal_group *next_group(const struct pg_walk *w)
 {
     const struct pg_frame_head *f = frame_at(w, w->at, w->size);
@@ -94,8 +95,8 @@ static const struct pg_wal_group *next_group(const struct pg_walk *w)
     return g->bytes <= w->size - w->at - PG_GROUP_HEAD ? g : NULL;
 }
 
-/* Whether all frames of the group are there; *bad = the first byte that is none, or its end;
- * *lsn = that of the last frame. */
+/* Check that all frames of the group are present. *bad = offset of the first invalid frame, or the
+ * group's end; *lsn = LSN of the last valid frame. */
 static bool is_whole(const struct pg_walk *w, const struct pg_wal_group *g, uint64_t *bad,
                      uint64_t *lsn)
 {
@@ -117,7 +118,7 @@ static bool is_sealed(const struct pg_walk *w)
     return f && f->type == PG_WAL_SEAL && f->lsn == w->lsn && f->group == (uint16_t)(w->group + 1);
 }
 
-/* ---- behind the last whole group ------------------------------------------------------------- */
+/* ---- after the last whole group -------------------------------------------------------------- */
 
 static bool is_of_later_group(const struct pg_walk *w, const struct pg_frame_head *f)
 {
@@ -132,7 +133,8 @@ static void damaged(struct pg_walk *w, uint64_t bad_to, uint64_t next_lsn)
     w->lost_to = next_lsn - 1;
 }
 
-/* Decides what the bytes from w->at on are, that begin no whole group. */
+/* Decide whether the bytes from w->at on, which begin no whole group, are the end, torn or
+ * damaged. */
 static void look_behind(struct pg_walk *w)
 {
     const struct pg_frame_head *f;
@@ -178,7 +180,7 @@ static bool header_is_sound(const struct pg_wal_segment *h, struct pg_fault *why
     return true;
 }
 
-/* Whether a segment goes on where the walk has ended. */
+/* Check that a segment continues where the walk ended. */
 static bool follows(struct pg_walk *w, const struct pg_wal_segment *h, struct pg_fault *why)
 {
     if (h->magic != w->header.magic)
@@ -211,7 +213,7 @@ int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct 
     return 1;
 }
 
-/* Enters the next group, or says in w->state why there is none. */
+/* Enter the next group, or set w->state to the reason why there is none. */
 static bool enter_group(struct pg_walk *w)
 {
     const struct pg_wal_group *g = next_group(w);
@@ -246,7 +248,7 @@ const struct pg_frame_head *pg_walk_next(struct pg_walk *w)
     return f;
 }
 
-/* The number of the group before the one that a GROUP or SEAL frame begins or follows. */
+/* Number of the group that precedes a GROUP or SEAL frame. */
 static uint64_t group_before(const struct pg_walk *w, const struct pg_frame_head *f)
 {
     if (f->type == PG_WAL_COMMIT_GROUP)
