@@ -6,8 +6,8 @@ from __future__ import annotations
 import struct
 from typing import Protocol
 
-from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.transport import Message
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.transport import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,

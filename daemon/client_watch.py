@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from purgatoryd.daemon.listeners.transport import Peer, Peers
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.transport import Peer, Peers
 from purgatoryd.shm_layout.arena import Arena
 
 EVENTS_PER_ITERATION = 64

@@ -13,11 +13,11 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.client_watch import ClientWatch
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message, Transport
 from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.transport import REQUEST_HWM, Message, Transport
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled

@@ -18,7 +18,6 @@ from pathlib import Path
 import zmq
 
 from purgatoryd.daemon import admin
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import (
     READY,
@@ -28,15 +27,16 @@ from purgatoryd.daemon.lifecycle import (
     DeploymentLifecycle,
     publishing,
 )
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.sockets import Sockets
+from purgatoryd.daemon.listeners.transport import Message, Requests
 from purgatoryd.daemon.log import announce, log
 from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, system_failures
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.resharding import Resharding, settle
 from purgatoryd.daemon.shard import Shard, State
-from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.store import Opening, left_any
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.daemon.transport import Message, Requests
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (

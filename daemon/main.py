@@ -16,19 +16,19 @@ from pathlib import Path
 
 import zmq
 
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import RECOVERING, STARTING, DaemonLifecycle
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.sockets import Remotes, Sockets
+from purgatoryd.daemon.listeners.transport import Transport
 from purgatoryd.daemon.log import announce, log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
-from purgatoryd.daemon.sockets import Remotes, Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.daemon.transport import Transport
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.daemon.wal import Memory, locked
 from purgatoryd.daemon.wal_birth import record_birth

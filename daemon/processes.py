@@ -8,7 +8,7 @@ import select
 import socket
 from contextlib import suppress
 
-from purgatoryd.daemon.admission_control import borrowed, peer_pid
+from purgatoryd.daemon.listeners.admission_control import borrowed, peer_pid
 
 _PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
 

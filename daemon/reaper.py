@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable, Set
 
 from purgatoryd.daemon import admin
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.grace import Grace
 from purgatoryd.daemon.lifecycle import READY, STOPPED, DaemonLifecycle, publishing, reasons
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.transport import Message, Transport
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.transport import Message, Transport
 from purgatoryd.daemon.waiting import Waiter
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
-from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import PurgatorydError

@@ -32,8 +32,8 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ANYBODY, Admin, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.shm_layout import paths as path_module
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader

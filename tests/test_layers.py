@@ -1,7 +1,8 @@
-"""`make lint` finds calls inside the C core that point upward (.ci/layers.py)."""
+"""Calls inside the C core, and imports of the daemon's sockets, point downward."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 layers = lint_script("layers")
 CODE = layers.code_of(ROOT / "shm_layout" / "core")
+BELOW_LISTENERS = {"allowance", "config", "log"}
+"""Modules of the daemon that its sockets use."""
 
 
 def core(folder: Path, **files: str) -> dict[str, str]:
@@ -93,3 +96,13 @@ def test_foreign_bytes_that_a_file_touches_are_counted(tmp_path: Path) -> None:
 
 def test_the_list_of_foreign_bytes_is_up_to_date() -> None:
     assert layers.foreign(CODE, tomllib.loads(layers.FOREIGN.read_text())) == []
+
+
+def test_the_sockets_import_nothing_above_them() -> None:
+    folder = ROOT / "daemon" / "listeners"
+    modules = {path.stem for path in (ROOT / "daemon").glob("*.py")}
+    imported = re.compile(r"purgatoryd\.daemon(?:\.| import )(\w+)")
+    found = {name for path in folder.glob("*.py") for name in imported.findall(path.read_text())}
+    assert modules > BELOW_LISTENERS | {"reaper", "deployment", "main"}
+    assert "admission_control" in {path.stem for path in folder.glob("*.py")}
+    assert found - {"listeners"} == BELOW_LISTENERS

@@ -35,12 +35,13 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ArenaLost, CancelResult, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
-from purgatoryd.daemon import sockets, store
-from purgatoryd.daemon.access import Access
+from purgatoryd.daemon import store
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners import sockets
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.reaper import Reaper
-from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again
 from purgatoryd.shm_layout import memory, shm, topology
 from purgatoryd.shm_layout.arena import Reader

@@ -26,8 +26,8 @@ from tiers import wide
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message
 from purgatoryd.daemon.reaper import Reaper
-from purgatoryd.daemon.transport import REQUEST_HWM, Message
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.host import HOST

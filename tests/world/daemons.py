@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import STARTING, DaemonLifecycle
+from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.main import loop_of
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.retention import Keep

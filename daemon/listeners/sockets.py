@@ -15,12 +15,12 @@ from typing import Any
 
 import zmq
 
-from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.admission_control import AdmissionControl
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.admission_control import AdmissionControl
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message
+from purgatoryd.daemon.listeners.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.transport import REQUEST_HWM, Message
-from purgatoryd.daemon.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.shm_layout import curve
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath

@@ -33,9 +33,9 @@ from pathlib import Path
 import zmq
 
 from purgatoryd.daemon.allowance import Allowance
-from purgatoryd.daemon.listeners import Listeners
+from purgatoryd.daemon.listeners.acl import Listeners
+from purgatoryd.daemon.listeners.transport import Identity, Peer
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.transport import Identity, Peer
 
 MIB = 2**20
 MS = 1_000_000

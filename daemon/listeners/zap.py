@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import zmq
 
-from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.admission_control import AdmissionControl
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.admission_control import AdmissionControl
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"purgatoryd"
