@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,8 @@ from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.listeners.transport import Message, Requests
 from purgatoryd.daemon.log import announce, log
-from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, system_failures
+from purgatoryd.daemon.loop import Loop, signals
+from purgatoryd.daemon.main import await_lock, name_lock, system_failures
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.resharding import Resharding, settle
 from purgatoryd.daemon.shard import Shard, State
@@ -69,10 +70,8 @@ from purgatoryd.shm_layout.shards import (
 )
 from purgatoryd.shm_layout.status_file import StatusFile
 
-HEARTBEAT_NS = 1_000_000_000
 PER_ITERATION = 16
 """Requests of one socket that are answered before the shards are looked at again."""
-SIGNALS_AT_ONCE = 64
 ENDS_WITHIN_NS = 10_000_000_000
 """So long a start waits for shards of the deployment before it."""
 
@@ -225,34 +224,24 @@ class Deployment:
         self._manager = lifecycle.supervisor
         self._reread = reread
         lifecycle.publish_by(self._announce)
-        self._heartbeat_ns = min(HEARTBEAT_NS, self._manager.watchdog_ns // 2 or HEARTBEAT_NS)
-        self._next_heartbeat_ns = 0
-        self._stop_requested = self._reload_requested = self._draining = self._reloads = False
+        self.loop = Loop(self, sockets, lifecycle, HOST)
+        self._draining = self._reloads = False
 
     def run(self) -> None:
-        """Iterates until all shards have ended as requested. Raises ShardFailed."""
-        on_signals(self._stop, self._reload)
-        ready: Set[int] = frozenset()
+        """Iterate until all shards have ended as requested. Raises ShardFailed."""
+        self.loop.handle_signals()
         try:
-            while not self._over:
-                busy = self._iterate(HOST.boot_ns(), ready)
-                ready = frozenset() if busy else self._sleep()
+            self.loop.run(self._waiter, self._wake_fd)
             self._stop_all()
         finally:
             self._end_all()
             self._waiter.close()
 
-    @property
-    def _over(self) -> bool:
-        """A crash-looping shard keeps what it has: no drain waits for it."""
+    def done(self) -> bool:
+        """True if all shards have ended. A drain does not wait for a crash-looping shard, which
+        keeps its timers."""
         ended = {State.ENDED, State.CRASH_LOOPING} if self._draining else {State.ENDED}
         return all(shard.state in ended for shard in self._shards)
-
-    def _stop(self) -> None:
-        self._stop_requested = True
-
-    def _reload(self) -> None:
-        self._reload_requested = True
 
     @property
     def _stopped(self) -> bool:
@@ -260,21 +249,21 @@ class Deployment:
 
     # ---- one iteration -----------------------------------------------------------------------
 
-    def _iterate(self, now_ns: int, ready: Set[int]) -> bool:
-        """True = there is more to do at once."""
-        if self._stop_requested:
+    def serve(self, now_ns: int) -> bool:
+        """Look after the shards and answer requests. True = there is more to do at once."""
+        if self.loop.stop_requested:
             self._stop_all()
         for shard in self._shards:
             self._look_at(shard, now_ns)
         self._start_next(now_ns)
         self._settle()
-        self._pass_on_reload(now_ns)
-        self._sockets.take_subscriptions()
+        self.loop.reload_if_requested()
+        self._report_reload()
         busy = self._serve(self._sockets.commands, self._command)
-        busy |= self._serve(self._sockets.admin, self._administer)
-        busy |= self._sockets.keep_watch(now_ns, ready)
-        if now_ns >= self._next_heartbeat_ns:
-            self._heartbeat(now_ns)
+        return busy | self._serve(self._sockets.admin, self._administer)
+
+    def end_iteration(self, now_ns: int, *, busy: bool) -> bool:
+        """Nothing is left to do at the end of an iteration."""
         return busy
 
     def _stop_all(self) -> None:
@@ -291,11 +280,11 @@ class Deployment:
                 shard.send(self._birth(namespace))
             if self._draining:
                 shard.send(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
-        if shard.ended(now_ns, requested=self._stop_requested or self._draining):
+        if shard.ended(now_ns, requested=self.loop.stop_requested or self._draining):
             self._note_end(shard)
 
     def _note_end(self, shard: Shard) -> None:
-        if self._stop_requested or shard.state is State.ENDED:
+        if self.loop.stop_requested or shard.state is State.ENDED:
             return
         if self._lifecycle.state is RECOVERING:
             raise ShardFailed(shard.name, shard.code)
@@ -354,15 +343,12 @@ class Deployment:
         if serving is not None:
             serving.send(publishing(key, payload))
 
-    def _heartbeat(self, now_ns: int) -> None:
-        """The manager hears of this loop's progress, and this loop of that of each shard."""
-        self._next_heartbeat_ns = now_ns + self._heartbeat_ns
-        self._sockets.bind_again()
+    def heartbeat(self, now_ns: int) -> None:
+        """Look at the progress of each shard's loop."""
         for shard in self._shards:
             self._end_silent(shard)
             shard.heartbeat()
         self._ask_for_time()
-        self._lifecycle.heartbeat()
 
     def _ask_for_time(self) -> None:
         """For a start, in which shards that hang are killed; for an end while one gets further, so
@@ -382,17 +368,11 @@ class Deployment:
         log.error(f"shard {shard.name} {shard.hangs}, it is killed", process=shard.pid)
         shard.signal(signal.SIGKILL)
 
-    def _pass_on_reload(self, now_ns: int) -> None:
-        """The manager is notified that it is done once all shards have done it."""
-        if self._reload_requested and self._lifecycle.state not in (RECOVERING, STOPPED):
-            self._reload_requested = False
-            self._begin_reload(now_ns)
-        if self._reloads and not any(shard.reloads for shard in self._shards):
-            self._reloads = False
-            self._manager.ready()
-
-    def _begin_reload(self, now_ns: int) -> None:
-        """A crash-looping shard gets another chance, too."""
+    def reload(self) -> bool:
+        """Have all shards read their settings again, and start crash-looping shards again. False
+        before the deployment is ready and after its end."""
+        if self._lifecycle.state in (RECOVERING, STOPPED):
+            return False
         self._reloads = True
         self._manager.reloading()
         with contextlib.suppress(PurgatorydError):  # the shards say what is wrong
@@ -401,9 +381,16 @@ class Deployment:
             self._config = replace(self._config, uid_share=found.uid_share)
         for shard in self._shards:
             if shard.state is State.CRASH_LOOPING:
-                shard.try_again(now_ns)
+                shard.try_again(HOST.boot_ns())
             else:
                 shard.reload()
+        return True
+
+    def _report_reload(self) -> None:
+        """Notify the service manager once all shards have reloaded."""
+        if self._reloads and not any(shard.reloads for shard in self._shards):
+            self._reloads = False
+            self._manager.ready()
 
     # ---- the sockets ----------------------------------------------------------------------------
 
@@ -441,7 +428,7 @@ class Deployment:
     def _obey(self, flags: int) -> None:
         """STOP, as a daemon without shards obeys it."""
         if not flags & (FLAG_DRAIN | FLAG_RESUME):
-            self._stop()
+            self.loop.stop()
             return
         self._draining = bool(flags & FLAG_DRAIN)
         for shard in self._shards:
@@ -508,20 +495,19 @@ class Deployment:
         changes = {"durability": 1} if durable else {}
         return wire.encode_namespace_set(0, wire.encode_namespace(namespace), changes)
 
-    # ---- the one place that sleeps ---------------------------------------------------------------
+    # ---- sleep ---------------------------------------------------------------------------------
 
-    def _sleep(self) -> Set[int]:
-        """Until there is something to do; returns the descriptors that have news."""
-        if self._sockets.pending(commands=True) or self._over:
-            return frozenset()
-        due_ns = [shard.again_ns for shard in self._startable()]
-        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns, *due_ns)
+    @property
+    def takes_commands(self) -> bool:
+        """A deployment has no queue that could be full."""
+        return True
+
+    def sleeps_until(self, latest_ns: int) -> int:
+        """Return when a shard is to be started, at most `latest_ns`. The shards' descriptors change
+        with each start, so the waiter gets them before each sleep."""
         fds = [fd for shard in self._shards for fd in shard.fds]
         self._waiter.watch([*self._sockets.fds(), self._wake_fd, *fds])
-        ready = self._waiter.wait(until_ns)
-        if self._wake_fd in ready:
-            os.read(self._wake_fd, SIGNALS_AT_ONCE)
-        return ready
+        return min([latest_ns, *(shard.again_ns for shard in self._startable())])
 
     def _end_all(self) -> None:
         """Whatever happened: no shard outlives this."""

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import gc
 import os
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.sockets import Remotes, Sockets
 from purgatoryd.daemon.listeners.transport import Transport
 from purgatoryd.daemon.log import announce, log
+from purgatoryd.daemon.loop import signals
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.reaper import Reaper
@@ -43,10 +43,6 @@ from purgatoryd.shm_layout.status_file import StatusFile
 
 LOCK_MODE = 0o600
 LOCK_POLL_S = 0.02
-ENDING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that ask for a clean end."""
-OF_THE_LOG = (signal.SIGPIPE, signal.SIGTTOU)
-"""Signals that writing to a closed pipe or a terminal may raise. The daemon ignores them."""
 
 
 def serve(
@@ -97,11 +93,13 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         with contextlib.closing(Waiter(fds)) as waiter:
             placement.settle(reaper.arena, partial(lifecycle.step, "placing the arena in memory"))
             reload = Reload(config, reread, reaper.arena, sockets, placement, lifecycle.supervisor)
-            on_signals(reaper.stop, partial(reaper.reload, reload))
+            reaper.reload_by(reload)
+            reaper.loop.handle_signals()
             _settle_memory()
             reaper.begin()
             announce(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}")
-            reaper.run(waiter, wake_fd)
+            reaper.loop.run(waiter, wake_fd)
+            reaper.finish()
 
 
 @contextlib.contextmanager
@@ -287,31 +285,3 @@ def _holder(fd: int) -> int:
     written = os.pread(fd, 32, 0).strip()
     pid = int(written) if written.isdigit() else 0
     return pid if Path(f"/proc/{pid}").exists() else 0
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[int]:
-    """A descriptor that becomes readable when a signal arrives, so that it ends the sleep.
-
-    Behind it the process ends. Signals are ignored then: else one that comes again, once Python has
-    put its own handlers away, would kill what has ended cleanly.
-    """
-    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    for number in OF_THE_LOG:
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        yield read_fd
-    finally:
-        for number in (*ENDING, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        signal.set_wakeup_fd(before)
-        os.close(read_fd)
-        os.close(write_fd)
-
-
-def on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """What each signal asks for."""
-    for number in ENDING:
-        signal.signal(number, lambda *_: stop())
-    signal.signal(signal.SIGHUP, lambda *_: reload())

@@ -1,14 +1,13 @@
-"""The reaper: one thread, one loop, one place that sleeps, bounded work in every iteration.
+"""The reaper: what the loop of a daemon does.
 
-An iteration fires what is due, hands notices to the socket, and serves the request sockets; what is
-left over is done in the next iteration, so no burst, cascade or batch holds up the others for long.
+An iteration fires due timers, hands notices to the socket, and serves the request sockets. Each
+kind of work is bounded, see the constants.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 from purgatoryd.daemon import admin
 from purgatoryd.daemon.clock import Clock, VirtualClock
@@ -19,9 +18,9 @@ from purgatoryd.daemon.lifecycle import READY, STOPPED, DaemonLifecycle, publish
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.transport import Message, Transport
 from purgatoryd.daemon.log import log
+from purgatoryd.daemon.loop import HEARTBEAT_NS, Loop
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.waiting import Waiter
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
@@ -29,7 +28,6 @@ from purgatoryd.shm_layout.errors import PurgatorydError
 from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import ArenaState, Measured, WireError
 
-HEARTBEAT_NS = 1_000_000_000
 TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
 """How long after its last notice a topic gets tail heartbeats."""
 SWEEP_PER_HEARTBEAT = 65_536
@@ -40,7 +38,6 @@ WINDOWS_PER_ITERATION = 8
 MOMENTS_PER_ITERATION = 16
 """Moves of a virtual clock that batches ask for."""
 STEPS_PER_ITERATION = 256
-SIGNALS_AT_ONCE = 64
 
 
 class Reaper:
@@ -76,22 +73,11 @@ class Reaper:
         lifecycle.publish_by(self._announce)
         self._place_again = place_again
         self._unplaced = self._nameless = False
-        self.stopping = self._draining = False
-        self._reload: Callable[[], None] | None = None
-        """Reads the settings again, once."""
-        self._next_heartbeat_ns = 0
-        self._heartbeat_ns = min(
-            HEARTBEAT_NS, lifecycle.supervisor.watchdog_ns // 2 or HEARTBEAT_NS
-        )
-        self._unswept = 0
-        self._iterations = self._wakeups = self._sent = 0
-        self._ready: Set[int] | None = None
-        """Descriptors that the loop woke up for; None = it did not sleep, so ask all."""
+        self.loop = Loop(self, transport, lifecycle, host)
+        self._draining = False
+        self._reload: Callable[[], None] = lambda: None
+        self._unswept = self._sent = 0
         self._target_ns: int | None = None
-        self._until_ns: int | None = None
-        """Until when the loop may sleep."""
-        self._slept_until_ns: int | None = None
-        """When the loop was to wake up, if nothing else woke it before."""
         self._grace = Grace(arena, self._commands)
         self._advancing: deque[Message] = deque()
 
@@ -99,22 +85,6 @@ class Reaper:
         """Let readers and clients in."""
         self.arena.set_state(ArenaState.READY, self._host.pid)
         self._lifecycle.enter(READY)
-
-    def run(self, waiter: Waiter, wake_fd: int) -> None:
-        """Iterate until stopped; then send what has fired and return.
-
-        `waiter` watches `wake_fd`, which becomes readable when a signal comes, and the descriptors
-        of transport, WAL and processes.
-        """
-        while not self.stopping:
-            until_ns = self.iterate()
-            if until_ns is None:
-                continue
-            ready = waiter.wait(until_ns)
-            if wake_fd in ready:
-                os.read(wake_fd, SIGNALS_AT_ONCE)
-            self.woke(ready)
-        self.finish()
 
     def finish(self) -> None:
         """After the last iteration: send what has fired, and commit it."""
@@ -130,17 +100,17 @@ class Reaper:
         self._commands.clients.close()
 
     def stop(self) -> None:
-        """Ends the loop after the current iteration."""
-        self.stopping = True
+        """End the loop after the current iteration."""
+        self.loop.stop()
 
-    def reload(self, read_again: Callable[[], None]) -> None:
-        """Have `read_again` read the settings in the next iteration."""
-        self._reload = read_again
+    def reload_by(self, reload: Callable[[], None]) -> None:
+        """Let `reload` read the settings again when the loop is requested to."""
+        self._reload = reload
 
-    def _read_again(self) -> None:
-        if (read_again := self._reload) is not None:
-            self._reload = None
-            read_again()
+    def reload(self) -> bool:
+        """Read the settings again."""
+        self._reload()
+        return True
 
     def drain(self) -> None:
         """Ends the loop once nothing is armed; nothing is armed from now on."""
@@ -167,39 +137,36 @@ class Reaper:
 
     # ---- one iteration ----
 
-    def iterate(self) -> int | None:
-        """Do one iteration. Return the boot time until which the loop may sleep; None: it must
-        not."""
-        busy = self._work() and not self.wal.full
-        self._ready = self._slept_until_ns = None
-        self._until_ns = None if busy or self.stopping else self._sleeps_until()
-        if self._draining and self.arena.drained:
-            self.stopping = True  # never "|=": a signal handler may set it meanwhile
-        return None if self.stopping else self._until_ns
-
-    def _work(self) -> bool:
-        """True = there is more to do at once."""
-        self._iterations += 1
-        real_ns = self._host.boot_ns()
-        if self._slept_until_ns is not None:
-            self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
+    def serve(self, now_ns: int) -> bool:
+        """Fire what is due, then serve the request sockets. True = there is more to do at once."""
+        loop = self.loop
+        if loop.slept_until_ns is not None:
+            self.arena.measure(Measured.WAKEUP_LATENESS, now_ns - loop.slept_until_ns)
+        if loop.ready and not loop.ready.isdisjoint(self.wal.fds):
+            self.wal.clear_wakeup()
         if not (self._clock.virtual or self.wal.full):
-            self._grace.begin_iteration(real_ns)
-        left = self._fire(real_ns)
-        busy = self._woke_for(self._transport.admin.fd) and self._serve_admin()
-        busy |= self._commands.clients.serve(real_ns)
+            self._grace.begin_iteration(now_ns)
+        left = self._fire(now_ns)
+        busy = loop.woke_for(self._transport.admin.fd) and self._serve_admin()
+        busy |= self._commands.clients.serve(now_ns)
         busy |= self._serve_commands() | self._commands.push()
-        self._read_again()
-        if self._woke_for(self._transport.notices_fd):
-            self._transport.take_subscriptions()
-        busy |= self._transport.keep_watch(real_ns, self._ready or frozenset())
-        if real_ns >= self._next_heartbeat_ns:
-            self._heartbeat(real_ns)
-        left |= self._sweep(real_ns)
+        return left or busy
+
+    def end_iteration(self, now_ns: int, *, busy: bool) -> bool:
+        """Sweep watch keys, wake the group commit, and send answers whose records are on disk.
+
+        While the WAL is full, left-over work waits until the group commit wakes the loop.
+        """
+        busy |= self._sweep(now_ns)
         self.wal.end_iteration()
         self._commands.release()
         self._look_after_names()
-        return left or busy
+        return busy and not self.wal.full
+
+    def done(self) -> bool:
+        """True if the daemon is to stop, or drains and has nothing armed."""
+        # drained first: a signal handler may request the end meanwhile
+        return (self._draining and self.arena.drained) or self.loop.stop_requested
 
     def _fire(self, real_ns: int) -> bool:
         """Fires what is due and hands it over. True = some is left."""
@@ -242,22 +209,22 @@ class Reaper:
             self.arena.published(upto, built_boot_ns, self._host.boot_ns())
         return True
 
-    def _heartbeat(self, real_ns: int) -> None:
-        self._next_heartbeat_ns = real_ns + self._heartbeat_ns
+    def heartbeat(self, now_ns: int) -> None:
+        """Send tail heartbeats, repeat unacknowledged outcomes, begin a sweep, and report the state
+        of the daemon."""
         self._sent += self._transport.publish(
-            self.arena.tail_heartbeats(real_ns - TAIL_HEARTBEATS_FOR_NS)
+            self.arena.tail_heartbeats(now_ns - TAIL_HEARTBEATS_FOR_NS)
         )
-        self.arena.inbox_again(real_ns)
+        self.arena.inbox_again(now_ns)
         self._commands.clients.heartbeat()
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
-        self.arena.sweep_bulk_loads(real_ns, self._config.bulk_load_ttl_ns)
-        self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent, log.dropped)
+        self.arena.sweep_bulk_loads(now_ns, self._config.bulk_load_ttl_ns)
+        loop = self.loop
+        self.arena.heartbeat(now_ns, loop.iterations, loop.wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)
         self.wal.heartbeat()
         self._unplaced |= self._nameless or not self.arena.has_names
-        self._transport.bind_again()
         self._settle()
-        self._lifecycle.supervisor.alive()
 
     def _look_after_names(self) -> None:
         """Replace arena files that have lost a name. At the end of an iteration nothing has a
@@ -331,7 +298,7 @@ class Reaper:
             message = self._transport.admin.receive()
             if message is None:
                 return served > 0
-            self._read_again()  # who asked for it before it asked this may rely on it
+            self.loop.reload_if_requested()
             answer = admin.handle(self, message)
             if answer is not None:
                 self._transport.admin.send(message.route, answer)
@@ -360,30 +327,22 @@ class Reaper:
 
     # ---- sleep ----
 
-    def _woke_for(self, fd: int) -> bool:
-        """False: a socket had nothing before the loop slept, and nothing came since."""
-        return self._ready is None or fd in self._ready
+    @property
+    def takes_commands(self) -> bool:
+        """False while too many answers wait for the disk."""
+        return not self._commands.full
 
-    def _sleeps_until(self) -> int | None:
-        """Until when there is nothing to do; None = there is something."""
-        if self._transport.pending(commands=not self._commands.full):
-            return None
-        full = self.wal.full
-        until_ns = min(self._next_heartbeat_ns, self._transport.watch_due_ns)
-        if not full:  # else no timer can end before the WAL has space
-            due_ns = self._due_ns() - self._placement.plan.spin_ns
-            until_ns = min(until_ns, due_ns, self._grace.ends_ns)
-            self._grace.sleep(until_ns)
-        return until_ns if until_ns > self._host.boot_ns() else None
+    def sleeps_until(self, latest_ns: int) -> int:
+        """Return when the wheel or a grace period needs an iteration, at most `latest_ns`.
 
-    def woke(self, ready: frozenset[int]) -> None:
-        """Note the end of a sleep: `ready` has the descriptors that ended it, none if its time
-        was over."""
-        self._ready = ready
-        self._wakeups += 1
-        self._slept_until_ns = None if ready else self._until_ns
-        if not ready.isdisjoint(self.wal.fds):
-            self.wal.clear_wakeup()
+        While the WAL is full no timer can fire, so that is `latest_ns`.
+        """
+        if self.wal.full:
+            return latest_ns
+        due_ns = self._due_ns() - self._placement.plan.spin_ns
+        until_ns = min(latest_ns, due_ns, self._grace.ends_ns)
+        self._grace.sleep(until_ns)
+        return until_ns
 
     def _due_ns(self) -> int:
         """When the wheel has something to do, on the boot clock."""
