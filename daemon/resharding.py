@@ -28,6 +28,7 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.daemon.store import (
     Opening,
+    commit_once,
     core_config,
     create_arena,
     owned,
@@ -55,7 +56,7 @@ from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.predecessors import Predecessors, write_predecessors
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
 from purgatoryd.shm_layout.status_file import StatusFile
-from purgatoryd.shm_layout.wal import GroupCommit, Walk, has_header, segments, uuid_of
+from purgatoryd.shm_layout.wal import Walk, has_header, segments, uuid_of
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,7 @@ def _finished(
     if opening.wal is not None:
         write_predecessors(opening.wal, predecessors)
         save_snapshot(arena, opening.wal, opening.host, opening.step)
-        end = Walk.before(arena)
-        GroupCommit(
-            arena, opening.wal, opening.config.wal_segment_bytes, end, threaded=False
-        ).close()
+        commit_once(arena, opening, Walk.before(arena))
     arena.set_state(ArenaState.READY)
     place(arena, opening)
     return namespace_stats(arena)

@@ -1,15 +1,6 @@
 """Opens a daemon's arena: new, as it was left, from its WAL, or with its authoritative state moved
 to other sizes.
 
-New arena files have no names until they are complete. Then the private file is linked as
-NAME.private.new, which only one start at a time can do, and the arena as NAME.next. This name is
-the commit point: both new files replace the old ones. A start completes or undoes the birth that a
-killed daemon began. So an arena file under the daemon's name is complete and has the same birth as
-its private file; any other file is not the daemon's and stays.
-
-Each step needs the lock on the private arena file, see `owned`. A new file is locked before it has
-a name.
-
 An arena with a WAL has a snapshot in it before it takes its place. One that takes the
 place of another, or of a WAL's, has a uuid of its own: its slots and rows have other
 numbers or its clock is another one, and the records of both must not be mixed.
@@ -17,7 +8,6 @@ numbers or its clock is another one, and the records of both must not be mixed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +18,7 @@ from typing import Any
 from purgatoryd.daemon.clock import ROUNDING_NS
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.recovery import Step, Way, import_file, recover
+from purgatoryd.daemon.replacement import NEW, NEXT, Replacement
 from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.daemon.wal import (
     Wal,
@@ -41,7 +32,6 @@ from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Arena, Handle, Previous, page_size, retire
 from purgatoryd.shm_layout.errors import (
-    AlreadyRunning,
     ArenaBroken,
     ArenaInUse,
     ArenaMismatch,
@@ -62,7 +52,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.shm import ArenaFile, ArenaLock, Moved
+from purgatoryd.shm_layout.shm import ArenaLock, Moved
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -91,8 +81,6 @@ _SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
     "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks",
 )  # fmt: skip
-NEW = ".new"
-NEXT = ".next"
 
 
 @dataclass(frozen=True)
@@ -123,6 +111,11 @@ class Opening:
         return self.held
 
     @property
+    def replacement(self) -> Replacement:
+        """The daemon's arena files, which new ones can replace."""
+        return Replacement(self.paths, self.lock)
+
+    @property
     def wal(self) -> Path | None:
         """The folder of the WAL; None = no WAL."""
         return wal_directory(self.config)
@@ -151,7 +144,7 @@ def open_arena(opening: Opening) -> Arena:
     it was then.
     """
     paths = opening.paths
-    _clean_up(opening)
+    opening.replacement.recover()
     if opening.import_path is not None:
         return _import(opening, opening.import_path)
     if shm.exists(paths.arena) and not _is_torn(opening):
@@ -169,7 +162,7 @@ def source(opening: Opening) -> Iterator[Arena | None]:
 
     Raises as open_arena does.
     """
-    _clean_up(opening)
+    opening.replacement.recover()
     with ExitStack() as held:
         arena = _source(opening)
         if arena is not None:
@@ -235,13 +228,18 @@ def _open_left(opening: Opening) -> Arena:
 
 
 def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:
-    """Brings the WAL buffer to disk, because only an arena's snapshot goes over to another one."""
+    """Bring the WAL buffer to disk, because the new arena gets only a snapshot of this one."""
     if opening.wal is not None and arena.wal_buffer is not None:
-        end = wal_end(arena, opening)
-        GroupCommit(
-            arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk,
-            threaded=False,
-        ).close()  # fmt: skip
+        commit_once(arena, opening, wal_end(arena, opening))
+
+
+def commit_once(arena: Arena | Previous, opening: Opening, end: Walk) -> None:
+    """Write the records of the WAL buffer to the WAL, which goes on at `end`, without a thread."""
+    assert opening.wal is not None
+    GroupCommit(
+        arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk,
+        threaded=False,
+    ).close()  # fmt: skip
 
 
 def _attach(opening: Opening) -> Arena:
@@ -450,7 +448,7 @@ def place(arena: Arena, opening: Opening) -> None:
 
     Raises AlreadyRunning if another start was faster, where no file existed to lock.
     """
-    _give_names(arena.file, arena.private, opening)
+    opening.replacement.replace_by(arena.file, arena.private)
 
 
 def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
@@ -462,12 +460,12 @@ def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
     """
     if all([arena.file.has_name, arena.private.has_name]):  # a list: either may raise BadPath
         return False
-    _refuse_taken(opening.paths)  # before the copy, which takes long and is tried each second
+    opening.replacement.refuse_taken()  # before the copy, which takes long and is tried each second
     files = arena.copied(moved)
     try:
-        _give_names(*files, opening)
+        opening.replacement.replace_by(*files)
     except BaseException:
-        _take_names_back(*files, opening)
+        opening.replacement.take_back(*files)
         arena.set_state(ArenaState.READY, opening.host.pid)  # its file may say RETIRED
         for file in files:
             file.give_up(moved)
@@ -477,82 +475,10 @@ def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
     return True
 
 
-def _refuse_taken(paths: Paths) -> None:
-    for name in (f"{paths.private}{NEW}", f"{paths.arena}{NEXT}"):
-        shm.refuse_foreign(name)
-        path = shm.MOUNT / name[1:]
-        if os.path.lexists(path):
-            raise BadPath(str(path), "has the name of the daemon's next arena file: remove it")
-
-
-def _give_names(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
-    paths, lock = opening.paths, opening.lock
-    try:
-        private.link(f"{paths.private}{NEW}")
-    except FileExistsError:
-        raise _other_start(paths) from None
-    try:
-        if shm.exists(paths.private) and not lock.holds(paths.private):
-            raise _other_start(paths)
-        arena.link(f"{paths.arena}{NEXT}")
-    except BaseException:
-        shm.unlink(f"{paths.private}{NEW}")
-        raise
-    lock.adopt(private.fd)
-    _take_place(paths)
-    lock.settle(paths.private)
-
-
-def _take_names_back(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
-    """Removes a copy that does not take the arena's place. With the name NAME.next it would be the
-    arena of the next start, without what happens after the copy."""
-    paths = opening.paths
-    for file, name in (
-        (arena, f"{paths.arena}{NEXT}"),
-        (arena, paths.arena),
-        (private, f"{paths.private}{NEW}"),
-        (private, paths.private),
-    ):
-        file.unlink(name)
-    opening.lock.release(private.fd)
-
-
-def _other_start(paths: Paths) -> AlreadyRunning:
-    return AlreadyRunning(paths.name, 0, str(shm.MOUNT / paths.private[1:]))
-
-
-def _clean_up(opening: Opening) -> None:
-    """Complete or undo the birth that a killed daemon began. Raises AlreadyRunning if another start
-    gives its arena files their names at this moment, or has given them."""
-    paths, lock = opening.paths, opening.lock
-    born = f"{paths.private}{NEW}"
-    if shm.ours(born):
-        lock.lock([born])
-    held = lock.holds(born)  # else a file of this name is of a start that goes on
-    _take_place(paths)
-    for name in (f"{paths.arena}{NEW}", *([born] if held else [])):
-        if shm.ours(name):
-            shm.unlink(name)
-    if shm.ours(paths.private):
-        lock.lock([paths.private])
-    lock.settle(paths.private)
-
-
 def _remove(paths: Paths, suffix: str) -> None:
     for name in (f"{paths.arena}{suffix}", f"{paths.private}{suffix}"):
         if shm.ours(name):
             shm.unlink(name)
-
-
-def _take_place(paths: Paths) -> None:
-    """Completes a birth that got as far as the name NAME.next, from wherever it stopped."""
-    if not shm.ours(f"{paths.arena}{NEXT}"):
-        return
-    if shm.ours(paths.arena):
-        retire(paths.arena)
-    if shm.ours(f"{paths.private}.new"):
-        shm.replace(f"{paths.private}.new", paths.private)
-    shm.replace(f"{paths.arena}{NEXT}", paths.arena)
 
 
 def _refuse_other_clock(arena: Arena | Previous, opening: Opening) -> None:

@@ -35,7 +35,7 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ArenaLost, CancelResult, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
-from purgatoryd.daemon import store
+from purgatoryd.daemon import replacement
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners import sockets
 from purgatoryd.daemon.listeners.access import Access
@@ -526,7 +526,7 @@ def test_a_copy_that_did_not_take_the_place_goes(
         for suffix in suffixes:
             file(paths, suffix).unlink()
         with monkeypatch.context() as patch:
-            at = {"retire": store, "replace": shm}.get(step, shm.ArenaLock)
+            at = {"retire": replacement, "replace": shm}.get(step, shm.ArenaLock)
             patch.setattr(at, step, fail)
             with contextlib.suppress(OSError):
                 assert place_again(arena, opening, lambda: None), "this step was not needed"

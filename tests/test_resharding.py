@@ -28,7 +28,8 @@ from purgatoryd.daemon import resharding
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.main import name_lock
-from purgatoryd.daemon.store import NEXT, Opening, owned, source
+from purgatoryd.daemon.replacement import NEXT
+from purgatoryd.daemon.store import Opening, owned, source
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings

@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, float, tuple[str, ...]]] = {
         "clients/subscriber.py",
     )),
     "recovery": ("branches", 0.95, (
-        "daemon/recovery.py", "daemon/store.py", "daemon/wal_birth.py",
+        "daemon/recovery.py", "daemon/replacement.py", "daemon/store.py", "daemon/wal_birth.py",
     )),
 }  # fmt: skip
 """By group: the unit that is counted, the share that worlds have to reach, and the files.
