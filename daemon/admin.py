@@ -1,5 +1,8 @@
-"""The admin socket: virtual clock, settings of namespaces, notices of its own, the end. Never
-blocked by bulk load."""
+"""Answer requests on the admin socket, which requests of clients cannot block.
+
+They move a virtual clock, set up namespaces, publish notices, list and end sessions, and stop the
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +32,25 @@ _SESSION_INFO_BYTES = size_of("pg_session_info")
 
 
 class Administered(Protocol):
-    """What an admin command may do to the daemon."""
+    """The daemon, as admin requests use it."""
 
     arena: Arena
     access: Access
 
     def advance_to(self, target_ns: int, message: Message) -> bool:
-        """Moves a virtual clock; False if there is none or it would go back."""
+        """Begin to move a virtual clock; False if the clock is real or would go back."""
         ...
 
     def stop(self) -> None:
-        """Ends the loop after this iteration."""
+        """End the loop after this iteration."""
         ...
 
     def drain(self) -> None:
-        """Ends the loop once nothing is armed; nothing is armed from now on."""
+        """Refuse new timers, and end the loop once nothing is armed."""
         ...
 
     def resume(self) -> None:
-        """Gives up to drain."""
+        """End a drain: accept timers again."""
         ...
 
     def publish(self, body: bytes, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
@@ -61,14 +64,14 @@ class Administered(Protocol):
 
 def frame(kind: int, error: WireError = WireError.NONE, count: int = 0,
           detail: tuple[int, int] = (0, 0), echo: tuple[int, int] = (0, 0)) -> bytes:  # fmt: skip
-    """The 64 bytes that begin a reply; `echo` is the request's session and sequence."""
+    """Return the 64 bytes that begin a reply. `echo`: session and sequence of the request."""
     return _FRAME.pack(
         WIRE_MAGIC, WIRE_VERSION, kind, *echo, count, 0, error, 0, 0, 0, *detail
     )  # fmt: skip
 
 
 def fault(message: Message) -> bytes | None:
-    """The reply to what is no message of ours; None if it is one."""
+    """Return the error reply to a message without a valid frame; None if the frame is valid."""
     if len(message.body) < _FRAME.size:
         return frame(0, WireError.MALFORMED, detail=(len(message.body), _FRAME.size))
     magic, version, kind, *_ = _FRAME.unpack_from(message.body)
@@ -81,7 +84,8 @@ def fault(message: Message) -> bytes | None:
 
 
 def handle(daemon: Administered, message: Message) -> bytes | None:
-    """The reply to one admin request; None if it comes later, when the clock has arrived."""
+    """Return the reply to an admin request; None for an ADVANCE, which is answered once the clock
+    has arrived."""
     if (answer := fault(message)) is not None:
         return answer
     kind, echo = _FRAME.unpack_from(message.body)[2], echo_of(message)
@@ -99,7 +103,7 @@ def handle(daemon: Administered, message: Message) -> bytes | None:
 
 
 def echo_of(message: Message) -> tuple[int, int]:
-    """Session and sequence of a request, which its reply repeats."""
+    """Return session and sequence of a request, which its reply repeats."""
     session, sequence = _FRAME.unpack_from(message.body)[3:5]
     return session, sequence
 
@@ -158,7 +162,7 @@ def _stop(daemon: Administered, flags: int) -> None:
 
 
 def advanced(arena: Arena, message: Message) -> bytes:
-    """The reply to the ADVANCE `message`: the tail sequence of every topic of users."""
+    """Return the reply to the ADVANCE `message`: the last sequence of every topic of users."""
     namespaces = arena.namespaces()
     parts = []
     for topic in arena.topics():

@@ -12,10 +12,10 @@ from purgatoryd.shm_layout.paths import SHARDS_MAX, check_name
 from purgatoryd.shm_layout.topology import cpu_order
 
 MIB = 2**20
-_ID_MAX = 2**32 - 2  # of a uid or gid; the kernel's "none" is above
+_ID_MAX = 2**32 - 2  # highest uid or gid; the kernel's value for "none" is above it
 _ENTRIES_MAX = 2**27  # slots or replay buffer entries: their ids share 28 bits of the key index
 
-# field: lowest and highest value. The core has the same bounds; here they get a sentence.
+# field: lowest and highest value. The core has the same bounds; here the error names the setting.
 BOUNDS = {
     "capacity": (1, _ENTRIES_MAX),
     "payload_bytes": (4096, 16 * (2**32 - 513)),
@@ -58,10 +58,10 @@ _OF_THE_WAL = (
 
 @dataclass(frozen=True)
 class Config:
-    """What a daemon is started with. The defaults fit a /dev/shm of 64 MiB.
+    """Settings of a daemon. The defaults fit a /dev/shm of 64 MiB.
 
-    Raises InvalidName or InvalidSetting, with the bound, for what no daemon can run with;
-    whether it fits the machine is found out at the start.
+    Raises InvalidName, or InvalidSetting with the bound, for values that no daemon can run with.
+    The start finds out whether they fit the machine.
     """
 
     name: str
@@ -70,10 +70,11 @@ class Config:
     payload_bytes: int = 16 * MIB
     """Space for keys and payloads, of armed timers and of notices in the replay buffer."""
     replay_capacity: int = 131_072
-    """Notices that a subscriber may be behind; a power of two."""
+    """Notices in the replay buffer, which a subscriber may be behind; a power of two."""
     replay_bytes_max: int = 0
-    """How much of `payload_bytes` notices may hold; above it the oldest are withdrawn. Given
-    as 0 it becomes a half: what fired cannot starve what is to come."""
+    """Payload memory that fired notices may keep. Above it the oldest notices are dropped from the
+    replay buffer. 0 means half of `payload_bytes`, so that fired notices cannot starve new
+    timers."""
     tick_ns: int = 65_536
     """Resolution of the wheel: a timer fires within one tick after its deadline."""
     fanout: int = 256
@@ -90,11 +91,11 @@ class Config:
     watch_keys: int = 65_536
     """Watch keys whose watermarks are remembered."""
     watermark_ttl_ns: int = 600 * 10**9
-    """How long a watermark outlives its last change and its last watcher."""
+    """Time that a watermark is kept after its last change and its last watcher."""
     inbox: int = 65_536
-    """Operations that one session may own, armed or not acknowledged; more are refused."""
+    """Operations that one session may own, armed or with an unacknowledged outcome."""
     clock: Literal["real", "virtual"] = "real"
-    """A virtual clock moves only by the admin command ADVANCE."""
+    """`virtual`: time moves only by the admin command ADVANCE."""
     wall_origin_ns: int = 0
     """Virtual clock: wall time at virtual time 0, ns since 1970."""
     budget: int = 4_096
@@ -104,11 +105,11 @@ class Config:
     bulk_loads: int = 256
     """Bulk loads that are remembered at once."""
     bulk_load_rows: int = 2**22
-    """Rows of them all; a half-used block of 4096 counts as a whole one."""
+    """Rows of all remembered bulk loads; each begun block of 4096 rows counts as a whole one."""
     bulk_load_ttl_ns: int = 7 * 86_400 * 10**9
-    """How long a bulk load is remembered after it was last used, on the real clock."""
+    """Time that a bulk load is remembered after its last use, on the real clock."""
     quota_timers: int = 0
-    """Timers and operations that one uid may have armed; 0 = no quota, here and below."""
+    """Timers and operations that one uid may have armed; 0 = no quota. So for the next two."""
     quota_bytes: int = 0
     """Bytes of keys and payloads that the armed timers of one uid may hold."""
     quota_ops: int = 0
@@ -118,52 +119,53 @@ class Config:
     records, owned operations and bulk loads that one uid may hold. 100 = no limit. Root and the
     daemon's uid have none."""
     admin_uids: tuple[int, ...] = ()
-    """Who may administer, besides root and the daemon's own uid."""
+    """Uids that may administer, in addition to root and the daemon's own uid."""
     allow_uids: tuple[int, ...] = ()
-    """Who may connect; with no uid and no gid, whoever may open the socket."""
+    """Uids that may connect. If neither uids nor gids are set, anyone who can open the socket may
+    connect."""
     allow_gids: tuple[int, ...] = ()
-    """Groups whose members may connect."""
+    """Unix groups whose members may connect."""
     wal_dir: str = ""
-    """Directory of the WALs; each daemon has one of its name in there. Empty = none."""
+    """Directory of the WALs, with a folder for each daemon's name. Empty = no WAL."""
     wal_segment_bytes: int = 64 * MIB
-    """Size of one file of the WAL."""
+    """Size of one WAL segment."""
     wal_buffer_bytes: int = 8 * MIB
     """Space in the arena for records on their way to disk; a power of two."""
     snapshot_segments: int = 4
-    """A snapshot is taken whenever so many files were filled since the last one."""
+    """Number of segments filled since the last snapshot after which the next one is written."""
     retain_age_ns: int = 0
-    """Files are kept for readers at least so long, though recovery needs them no more."""
+    """Minimum time that segments are kept for readers after recovery has stopped needing them."""
     retain_bytes: int = 0
-    """The newest files, so many bytes of them, are kept likewise."""
+    """Bytes of the newest segments that are kept for readers."""
     durable_namespaces: tuple[str, ...] = ()
-    """Namespaces whose every change is answered once it is on disk."""
+    """Namespaces in which a change is answered only once it is on disk."""
     log_level: Literal["error", "warning", "info"] = "warning"
-    """Minimum log level of messages."""
+    """Minimum level of log messages."""
     placement: Literal["auto", "none"] = "auto"
-    """Who chooses CPUs and memory: the daemon, or the kernel."""
+    """CPUs and memory are chosen by the daemon (`auto`) or the kernel (`none`)."""
     cpus: str = ""
     """CPUs of the daemon, as in "3,1-2": the loop has the first, its other threads the rest."""
     node: int = -1
     """NUMA node of the arena and of the threads; -1 = as `placement` says."""
     realtime: int = 0
-    """Priority of the loop under SCHED_FIFO, one less of libzmq's; 0 = the usual scheduling."""
+    """SCHED_FIFO priority of the loop; libzmq's threads get one less. 0 = the usual scheduling."""
     lock_memory: bool = False
-    """What is mapped at the start stays in RAM."""
+    """Lock the memory that is mapped at the start into RAM."""
     huge_pages: bool = False
-    """The arena gets huge pages at the start."""
+    """Use huge pages for the arena."""
     busy_poll_ns: int = 0
-    """So long before a deadline the loop sleeps no more."""
+    """Time before a deadline from which on the loop polls instead of sleeping."""
 
     shards: int = 0
-    """Into how many daemons the namespaces are divided; 0 = one daemon has them all."""
+    """Number of daemons that share the namespaces; 0 = one daemon without shards."""
     shard: int = -1
-    """Which of those daemons this is; -1 = none of them."""
+    """Number of this shard; -1 = no shard."""
     tcp: str = ""
-    """HOST:PORT for clients on other hosts: commands there, notices at the next port."""
+    """HOST:PORT for clients on other hosts. Notices are at the next port."""
     server_key: str = ""
-    """File of the daemon's key pair, for `tcp`."""
+    """File with the daemon's key pair, for `tcp`."""
     keys: str = ""
-    """File of the keys that are let in through `tcp`."""
+    """File with the clients' public keys, for `tcp`."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -215,7 +217,7 @@ class Config:
             if self.tcp:
                 place(self.tcp)
         except InvalidArgument:
-            bound = "HOST:PORT, where PORT + 1 is valid, too"
+            bound = "HOST:PORT, with a valid PORT + 1"
             raise InvalidSetting("tcp", self.tcp, bound, "config") from None
 
     def _check_placement(self) -> None:
@@ -244,7 +246,7 @@ def _unit(setting: str) -> str:
 
 
 _OF_A_DEPLOYMENT = ("name", "shard")
-"""What who starts a daemon says of it, in addition to its settings."""
+"""Fields that identify a daemon; all others are settings with a default."""
 DEFAULTS = {
     field.name: field.default for field in fields(Config) if field.name not in _OF_A_DEPLOYMENT
 }

@@ -1,7 +1,7 @@
-"""The reaper: what the loop of a daemon does.
+"""The reaper: the work of a daemon's loop.
 
-An iteration fires due timers, hands notices to the socket, and serves the request sockets. Each
-kind of work is bounded, see the constants.
+An iteration fires due timers, hands notices to the socket, and serves the request sockets. The
+constants limit each kind of work.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
 """How long after its last notice a topic gets tail heartbeats."""
 SWEEP_PER_HEARTBEAT = 65_536
 SWEEP_PER_ITERATION = 1024
-"""Watch keys that are looked at for their time to live."""
+"""Watch keys whose time to live is checked."""
 ADMIN_PER_ITERATION = 4
 WINDOWS_PER_ITERATION = 8
 MOMENTS_PER_ITERATION = 16
-"""Moves of a virtual clock that batches ask for."""
+"""Moves of a virtual clock that batches request."""
 STEPS_PER_ITERATION = 256
 
 
 class Reaper:
-    """Owns the arena and the sockets while it runs."""
+    """The work of a daemon, a participant of `Loop`. It owns the arena and the sockets."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Reaper:
         host: Host,
         processes: Processes,
     ) -> None:
-        """`place_again`: gives the arena new files if it has lost a name; True if it did."""
+        """`place_again` copies the arena into new files if it has lost a name, and returns whether
+        it did."""
         self.arena = arena
         self.access = access
         self._transport = transport
@@ -82,12 +83,12 @@ class Reaper:
         self._advancing: deque[Message] = deque()
 
     def begin(self) -> None:
-        """Let readers and clients in."""
+        """Enter state READY: readers may attach and clients connect."""
         self.arena.set_state(ArenaState.READY, self._host.pid)
         self._lifecycle.enter(READY)
 
     def finish(self) -> None:
-        """After the last iteration: send what has fired, and commit it."""
+        """After the last iteration: send all fired notices, and commit the WAL."""
         self._lifecycle.enter(STOPPED)
         while self._publish():
             pass
@@ -113,13 +114,13 @@ class Reaper:
         return True
 
     def drain(self) -> None:
-        """Ends the loop once nothing is armed; nothing is armed from now on."""
+        """Refuse new timers, and end the loop once nothing is armed."""
         self._draining = True
         self.arena.drain(draining=True)
         self._settle()
 
     def resume(self) -> None:
-        """Gives up to drain."""
+        """End a drain: accept timers again."""
         self._draining = False
         self.arena.drain(draining=False)
         self._settle()
@@ -169,7 +170,7 @@ class Reaper:
         return (self._draining and self.arena.drained) or self.loop.stop_requested
 
     def _fire(self, real_ns: int) -> bool:
-        """Fires what is due and hands it over. True = some is left."""
+        """Fire due timers and hand their notices to the socket. True = some are left."""
         due = self._advance(real_ns)
         unsent = self._publish()
         if not due and not unsent:
@@ -186,7 +187,7 @@ class Reaper:
         return self.arena.advance(now_ns, offset_ns, real_ns, self._config.budget)
 
     def _advance_virtual(self, clock: VirtualClock, real_ns: int) -> bool:
-        """From event to event, so that every timer fires at its own tick."""
+        """Move the virtual clock from event to event, so that every timer fires at its own tick."""
         target_ns = clock.at_ns if self._target_ns is None else self._target_ns
         for _ in range(STEPS_PER_ITERATION):
             clock.at_ns = max(clock.at_ns, min(self.arena.next_ns, target_ns))
@@ -227,10 +228,10 @@ class Reaper:
         self._settle()
 
     def _look_after_names(self) -> None:
-        """Replace arena files that have lost a name. At the end of an iteration nothing has a
+        """Replace arena files that have lost a name. Only at the end of an iteration has no code a
         pointer into the arena.
 
-        A disk that is busy with a commit delays the new files, not the loop.
+        While the disk is busy with a commit this is put off, so that the loop does not wait.
         """
         if not self._unplaced or not self.wal.pause():
             return
@@ -243,7 +244,7 @@ class Reaper:
         self._unplaced = False
         if moved:
             self._placement.settle(self.arena, self._lifecycle.heartbeat)
-            log.warning("the arena files had lost a name: the daemon uses copies of them")
+            log.warning("arena files had lost a name; the daemon continues with copies of them")
         if bool(why) != self._nameless:
             self._set_nameless(why)
 
@@ -251,7 +252,7 @@ class Reaper:
         self._nameless = bool(why)
         self.arena.set_nameless(nameless=self._nameless)
         if why:
-            log.error(f"the arena files have lost a name; new timers are refused: {why}")
+            log.error(f"arena files have lost a name; new timers are refused: {why}")
         self._settle()
 
     def _settle(self) -> None:
@@ -262,14 +263,15 @@ class Reaper:
         self._lifecycle.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:
-        """A notice like any other, so who comes later finds it. Where it has no space, or the
-        WAL has stopped, the arena's header tells all the same."""
+        """Publish a lifecycle event as a notice, which later subscribers find in the replay buffer.
+        If that fails for want of space or because the WAL has stopped, the arena header still has
+        the state."""
         request = publishing(key, payload)
         self.publish(request[wire.FRAME.size :], self._host.uid)
         self._publish()
 
     def _sweep(self, real_ns: int) -> bool:
-        """A part of the heartbeat's watch keys. True = there are more."""
+        """Sweep a part of the watch keys that are left of this heartbeat. True = there are more."""
         if self._unswept == 0:
             return False
         part = min(self._unswept, SWEEP_PER_ITERATION)
@@ -280,7 +282,8 @@ class Reaper:
     # ---- the sockets --
 
     def _serve_commands(self) -> bool:
-        """Batches for later virtual times follow one another within an iteration."""
+        """Serve client messages. Under a virtual clock a batch may request a later time: the timers
+        up to then fire before the next batch. True = there is more to do at once."""
         for _ in range(MOMENTS_PER_ITERATION):
             if self._target_ns is not None:
                 return True
@@ -292,8 +295,8 @@ class Reaper:
         return True
 
     def _serve_admin(self) -> bool:
-        """True = another iteration follows at once: some may be left, what was published goes
-        out."""
+        """Serve admin requests. True = there was one: others may wait, and a published notice has
+        to be sent."""
         for served in range(ADMIN_PER_ITERATION):
             message = self._transport.admin.receive()
             if message is None:
@@ -307,7 +310,8 @@ class Reaper:
     # ---- a virtual clock ----
 
     def advance_to(self, target_ns: int, message: Message) -> bool:
-        """Begins to move a virtual clock; the answer goes out on arrival."""
+        """Begin to move a virtual clock; the request is answered on arrival. False if the clock is
+        real or would go back."""
         if not self._clock.virtual or target_ns < self.arena.header.now_ns:
             return False
         self._advancing.append(message)
@@ -315,7 +319,7 @@ class Reaper:
         return True
 
     def _arrived(self) -> None:
-        """All that is due by the target has fired and was handed to the socket."""
+        """End the move of a virtual clock: the socket has the notices of all timers due by then."""
         if self._target_ns is None:
             return
         self._target_ns = None
@@ -345,7 +349,7 @@ class Reaper:
         return until_ns
 
     def _due_ns(self) -> int:
-        """When the wheel has something to do, on the boot clock."""
+        """Return the boot time at which the wheel has work."""
         if not self._clock.virtual:
             return self.arena.next_ns
         return 0 if self._due_by(int(self.arena.header.now_ns)) else NONE_NS

@@ -54,7 +54,7 @@ CUT_OFF = {
     "endless-small": "a message without end",
     "many-parts": "more frames",
     "long-routing-id": "a longer name",
-    "unread-answers": "it does not read",
+    "unread-answers": "the peer does not read",
     "subscription-flood": "too many subscriptions",
     "subscription-churn": "too many subscriptions",
     "published": "a message where only subscriptions belong",

@@ -234,7 +234,7 @@ def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
         assert killed(lambda: one.start(1, step))
         assert one.arena_files() > names_of(one)
 
-    assert killed_everywhere(begin, ("clearing", "opening"), half) > 5
+    assert killed_everywhere(begin, ("removing", "opening"), half) > 5
 
 
 @pytest.mark.parametrize("nth", range(1, 7))

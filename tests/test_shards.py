@@ -257,7 +257,7 @@ def test_a_table_older_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
     paths = paths_in(tmp_path, "demo")
     newer = Registry.of(config, paths).table.with_birth(Placement("shop", (1,)))
     write_table(tmp_path, newer)
-    with pytest.raises(TableBroken, match="is of version 1, and version 2 was in use"):
+    with pytest.raises(TableBroken, match="is outdated: version 2 exists, this is 1"):
         Registry.of(config, paths)
     assert read_table(tmp_path, "demo") == newer
 
@@ -302,7 +302,7 @@ def test_a_folder_without_space_stops_no_deployment(
     lifecycle.heartbeat()
     assert lifecycle.state is DaemonState.STARTING
     log.flush()
-    assert capfd.readouterr().err.count("the state cannot be written down: ") == 2
+    assert capfd.readouterr().err.count("the status file cannot be written: ") == 2
 
 
 # ---- a shard's process --------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def test_a_shard_that_ends_again_and_again_is_crash_looping(tmp_path: Path) -> N
             assert one.pid
             while not one.ended(now_ns, requested=False):
                 continue
-            pauses.append(one.again_ns - now_ns)
-            now_ns = one.again_ns
+            pauses.append(one.restart_at_ns - now_ns)
+            now_ns = one.restart_at_ns
         assert len(pauses) == ENDS_MAX
         assert pauses[:4] == [shard.PAUSE_NS << n for n in range(4)]
         assert pauses[-1] == shard.PAUSE_MAX_NS
@@ -345,7 +345,7 @@ def test_a_shard_without_space_for_its_process_waits(
         assert one.fds == []
         one.failed(5)
         assert one.state is State.DOWN
-        assert one.again_ns == 5 + shard.PAUSE_NS
+        assert one.restart_at_ns == 5 + shard.PAUSE_NS
 
 
 @pytest.mark.parametrize(("command", "state"), [("true", State.ENDED), ("false", State.DOWN)])
@@ -453,7 +453,7 @@ def test_a_start_that_gets_no_further_hangs(
             for heartbeats in range(3):
                 assert (one.stalled_heartbeats, one.hangs) == (heartbeats, "")
                 one.heartbeat()
-            assert one.hangs == "gets no further in its start"
+            assert one.hangs == "makes no progress in its start"
         while not one.said_ready(0):
             continue
         assert one.hangs == ""
@@ -545,8 +545,8 @@ def test_why_a_deployment_does_not_serve_as_it_should() -> None:
     one._settle()
     assert one._lifecycle.state is DaemonState.DEGRADED
     assert one._lifecycle.why == (
-        (Cause.CRASH_LOOPING, "demo-1-0 is crash-looping, and is not restarted"),
-        (Cause.RESTARTING, "demo-1-1 ended, and is started again"),
+        (Cause.CRASH_LOOPING, "demo-1-0 is crash-looping: 8 failures in a row; not restarted"),
+        (Cause.RESTARTING, "demo-1-1 has ended and is being restarted"),
         (Cause.SILENT, "demo-1-2 does not answer"),
     )
     for each in one._shards:
@@ -570,7 +570,7 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     one._report_reload()
     assert said == ["r", "R"]  # the one that starts is notified once it is ready
     assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]
-    assert one._shards[1]._stale
+    assert one._shards[1]._reload_missed
 
 
 def test_a_reload_waits_for_the_answer_of_each_shard_that_does_not_hang() -> None:
