@@ -1,1 +1,1 @@
-"""The reaper daemon: its loop, its commands, its notices, its lifecycle."""
+"""The reaper daemon: its loop, its commands, its lifecycle; `listeners` has its sockets."""

@@ -1,13 +1,16 @@
-"""The admin socket: virtual clock, settings of namespaces, notices of its own, the end. Never
-blocked by bulk load."""
+"""Answer requests on the admin socket, which requests of clients cannot block.
+
+They move a virtual clock, set up namespaces, publish notices, list and end sessions, and stop the
+daemon.
+"""
 
 from __future__ import annotations
 
 import struct
 from typing import Protocol
 
-from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.transport import Message
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.transport import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
@@ -28,26 +31,26 @@ _BULK_LOAD_PART_BYTES = size_of("pg_bulk_load_part")
 _SESSION_INFO_BYTES = size_of("pg_session_info")
 
 
-class Loop(Protocol):
-    """What an admin command may do to the loop."""
+class Administered(Protocol):
+    """The daemon, as admin requests use it."""
 
     arena: Arena
     access: Access
 
     def advance_to(self, target_ns: int, message: Message) -> bool:
-        """Moves a virtual clock; False if there is none or it would go back."""
+        """Begin to move a virtual clock; False if the clock is real or would go back."""
         ...
 
     def stop(self) -> None:
-        """Ends the loop after this iteration."""
+        """End the loop after this iteration."""
         ...
 
     def drain(self) -> None:
-        """Ends the loop once nothing is armed; nothing is armed from now on."""
+        """Refuse new timers, and end the loop once nothing is armed."""
         ...
 
     def resume(self) -> None:
-        """Gives up to drain."""
+        """End a drain: accept timers again."""
         ...
 
     def publish(self, body: bytes, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
@@ -61,14 +64,14 @@ class Loop(Protocol):
 
 def frame(kind: int, error: WireError = WireError.NONE, count: int = 0,
           detail: tuple[int, int] = (0, 0), echo: tuple[int, int] = (0, 0)) -> bytes:  # fmt: skip
-    """The 64 bytes that begin a reply; `echo` is the request's session and sequence."""
+    """Return the 64 bytes that begin a reply. `echo`: session and sequence of the request."""
     return _FRAME.pack(
         WIRE_MAGIC, WIRE_VERSION, kind, *echo, count, 0, error, 0, 0, 0, *detail
     )  # fmt: skip
 
 
 def fault(message: Message) -> bytes | None:
-    """The reply to what is no message of ours; None if it is one."""
+    """Return the error reply to a message without a valid frame; None if the frame is valid."""
     if len(message.body) < _FRAME.size:
         return frame(0, WireError.MALFORMED, detail=(len(message.body), _FRAME.size))
     magic, version, kind, *_ = _FRAME.unpack_from(message.body)
@@ -80,8 +83,9 @@ def fault(message: Message) -> bytes | None:
     return None
 
 
-def handle(loop: Loop, message: Message) -> bytes | None:
-    """The reply to one admin request; None if it comes later, when the clock has arrived."""
+def handle(daemon: Administered, message: Message) -> bytes | None:
+    """Return the reply to an admin request; None for an ADVANCE, which is answered once the clock
+    has arrived."""
     if (answer := fault(message)) is not None:
         return answer
     kind, echo = _FRAME.unpack_from(message.body)[2], echo_of(message)
@@ -91,74 +95,74 @@ def handle(loop: Loop, message: Message) -> bytes | None:
     ):
         detail = (len(message.body), _FRAME.size)
         return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
-    if loop.access.may_administer(message.uid):
-        return _command(loop, message, kind)
-    if kind in (Kind.SESSIONS, Kind.DROP) and loop.access.may_connect(message.uid, message.gid):
-        return _session_command(loop, message, kind, message.uid)
+    if daemon.access.may_administer(message.uid):
+        return _command(daemon, message, kind)
+    if kind in (Kind.SESSIONS, Kind.DROP) and daemon.access.may_connect(message.uid, message.gid):
+        return _session_command(daemon, message, kind, message.uid)
     return frame(kind, WireError.DENIED, detail=(message.uid, 0), echo=echo)
 
 
 def echo_of(message: Message) -> tuple[int, int]:
-    """Session and sequence of a request, which its reply repeats."""
+    """Return session and sequence of a request, which its reply repeats."""
     session, sequence = _FRAME.unpack_from(message.body)[3:5]
     return session, sequence
 
 
-def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
+def _command(daemon: Administered, message: Message, kind: int) -> bytes | None:
     echo = echo_of(message)
     if kind == Kind.PING:
         return frame(kind, echo=echo)
     if kind == Kind.STOP:
-        _stop(loop, _FRAME.unpack_from(message.body)[9])
+        _stop(daemon, _FRAME.unpack_from(message.body)[9])
         return frame(kind, echo=echo)
     if kind == Kind.ADVANCE:
         at_ns = _FRAME.unpack_from(message.body)[10]
-        if loop.advance_to(at_ns, message):
+        if daemon.advance_to(at_ns, message):
             return None
-        now_ns = int(loop.arena.header.now_ns)
+        now_ns = int(daemon.arena.header.now_ns)
         return frame(kind, WireError.CLOCK, detail=(now_ns, at_ns % 2**64), echo=echo)
     if kind == Kind.NAMESPACE:
-        error, detail, now = loop.arena.set_namespace(message.body[_FRAME.size :], message.uid)
+        error, detail, now = daemon.arena.set_namespace(message.body[_FRAME.size :], message.uid)
         return frame(kind, error, detail=detail, echo=echo) + (b"" if error else now)
     if kind == Kind.BULK_LOAD:
-        error, detail, found = loop.arena.bulk_load(message.body[_FRAME.size :])
+        error, detail, found = daemon.arena.bulk_load(message.body[_FRAME.size :])
         count = max(0, len(found) - _BULK_LOAD_INFO_BYTES) // _BULK_LOAD_PART_BYTES
         return frame(kind, error, count, detail, echo) + found
     if kind == Kind.PUBLISH:
         body = message.body[_FRAME.size :]
-        error, detail, result = loop.publish(body, message.uid)
+        error, detail, result = daemon.publish(body, message.uid)
         head = frame(kind, error, count=not error, detail=detail, echo=echo)
         return head + (b"" if error else result)
     if kind in (Kind.SESSIONS, Kind.DROP):
-        return _session_command(loop, message, kind, None)
+        return _session_command(daemon, message, kind, None)
     return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
 
 
-def _session_command(loop: Loop, message: Message, kind: int, uid: int | None) -> bytes:
+def _session_command(daemon: Administered, message: Message, kind: int, uid: int | None) -> bytes:
     """Answer SESSIONS or DROP for the sessions of `uid`; None = all sessions."""
     echo = session, _ = echo_of(message)
     if kind == Kind.SESSIONS:
-        found = loop.arena.sessions(uid)
+        found = daemon.arena.sessions(uid)
         return frame(kind, count=len(found) // _SESSION_INFO_BYTES, echo=echo) + found
-    if loop.arena.session_grace_ns(session) is None:
+    if daemon.arena.session_grace_ns(session) is None:
         return frame(kind, WireError.SESSION_EXPIRED, detail=(session, 0), echo=echo)
-    if uid is not None and session not in loop.arena.session_ids(uid):
+    if uid is not None and session not in daemon.arena.session_ids(uid):
         return frame(kind, WireError.DENIED, detail=(uid, 0), echo=echo)
-    error = WireError.NONE if loop.drop(session) else WireError.BUSY
+    error = WireError.NONE if daemon.drop(session) else WireError.BUSY
     return frame(kind, error, echo=echo)
 
 
-def _stop(loop: Loop, flags: int) -> None:
+def _stop(daemon: Administered, flags: int) -> None:
     if flags & FLAG_RESUME:
-        loop.resume()
+        daemon.resume()
     elif flags & FLAG_DRAIN:
-        loop.drain()
+        daemon.drain()
     else:
-        loop.stop()
+        daemon.stop()
 
 
 def advanced(arena: Arena, message: Message) -> bytes:
-    """The reply to the ADVANCE `message`: the tail sequence of every topic of users."""
+    """Return the reply to the ADVANCE `message`: the last sequence of every topic of users."""
     namespaces = arena.namespaces()
     parts = []
     for topic in arena.topics():

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from purgatoryd.daemon.listeners.transport import Peer, Peers
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.transport import Peer, Peers
 from purgatoryd.shm_layout.arena import Arena
 
 EVENTS_PER_ITERATION = 64
@@ -90,7 +90,7 @@ class ClientWatch:
             self._ends_in(session, max(grace_ns, arena.session_grace_ns(session) or 0))
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stop watching processes."""
         for process in self._processes.values():
             self._watcher.unwatch(process.pidfd)
 
@@ -141,7 +141,7 @@ class ClientWatch:
             speaker.process.sessions.add(session)
 
     def _grace_of(self, session: int) -> int:
-        """Nanoseconds that the session outlives its connection."""
+        """Return the nanoseconds that a session outlives its connection."""
         return max(self._grace_ns, self._arena.session_grace_ns(session) or 0)
 
     def _ends_in(self, session: int, grace_ns: int) -> None:
@@ -151,7 +151,7 @@ class ClientWatch:
     # ---- processes -----------------------------------------------------------------------------
 
     def _watched(self, speaker: _Speaker) -> _Process | None:
-        """The process of a connection. Raises ProcessLookupError if it has ended."""
+        """Return the process of a connection. Raises ProcessLookupError if it has ended."""
         if speaker.pid == 0:
             return None
         process = self._processes.get(speaker.pid)

@@ -1,4 +1,4 @@
-"""The two clocks a daemon can run on. The core gets time from here and nowhere else."""
+"""The two clocks that a daemon can run on. They are the only source of time for the core."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Protocol
 from purgatoryd.shm_layout.host import Host
 
 ROUNDING_NS = 1000
-"""The wall's offset is rounded down to a multiple of this."""
+"""The offset of the wall clock is rounded down to a multiple of this."""
 
 
 class Clock(Protocol):
-    """What the loop asks of a clock; times in ns on the arena's clock."""
+    """The clock of the arena. Times are in ns."""
 
     virtual: bool
 
     def now_ns(self, real_boot_ns: int) -> int:
-        """The arena's time when the boot clock says `real_boot_ns`."""
+        """Return the arena's time when the boot clock shows `real_boot_ns`."""
         ...
 
     def wall_offset_ns(self, real_boot_ns: int) -> int:
-        """Wall time minus the arena's time."""
+        """Return wall time minus the arena's time."""
         ...
 
 
@@ -33,19 +33,20 @@ class RealClock:
         self._host = host
 
     def now_ns(self, real_boot_ns: int) -> int:
-        """The boot clock itself."""
+        """Return the time of the boot clock itself."""
         return real_boot_ns
 
     def wall_offset_ns(self, real_boot_ns: int) -> int:
-        """Rounded down to a microsecond, so that reading two clocks does not look like a step.
+        """Return wall time minus boot time, rounded down to a microsecond.
 
-        Rounding down makes wall deadlines late by less than that, never early.
+        So the pause between reading the two clocks does not look like a step of the wall clock.
+        Rounding down makes wall deadlines late by less than a microsecond, never early.
         """
         return (self._host.wall_ns() - real_boot_ns) // ROUNDING_NS * ROUNDING_NS
 
 
 class VirtualClock:
-    """Moves only on request; the wall is a configured origin plus it."""
+    """A clock that moves only on request. Its wall time is a configured origin plus its time."""
 
     virtual = True
 
@@ -54,9 +55,9 @@ class VirtualClock:
         self._wall_origin_ns = wall_origin_ns
 
     def now_ns(self, real_boot_ns: int) -> int:
-        """Where it was last moved to."""
+        """Return the time to which the clock was last moved."""
         return self.at_ns
 
     def wall_offset_ns(self, real_boot_ns: int) -> int:
-        """The origin."""
+        """Return the configured origin."""
         return self._wall_origin_ns

@@ -1,10 +1,9 @@
-"""The command socket's order: whose message is served next, and where answers go.
+"""Schedule client messages fairly.
 
-A message whose bounded work is used up goes on in the next iteration. So does what comes from a uid
-that has had its share of this one, through however many connections: others wait for one share
-of it, not for each of its messages. Meanwhile others are served, but not the same peer's: his
-messages stay in order. Outcomes and CHECKs are pushed to the peer from which a session sent
-last.
+Each loop iteration gives every uid at most `SHARE_NS` of CPU, however many connections it has. A
+message that exceeds its work budget resumes in the next iteration; until then later messages of the
+same peer wait behind it, so each peer's messages stay in order. Outcomes and CHECK requests go to
+the peer that last spoke for their session.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.client_watch import ClientWatch
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message, Transport
 from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.transport import REQUEST_HWM, Message, Transport
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
@@ -26,25 +25,25 @@ from purgatoryd.shm_layout.layout import Measured, WireError
 from purgatoryd.shm_layout.layout import Message as Kind
 
 PER_ITERATION = 16
-"""Messages that are served as they come."""
+"""Messages from the socket that are applied."""
 TAKEN_PER_ITERATION = 64
-"""Messages that are taken from the socket: those of uids that had their share only wait."""
+"""Messages that are taken from the socket. Those of a uid that has used up its share wait."""
 SHARE_NS = 500_000
-"""Of an iteration, for each uid; what has begun is never cut short."""
+"""Share of each uid in an iteration. A message that has begun is not interrupted."""
 SHARED_NS = 60_000_000_000
-"""So long after requests of two uids there are shares at all."""
+"""How long shares apply after two uids have sent requests. With one uid there are none."""
 PUSHES_PER_ITERATION = 8
 BEHIND_MAX = 1024
 """Messages of one peer that wait for its unfinished one."""
 WAITING_BYTES_MAX = 32 * 2**20
-"""Of all that wait: what has not begun is dropped if there are more. Its sender, who gets no
-answer, sends it again."""
+"""Limit for all waiting messages. Above it messages that have not begun are dropped; their senders
+get no answer and send them again."""
 OVERHEAD_BYTES = 2048
-"""What a message takes besides its own bytes."""
+"""Memory of a waiting message in addition to its own bytes."""
 NOTIFIED_BYTES_MAX = 16 * 2**20
-"""What may be under way to an owner that is silent; more is sent again later."""
-ROW = 0xFFFF  # of a session's id
-_SESSION = slice(8, 16)  # of a struct pg_frame
+"""Bytes sent to an owner since its last message. Above it the rest is sent later."""
+ROW = 0xFFFF  # mask of the row in a session's id
+_SESSION = slice(8, 16)  # this and the next slices: fields in a struct pg_frame
 _KIND = slice(6, 8)
 _BYE = Kind.BYE.to_bytes(2, "little")
 _ERROR = slice(30, 32)
@@ -57,7 +56,7 @@ _NO_SESSION = frozenset(
 
 @dataclass(slots=True)
 class _Owner:
-    """The peer from which a session sent last, and what was sent there since."""
+    """The peer that last spoke for a session, and the bytes sent to it since."""
 
     session: int
     route: bytes
@@ -65,7 +64,7 @@ class _Owner:
 
 
 def _denied(message: Message) -> bytes:
-    """What a sender who may not connect is answered, to whatever he sent."""
+    """Return the answer to any message of a sender that may not connect."""
     known = len(message.body) >= wire.FRAME.size
     kind, session, sequence = wire.FRAME.unpack_from(message.body)[2:5] if known else (0, 0, 0)
     return wire.encode_frame(
@@ -78,7 +77,7 @@ def _size(message: Message) -> int:
 
 
 class Commands:
-    """Feeds the command socket's messages to the arena, bounded in every iteration."""
+    """Applies messages of the command socket to the arena, a bounded part in each iteration."""
 
     def __init__(
         self,
@@ -99,27 +98,29 @@ class Commands:
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Message] = deque()
-        self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
+        self._behind: dict[bytes, deque[Message]] = {}
+        """By route of an unfinished message: later messages of its peer."""
         self._waiting_bytes = 0
-        """Of the unfinished, and of what is behind them."""
+        """Size of unfinished messages and those queued behind them."""
         self._spent_ns: Counter[int] = Counter()
-        """What each uid has had of this iteration."""
+        """CPU time of each uid in this iteration."""
         self._last_uid: int | None = None
         self._shared_until_ns = 0
         self._shared = False
         self._deferred: Message | None = None
         self._unread: set[int] = set()
-        """Connections whose bytes of before note_wakeup() libzmq may not have read."""
+        """Connections on which bytes from before note_wakeup() may wait for libzmq."""
         self._taken_of: Counter[bytes] | None = None
-        """Messages taken from each peer since libzmq has them; None = all were taken."""
+        """Messages taken from each peer since libzmq has read all bytes; None = all were taken."""
         self._dropped = False
-        self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
+        self._owners: dict[int, _Owner] = {}
+        """By row of the session in the arena."""
         self.clients = ClientWatch(
             arena, transport.peers, processes, grace_ns, host.boot_ns(), self._left
         )
 
     def serve(self) -> bool:
-        """One iteration. True = there is more to do at once."""
+        """Serve messages for one iteration. True = there is more to do at once."""
         self._spent_ns.clear()
         self._shared = self._host.boot_ns() < self._shared_until_ns
         self._serve_unfinished()
@@ -168,7 +169,7 @@ class Commands:
             self._taken_of = None
 
     def _serve_unfinished(self) -> None:
-        """Those that need yet another iteration come behind all others."""
+        """Resume unfinished messages. One that needs another iteration moves behind all others."""
         waiting, self._unfinished = self._unfinished, deque()
         retained: deque[Message] = deque()
         for message in waiting:
@@ -191,7 +192,7 @@ class Commands:
             self._last_uid = uid
 
     def _wait(self, message: Message) -> None:
-        """Until the next iteration, and whatever comes from the same peer behind it."""
+        """Put a message off to the next iteration. Later messages of its peer wait behind it."""
         self._unfinished.append(message)
         self._behind.setdefault(message.route, deque())
         self._waiting_bytes += _size(message)
@@ -214,18 +215,18 @@ class Commands:
 
     @property
     def waits_for_ns(self) -> int | None:
-        """The virtual time that the message at the head wants to be applied at."""
+        """The virtual time at which the deferred message is to be applied; None = there is none."""
         return self._arena.wait_ns if self._deferred is not None else None
 
     def arrived(self) -> None:
-        """The virtual clock is where the deferred message wants it."""
+        """Apply the deferred message: the virtual clock has reached its time."""
         if self._deferred is not None:
             message, self._deferred = self._deferred, None
             self._behind.setdefault(message.route, deque())
             self._go_on(message)
 
     def _apply(self, message: Message) -> bool:
-        """True when the message is done with."""
+        """Apply a message. False if it is unfinished."""
         if not self._access.may_connect(message.uid, message.gid):
             self._socket.send(message.route, _denied(message))
             return True
@@ -234,7 +235,7 @@ class Commands:
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
         if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
-            # a client may have ended meanwhile
+            # the client of another session may have ended meanwhile
             self.clients.serve(begun_boot_ns)
             state, reply = self._arena.handle(
                 message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
@@ -255,7 +256,7 @@ class Commands:
 
     def _answer(self, message: Message, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
-        if bytes(reply[_ERROR]) == _EXPIRED:  # it must not overtake answers of that session
+        if bytes(reply[_ERROR]) == _EXPIRED:  # must not overtake pending answers of the session
             lsn = self._pending_acks.newest_lsn(message.route)
         if lsn > self._wal.committed_lsn:
             self._pending_acks.hold(lsn, message.route, reply, built_boot_ns)
@@ -263,7 +264,7 @@ class Commands:
             self._send(message.route, reply, built_boot_ns)
 
     def _send(self, route: bytes, reply: Any, built_boot_ns: int) -> None:
-        """Hands over an answer that was there at `built_boot_ns`."""
+        """Send an answer that was complete at `built_boot_ns`."""
         begun_boot_ns = self._host.boot_ns()
         if not self._socket.send(route, reply):
             return
@@ -274,18 +275,18 @@ class Commands:
 
     @property
     def full(self) -> bool:
-        """True while so many answers wait for the WAL that no message is taken on."""
+        """True while too many answers wait for the WAL to take further messages."""
         return self._pending_acks.full
 
     def release(self) -> None:
-        """Sends the answers whose records are on disk; with the WAL stopped, none will be."""
+        """Send answers whose records are on disk. If the WAL has stopped, refuse the others."""
         committed_lsn, errno = self._wal.committed_lsn, self._wal.errno
         self._pending_acks.release(committed_lsn)
         if errno:
             self._pending_acks.refuse(committed_lsn, errno)
 
     def _go_on(self, message: Message) -> None:
-        """Applies a message, and those behind it. If one is deferred, arrived() goes on there."""
+        """Apply a message and those behind it. If one is deferred, arrived() continues there."""
         if not self._apply(message):
             return
         behind = self._behind[message.route]
@@ -302,7 +303,8 @@ class Commands:
     # ---- inboxes ----
 
     def _received(self, message: Message, frame: Any) -> None:
-        """A session that sends from a new place receives there what it did not take."""
+        """Note who sent a message. If a session sends from another peer, the arena sends it all its
+        unacknowledged outcomes again."""
         if frame[_ERROR] != _NO_ERROR:
             return
         session = int.from_bytes(frame[_SESSION], "little")
@@ -329,15 +331,15 @@ class Commands:
             self._arena.inbox_away(session)
 
     def push(self) -> bool:
-        """Hands outcomes and CHECKs to the socket. True = there are more."""
+        """Send outcomes and CHECK requests to their owners. True = there are more."""
         for _ in range(PUSHES_PER_ITERATION):
             session, body = self._arena.inbox()
             if session == 0:
                 return False
-            self._tell(session, body)
+            self._notify(session, body)
         return True
 
-    def _tell(self, session: int, body: memoryview) -> None:
+    def _notify(self, session: int, body: memoryview) -> None:
         built_boot_ns = self._host.boot_ns()
         if self._taken(session, body):
             self._arena.notified(built_boot_ns, self._host.boot_ns())
@@ -345,7 +347,7 @@ class Commands:
             self._arena.untaken()
 
     def _taken(self, session: int, body: memoryview) -> bool:
-        """Sends it to a session's owner; False = he is not there, or does not take what he has."""
+        """Send to a session's owner. False if it is not connected or does not keep up."""
         owner = self._owners.get(session & ROW)
         if owner is None or owner.session != session:
             self._arena.inbox_away(session)

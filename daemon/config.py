@@ -12,10 +12,10 @@ from purgatoryd.shm_layout.paths import SHARDS_MAX, check_name
 from purgatoryd.shm_layout.topology import cpu_order
 
 MIB = 2**20
-_ID_MAX = 2**32 - 2  # of a uid or gid; the kernel's "none" is above
+_ID_MAX = 2**32 - 2  # highest uid or gid; the kernel's value for "none" is above it
 _ENTRIES_MAX = 2**27  # slots or replay buffer entries: their ids share 28 bits of the key index
 
-# field: lowest and highest value. The core has the same bounds; here they get a sentence.
+# field: lowest and highest value. The core has the same bounds; here the error names the setting.
 BOUNDS = {
     "capacity": (1, _ENTRIES_MAX),
     "payload_bytes": (4096, 16 * (2**32 - 513)),
@@ -149,7 +149,7 @@ class Config:
     durable_namespaces: tuple[str, ...] = ()
     """Namespaces in which every change is answered once it is on disk."""
     log_level: Literal["error", "warning", "info"] = "warning"
-    """Minimum log level of messages."""
+    """Minimum level of log messages."""
     placement: Literal["auto", "none"] = "auto"
     """Chooses CPUs and NUMA node: `auto` = the daemon, `none` = the kernel."""
     cpus: str = ""
@@ -232,7 +232,7 @@ class Config:
             if self.tcp:
                 place(self.tcp)
         except InvalidArgument:
-            bound = "HOST:PORT, where PORT + 1 is valid, too"
+            bound = "HOST:PORT, with a valid PORT + 1"
             raise InvalidSetting("tcp", self.tcp, bound, "config") from None
 
     def _check_placement(self) -> None:
@@ -261,7 +261,7 @@ def _unit(setting: str) -> str:
 
 
 _OF_A_DEPLOYMENT = ("name", "shard")
-"""What who starts a daemon says of it, in addition to its settings."""
+"""Fields that identify a daemon; all others are settings with a default."""
 DEFAULTS = {
     field.name: field.default for field in fields(Config) if field.name not in _OF_A_DEPLOYMENT
 }

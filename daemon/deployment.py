@@ -1,8 +1,8 @@
-"""A deployment of shards: one process that runs so many daemons, and says which has what.
+"""A deployment of shards: a supervisor process that runs one daemon per shard.
 
-It has the deployment's lock, its routing table, and sockets under its name. Clients have it place
-a namespace that was not born yet, and otherwise talk to the shards themselves. A shard that ends
-is started again; the others do not notice. When this process ends, however it ends, they do too.
+It holds the deployment's lock, its routing table, and sockets under its name. Clients ask it where
+a new namespace is to be placed, and send everything else to the shards. A shard that ends is
+restarted without effect on the others. When the supervisor ends for any reason, so do its shards.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import zmq
 
 from purgatoryd.daemon import admin
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import (
     READY,
@@ -28,15 +27,17 @@ from purgatoryd.daemon.lifecycle import (
     DeploymentLifecycle,
     publishing,
 )
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.sockets import Sockets
+from purgatoryd.daemon.listeners.transport import Message, Requests
 from purgatoryd.daemon.log import announce, log
-from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, system_failures
+from purgatoryd.daemon.loop import Loop, signals
+from purgatoryd.daemon.main import await_lock, name_lock, system_failures
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.resharding import Resharding, settle
-from purgatoryd.daemon.shard import Shard, State
-from purgatoryd.daemon.sockets import Sockets
+from purgatoryd.daemon.shard import ENDS_MAX, Shard, State
 from purgatoryd.daemon.store import Opening, left_any
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.daemon.transport import Message, Requests
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -69,24 +70,21 @@ from purgatoryd.shm_layout.shards import (
 )
 from purgatoryd.shm_layout.status_file import StatusFile
 
-HEARTBEAT_NS = 1_000_000_000
 PER_ITERATION = 16
-"""Requests of one socket that are answered before the shards are looked at again."""
-SIGNALS_AT_ONCE = 64
+"""Requests of one socket that one iteration answers."""
 ENDS_WITHIN_NS = 10_000_000_000
-"""So long a start waits for shards of the deployment before it."""
+"""How long a start waits until shards of the previous supervisor have ended."""
 
 Command = Callable[[ShardTable, int], Sequence[str]]
-"""What starts the daemon that is the shard of that number."""
+"""Returns the command that starts the shard of that number."""
 
 
 def serve_shards(
     config: Config, command: Command, reread: Callable[[], Config], *, as_restored: bool = False
 ) -> int:
-    """Runs a deployment until SIGTERM, SIGINT or the STOP command; returns the exit code.
+    """Run a deployment until SIGTERM, SIGINT or the STOP command. Return the exit code.
 
-    `reread`: reads the settings again after SIGHUP; it may raise. `as_restored`: WALs may be
-    copies.
+    `reread` reads the settings again after SIGHUP; it may raise. `as_restored`: WALs may be copies.
 
     Prints one line that begins with "ready" once clients can reach all shards. Raises InvalidName,
     StartError, TableBroken, what settle() raises, and ShardFailed if a shard does not start.
@@ -121,7 +119,8 @@ def _shards(
 
 
 class Registry:
-    """The routing table, in memory and in its files: with a WAL, the one next to it counts."""
+    """The routing table in memory and in its files. With a WAL, the file in the WAL directory is
+    authoritative."""
 
     def __init__(self, table: ShardTable, homes: Sequence[Path]) -> None:
         self.table = table
@@ -136,11 +135,11 @@ class Registry:
         *,
         as_restored: bool = False,
     ) -> Registry:
-        """That of a new deployment; or as it was left, resharded if it had another count or was
-        a daemon alone.
+        """Read or create the routing table, and reshard a deployment that had another number of
+        shards or was a single daemon.
 
-        `step` is notified of each step of that. Raises AlreadyRunning, TableBroken, and what
-        settle() raises.
+        `step` is notified of each step. Raises AlreadyRunning, TableBroken, and what settle()
+        raises.
         """
         homes = [paths.directory]
         if config.wal_dir:
@@ -150,7 +149,7 @@ class Registry:
         if not found:
             table = _first(config, paths)
         elif found[0].version < found[-1].version:
-            which = f"is of version {found[0].version}, and version {found[-1].version} was in use"
+            which = f"is outdated: version {found[-1].version} exists, this is {found[0].version}"
             raise TableBroken(str(table_path(homes[0], config.name)), which)
         else:
             table = found[0]
@@ -163,12 +162,12 @@ class Registry:
         return registry
 
     def adopt(self, table: ShardTable) -> None:
-        """Makes another table the one that counts. Raises OSError."""
+        """Replace the table in memory and in the files. Raises OSError."""
         self.table = table
         self.write()
 
     def record(self, placement: Placement) -> None:
-        """Notes a birth; it counts once this returns. Raises OSError, and then it does not."""
+        """Add a new namespace to the table, durably. After an OSError the table is unchanged."""
         before = self.table
         self.table = before.with_birth(placement)
         try:
@@ -180,27 +179,27 @@ class Registry:
             raise
 
     def write(self) -> None:
-        """Replaces the files. Raises OSError."""
+        """Write the files. Raises OSError."""
         for home in self._homes:
             write_table(home, self.table)
 
 
 def _await_ends(directory: Path, table: ShardTable) -> None:
-    """Shards whose deployment was killed end by themselves, but later. Raises AlreadyRunning."""
+    """Wait until the shards of a killed supervisor have ended. Raises AlreadyRunning."""
     end_ns = HOST.boot_ns() + ENDS_WITHIN_NS
     for name in table.daemons:
         await_lock(paths_in(directory, name), end_ns)
 
 
 def _first(config: Config, paths: Paths) -> ShardTable:
-    """Where a deployment without a table begins: as it will be, or a daemon of its name."""
+    """Return the table to start from: that of a single daemon of this name, or an empty one."""
     if left_any(Opening(config, paths)):
         return alone(config.name)
     return ShardTable(config.name, 1, ALONE + 1, config.shards)
 
 
 class Deployment:
-    """Looks after the shards and answers who asks for a place."""
+    """Runs the shards and places namespaces. A participant of `Loop`."""
 
     def __init__(
         self,
@@ -225,34 +224,24 @@ class Deployment:
         self._manager = lifecycle.supervisor
         self._reread = reread
         lifecycle.publish_by(self._announce)
-        self._heartbeat_ns = min(HEARTBEAT_NS, self._manager.watchdog_ns // 2 or HEARTBEAT_NS)
-        self._next_heartbeat_ns = 0
-        self._stop_requested = self._reload_requested = self._draining = self._reloads = False
+        self.loop = Loop(self, sockets, lifecycle, HOST)
+        self._draining = self._reloads = False
 
     def run(self) -> None:
-        """Iterates until all shards have ended as requested. Raises ShardFailed."""
-        on_signals(self._stop, self._reload)
-        ready: Set[int] = frozenset()
+        """Iterate until all shards have ended as requested. Raises ShardFailed."""
+        self.loop.handle_signals()
         try:
-            while not self._over:
-                busy = self._iterate(HOST.boot_ns(), ready)
-                ready = frozenset() if busy else self._sleep()
+            self.loop.run(self._waiter, self._wake_fd)
             self._stop_all()
         finally:
             self._end_all()
             self._waiter.close()
 
-    @property
-    def _over(self) -> bool:
-        """A crash-looping shard keeps what it has: no drain waits for it."""
+    def done(self) -> bool:
+        """True if all shards have ended. A drain does not wait for a crash-looping shard, which
+        keeps its timers."""
         ended = {State.ENDED, State.CRASH_LOOPING} if self._draining else {State.ENDED}
         return all(shard.state in ended for shard in self._shards)
-
-    def _stop(self) -> None:
-        self._stop_requested = True
-
-    def _reload(self) -> None:
-        self._reload_requested = True
 
     @property
     def _stopped(self) -> bool:
@@ -260,21 +249,21 @@ class Deployment:
 
     # ---- one iteration -----------------------------------------------------------------------
 
-    def _iterate(self, now_ns: int, ready: Set[int]) -> bool:
-        """True = there is more to do at once."""
-        if self._stop_requested:
+    def serve(self, now_ns: int) -> bool:
+        """Look after the shards and answer requests. True = there is more to do at once."""
+        if self.loop.stop_requested:
             self._stop_all()
         for shard in self._shards:
             self._look_at(shard, now_ns)
         self._start_next(now_ns)
         self._settle()
-        self._pass_on_reload(now_ns)
-        self._sockets.take_subscriptions()
+        self.loop.reload_if_requested()
+        self._report_reload()
         busy = self._serve(self._sockets.commands, self._command)
-        busy |= self._serve(self._sockets.admin, self._administer)
-        busy |= self._sockets.keep_watch(now_ns, ready)
-        if now_ns >= self._next_heartbeat_ns:
-            self._heartbeat(now_ns)
+        return busy | self._serve(self._sockets.admin, self._administer)
+
+    def end_iteration(self, now_ns: int, *, busy: bool) -> bool:
+        """Return `busy`: a deployment has no work at the end of an iteration."""
         return busy
 
     def _stop_all(self) -> None:
@@ -288,33 +277,38 @@ class Deployment:
         if shard.said_ready(now_ns):
             log.info(f"shard {shard.name} is ready", shard=shard.number, process=shard.pid)
             for namespace in self._registry.table.namespaces_of(shard.number):
-                shard.send(self._birth(namespace))
+                shard.send(self._creation(namespace))
             if self._draining:
                 shard.send(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
-        if shard.ended(now_ns, requested=self._stop_requested or self._draining):
-            self._note_end(shard)
+        if shard.ended(now_ns, requested=self.loop.stop_requested or self._draining):
+            self._note_end(shard, now_ns)
 
-    def _note_end(self, shard: Shard) -> None:
-        if self._stop_requested or shard.state is State.ENDED:
+    def _note_end(self, shard: Shard, now_ns: int) -> None:
+        if self.loop.stop_requested or shard.state is State.ENDED:
             return
         if self._lifecycle.state is RECOVERING:
             raise ShardFailed(shard.name, shard.code)
         if shard.state is State.CRASH_LOOPING:
-            log.error(f"shard {shard.name} is crash-looping: it is not restarted", code=shard.code)
+            failures = f"{ENDS_MAX} failures in a row"
+            text = f"shard {shard.name} is crash-looping: {failures}; not restarted"
+            log.error(text, code=shard.code)
         else:
-            log.warning(f"shard {shard.name} ended, it is started again", code=shard.code)
+            pause_s = (shard.restart_at_ns - now_ns) / 1e9
+            text = f"shard {shard.name} has ended; restarting it in {pause_s:g} s"
+            log.warning(text, code=shard.code)
 
     def _start_next(self, now_ns: int) -> None:
         for shard in self._shards:
             if self._stopped and shard.state in (State.DOWN, State.CRASH_LOOPING):
                 shard.enter(State.ENDED)
         for shard in self._startable():
-            if shard.again_ns <= now_ns:
+            if shard.restart_at_ns <= now_ns:
                 self._start(shard, now_ns)
                 return
 
     def _start(self, shard: Shard, now_ns: int) -> None:
-        """A shard that the system cannot start is no reason to end the others."""
+        """Start a shard. If the system cannot start it, the other shards go on; at the first start
+        the deployment fails."""
         try:
             shard.start()
         except OSError as error:
@@ -324,15 +318,18 @@ class Deployment:
             log.error(f"shard {shard.name} cannot be started: {error.strerror}")
 
     def _startable(self) -> list[Shard]:
-        """At first one after the other, so that each finds out which cores the others took. Later
-        none waits for another, which may have much to recover."""
+        """Return the shards that may start.
+
+        The first starts come one after the other, so that each shard sees which cores the others
+        have. A restart waits for no other shard, whose recovery may take long.
+        """
         first = self._lifecycle.state is RECOVERING
         if first and any(shard.state is State.STARTING for shard in self._shards):
             return []
         return [shard for shard in self._shards if shard.state is State.DOWN]
 
     def _settle(self) -> None:
-        """Moves to where the deployment belongs: its shards' states say."""
+        """Move to the state that follows from the states of the shards."""
         serving = sum(shard.serves for shard in self._shards)
         again = sum(shard.starts - 1 for shard in self._shards if shard.starts)
         self._lifecycle.count(len(self._shards), serving, again)
@@ -349,24 +346,22 @@ class Deployment:
         announce(f"ready name={self._config.name} pid={os.getpid()} dir={directory}")
 
     def _announce(self, key: str, payload: bytes) -> None:
-        """By one of the shards: who listens to a reserved namespace listens to all of them."""
+        """Publish through one shard: subscribers of a reserved namespace are connected to all."""
         serving = next((shard for shard in self._shards if shard.serves), None)
         if serving is not None:
             serving.send(publishing(key, payload))
 
-    def _heartbeat(self, now_ns: int) -> None:
-        """The manager hears of this loop's progress, and this loop of that of each shard."""
-        self._next_heartbeat_ns = now_ns + self._heartbeat_ns
-        self._sockets.bind_again()
+    def heartbeat(self, now_ns: int) -> None:
+        """Look at the progress of each shard's loop."""
         for shard in self._shards:
             self._end_silent(shard)
             shard.heartbeat()
         self._ask_for_time()
-        self._lifecycle.heartbeat()
 
     def _ask_for_time(self) -> None:
-        """For a start, in which shards that hang are killed; for an end while one gets further, so
-        that one that hangs has as long as a daemon alone."""
+        """Ask the service manager for more time: during a start, where hanging shards are killed,
+        and during an end while a shard makes progress. So a hanging shard has as much time to end
+        as a single daemon."""
         count = len(self._shards)
         if self._lifecycle.state is RECOVERING:
             ready = sum(shard.state is State.READY for shard in self._shards)
@@ -376,34 +371,35 @@ class Deployment:
             self._manager.step(f"stopping: {ended} of {count} shards have ended")
 
     def _end_silent(self, shard: Shard) -> None:
-        """One that hangs is started again; one that is to end may take its time."""
+        """Kill a shard that hangs, unless it is to end."""
         if not shard.hangs or self._stopped or self._draining:
             return
-        log.error(f"shard {shard.name} {shard.hangs}, it is killed", process=shard.pid)
+        log.error(f"shard {shard.name} {shard.hangs}: killing it", process=shard.pid)
         shard.signal(signal.SIGKILL)
 
-    def _pass_on_reload(self, now_ns: int) -> None:
-        """The manager is notified that it is done once all shards have done it."""
-        if self._reload_requested and self._lifecycle.state not in (RECOVERING, STOPPED):
-            self._reload_requested = False
-            self._begin_reload(now_ns)
-        if self._reloads and not any(shard.reloads for shard in self._shards):
-            self._reloads = False
-            self._manager.ready()
-
-    def _begin_reload(self, now_ns: int) -> None:
-        """A crash-looping shard gets another chance, too."""
+    def reload(self) -> bool:
+        """Let all shards read their settings again, and restart crash-looping shards. False before
+        the deployment is ready and after its end."""
+        if self._lifecycle.state in (RECOVERING, STOPPED):
+            return False
         self._reloads = True
         self._manager.reloading()
-        with contextlib.suppress(PurgatorydError):  # the shards say what is wrong
+        with contextlib.suppress(PurgatorydError):  # the shards log the error
             found = self._reread()
             log.level = found.log_level
             self._config = replace(self._config, uid_share=found.uid_share)
         for shard in self._shards:
             if shard.state is State.CRASH_LOOPING:
-                shard.try_again(now_ns)
+                shard.try_again(HOST.boot_ns())
             else:
                 shard.reload()
+        return True
+
+    def _report_reload(self) -> None:
+        """Notify the service manager once all shards have reloaded."""
+        if self._reloads and not any(shard.reloads for shard in self._shards):
+            self._reloads = False
+            self._manager.ready()
 
     # ---- the sockets ----------------------------------------------------------------------------
 
@@ -439,22 +435,25 @@ class Deployment:
         return _refused(message, WireError.WRONG_SHARD, (table.version, table.count))
 
     def _obey(self, flags: int) -> None:
-        """STOP, as a daemon without shards obeys it."""
+        """Do what a STOP request asks for: stop, drain, or resume."""
         if not flags & (FLAG_DRAIN | FLAG_RESUME):
-            self._stop()
+            self.loop.stop()
             return
         self._draining = bool(flags & FLAG_DRAIN)
         for shard in self._shards:
             if not self._draining and shard.state is State.ENDED:
                 shard.try_again(HOST.boot_ns())
-        self._settle()  # who is drained may end before anything else is sent to it
+        self._settle()  # before the requests: a drained shard may end at once
         for shard in self._shards:
             shard.send(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
 
-    # ---- births ----------------------------------------------------------------------------------
+    # ---- new namespaces --------------------------------------------------------------------------
 
     def _place(self, message: Message, most: int) -> bytes:
-        """Where a namespace is stands in the table when this is answered."""
+        """Answer PLACE. The table has the namespace before the answer is sent.
+
+        `most`: the highest number of partitions that this sender may ask for.
+        """
         partitions = wire.FRAME.unpack_from(message.body)[5]
         name = bytes(message.body[wire.FRAME.size :])
         try:
@@ -469,16 +468,16 @@ class Deployment:
         known = self._registry.table.placements.get(namespace)
         if known is None:
             placement = self._registry.table.place(namespace, partitions)
-            return self._bear(message, replace(placement, uid=message.uid))
+            return self._create(message, replace(placement, uid=message.uid))
         if most > 1 and known.partitions != partitions:
             return _refused(message, WireError.PLACED, (known.partitions, partitions))
         return _placed(message, known)
 
-    def _bear(self, message: Message, placement: Placement) -> bytes:
+    def _create(self, message: Message, placement: Placement) -> bytes:
         table, most = self._registry.table, self._config.namespaces
         if any(len(table.namespaces_of(shard)) >= most for shard in placement.shards):
             return _refused(message, WireError.NAMESPACES_FULL, (most, 0))
-        if (held := self._held(placement)) >= (share := self._share_of(message.uid)):
+        if (held := self._created_by(placement)) >= (share := self._share_of(message.uid)):
             figures = (share << 8 | Quota.UID_NAMESPACES, message.uid << 32 | held)
             return _refused(message, WireError.QUOTA, figures)
         try:
@@ -487,10 +486,10 @@ class Deployment:
             log.error(f"the routing table cannot be written: {error}")
             return _refused(message, WireError.INTERNAL, (error.errno or 0, 0))
         for shard in {*placement.shards}:
-            self._shards[shard].send(self._birth(placement.namespace))
+            self._shards[shard].send(self._creation(placement.namespace))
         return _placed(message, placement)
 
-    def _held(self, placement: Placement) -> int:
+    def _created_by(self, placement: Placement) -> int:
         """Return the largest number of namespaces that the placement's uid created in one of its
         shards."""
         table = self._registry.table
@@ -502,29 +501,28 @@ class Deployment:
         limited = config.uid_share < 100 and uid not in (0, os.geteuid())
         return max(1, config.namespaces * config.uid_share // 100) if limited else sys.maxsize
 
-    def _birth(self, namespace: str) -> bytes:
-        """Has a shard know a namespace as its own; one that does stays as it is."""
+    def _creation(self, namespace: str) -> bytes:
+        """Return the request that creates a namespace in its shard, unless it exists there."""
         durable = namespace in self._config.durable_namespaces
         changes = {"durability": 1} if durable else {}
         return wire.encode_namespace_set(0, wire.encode_namespace(namespace), changes)
 
-    # ---- the one place that sleeps ---------------------------------------------------------------
+    # ---- sleep ---------------------------------------------------------------------------------
 
-    def _sleep(self) -> Set[int]:
-        """Until there is something to do; returns the descriptors that have news."""
-        if self._sockets.pending(commands=True) or self._over:
-            return frozenset()
-        due_ns = [shard.again_ns for shard in self._startable()]
-        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns, *due_ns)
+    @property
+    def takes_commands(self) -> bool:
+        """A deployment has no queue that could be full."""
+        return True
+
+    def sleeps_until(self, latest_ns: int) -> int:
+        """Return when a shard is to be started, at most `latest_ns`. The shards' descriptors change
+        with each start, so the waiter gets them before each sleep."""
         fds = [fd for shard in self._shards for fd in shard.fds]
         self._waiter.watch([*self._sockets.fds(), self._wake_fd, *fds])
-        ready = self._waiter.wait(until_ns)
-        if self._wake_fd in ready:
-            os.read(self._wake_fd, SIGNALS_AT_ONCE)
-        return ready
+        return min([latest_ns, *(shard.restart_at_ns for shard in self._startable())])
 
     def _end_all(self) -> None:
-        """Whatever happened: no shard outlives this."""
+        """End all shards, also after an error."""
         for shard in self._shards:
             shard.signal(signal.SIGTERM)
         for shard in self._shards:

@@ -1,8 +1,8 @@
-"""The lifecycle of a daemon, and of a deployment of shards: one table of states, and whoever has
-to know of a move.
+"""The lifecycle of a daemon and of a deployment: a table of states, and reports of each move.
 
-Each move is reported to the service manager and the log, and stands where others read it: in a
-file, and of a daemon that serves in the header of its arena. It is published, too, as a notice.
+A move is reported to the service manager, in the log, and as a notice. The state is readable in the
+status file while a daemon starts, then in the header of its arena; that of a deployment is always
+in the status file.
 """
 
 from __future__ import annotations
@@ -34,37 +34,39 @@ MOVES: Mapping[DaemonState, frozenset[DaemonState]] = {
     DEGRADED: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
     DRAINING: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
 }
-"""Where each state may go. From any of them the process may end; the next one starts over."""
+"""The states that may follow each state. A process may end in any state; the next one begins with
+STOPPED."""
 
 MEANING = {
-    Degraded.WAL: "the WAL has stopped, nothing is armed any more",
-    Degraded.WAL_BUFFER: "the disk is too slow, what is due waits for the WAL",
-    Degraded.LATE: "what is due waits for the loop or the socket",
-    Degraded.TIMERS: "nearly all slots are taken",
+    Degraded.WAL: "the WAL has stopped; new timers are refused",
+    Degraded.WAL_BUFFER: "the disk is too slow: due timers wait for the WAL",
+    Degraded.LATE: "due timers wait for the loop or the socket",
+    Degraded.TIMERS: "nearly all timer slots are in use",
     Degraded.PAYLOADS: "the payload memory is nearly full",
-    Degraded.ARENA: "the arena files have lost their names, new timers are refused",
+    Degraded.ARENA: "the arena files have lost their names; new timers are refused",
 }
 
 LATE_NS = 1_000_000_000
-"""A deadline that is past by more than that, at a heartbeat, is a reason to be degraded."""
+"""A timer that is overdue by more than this at a heartbeat makes the daemon degraded."""
 FULL, RELIEVED = 0.9, 0.8
-"""What is nearly full at the first part stays so until it is below the second."""
+"""A table counts as nearly full from the first share on, until it is below the second."""
 
 Publish = Callable[[str, bytes], None]
-"""Publishes a payload under a key."""
+"""Publishes a notice with a key and a payload."""
 _EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPIC)
 
 Why = TypeVar("Why")
 
 
 class Lifecycle(ABC, Generic[Why]):
-    """Where somebody stands in the table. The reasons `why` are false if there are none."""
+    """The state of a daemon or deployment, and `why` it does not serve as it should: the reasons,
+    which are false if there are none."""
 
     KEY: ClassVar[str]
-    """Of the notices of its moves."""
+    """Key of the notices about moves."""
 
     def __init__(self, supervisor: Supervisor, sound: Why, host: Host = HOST) -> None:
-        """`sound`: no reasons."""
+        """`sound`: the value of `why` without reasons."""
         self.supervisor = supervisor
         self._host = host
         self.state = STOPPED
@@ -74,28 +76,28 @@ class Lifecycle(ABC, Generic[Why]):
         self._publish: Publish | None = None
 
     def publish_by(self, publish: Publish) -> None:
-        """From now on moves are published."""
+        """Publish later moves by this function."""
         self._publish = publish
 
     def write_to(self, file: StatusFile) -> None:
-        """From now on the state stands in this file."""
+        """Write this and later states to a status file."""
         self._file = file
         self._store()
 
     def step(self, text: str) -> None:
-        """A start or an end has got so far; whoever watches it is notified."""
+        """Report a step of a start or an end, in words, to the service manager and as progress."""
         self.supervisor.step(text)
         self.heartbeat()
 
     def heartbeat(self) -> None:
         """Report progress, in the loop or within a long step, to the service manager and in the
-        status file. A folder without space is reported with the next move."""
+        status file. An error of the file is logged with the next move, not here."""
         self.supervisor.alive()
         with suppress(OSError):
             self._write()
 
     def enter(self, state: DaemonState, why: Why | None = None) -> None:
-        """Moves to `state`; the table must have the move."""
+        """Move to `state`. Raises AssertionError if `MOVES` does not allow it."""
         if state not in MOVES[self.state]:
             raise AssertionError(f"no move from {self.state.name} to {state.name}")
         was, self.state, self.why = self.state, state, why or self._sound
@@ -104,17 +106,17 @@ class Lifecycle(ABC, Generic[Why]):
         self._announce(was)
 
     def settle(self, why: Why, *, draining: bool) -> None:
-        """Moves to where one that serves belongs, if it is not there."""
+        """Move to DRAINING, DEGRADED or READY, if that state or its reasons changed."""
         state = DRAINING if draining else DEGRADED if why else READY
         if (state, why) != (self.state, self.why):
             self.enter(state, why)
 
     def _store(self) -> None:
-        """Writes the state down where others find it."""
+        """Make the state readable for other processes."""
         try:
             self._write()
         except OSError as error:
-            log.error(f"the state cannot be written down: {error}")
+            log.error(f"the status file cannot be written: {error}")
 
     def _write(self) -> None:
         if self._file is not None:
@@ -123,16 +125,16 @@ class Lifecycle(ABC, Generic[Why]):
             self._file.write(self._complete(found))
 
     def _complete(self, found: StatusRecord) -> StatusRecord:
-        """With all that there is to tell."""
+        """Add what the subclass has to report."""
         return found
 
     @abstractmethod
     def _reasons(self) -> str:
-        """In words."""
+        """Return `why` in words."""
 
     @abstractmethod
     def _causes(self) -> Sequence[str]:
-        """For programs, each once."""
+        """Return the names of the reasons, each once, for programs."""
 
     def _announce(self, was: DaemonState) -> None:
         reasons = self._reasons()
@@ -150,7 +152,7 @@ class Lifecycle(ABC, Generic[Why]):
 
 
 class DaemonLifecycle(Lifecycle[Degraded]):
-    """A daemon's."""
+    """The lifecycle of a daemon."""
 
     KEY = "state"
 
@@ -159,12 +161,12 @@ class DaemonLifecycle(Lifecycle[Degraded]):
         self._arena: Arena | None = None
 
     def attach(self, arena: Arena) -> None:
-        """From now on the state stands in this arena's header; until READY the file counts."""
+        """Write this and later states to the arena's header. Until READY the status file counts."""
         self._arena = arena
         self._store()
 
     def heartbeat(self) -> None:
-        """Report progress in the arena as well, where the process that runs a shard reads it."""
+        """Report progress in the arena header as well, where the supervisor of a shard reads it."""
         super().heartbeat()
         if self._arena is not None:
             self._arena.progress(self._host.boot_ns())
@@ -186,7 +188,7 @@ class DaemonLifecycle(Lifecycle[Degraded]):
 
 
 class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
-    """That of a deployment; each reason is a shard's."""
+    """The lifecycle of a deployment. Each reason is that of a shard."""
 
     KEY = "deployment"
 
@@ -195,7 +197,7 @@ class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
         self._figures = 0, 0, 0
 
     def count(self, shards: int, serving: int, restarts: int) -> None:
-        """What is reported of the shards from the next move or heartbeat on."""
+        """Set the figures that the next move or heartbeat reports."""
         self._figures = shards, serving, restarts
 
     def _complete(self, found: StatusRecord) -> StatusRecord:
@@ -214,19 +216,19 @@ class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
 
 
 def publishing(key: str, payload: bytes) -> bytes:
-    """The PUBLISH that reports an event."""
+    """Return the PUBLISH request for the notice of an event."""
     return wire.encode_publish(0, *_EVENTS, key, payload)
 
 
 def in_words(why: Degraded) -> str:
-    """Reasons of a daemon: "nearly all slots are taken"; empty if there are none."""
+    """Return the reasons of a daemon, as in "the payload memory is nearly full"; empty if none."""
     return "; ".join(MEANING[reason] for reason in Degraded if reason in why)
 
 
 def reasons(
     arena: Arena, before: Degraded, *, stopped: bool, full: bool, nameless: bool
 ) -> Degraded:
-    """Why the daemon does not serve as it should, right after an advance.
+    """Return why the daemon does not serve as it should, right after an advance.
 
     `stopped`: the WAL is stopped; `full`: due timers wait for the WAL; `nameless`: the arena files
     have lost their names; `before`: the reasons of the previous heartbeat.

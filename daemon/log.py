@@ -6,7 +6,7 @@ if it exceeds the rate limit of its kind, or if it cannot be written. The next w
 number of dropped messages. The thread may block, because O_NONBLOCK on stderr would apply to every
 process that shares it.
 
-The standard library's logging takes longer to import than a million timers take to map.
+The standard library's logging module is not used, because its import would dominate a start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLUSH_S = 2.0
 _AGAIN_S = 0.02
 """Pause before the next attempt, where another process made stderr non-blocking."""
 _STACK_BYTES = 256 * 1024
-"""Stack of the thread; with the setting `lock` all of it stays in RAM."""
+"""Stack of the thread; with the setting lock-memory all of it stays in RAM."""
 
 
 class Log:
@@ -97,15 +97,15 @@ class Log:
         return self._refused + self._unwritten
 
     def error(self, message: str, **fields: object) -> None:
-        """Somebody has to do something."""
+        """Log a fault that an operator has to mend."""
         self._put("error", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """Somebody may have to."""
+        """Log an event that may need an operator."""
         self._put("warning", message, fields)
 
     def info(self, message: str, **fields: object) -> None:
-        """Good to know afterwards."""
+        """Log an event that helps to understand later ones."""
         self._put("info", message, fields)
 
     def last_words(self, text: str) -> None:
@@ -162,7 +162,7 @@ class Log:
             return False
         try:
             self._journald.sendto(data, JOURNALD)
-        except OSError:  # journald is not there, or takes nothing of this size
+        except OSError:  # journald does not run, or refuses a message of this size
             return False
         return True
 
@@ -182,7 +182,7 @@ def _begin_without_signals(thread: Thread) -> None:
 
 
 def announce(text: str) -> None:
-    """Write a line to stdout. A reader that is gone or stopped delays nothing."""
+    """Write a line to stdout in a thread, so that a stopped reader does not delay the daemon."""
     try:
         _begin_without_signals(Thread(target=_written, args=(1, text), daemon=True))
     except (RuntimeError, MemoryError):  # no memory for a thread
@@ -212,30 +212,31 @@ def leads_to_journald(fd: int) -> bool:
 
 
 def line_prefix(level: str) -> str:
-    """What tells journald the level of a line on stderr; nothing if others read it."""
+    """Return the prefix by which journald recognises the level of a line on stderr; empty if stderr
+    does not lead to journald."""
     return f"<{LEVELS[level]}>" if leads_to_journald(2) else ""
 
 
 def line(level: str, message: str, fields: Mapping[str, object]) -> str:
-    """A message for stderr, with its fields as name=value behind it."""
+    """Return a message as a line for stderr, with its fields as name=value at the end."""
     named = " ".join(f"{name}={_word(str(value))}" for name, value in fields.items())
     return f"{line_prefix(level)}purgatoryd: {message}" + (f" [{named}]" if named else "")
 
 
 def _word(value: str) -> str:
-    """A value that is not one plain word is quoted."""
+    """Quote a value that is not one plain word."""
     return value if value.isprintable() and not set(value) & set(" '\"=[]") else repr(value)
 
 
 def entry(level: str, message: str, fields: Mapping[str, object]) -> bytes:
-    """A message in journald's own protocol; the names of its fields begin with PURGATORYD_."""
+    """Return a message in journald's native protocol. Names of fields begin with PURGATORYD_."""
     known = {"MESSAGE": message, "PRIORITY": LEVELS[level], "SYSLOG_IDENTIFIER": "purgatoryd"}
     named = {f"PURGATORYD_{name.upper()}": value for name, value in fields.items()}
     return b"".join(_field(name, str(value)) for name, value in (known | named).items())
 
 
 def _field(name: str, value: str) -> bytes:
-    """A value of several lines is written with its length before it."""
+    """Return a field. A value of several lines is preceded by its length."""
     data = value.encode(errors="backslashreplace")
     if b"\n" not in data:
         return f"{name}=".encode() + data + b"\n"

@@ -1,4 +1,4 @@
-"""The lifecycle of a daemon: lock, arena, sockets, signals, loop, and the way back."""
+"""Start and stop of a daemon: lock, arena, sockets, signals, loop, and all of these in reverse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import fcntl
 import gc
 import os
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -16,19 +15,20 @@ from pathlib import Path
 
 import zmq
 
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import RECOVERING, STARTING, DaemonLifecycle
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.sockets import Remotes, Sockets
+from purgatoryd.daemon.listeners.transport import Transport
 from purgatoryd.daemon.log import announce, log
+from purgatoryd.daemon.loop import signals
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
-from purgatoryd.daemon.sockets import Remotes, Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.daemon.transport import Transport
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.daemon.wal import Memory, locked
 from purgatoryd.daemon.wal_birth import record_birth
@@ -43,10 +43,6 @@ from purgatoryd.shm_layout.status_file import StatusFile
 
 LOCK_MODE = 0o600
 LOCK_POLL_S = 0.02
-ENDING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that ask for a clean end."""
-OF_THE_LOG = (signal.SIGPIPE, signal.SIGTTOU)
-"""Signals that writing to a closed pipe or a terminal may raise. The daemon ignores them."""
 
 
 def serve(
@@ -56,15 +52,14 @@ def serve(
     as_restored: bool = False,
     reread: Callable[[], Config] | None = None,
 ) -> int:
-    """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
+    """Run the daemon until SIGTERM, SIGINT or the STOP command. Return the exit code.
 
-    `import_path`: an export file to begin with. `force_wal`: what a damaged WAL holds
-    before the damage is enough. `as_restored`: its WAL may be a copy. `reread`: the settings as
-    they are written down now, for SIGHUP.
+    `import_path`: an export file to begin with. `force_wal`: recover a damaged WAL up to the
+    damage. `as_restored`: the WAL may be a copy. `reread` reads the settings again after SIGHUP.
 
-    Prints one line that begins with "ready" once clients can reach it. Raises StartError,
-    ArenaError or InvalidName if it cannot start; an arena that was there is as it was. Raises
-    SystemFailure, at the start or later, if the machine has no more memory, files or space.
+    Prints one line that begins with "ready" once clients can reach the daemon. Raises StartError,
+    ArenaError or InvalidName if it cannot start; an existing arena is then unchanged. Raises
+    SystemFailure, at the start or later, if memory, descriptors or space are exhausted.
     """
     log.set_up(config.log_level, name=config.name)
     lifecycle = DaemonLifecycle(Supervisor.of(os.environ))
@@ -97,11 +92,13 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         with contextlib.closing(Waiter(fds)) as waiter:
             placement.settle(reaper.arena, partial(lifecycle.step, "placing the arena in memory"))
             reload = Reload(config, reread, reaper.arena, sockets, placement, lifecycle.supervisor)
-            on_signals(reaper.stop, partial(reaper.reload, reload))
+            reaper.reload_by(reload)
+            reaper.loop.handle_signals()
             _settle_memory()
             reaper.begin()
             announce(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}")
-            reaper.run(waiter, wake_fd)
+            reaper.loop.run(waiter, wake_fd)
+            reaper.finish()
 
 
 @contextlib.contextmanager
@@ -113,7 +110,8 @@ def loop_of(
     placement: Placement,
     processes: Processes,
 ) -> Iterator[Reaper]:
-    """The loop over a daemon's arena and WAL, which are open inside. The caller has the locks.
+    """Open a daemon's arena and WAL, and yield the reaper that runs on them. The caller has the
+    locks.
 
     Raises as open_arena and wal_end do.
     """
@@ -136,25 +134,25 @@ def loop_of(
 
 
 def _refuse_sharded(config: Config, paths: Paths) -> None:
-    """A daemon alone would not see the timers that shards of its name hold."""
+    """Refuse a single daemon with the name of a deployment, whose timers it would not have."""
     if config.shard >= 0:
         return
     refuse_shard_name(config.name)
     home = Path(config.wal_dir) if config.wal_dir else paths.directory
     table = read_table(home, config.name) or read_table(paths.directory, config.name)
     if table is not None:
-        bound = f"1 or more: {config.name} is a deployment, of {table.count} by now, and stays one"
+        bound = f"1 or more, because {config.name} is a deployment (currently {table.count} shards)"
         raise InvalidSetting("shards", config.shards, bound, "config")
 
 
 @contextlib.contextmanager
 def system_failures() -> Iterator[None]:
-    """What the system refuses, anywhere inside, as one error with its figures."""
+    """Raise errors of the system inside this context as SystemFailure."""
     try:
         yield
     except MemoryError:
         raise SystemFailure(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
-    except RuntimeError as error:  # of a file whose lock CPython has no memory for
+    except RuntimeError as error:  # raised if CPython has no memory for the lock of a file
         if not str(error).startswith("can't allocate"):
             raise
         raise SystemFailure(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
@@ -174,7 +172,7 @@ def _recovered(opening: Opening, lifecycle: DaemonLifecycle) -> Arena:
 
 
 def _begin_wal(arena: Arena, opening: Opening) -> Memory:
-    """Counts the start; what was appended before it is on disk when this returns."""
+    """Begin an epoch and open the WAL. Records appended before are then on disk."""
     arena.start_epoch(opening.host.boot_id())
     if opening.wal is None:
         return Memory()
@@ -186,11 +184,12 @@ def _begin_wal(arena: Arena, opening: Opening) -> Memory:
 
 def _warn_of(wal: Path | None) -> None:
     if wal is not None and is_in_memory(wal):
-        log.warning(f"the WAL {wal} is in memory: it will not survive a reboot")
+        log.warning(f"the WAL {wal} is on a file system in memory: it will not survive a reboot")
 
 
 def _set_up_namespaces(arena: Arena, config: Config) -> None:
-    """A shard has those that are placed in it; who does that says which are durable."""
+    """Create the durable namespaces. A shard gets its namespaces from the supervisor, which states
+    which are durable."""
     if config.shard >= 0:
         arena.confine()
         return
@@ -200,10 +199,11 @@ def _set_up_namespaces(arena: Arena, config: Config) -> None:
 
 
 def _refuse_too_many(arena: Arena, config: Config) -> None:
-    """One row more is for what the daemon publishes. Raises InvalidSetting."""
+    """Raise InvalidSetting if the namespaces exceed the setting, which does not include the row of
+    the daemon's own notices."""
     known = {namespace.name for namespace in arena.namespaces_of_users()}
     if len(known.union(config.durable_namespaces)) > config.namespaces:
-        bound = "slots for those in use and for every durable one"
+        bound = "enough for the namespaces in use and every durable one"
         raise InvalidSetting("namespaces", config.namespaces, bound, "arena")
 
 
@@ -214,7 +214,7 @@ def _clock(config: Config, arena: Arena, host: Host) -> Clock:
 
 
 def _settle_memory() -> None:
-    """What was built so far stays: the collector has nothing to look for in it."""
+    """Turn off the garbage collector, which has nothing to find in the objects of the loop."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -222,7 +222,7 @@ def _settle_memory() -> None:
 
 
 def _precise_sleep() -> None:
-    """The kernel may end a sleep up to the slack late, 50 us by default."""
+    """Set the timer slack to 1 ns: with the default the kernel may end a sleep 50 us late."""
     with (
         contextlib.suppress(OSError),
         open("/proc/self/timerslack_ns", "wb", buffering=0) as slack_ns,
@@ -232,10 +232,10 @@ def _precise_sleep() -> None:
 
 @contextlib.contextmanager
 def name_lock(paths: Paths) -> Iterator[None]:
-    """Holds the daemon's lock file: one daemon per name and directory.
+    """Hold the daemon's lock file: one daemon per name and directory. Raises AlreadyRunning.
 
-    The kernel lets go of it when the process ends, however it ends. The file stays, because
-    removing it would let two processes hold two locks of one name.
+    The kernel releases the lock when the process ends. The file stays, because without it two
+    processes could hold two locks of one name.
     """
     fd = _open_lock(paths.lock)
     try:
@@ -251,7 +251,7 @@ def name_lock(paths: Paths) -> Iterator[None]:
 
 
 def await_lock(paths: Paths, end_ns: int) -> None:
-    """Returns when nobody holds the lock. Raises AlreadyRunning if that is not so by `end_ns`."""
+    """Wait until the lock is free. Raises AlreadyRunning if it is not by `end_ns`, boot time."""
     while True:
         try:
             with name_lock(paths):
@@ -263,12 +263,13 @@ def await_lock(paths: Paths, end_ns: int) -> None:
 
 
 def try_lock(paths: Paths) -> None:
-    """Raises BadPath if this user cannot hold the lock, whoever holds it now."""
+    """Raise BadPath if this user could not hold the lock if it were free."""
     os.close(_open_lock(paths.lock))
 
 
 def _open_lock(path: Path) -> int:
-    """Ours, and of no use to others: whoever may open a file may lock it."""
+    """Open the lock file. Its mode keeps other users out, because a user who may open a file may
+    lock it. Raises BadPath."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, LOCK_MODE)
@@ -277,41 +278,14 @@ def _open_lock(path: Path) -> int:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(fd)
-        raise BadPath(str(path), f"is no file of uid {os.geteuid()}, so it cannot be the lock")
+        reason = f"cannot be the lock: it is not a regular file of uid {os.geteuid()}; remove it"
+        raise BadPath(str(path), reason)
     os.fchmod(fd, LOCK_MODE)
     return fd
 
 
 def _holder(fd: int) -> int:
-    """Process id of who has the lock; 0 while it has not written its own yet."""
+    """Return the pid of the lock's holder; 0 if the holder has not written it yet."""
     written = os.pread(fd, 32, 0).strip()
     pid = int(written) if written.isdigit() else 0
     return pid if Path(f"/proc/{pid}").exists() else 0
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[int]:
-    """A descriptor that becomes readable when a signal arrives, so that it ends the sleep.
-
-    Behind it the process ends. Signals are ignored then: else one that comes again, once Python has
-    put its own handlers away, would kill what has ended cleanly.
-    """
-    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    for number in OF_THE_LOG:
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        yield read_fd
-    finally:
-        for number in (*ENDING, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        signal.set_wakeup_fd(before)
-        os.close(read_fd)
-        os.close(write_fd)
-
-
-def on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """What each signal asks for."""
-    for number in ENDING:
-        signal.signal(number, lambda *_: stop())
-    signal.signal(signal.SIGHUP, lambda *_: reload())

@@ -12,7 +12,7 @@ from purgatoryd.shm_layout.layout import Status, WireError
 from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
 
 PENDING_BYTES_MAX = 64 * 2**20
-"""With more than that waiting, no more messages are taken from the command socket."""
+"""Size of pending replies above which no message is taken from the command socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class _Reply:
 
 
 class PendingAcks:
-    """In the order of their LSNs. Who waits for nothing on disk is not held up by them."""
+    """Pending replies in the order of their LSNs. Other replies do not wait behind them."""
 
     def __init__(self, send: Callable[[bytes, bytes, int], None]) -> None:
-        """`send`: hands over an answer: its route, itself, and when it was there."""
+        """`send` sends a reply; arguments are route, reply, and boot time of its completion."""
         self._send = send
         self._replies: deque[_Reply] = deque()
         self._routes: Counter[bytes] = Counter()
@@ -35,11 +35,11 @@ class PendingAcks:
 
     @property
     def full(self) -> bool:
-        """True while so much waits that nothing more is to be taken on."""
+        """True while pending replies exceed PENDING_BYTES_MAX."""
         return self._bytes > PENDING_BYTES_MAX
 
     def hold(self, lsn: int, route: bytes, body: memoryview, built_boot_ns: int) -> None:
-        """Keeps a reply until record `lsn` is on disk. A later one never has a lower LSN."""
+        """Keep a reply until record `lsn` is on disk. Later replies never have a lower LSN."""
         self._replies.append(_Reply(lsn, route, bytes(body), built_boot_ns))
         self._bytes += len(body)
         self._routes[route] += 1
@@ -50,13 +50,13 @@ class PendingAcks:
         return self._replies[-1].lsn if route in self._routes else 0
 
     def release(self, committed_lsn: int) -> None:
-        """Sends what waited for records up to `committed_lsn`."""
+        """Send the replies that wait for records up to `committed_lsn`."""
         while self._replies and self._replies[0].lsn <= committed_lsn:
             reply = self._take()
             self._send(reply.route, reply.body, reply.built_boot_ns)
 
     def refuse(self, committed_lsn: int, errno: int) -> None:
-        """The WAL stopped: tells all who wait that their calls are not on disk."""
+        """Answer all pending calls with NOT_DURABLE: the WAL has stopped with `errno`."""
         while self._replies:
             reply = self._take()
             body = reply.body
@@ -74,7 +74,7 @@ class PendingAcks:
 
 
 def _changed_nothing(reply: bytes) -> bool:
-    """True for an error, and for a batch of which nothing was applied, because the WAL has
+    """True for an error, and for a batch of which no record was applied because the WAL has
     stopped."""
     _, _, kind, _, _, count, _, error, *_ = FRAME.unpack_from(reply)
     if error or kind != Kind.BATCH:
@@ -84,7 +84,7 @@ def _changed_nothing(reply: bytes) -> bool:
 
 
 def _not_durable(reply: bytes, committed_lsn: int, errno: int) -> bytes:
-    """The answer to a batch that was applied and will not be on disk."""
+    """Return the answer to a batch that was applied and does not get to disk."""
     _, _, kind, session, sequence, *_ = FRAME.unpack_from(reply)
     echo = session, sequence
     return frame(kind, WireError.NOT_DURABLE, detail=(committed_lsn, errno), echo=echo)

@@ -1,11 +1,10 @@
-"""Has the daemon run where its placement plan says, and sees to it that it stays there.
+"""Put the placement plan of the daemon into effect, and keep it up to date.
 
-Memory is asked for from the plan's node before any is touched. Once all threads are there they get
-their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity and
-the CPUs of the cgroup are looked at with every heartbeat, those of other daemons' loops less often
-the more there are: a change makes a new placement plan. Of two daemons that chose one core at
-the same time not both leave it: the one with the smaller pid stays.
-What the kernel refuses is reported, and the daemon runs all the same.
+The memory policy is set before memory is touched. Once all threads exist they get their CPUs, and
+sampled pages of another node are moved. Every heartbeat looks at the threads' affinities and the
+CPUs of the cgroup; the loops of other daemons are looked at less often the more there are. A change
+makes a new plan. If two daemons choose the same core at the same time, the one with the smaller pid
+keeps it. A refusal of the kernel is reported, and the daemon runs without that part of the plan.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ from purgatoryd.shm_layout.shm import Moved
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
 LOOPS_PER_HEARTBEAT = 8
-"""So many other loops are looked at with a heartbeat, on average: N daemons that look at all others
-with each would have N times N such looks a second."""
-_CARRIERS = "ZMQbg/IO"
-"""How libzmq calls its threads that read and write."""
+"""Other daemons' loops that a heartbeat looks at on average, so that N daemons do not cause N * N
+looks a second."""
+_IO_THREADS = "ZMQbg/IO"
+"""Name of libzmq's threads that read and write."""
 
 
 class Placement:
-    """Of this process, whose main thread is the loop. Refusals are reported, not raised."""
+    """Placement of this process, whose main thread is the loop. Refusals are logged, not raised."""
 
     def __init__(self, config: Config, arena: str, root: Path = SYSTEM) -> None:
-        """`arena`: name of our arena file, whose loop is not another daemon's."""
+        """`arena`: name of our arena file, which tells our loop from those of other daemons."""
         self._config = config
         self._name = arena
         self._root = root
         given = os.sched_getaffinity(0)
         self._given = None if given >= read(None, root).confined else given
-        """CPUs that we were started on; None: all that our cgroup has, as it changes."""
+        """CPUs that the process was started on; None = all CPUs of the cgroup, as it changes."""
         self._seen = self._look()
-        """What was so when we last set or saw it."""
+        """CPUs of the cgroup and of the threads when they were last set or seen."""
         self._loops: Sequence[Loop] = ()
-        """Other daemons' when we last decided; what is taken meanwhile is seen later."""
+        """Loops of other daemons at the last decision."""
         self._heartbeats = 0
-        """Since other loops were looked at."""
+        """Heartbeats since the loops of other daemons were looked at."""
         self._pinned = False
         self._applied = self._refused = PlacementPart(0)
         self._pages_elsewhere = self._pages_sampled = 0
@@ -57,7 +56,7 @@ class Placement:
 
     @property
     def placed(self) -> Placed:
-        """What is in force."""
+        """The placement in force, for the arena header."""
         plan, parts = self.plan, self._applied
         if plan.spin_ns:
             parts |= PlacementPart.SPIN
@@ -69,7 +68,7 @@ class Placement:
         )  # fmt: skip
 
     def begin(self) -> None:
-        """Before memory is touched: what comes from now on is of the plan's node."""
+        """Let the memory that is touched from now on come from the plan's node."""
         for reason in self.plan.clamps:
             log.warning(f"placement: {reason}")
         if self.plan.memory_node is not None:
@@ -87,7 +86,7 @@ class Placement:
                 for mapping in arena.mappings:
                     memory.collapse(mapping, moved)
         if self.plan.lock:
-            with self._part(PlacementPart.LOCK, "memory that stays in RAM"):
+            with self._part(PlacementPart.LOCK, "locked memory"):
                 for mapping in arena.mappings:
                     memory.populate(mapping, moved)
                 _lock()
@@ -97,9 +96,10 @@ class Placement:
         arena.set_placement(self.placed)
 
     def look(self, arena: Arena) -> None:
-        """Decides again if somebody else has changed a thread's CPUs, or those that we may have: a
-        cgroup, a hot plug, the loop of another daemon. A cgroup that gives CPUs back changes no
-        thread's."""
+        """Decide again if the CPUs of a thread, of the cgroup or of other daemons' loops changed.
+
+        The cgroup is looked at because it can return CPUs without changing an affinity.
+        """
         self._heartbeats += 1
         try:
             seen = self._look()
@@ -109,16 +109,16 @@ class Placement:
             self.again(arena, self._config)
 
     def again(self, arena: Arena, config: Config) -> None:
-        """Decides again where the threads run, and how they are scheduled, by these settings.
+        """Decide again where the threads run and how they are scheduled, by these settings.
 
-        If the system does not say what there is, the next look decides.
+        If the topology cannot be read, the next look decides.
         """
         self._config = config
         try:
             self._decide_again(arena)
         except OSError as error:
             self._seen = frozenset(), {}
-            log.warning(f"placement: stays as it is: {error}")
+            log.warning(f"placement: unchanged, because the topology cannot be read: {error}")
 
     def _decide_again(self, arena: Arena) -> None:
         before = self.plan
@@ -126,11 +126,12 @@ class Placement:
         if self.plan.realtime != before.realtime:
             self._schedule()
         self._pin()
-        self._tell(before)
+        self._report(before)
         arena.set_placement(self.placed)
 
-    def _tell(self, before: PlacementPlan) -> None:
-        """What is new. Other threads make way as other daemons come and go, which is their way."""
+    def _report(self, before: PlacementPlan) -> None:
+        """Log changes of the plan. Only a move of the loop is a warning: other threads often move
+        when other daemons start or end."""
         for reason in self.plan.clamps:
             if reason not in before.clamps:
                 log.warning(f"placement: {reason}")
@@ -142,14 +143,14 @@ class Placement:
         return confined_cpus(self._root), _affinities()
 
     def _loops_changed(self, cpus: Set[int]) -> bool:
-        """False also while it is not time to look."""
+        """True if other daemons' loops changed. False until enough heartbeats have passed."""
         if self._heartbeats * LOOPS_PER_HEARTBEAT < len(self._loops):
             return False
         self._heartbeats = 0
         return self._other_loops(cpus) != self._loops
 
     def _other_loops(self, cpus: Set[int]) -> Sequence[Loop]:
-        """None where so few CPUs are ours that nobody is pinned."""
+        """Return the loops of other daemons; none if so few CPUs are usable that none is pinned."""
         return loops(self._name) if len(cpus) > FEW_CPUS else ()
 
     def _decide(self, before: PlacementPlan | None) -> PlacementPlan:
@@ -161,7 +162,7 @@ class Placement:
 
     @contextmanager
     def _part(self, part: PlacementPart, detail: str) -> Iterator[None]:
-        """Inside, the kernel is asked for `part`; notes whether it gave it."""
+        """Ask the kernel for `part` inside this context; note and log a refusal."""
         self._applied |= part
         try:
             yield
@@ -185,7 +186,7 @@ class Placement:
             )
 
     def _schedule(self) -> None:
-        """Under SCHED_FIFO, or as usual again."""
+        """Switch the loop to SCHED_FIFO, or back to the usual scheduling."""
         self._refused &= ~PlacementPart.REALTIME
         with self._part(PlacementPart.REALTIME, "SCHED_FIFO"):
             _schedule(self.plan.realtime)
@@ -193,11 +194,11 @@ class Placement:
             self._applied &= ~PlacementPart.REALTIME
 
     def _pin(self) -> None:
-        """The loop to its CPUs, all other threads to theirs; or back to all, once pinned."""
+        """Pin the loop and the other threads to their CPUs, or undo an earlier pinning."""
         self._refused &= ~PlacementPart.CPUS
         if self.plan.reaper or self._pinned:
             everywhere = read(self._given, self._root).allowed
-            with self._part(PlacementPart.CPUS, "choice of CPUs"):
+            with self._part(PlacementPart.CPUS, "pinning of threads"):
                 _set_cpus(self.plan.reaper or everywhere, self.plan.others or everywhere)
         self._pinned = bool(self.plan.reaper)
         if not self._pinned:
@@ -206,7 +207,7 @@ class Placement:
 
 
 def _affinities() -> dict[int, Set[int]]:
-    """The CPUs of each of our threads."""
+    """Return the CPUs of each of our threads."""
     found: dict[int, Set[int]] = {}
     for thread in map(int, os.listdir("/proc/self/task")):
         with suppress(ProcessLookupError):
@@ -215,8 +216,8 @@ def _affinities() -> dict[int, Set[int]]:
 
 
 def _set_cpus(loop: Set[int], others: Set[int]) -> None:
-    """Raises OSError, and ValueError for CPUs that are gone."""
-    import psutil  # half a start's time; where nothing is pinned, nobody needs it
+    """Set the CPUs of all threads. Raises OSError, and ValueError for CPUs that are gone."""
+    import psutil  # takes half of a start's time, and is needed only to pin threads
 
     try:
         process = psutil.Process()
@@ -236,11 +237,11 @@ def _lock() -> None:
 
 
 def _schedule(priority: int) -> None:
-    """The loop before all others on its CPU, and what carries its messages next to it; what
-    they start is scheduled as usual. 0: they are, too."""
+    """Give the loop a SCHED_FIFO priority, and libzmq's I/O threads the next lower one. Threads and
+    processes that they start have the usual scheduling. 0 = the usual scheduling for all."""
     policy = (os.SCHED_FIFO if priority else os.SCHED_OTHER) | os.SCHED_RESET_ON_FORK
     os.sched_setscheduler(0, policy, os.sched_param(priority))
     next_to_it = os.sched_param(min(priority, max(1, priority - 1)))
     for thread in Path("/proc/self/task").iterdir():
-        if (thread / "comm").read_text().startswith(_CARRIERS):
+        if (thread / "comm").read_text().startswith(_IO_THREADS):
             os.sched_setscheduler(int(thread.name), policy, next_to_it)

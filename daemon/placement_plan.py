@@ -1,9 +1,8 @@
-"""Where the daemon is to run: decided from a topology and the settings alone, with the reasons.
+"""Decide where a daemon runs, from the topology and the settings alone, with the reasons.
 
-The loop gets a physical core of its own where there is one, on the node that has the most free
-capacity; all other threads, libzmq's and the group-commit thread, keep to other cores of that node,
-and the arena is on it. What was asked for and cannot be had is left out, and said: no placement
-plan fails.
+The loop gets a physical core of its own if there is one, on the node with the most free capacity.
+All other threads (libzmq's and group commit's) run on other cores of that node, which also has the
+arena. A setting that cannot be met is left out and reported; a plan never fails.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from purgatoryd.shm_layout.topology import Node, Topology, cpu_order, cpu_text
 
 NOTHING = PlacementPart(0)
 FEW_CPUS = 2
-"""With no more, a pinned thread only takes from what the scheduler can do."""
+"""With so few CPUs nothing is pinned: that would only restrict the scheduler."""
 
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """What is to be. Empty sets and None: as it comes."""
+    """A placement. Empty sets and None leave the choice to the kernel."""
 
     mode: PlacementMode
     node: int | None = None
-    """Where the threads run, if one was chosen."""
+    """Node of the threads, if one was chosen."""
     memory_node: int | None = None
-    """Where the arena is to be; None where there is only one such node."""
+    """Node of the arena; None if there is no choice."""
     reaper: frozenset[int] = frozenset()
     """CPUs of the loop."""
     core_chosen: bool = False
-    """They are a core that was chosen, and is left for a better one."""
+    """The loop's core was chosen by the plan, so a later plan may choose a better one."""
     others: frozenset[int] = frozenset()
     """CPUs of all other threads."""
     realtime: int = 0
@@ -42,26 +41,26 @@ class PlacementPlan:
     huge: bool = False
     spin_ns: int = 0
     clamped: PlacementPart = NOTHING
-    """What was asked for and cannot be had as a whole."""
+    """Parts of the settings that cannot be met completely."""
     clamps: tuple[str, ...] = ()
-    """Why not."""
+    """The reasons for that, in words."""
     reasons: tuple[str, ...] = ()
-    """Of what is to be."""
+    """The reasons for the plan, in words."""
 
     @property
     def reaper_cpu(self) -> int | None:
-        """The one CPU of the loop, if it has one."""
+        """The CPU of the loop, if it has exactly one."""
         return min(self.reaper) if len(self.reaper) == 1 else None
 
     @property
     def home(self) -> int | None:
-        """The node for those who work with the daemon: the arena's, else that of its threads."""
+        """The node for clients: that of the arena, else that of the threads."""
         return self.node if self.memory_node is None else self.memory_node
 
 
 @dataclass
 class _Draft:
-    """A placement plan in the making."""
+    """A placement plan that is not complete."""
 
     topology: Topology
     config: Config
@@ -80,16 +79,16 @@ class _Draft:
         self.clamps.append(text)
 
     def loops(self, cpus: Iterable[int]) -> int:
-        """How many of other daemons are on their cores."""
+        """Return how many loops of other daemons are on the cores of these CPUs."""
         return sum(self.taken[cpu] for cpu in self.topology.whole_cores(cpus))
 
     def leaving(self, cpus: Iterable[int]) -> int:
-        """How many of those leave them to this daemon, if it is there."""
+        """Return how many of these loops leave their core to this daemon, if it is there."""
         return sum(self.leave[cpu] for cpu in self.topology.whole_cores(cpus))
 
     @property
     def home(self) -> Node | None:
-        """The node that a running daemon had better not leave."""
+        """The node of a running daemon, which should not leave it."""
         number = None if self.before is None else self.before.home
         return None if number is None else self.topology.node(number)
 
@@ -101,13 +100,16 @@ def plan_placement(
     before: PlacementPlan | None = None,
     leave: Iterable[int] = (),
 ) -> PlacementPlan:
-    """What to do on this machine. `taken`: CPUs of loops of other daemons, one for each. `before`:
-    the plan of this daemon that is in force: its arena stays, and its loop where no place is
-    better. `leave`: those of `taken` that leave its core to this one, if both are on it."""
+    """Return the placement plan for this machine.
+
+    `taken`: CPUs of the loops of other daemons, one for each. `before`: the plan in force; the
+    arena stays on its node, and the loop stays unless another core is better. `leave`: CPUs in
+    `taken` whose daemons leave a core that this daemon has as well.
+    """
     draft = _Draft(topology, config, Counter(taken), before, Counter(leave))
     chosen, wanted = PlacementPlan(_mode(config)), _wanted_node(draft)
     if chosen.mode == PlacementMode.NONE:
-        draft.why("placement is none: CPUs and memory come as the kernel gives them")
+        draft.why("placement is none: the kernel chooses CPUs and memory")
     elif cpus := _wanted_cpus(draft):
         chosen = _on_cpus(draft, chosen, cpus)
     else:
@@ -125,11 +127,11 @@ def _mode(config: Config) -> PlacementMode:
     return PlacementMode[config.placement.upper()]
 
 
-# ---- what the operator asks for ---------------------------------------------------------------
+# ---- settings ---------------------------------------------------------------------------------
 
 
 def _wanted_node(draft: _Draft) -> Node | None:
-    """That of --node."""
+    """Return the node of --node; None if it does not exist."""
     number = draft.config.node
     found = draft.topology.node(number)
     if found is None and number >= 0:
@@ -139,26 +141,27 @@ def _wanted_node(draft: _Draft) -> Node | None:
 
 
 def _wanted_cpus(draft: _Draft) -> list[int]:
-    """Those of --cpus that we may use, in the order in which they stand there."""
+    """Return the usable CPUs of --cpus, in the given order."""
     wanted, topology = cpu_order(draft.config.cpus), draft.topology
     for some, reason in (
         (set(wanted) - topology.online, "not online"),
-        (topology.online.intersection(wanted) - topology.confined, "not in our cgroup"),
+        (topology.online.intersection(wanted) - topology.confined, "outside the daemon's cgroup"),
     ):
         if some:
-            draft.clamp(PlacementPart.CPUS, f"of --cpus, {cpu_text(some)} are {reason}")
+            draft.clamp(PlacementPart.CPUS, f"CPUs {cpu_text(some)} of --cpus are {reason}")
     found = [cpu for cpu in wanted if cpu in topology.confined]
     if wanted and not found:
-        draft.why("none of --cpus is left: CPUs are chosen as if they had not been given")
+        draft.why("no CPU of --cpus is usable: CPUs are chosen as without --cpus")
     return found
 
 
 def _on_cpus(draft: _Draft, chosen: PlacementPlan, cpus: list[int]) -> PlacementPlan:
-    """As the operator says: the first one is the loop's."""
+    """Place the loop on the first of these CPUs, and the other threads on the rest."""
     first, rest = cpus[0], frozenset(cpus[1:])
-    shared = ", as is the loop of another daemon" if draft.taken[first] else ""
+    shared = ", shared with the loop of another daemon" if draft.taken[first] else ""
     draft.why(f"the loop is on CPU {first}, the first of --cpus{shared}")
-    draft.why(f"libzmq and the group-commit thread are on {cpu_text(rest) if rest else 'it, too'}")
+    place = cpu_text(rest) if rest else "the same CPU"
+    draft.why(f"libzmq and the group-commit thread are on {place}")
     node = draft.topology.node_of(first)
     return replace(
         chosen, node=node.id if node else None, reaper=frozenset({first}),
@@ -166,11 +169,11 @@ def _on_cpus(draft: _Draft, chosen: PlacementPlan, cpus: list[int]) -> Placement
     )  # fmt: skip
 
 
-# ---- what the machine offers ------------------------------------------------------------------
+# ---- choice of a core -------------------------------------------------------------------------
 
 
 def _on_cores(draft: _Draft, chosen: PlacementPlan, wanted: Node | None) -> PlacementPlan:
-    """A core for the loop, the others of its node for the rest."""
+    """Place the loop on a core of its own, and the other threads on other cores of the node."""
     topology = draft.topology
     node = _near_node(draft, wanted) if wanted else _best_node(draft)
     here = topology.allowed & node.cpus or topology.allowed
@@ -189,9 +192,9 @@ def _on_cores(draft: _Draft, chosen: PlacementPlan, wanted: Node | None) -> Plac
 def _without_a_core(draft: _Draft, chosen: PlacementPlan, here: frozenset[int]) -> PlacementPlan:
     usable = draft.topology.allowed
     if len(usable) <= FEW_CPUS:
-        draft.why(f"CPUs {cpu_text(usable)} are all we have: the scheduler does better than a pin")
+        draft.why(f"only CPUs {cpu_text(usable)} are usable: too few to pin threads")
     else:
-        draft.why(f"node {chosen.node} has no core that the loop could have for itself")
+        draft.why(f"node {chosen.node} has only one core: the loop gets none of its own")
     if here == usable:
         return chosen
     if len(usable) <= FEW_CPUS and chosen.mode is PlacementMode.AUTO:
@@ -201,14 +204,14 @@ def _without_a_core(draft: _Draft, chosen: PlacementPlan, here: frozenset[int]) 
 
 
 def _worth(draft: _Draft, core: tuple[int, ...]) -> tuple[int, bool, bool, bool, int]:
-    """The better a core is for the loop, the larger. The kernel has most to do on CPU 0."""
+    """Rate a core for the loop; more is better. The kernel has most of its work on CPU 0."""
     stays = draft.before is not None and draft.before.reaper_cpu in core
     loops = draft.loops(core) - (draft.leaving(core) if stays else 0)
     return -loops, core[0] in draft.topology.isolated, 0 not in core, stays, core[0]
 
 
 def _other_cpus(draft: _Draft, here: frozenset[int], loop: int) -> frozenset[int]:
-    """Of `here`, for all other threads: off the cores of all loops, as far as there are others."""
+    """Return the CPUs of `here` for all other threads: off the cores of all loops, if possible."""
     topology, loops = draft.topology, {loop, *draft.taken}
     spared = topology.off_loops(here, loops)
     if not spared:
@@ -226,7 +229,7 @@ def _other_cpus(draft: _Draft, here: frozenset[int], loop: int) -> frozenset[int
 def _why_core(draft: _Draft, loop: int, others: frozenset[int]) -> str:
     siblings = draft.topology.siblings[loop] - {loop}
     if crowd := draft.loops({loop}):
-        return f"every core there has loops of other daemons, this one {crowd}"
+        return f"every core has loops of other daemons, this one {crowd}"
     if siblings & others:
         reason = f"its sibling {cpu_text(siblings & others)} has other threads"
     else:
@@ -235,29 +238,30 @@ def _why_core(draft: _Draft, loop: int, others: frozenset[int]) -> str:
 
 
 def _near_node(draft: _Draft, wanted: Node) -> Node:
-    """That of --node, or the nearest one with CPUs for us."""
+    """Return the node of --node, or the nearest one with usable CPUs."""
     usable = [node for node in draft.topology.nodes if node.cpus & draft.topology.allowed]
     nearest = draft.topology.nearest(wanted, usable) or wanted
     if nearest != wanted:
-        detail = "that are ours" if wanted.cpus else "at all"
-        text = f"node {wanted.id} has no CPUs {detail}: the threads are on node {nearest.id}"
+        kind = "usable CPUs" if wanted.cpus else "CPUs"
+        text = f"node {wanted.id} has no {kind}: the threads are on node {nearest.id}"
         draft.clamp(PlacementPart.CPUS, text)
     return nearest
 
 
 def _best_node(draft: _Draft) -> Node:
-    """That with the most free capacity; a running daemon's own, while it has CPUs for us."""
+    """Return the node with the most free capacity, or the node of a running daemon while that has
+    usable CPUs."""
     best = max(draft.topology.nodes, key=lambda node: _free_capacity(draft, node))
     home, why = draft.home, "has the most free capacity: cores, then memory"
     if home is not None and home != best and home.cpus & draft.topology.allowed:
-        best, why = home, "is where the daemon is"
+        best, why = home, "is the daemon's current node"
     if len(draft.topology.nodes) > 1:
         draft.why(f"node {best.id} {why}")
     return best
 
 
 def _free_capacity(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int, int]:
-    """The better a node is for the daemon, the larger."""
+    """Rate a node; more is better."""
     ours = node.cpus & draft.topology.allowed
     free = sum(not draft.loops(core) for core in draft.topology.cores(ours))
     has_memory = node.id in draft.topology.memory_nodes
@@ -265,13 +269,13 @@ def _free_capacity(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int
 
 
 def _memory_node(draft: _Draft, wanted: Node | None, number: int | None) -> int | None:
-    """The node of the arena; None where there is no choice. An arena in use stays where it is: to
-    move it would hold up the loop."""
+    """Return the node of the arena; None if there is no choice. An arena in use is not moved,
+    because that would delay the loop."""
     found = _nearest_memory(draft, wanted, number)
     if draft.before is not None and found != draft.before.memory_node:
         if found is not None:
             part = PlacementPart.MEMORY if wanted else NOTHING
-            draft.clamp(part, f"the arena is moved to node {found} at the next start, not now")
+            draft.clamp(part, f"the arena moves to node {found} at the next start")
         found = draft.before.memory_node
     if found is not None:
         draft.why(f"the arena is on node {found}")
@@ -279,7 +283,7 @@ def _memory_node(draft: _Draft, wanted: Node | None, number: int | None) -> int 
 
 
 def _nearest_memory(draft: _Draft, wanted: Node | None, number: int | None) -> int | None:
-    """That of the node that was asked for, else of the threads', or near it."""
+    """Return the node with memory that is nearest to --node, or else to the threads."""
     topology = draft.topology
     home = wanted or (topology.node(number) if number is not None else None)
     usable = [node for node in topology.nodes if node.id in topology.memory_nodes]
@@ -287,15 +291,15 @@ def _nearest_memory(draft: _Draft, wanted: Node | None, number: int | None) -> i
     if len(topology.nodes) == 1 or home is None or nearest is None:
         return None
     if nearest != home:
-        detail = "that is ours" if home.memory_bytes else "at all"
+        kind = "usable memory" if home.memory_bytes else "memory"
         draft.clamp(
             PlacementPart.MEMORY if wanted else NOTHING,
-            f"node {home.id} has no memory {detail}: the arena is on node {nearest.id}",
+            f"node {home.id} has no {kind}: the arena is on node {nearest.id}",
         )
     return nearest.id
 
 
-# ---- what else --------------------------------------------------------------------------------
+# ---- memory and scheduling --------------------------------------------------------------------
 
 
 def _huge(draft: _Draft) -> bool:
@@ -309,5 +313,5 @@ def _huge(draft: _Draft) -> bool:
 def _spin_ns(draft: _Draft) -> int:
     if not draft.config.busy_poll_ns or len(draft.topology.allowed) > 1:
         return draft.config.busy_poll_ns
-    draft.clamp(PlacementPart.SPIN, "on its only CPU the loop has to sleep, so that others can run")
+    draft.clamp(PlacementPart.SPIN, "no busy polling on the only CPU: other threads need it")
     return 0

@@ -8,7 +8,7 @@ import select
 import socket
 from contextlib import suppress
 
-from purgatoryd.daemon.admission_control import borrowed, peer_pid
+from purgatoryd.daemon.listeners.admission_control import borrowed, peer_pid
 
 _PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
 
@@ -47,11 +47,11 @@ class Processes:
         return _has_ended(pidfd)
 
     def ended(self, limit: int) -> list[int]:
-        """Watched processes that have ended, at most `limit` of them."""
+        """Return watched processes that have ended, at most `limit`."""
         return [pidfd for pidfd, _ in self._ended.poll(0, limit)]
 
     def close(self) -> None:
-        """Give the epoll descriptor back."""
+        """Close the epoll descriptor."""
         self._ended.close()
 
 

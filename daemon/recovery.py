@@ -1,7 +1,7 @@
 """Recover an arena from files: a snapshot, and the WAL's later records.
 
-The files are read from the disk: after a failed sync the page cache has groups that the disk does
-not have.
+The files are read from the disk, not from the page cache, which may have groups that are not on
+disk after a failed sync.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from purgatoryd.shm_layout.wal import (
 )
 
 Make = Callable[[Mapping[str, Any]], Arena]
-"""Makes a fresh arena that has space for one of these sizes (fields of struct pg_config)."""
+"""Makes a new arena at least of these sizes (fields of struct pg_config)."""
 Clock = Callable[[Walk], tuple[int, int, int]]
-"""From where a walk ended: now and the shift of all times (arena's clock), and the wall offset."""
+"""Returns, from the end of a walk, now and the shift of all times (arena's clock), and the wall
+offset."""
 Step = Callable[[str], None]
-"""Is given a text for the next step: one step takes bounded time, all of them may take long."""
+"""Called with a text for each step of a long work. A step takes bounded time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How an arena is made of files. With `force`, what comes before a damage counts."""
+    """Parameters of a recovery. With `force`, damaged files are used up to the damage."""
 
     make: Make
     clock: Clock
@@ -52,11 +53,11 @@ class Way:
 
 
 _OF_BLOBS = ("payload_bytes", "watches", "bulk_loads", "bulk_load_blocks")
-_MISSING = "records that were confirmed are missing"
+_MISSING = "confirmed records are missing"
 
 
 def recover(directory: Path, way: Way) -> Arena:
-    """The arena that a WAL describes, from its newest snapshot that can be read.
+    """Return the arena of a WAL, recovered from its newest sound snapshot and the records after it.
 
     Raises WalDamaged, WalMismatch with the first reason, and ArenaTooLarge.
     """
@@ -78,7 +79,7 @@ def recover(directory: Path, way: Way) -> Arena:
         if not older or (lost and not way.force) or is_other_version(error):
             raise
         first = error
-    log.warning(f"{first}; the older snapshot is taken")
+    log.warning(f"{first}; recovering from the older snapshot {older[-1].path.name}")
     try:
         return restored(older[-1])
     except WalError:
@@ -86,19 +87,20 @@ def recover(directory: Path, way: Way) -> Arena:
 
 
 def _of_one_arena(found: Sequence[File], disk: Disk) -> list[File]:
-    """The snapshots of the newest one's arena; one whose header is gone may be of it, too."""
+    """Return the snapshots of the newest one's arena. Snapshots with a damaged header are included:
+    they may belong to it."""
     sound = [file for file in found if has_header(file.path, disk)]
     uuid = uuid_of(sound[-1].path, disk) if sound else b""
     return [file for file in found if file not in sound or uuid_of(file.path, disk) == uuid]
 
 
 def import_file(path: Path, way: Way) -> Arena:
-    """The arena that an export file describes. Raises as recover does."""
+    """Return the arena of an export file. Raises as recover does."""
     return _restore(path, [], replace(way, force=False), 0)
 
 
 def _behind(directory: Path, snapshot: File, way: Way) -> list[Path]:
-    """The segments with the records that come after a snapshot; with `force`, up to a damage.
+    """Return the segments with the records after a snapshot; with `force`, up to a damage.
 
     Raises WalDamaged if the segments belong to another arena: its own snapshot is then missing.
     Damage of older segments is only reported.
@@ -114,7 +116,7 @@ def _behind(directory: Path, snapshot: File, way: Way) -> list[Path]:
         except WalError as error:
             if not way.force:
                 raise
-            log.warning(f"{error}; going on with what is before {file.path.name}")
+            log.warning(f"{error}; recovering only the records before {file.path.name}")
             break
         if own and file.lsn <= snapshot.lsn:
             paths.clear()
@@ -136,22 +138,24 @@ def _warn_of_headers(older: Sequence[File], snapshot: File, disk: Disk) -> None:
 
 
 def _is_own(file: File, uuid: bytes, snapshot_lsn: int, disk: Disk) -> bool:
-    """Whether a segment is of the snapshot's arena; one that is not may only be older."""
+    """Return whether a segment belongs to the snapshot's arena. Raises WalDamaged for a later
+    segment of another arena."""
     own = uuid_of(file.path, disk) == uuid
     if not own and file.lsn > snapshot_lsn:
-        detail = "goes on under another uuid, whose snapshot is gone"
+        detail = "continues under another uuid, whose snapshot is missing"
         raise WalDamaged(str(file.path), detail, 0, file.bytes, file.lsn, 0)
     return own
 
 
 class _NoSpace(Exception):
-    """The parts of a snapshot are of several moments, and together more than was ever there."""
+    """The parts of a snapshot need more space than the arena has: they were written at different
+    times, so together they may hold more than the arena ever did."""
 
 
 def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -> Arena:
-    """The arena of a snapshot and of the segments behind it, rebuilt.
+    """Return the arena of a snapshot and the segments behind it, rebuilt.
 
-    `confirmed`: a record that is known to have been on disk.
+    `confirmed`: the newest record that is known to have been on disk.
     """
     try:
         return _Restore(snapshot, way, 1).run(behind, confirmed)
@@ -160,7 +164,7 @@ def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -
 
 
 class _Restore:
-    """One attempt, in a fresh arena with so many times the space."""
+    """One attempt, in a new arena with `times` the space of the old one."""
 
     def __init__(self, snapshot: Path, way: Way, times: int) -> None:
         self._snapshot = snapshot
@@ -171,7 +175,7 @@ class _Restore:
         self._arena = way.make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
 
     def run(self, behind: Sequence[Path], confirmed: int) -> Arena:
-        """The arena, rebuilt. After an error nothing is mapped any more."""
+        """Return the arena, rebuilt. After an error it is closed."""
         try:
             walk = self._read([self._snapshot], Walk())
             if behind:
@@ -187,15 +191,16 @@ class _Restore:
             raise
 
     def _read_segments(self, paths: Sequence[Path], before: Walk) -> Walk:
-        """Redo segments. Return where their walk ended; `before`, the snapshot's, if not even the
-        first header can be read: a walk that entered no file knows no time."""
+        """Redo segments. Return the walk at its end; if not even the first header can be read,
+        return `before`, the snapshot's walk, because a walk without a file has no time."""
         walk = Walk()
         try:
             return self._read(paths, walk)
         except WalError as error:
             if not self._way.force or is_other_version(error):
                 raise
-            log.warning(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
+            last = self._redo.next_lsn - 1
+            log.warning(f"{error}; recovering only the records up to {last}")
             return walk if walk.struct.bytes else before
 
     def _read(self, paths: Sequence[Path], walk: Walk) -> Walk:
@@ -221,7 +226,8 @@ class _Restore:
             raise WalDamaged(str(path), detail, 0, 0, error.where, walk.lsn) from error
 
     def _refuse_part(self, last: Path, confirmed: int) -> None:
-        """A snapshot was given its name once the WAL had all until its end on disk."""
+        """Raise WalDamaged if confirmed records are missing. A snapshot gets its name once all
+        records up to its end are on disk."""
         redo = self._redo
         confirmed = max(confirmed, int(redo.end_lsn))
         if redo.next_lsn == 0 or redo.next_lsn <= confirmed:
@@ -229,7 +235,8 @@ class _Restore:
 
 
 def _sizes(snapshot: Path, buffer: Buffer) -> dict[str, Any]:
-    """What a snapshot's first record says of its arena, as fields of struct pg_config."""
+    """Return the sizes of a snapshot's arena from its first record, as fields of struct
+    pg_config."""
     config, fault, walk = ffi.new("struct pg_config *"), ffi.new("struct pg_fault *"), Walk()
     walk.enter(snapshot, buffer.read(snapshot, FIRST_BYTES, direct=True))
     for frames, size in walk.groups():
@@ -237,4 +244,4 @@ def _sizes(snapshot: Path, buffer: Buffer) -> dict[str, Any]:
             raise broken(fault)
         fields = ffi.typeof(config).item.fields
         return {n: int(getattr(config, n)) for n, f in fields if f.type.kind == "primitive"}
-    raise WalDamaged(str(snapshot), "holds nothing", 0, 0, 0, 0)
+    raise WalDamaged(str(snapshot), "has no record", 0, 0, 0, 0)

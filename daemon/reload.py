@@ -1,4 +1,4 @@
-"""What a running daemon takes over when its settings are read again, on SIGHUP."""
+"""Reload of a running daemon on SIGHUP."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
-from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
@@ -18,11 +18,12 @@ RELOADED = (
     "log_level", "quota_timers", "quota_bytes", "quota_ops", "uid_share", "placement", "cpus",
     "node", "realtime", "busy_poll_ns",
 )  # fmt: skip
-"""Settings that count at once; the others do from the next start on."""
+"""Settings that a reload applies; the others apply from the next start on."""
 
 
 class Reload:
-    """Each part by itself: one that cannot be read stays as it is, and the log says why."""
+    """Reads settings and tcp keys again. If one of them cannot be read, it stays unchanged and the
+    error is logged; the other is applied."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Reload:
         placement: Placement,
         supervisor: Supervisor,
     ) -> None:
-        """`reread` returns the settings as they are written down now; it may raise."""
+        """`reread` reads the settings again and returns them; it may raise."""
         self._config = config
         self._reread = reread
         self._arena = arena
@@ -42,13 +43,13 @@ class Reload:
         self._supervisor = supervisor
 
     def __call__(self) -> None:
-        """Reads settings and the list of keys for tcp, and looks at the host's CPUs again."""
+        """Read the settings and the list of tcp keys, and decide the placement again."""
         self._supervisor.reloading()
         for name, part in (("settings", self._settings), ("keys", self._sockets.read_keys)):
             try:
                 part()
             except PurgatorydError as error:
-                log.error(f"{error}; the {name} stay as they are")
+                log.error(f"{error}; the {name} are unchanged")
         self._placement.again(self._arena, self._config)
         gc.collect()  # the collector is off, and parsing leaves cycles
         self._supervisor.ready()
@@ -61,6 +62,6 @@ class Reload:
         self._arena.set_uid_share(found.uid_share)
         names = [field.name for field in fields(Config)]
         later = [name for name in names if getattr(found, name) != getattr(self._config, name)]
-        log.info("the settings were read again")
+        log.info("settings reloaded")
         if later:
-            log.warning(f"counts from the next start on: {', '.join(later)}")
+            log.warning(f"changed settings that apply from the next start on: {', '.join(later)}")

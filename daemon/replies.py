@@ -1,5 +1,4 @@
-"""What is reported to the WAL about answers to batches: when they were there, and with the
-socket."""
+"""REPLIED records of the WAL: when answers to batches were complete, and when they were sent."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _HEAD = struct.Struct("<6xHQQ6xH")  # message, session, sequence, error of a str
 
 @dataclass(slots=True)
 class _Run:
-    """Answers to batches of one session that follow one another."""
+    """Answers to successive batches of one session."""
 
     first: int
     count: int
@@ -25,18 +24,19 @@ class _Run:
 
 
 class Replies:
-    """Answers that no record tells of yet; those of a session share one."""
+    """Answers without a record. Successive answers of a session share a record."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._runs: dict[int, _Run] = {}
-        self._ended: deque[tuple[int, _Run]] = deque()  # the session got others since
+        self._ended: deque[tuple[int, _Run]] = deque()
+        """Runs that are complete: a later answer of the session did not continue them."""
 
     def __bool__(self) -> bool:
         return bool(self._runs or self._ended)
 
     def add(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """Takes note of an answer that the socket has; of reads and refusals none is taken."""
+        """Note an answer that the socket has. Answers to reads, and refusals, are ignored."""
         message, session, sequence, error = _HEAD.unpack_from(reply)
         if message != Message.BATCH or error:
             return
@@ -50,7 +50,7 @@ class Replies:
         self._runs[session] = _Run(sequence, 1, built_boot_ns, handed_boot_ns)
 
     def append(self) -> None:
-        """Appends the records, as far as there is space; the others wait for the next time."""
+        """Append the records for which the WAL buffer has space; the others wait."""
         self._ended += self._runs.items()
         self._runs.clear()
         while self._ended and not self._arena.wal_buffer_full:
@@ -60,6 +60,6 @@ class Replies:
             )
 
     def forget(self) -> None:
-        """No record will tell of them: the WAL has stopped."""
+        """Drop all: the WAL has stopped."""
         self._runs.clear()
         self._ended.clear()

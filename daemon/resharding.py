@@ -1,15 +1,14 @@
-"""Resharding: a deployment's namespaces are divided among another number of shards while none runs.
+"""Resharding: move the namespaces of a deployment to another number of shards, while none runs.
 
-Next to the arenas of this shard generation those of the next one are made, under names of their
-own. The routing table is the switch. Before it is written the next shard generation does not count:
-a start throws away what there is of it and begins again. Once it is written the old one does not
-count any more, and what is left of it goes. So whatever a start finds, one shard generation is
-whole.
+The arenas of the next shard generation are created next to the current ones, under names of their
+own. Writing the routing table is the commit point. Before it, a start removes the unfinished next
+shard generation and begins again; after it, a start removes the rest of the old shard generation.
+So one shard generation is always complete.
 
-Nothing of the old shard generation is changed before the switch, so a refusal leaves all as it was.
+The old shard generation is not changed before the commit point, so after an error it goes on.
 
-A daemon without shards is resharded as the one shard of the generation before the first. Its lock
-is that of the deployment, and of what it has nothing but the arena goes.
+A daemon without shards is resharded as the only shard of shard generation 0. Its lock is that of
+the deployment, and only its arena is removed.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.daemon.store import (
     Opening,
+    commit_once,
     core_config,
     create_arena,
     owned,
@@ -55,36 +55,36 @@ from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.predecessors import Predecessors, write_predecessors
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
 from purgatoryd.shm_layout.status_file import StatusFile
-from purgatoryd.shm_layout.wal import GroupCommit, Walk, has_header, segments, uuid_of
+from purgatoryd.shm_layout.wal import Walk, has_header, segments, uuid_of
 
 
 @dataclass(frozen=True)
 class Resharding:
-    """How a deployment is resharded; the caller holds its lock, and no shard of it runs."""
+    """Parameters of a resharding. The caller holds the deployment's lock, and no shard runs."""
 
     config: Config
-    """Of the deployment; each shard runs with it under a name of its own."""
+    """Settings of the deployment. Each shard has the same ones, with a name of its own."""
     directory: Path
-    """Where the sockets and locks are."""
+    """Folder of sockets and locks."""
     write: Callable[[ShardTable], None]
-    """Makes a table the one that counts, durably."""
+    """Writes the routing table durably, which is the commit point."""
     step: Step = lambda _: None
-    """Is notified of each step."""
+    """Called with each step."""
     as_restored: bool = False
     """WALs may be copies."""
 
     def opening(self, table: ShardTable, shard: int) -> Opening:
-        """How the arena of a shard is opened. Raises InvalidName, BadPath."""
+        """Return the parameters for opening the arena of a shard. Raises InvalidName, BadPath."""
         name = table.daemon(shard)
         config = replace(self.config, name=name, shard=shard, shards=table.count)
         return Opening(config, paths_in(self.directory, name), step=self.step)
 
 
 def settle(resharding: Resharding, table: ShardTable, count: int) -> ShardTable:
-    """The table under which `count` shards may run: this one, or the next shard generation's.
+    """Return the table for `count` shards: this one, or that of the next shard generation.
 
-    What an earlier call left behind when it was cut off is cleared away first. Raises StartError,
-    ArenaError and WalError for what cannot be opened, resharded or placed: then all is as it was.
+    Files that an interrupted call left are removed first. Raises StartError, ArenaError and
+    WalError if an arena cannot be opened, merged or created; the deployment is then unchanged.
     """
     _clear(resharding, table)
     if table.shard_generation != ALONE and table.count == count:
@@ -125,18 +125,18 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
 
 
 def _born(arena: Arena | None) -> dict[str, Placement]:
-    """The namespaces of a daemon alone: no table has them."""
+    """Return the namespaces of a daemon without shards, which are in no routing table."""
     found = arena.namespaces_of_users() if arena is not None else ()
     return {n.name: Placement(n.name, (0,), n.created_uid) for n in found}
 
 
-# ---- what there is ---------------------------------------------------------------------------
+# ---- the current shard generation ------------------------------------------------------------
 
 
 def _sources(
     resharding: Resharding, old: ShardTable, held: contextlib.ExitStack
 ) -> Iterator[Arena | None]:
-    """The arenas of all shards, locked and rebuilt; None: a shard that never had anything."""
+    """Yield the arenas of all shards, locked and rebuilt; None for a shard that has no arena."""
     for shard in range(old.count):
         opening = resharding.opening(old, shard)
         if old.shard_generation != ALONE:
@@ -150,7 +150,7 @@ def _sources(
 def _records(
     resharding: Resharding, old: ShardTable, sources: Sequence[Arena | None]
 ) -> dict[str, int]:
-    """Whose records are in their WALs, by uuid: up to which one the arenas have them."""
+    """Return, by the uuid of each source with a WAL, the last record that its arena contains."""
     upto = {}
     for shard, arena in enumerate(sources):
         wal = resharding.opening(old, shard).wal
@@ -163,7 +163,7 @@ def _records(
 def _routes(
     old: ShardTable, new: ShardTable, shard: int, found: Mapping[str, NamespaceStats]
 ) -> dict[str, Route]:
-    """Where what `shard` has goes to. Raises Unplaceable."""
+    """Return the route of each namespace of a shard. Raises Unplaceable."""
     return {
         name: route
         for name, detail in found.items()
@@ -174,9 +174,10 @@ def _routes(
 def _route(
     old: ShardTable, new: ShardTable, shard: int, name: str, found: NamespaceStats
 ) -> Route | None:
-    """None: it is not this shard's, and has nothing there.
+    """Return the route of a namespace; None if it belongs to another shard and is empty here.
 
-    What a daemon tells of itself is in no table, and goes on where its place is now.
+    Reserved namespaces are in no table. The notices of shard N move to shard N modulo the new
+    number of shards.
     """
     if is_reserved(name):
         return Route((shard % new.count,), fresh_topics=True)
@@ -184,17 +185,17 @@ def _route(
     if was is None or shard not in was.shards:
         if found.empty:
             return None
-        raise Unplaceable(name, f"is in shard {shard}, of which the routing table says nothing")
+        raise Unplaceable(name, f"is in shard {shard}, but the routing table has it elsewhere")
     if found.parked:
         where = f"the WAL of {old.daemon(shard)}"
         raise Unplaceable(name, f"has parked timers: their payloads are in {where}")
     if was.partitions > 1 and (found.operations or found.outcomes or found.watermarks):
-        raise Unplaceable(name, "has operations or watch keys, and its keys are divided")
+        raise Unplaceable(name, "has operations or watch keys, and is partitioned")
     return Route(new.placements[name].shards, fresh_topics=was.partitions > 1)
 
 
 def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, NamespaceStats]]) -> None:
-    """Parts of one namespace may meet in one arena."""
+    """Raise Unplaceable if parts of a namespace have different settings: they may be merged."""
     for name, was in old.placements.items():
         shards = [shard for shard in sorted({*was.shards}) if name in have[shard]]
         for shard in shards[1:]:
@@ -212,7 +213,8 @@ def _made(
     sources: Sequence[tuple[Arena, Mapping[str, Route]]],
     predecessors: Predecessors,
 ) -> Iterator[dict[str, NamespaceStats]]:
-    """Makes the arenas of the next shard generation, one after the other; what each of them has."""
+    """Create the arenas of the next shard generation one after the other. Yield the namespace
+    statistics of each."""
     arenas = [arena for arena, _ in sources]
     same = _identity(resharding.config, arenas)
     for shard in range(new.count):
@@ -233,8 +235,8 @@ def _made(
 
 
 def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
-    """Fields of struct pg_config that the arenas of a shard generation have in common, and if
-    possible with those before: subscribers go on in a stream whose id stays."""
+    """Return the fields of struct pg_config that all arenas of a shard generation share. The stream
+    id stays if all sources have the same one, so that subscribers continue their stream."""
     headers = [arena.header for arena in sources]
     streams = {int(header.stream_id) for header in headers}
     same = {"stream_id": streams.pop() if len(streams) == 1 else HOST.random_bits(63) | 1}
@@ -248,17 +250,14 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
 def _finished(
     arena: Arena, opening: Opening, predecessors: Predecessors
 ) -> dict[str, NamespaceStats]:
-    """Rebuilt, checked, and with a WAL so begun that it can be recovered from."""
+    """Rebuild and check a merged arena, begin its WAL, and place it. Return its statistics."""
     virtual = opening.config.clock == "virtual"
     arena.rebuild(int(arena.header.now_ns) if virtual else HOST.boot_ns())
     arena.check()
     if opening.wal is not None:
         write_predecessors(opening.wal, predecessors)
         save_snapshot(arena, opening.wal, opening.host, opening.step)
-        end = Walk.before(arena)
-        GroupCommit(
-            arena, opening.wal, opening.config.wal_segment_bytes, end, threaded=False
-        ).close()
+        commit_once(arena, opening, Walk.before(arena))
     arena.set_state(ArenaState.READY)
     place(arena, opening)
     return namespace_stats(arena)
@@ -270,7 +269,7 @@ def _verify(
     routes: Sequence[Mapping[str, Route]],
     made: Sequence[Mapping[str, NamespaceStats]],
 ) -> None:
-    """All that went is there, once. Raises ArenaBroken."""
+    """Check that the new arenas contain everything exactly once. Raises ArenaBroken."""
     before = _total(
         {n: c for n, c in found.items() if n in r} for found, r in zip(have, routes, strict=True)
     )
@@ -282,7 +281,7 @@ def _verify(
             for one in (before, after)
         )
         if was != now:
-            detail = f"what namespace {name!r} has is not what it had"
+            detail = f"namespace {name!r} differs after the merge"
             raise ArenaBroken("reshard", detail, 0, was.digest, now.digest)
 
 
@@ -295,17 +294,17 @@ def _total(parts: Iterable[Mapping[str, NamespaceStats]]) -> dict[str, Namespace
 
 
 def _comparable(found: NamespaceStats, *, fresh_topics: bool) -> NamespaceStats:
-    """What has to stay the same: of a partitioned namespace each part has topics of its own, and
-    learns all of a bulk load."""
+    """Return the figures that a resharding must not change. In a partitioned namespace the numbers
+    of topics and bulk loads change, because each part has its own."""
     return replace(found, topics=0, streams=0, bulk_loads=0) if fresh_topics else found
 
 
-# ---- clearing away ------------------------------------------------------------------------------
+# ---- removal ------------------------------------------------------------------------------------
 
 
 def _clear(resharding: Resharding, table: ShardTable) -> None:
-    """Of the shard generations before and after the one that counts nothing stays but the WALs of
-    those before: who ships them may not be done."""
+    """Remove the shard generations before and after the current one. The WALs of the earlier one
+    stay, because they may not have been shipped yet."""
     _refuse_later(resharding, table)
     if table.shard_generation == ALONE + 1:
         _clear_alone(resharding, table)
@@ -319,7 +318,7 @@ def _clear(resharding: Resharding, table: ShardTable) -> None:
 
 
 def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
-    """A daemon without shards, whose place these took. Raises BadPath if they did not."""
+    """Remove the arena of a daemon that became these shards. Raises BadPath if it did not."""
     paths = paths_in(resharding.directory, table.name)
     with owned(Opening(resharding.config, paths)):
         _clear_arena_alone(resharding, table, paths)
@@ -331,24 +330,24 @@ def _clear_arena_alone(resharding: Resharding, table: ShardTable, paths: Paths) 
             _stream(one.paths.arena) for one in _left(resharding, table)
         }:
             reason = (
-                f"holds timers of a daemon {table.name!r} without shards, which the shards of that "
-                "name do not have: start them under another name, or remove it"
+                f"holds timers of a daemon {table.name!r} without shards, which its shards do not "
+                "have: start the shards under another name, or remove this file"
             )
             raise BadPath(str(shm.MOUNT / paths.arena[1:]), reason)
-        resharding.step(f"clearing {table.name} away")
+        resharding.step(f"removing {table.name}")
     remove_arena(paths)
 
 
 def _stream(arena: str) -> int | None:
-    """In which the notices of an arena are; those of its successors go on in it. None: there is
-    none."""
+    """Return the stream id of an arena, which its successors may continue; None if there is no
+    arena."""
     with contextlib.suppress(ArenaMissing), contextlib.closing(HeaderView(arena)) as view:
         return view.stream_id
     return None
 
 
 def _left(resharding: Resharding, table: ShardTable) -> Iterator[Opening]:
-    """Of the shards of this generation that left anything; a name that is too long had none."""
+    """Yield the parameters of each shard of this generation that left files."""
     begin = f"{table.name}-{table.shard_generation}-"
     places = [
         (resharding.directory, begin, ""),
@@ -363,14 +362,16 @@ def _left(resharding: Resharding, table: ShardTable) -> Iterator[Opening]:
 
 
 def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
-    """In the names of files there, between these two; anything may follow behind a dot."""
+    """Yield the shard numbers in file names that consist of `begin`, a number, `end`, and possibly
+    a dot with further characters."""
     name = re.compile(rf"{re.escape(begin)}([0-9]+){re.escape(end)}(?:\..*)?")
     found = (name.fullmatch(path.name) for path in folder.glob("*"))
     return (int(one[1]) for one in found if one)
 
 
 def _refuse_later(resharding: Resharding, table: ShardTable) -> None:
-    """An unfinished shard generation has no daemons, so one that had is of a later table."""
+    """Raise WalMismatch if daemons have used the next shard generation: this table is outdated
+    then, because an unfinished shard generation has no daemons."""
     for opening in _left(resharding, replace(table, shard_generation=table.shard_generation + 1)):
         if opening.wal is not None and _used(opening.wal):
             shard_generation = table.shard_generation
@@ -380,7 +381,7 @@ def _refuse_later(resharding: Resharding, table: ShardTable) -> None:
 
 
 def _used(wal: Path) -> bool:
-    """Whether a daemon has written a record there."""
+    """True if a daemon has written a record to this WAL."""
     found = segments(wal)
     if len(found) != 1:
         return bool(found)
@@ -399,18 +400,18 @@ def _clear_shard_generation(resharding: Resharding, table: ShardTable, *, wals: 
 
 
 def _clear_daemon(resharding: Resharding, opening: Opening, wals: bool) -> None:
-    """The locks that the caller has taken."""
+    """Remove the files of a shard. The caller has the locks."""
     if shm.exists(opening.paths.arena):
-        resharding.step(f"clearing {opening.config.name} away")
+        resharding.step(f"removing {opening.config.name}")
     remove_arena(opening.paths)
     if wals and opening.wal is not None and opening.wal.exists():
-        resharding.step(f"clearing the WAL of {opening.config.name} away")
+        resharding.step(f"removing the WAL of {opening.config.name}")
         shutil.rmtree(opening.wal)
     _clear_files(opening.paths)
 
 
 def _clear_files(paths: Paths) -> None:
-    """Nobody starts a daemon of this name again, so its lock is of no use either."""
+    """Remove sockets, lock file and status file: no daemon will have this name again."""
     for path in (paths.cmd, paths.pub, paths.admin, paths.lock):
         path.unlink(missing_ok=True)
     StatusFile(paths.directory, paths.name).remove()

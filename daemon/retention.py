@@ -1,8 +1,8 @@
-"""Which files of a WAL may go.
+"""Removal of WAL files.
 
-Recovery needs the two newest snapshots and every segment from the older one's start on.
-Beyond that, readers keep segments by retention holds, and settings keep them for an age or a size.
-Only the oldest ones go, so what stays has no hole.
+Recovery needs the two newest snapshots and every segment from the start of the older one on.
+Further segments are kept by retention holds of readers, and by settings for age and size. Only the
+oldest segments are removed, so the others have no gap.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ SNAPSHOTS_KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The settings; 0 = no more than recovery and retention holds need."""
+    """Settings of the retention; 0 = keep only what recovery and retention holds need."""
 
     age_ns: int
     bytes: int
 
 
 def needed_lsn(found: Sequence[File]) -> int:
-    """The first record that recovery from these snapshots may need."""
+    """Return the first record that a recovery from these snapshots may need."""
     retained = found[-SNAPSHOTS_KEPT:]
     return retained[0].lsn if retained else 0
 
 
 def bytes_from(files: Sequence[File], lsn: int) -> int:
-    """Bytes of the segments that hold record `lsn` or later ones."""
+    """Return the bytes of the segments that contain record `lsn` or later ones."""
     return sum(file.bytes for file, end in _with_ends(files) if end > lsn)
 
 
 def over_cap(files: Sequence[File], holds: Iterable[RetentionHold]) -> list[RetentionHold]:
-    """Retention holds that hold back more than they may."""
+    """Return the retention holds that hold back more bytes than their caps allow."""
     return [
         hold
         for hold in holds
@@ -49,9 +49,9 @@ def over_cap(files: Sequence[File], holds: Iterable[RetentionHold]) -> list[Rete
 def removable(
     files: Sequence[File], needed: int, holds: Iterable[RetentionHold], keep: Keep, wall_ns: int
 ) -> list[File]:
-    """The segments that nobody needs, oldest first; the newest one always stays.
+    """Return the segments that may be removed, oldest first; the newest one always stays.
 
-    `needed`: the first record for recovery; `wall_ns`: now, to compare with the files' times.
+    `needed`: the first record that recovery needs. `wall_ns`: the wall time now.
     """
     needed = min([needed, *(hold.lsn for hold in holds if not hold.dropped)])
     gone = []
@@ -64,8 +64,8 @@ def removable(
 
 
 def _with_ends(files: Sequence[File]) -> list[tuple[File, int]]:
-    """Each segment with the first record behind it; nothing is behind the newest one."""
-    ends = [*(file.lsn for file in files), 2**64][1:]  # none without a segment
+    """Return each segment with the first record behind it, 2**64 for the newest one."""
+    ends = [*(file.lsn for file in files), 2**64][1:]  # empty if there is no segment
     return list(zip(files, ends, strict=True))
 
 
@@ -73,15 +73,15 @@ def _with_ends(files: Sequence[File]) -> list[tuple[File, int]]:
 
 
 def is_untidy(directory: Path, keep: Keep, host: Host = HOST) -> bool:
-    """True if tidy() would have something to do."""
+    """Return True if tidy() would remove a file or drop a retention hold."""
     holds = read_holds(directory, host.disk).values()
     held = over_cap(segments(directory, host.disk), holds)
     return bool(held or _gone(directory, holds, keep, host))
 
 
 def tidy(directory: Path, keep: Keep, host: Host = HOST) -> list[RetentionHold]:
-    """Drops retention holds over their caps, removes what nobody needs; returns the dropped
-    ones."""
+    """Drop retention holds over their caps, and remove files that are not needed. Return the
+    dropped holds."""
     disk = host.disk
     with changing_holds(directory, disk) as holds:
         dropped = over_cap(segments(directory, disk), holds.values())

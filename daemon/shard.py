@@ -1,4 +1,4 @@
-"""One shard of a deployment: an ordinary daemon in a process of its own, and its lifecycle."""
+"""The process of one shard, which runs an ordinary daemon, and its lifecycle."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.status_file import Cause, StatusFile, Trouble
 
 PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
-"""Before a shard that ended is started again; it doubles with every end."""
+"""Pause before a shard is restarted. It doubles with every failure, up to the maximum."""
 STEADY_NS = 60_000_000_000
-"""After so long as ready its earlier ends count no more."""
+"""A shard that was ready for this long has its earlier failures forgotten."""
 ENDS_MAX = 8
-"""After so many ends in a row a shard is crash-looping, and not restarted until SIGHUP."""
+"""Failures in a row after which a shard is crash-looping. It is not restarted until SIGHUP."""
 UNANSWERED_PINGS_MAX = 10
-"""So often, about a second apart, a shard may be found to owe an answer before it is killed.
-Heartbeats are counted, not time: while the machine sleeps nobody can answer."""
+"""Heartbeat periods without a reply to a ping after which a shard is killed. Periods are counted
+instead of time, because no process can reply while the machine sleeps."""
 SLOW_PINGS = 2
-"""One that owes an answer for more heartbeats does not serve as it should."""
+"""Heartbeat periods without a reply after which a shard counts as silent."""
 STALLED_HEARTBEATS_MAX = STEP_NS // 1_000_000_000
-"""One whose start gets no further for so many heartbeats is killed."""
+"""Heartbeat periods without progress after which a shard that starts is killed."""
 _SAID_MAX = 65_536
 _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -48,12 +48,12 @@ class State(enum.StrEnum):
     """What a shard is doing."""
 
     DOWN = "down"
-    """Its process is not there, and will be started."""
+    """There is no process; it will be restarted."""
     STARTING = "starting"
     READY = "ready"
     CRASH_LOOPING = "crash-looping"
     ENDED = "ended"
-    """Its process is not there, as requested."""
+    """The process has ended as requested."""
 
 
 MOVES: Mapping[State, frozenset[State]] = {
@@ -63,11 +63,11 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.CRASH_LOOPING: frozenset({State.DOWN, State.ENDED}),
     State.ENDED: frozenset({State.DOWN}),
 }
-"""Where each state may go."""
+"""The states that may follow each state."""
 
 
 class Shard:
-    """The process of one shard, as the one that runs it sees it. Times are CLOCK_BOOTTIME."""
+    """The process of one shard, from the supervisor's side. Times are CLOCK_BOOTTIME."""
 
     def __init__(
         self,
@@ -80,20 +80,20 @@ class Shard:
         self.name = paths.name
         self.state = State.DOWN
         self.code = 0
-        """How its process ended last."""
-        self.again_ns = 0
-        """When it is to be started, while it is down."""
+        """Exit code of the last process."""
+        self.restart_at_ns = 0
+        """Boot time of the next restart attempt; meaningful only in state DOWN."""
         self.unanswered_pings = 0
-        """So many heartbeats ago it was asked for a sign, as it had shown none; it still owes
-        it."""
+        """Heartbeat periods since a ping was sent without a reply."""
         self.stalled_heartbeats = 0
-        """So many heartbeats ago its start got further."""
-        self._moved_boot_ns = 0
-        """When that was, or its loop's last heartbeat, by what it wrote down; 0 = nothing yet."""
+        """Heartbeat periods since startup last made progress."""
+        self._progress_boot_ns = 0
+        """Time of the last progress that the shard has recorded: of its start in the status file,
+        of its loop in the arena header; 0 = none yet."""
         self.starts = 0
-        """How often its process was started."""
-        self._why = ""
-        """What its arena said at the last heartbeat of how it does; "" = it does well."""
+        """Number of processes started."""
+        self._degraded_reason = ""
+        """Reason from the arena header at the last heartbeat; empty if healthy."""
         self._paths = paths
         self._command = command
         self._context = context
@@ -105,66 +105,67 @@ class Shard:
         self._ready_ns = 0
         self._arena: HeaderView | None = None
         self._reload = 0
-        """How often it was asked to read its settings again."""
+        """Number of the newest reload request."""
         self._reloaded = 0
-        """Up to which of these it has."""
-        self._stale = False
-        """It may have read its settings before they were to be read again."""
+        """Number of the newest reload request that the shard has completed."""
+        self._reload_missed = False
+        """The shard may have started before the reload request reached it."""
 
     def enter(self, state: State) -> None:
-        """Moves to `state`; the table must have the move."""
+        """Move to `state`. Raises AssertionError if `MOVES` does not allow it."""
         if state not in MOVES[self.state]:
             raise AssertionError(f"no move from {self.state} to {state}")
         self.state = state
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 = there is none."""
+        """Process id; 0 = there is no process."""
         return self._process.pid if self._process else 0
 
     @property
     def serves(self) -> bool:
-        """True while it is ready and answers."""
+        """True while the shard is ready and answers pings."""
         return self.state is State.READY and self.unanswered_pings <= SLOW_PINGS
 
     @property
     def hangs(self) -> str:
-        """Why it is to be killed, in words; "" = it moves, or owes no sign of that."""
+        """Reason to kill the process, in words; empty = none."""
         if self.unanswered_pings >= UNANSWERED_PINGS_MAX:
             return "does not answer"
         return (
-            "gets no further in its start"
+            "makes no progress in its start"
             if self.stalled_heartbeats >= STALLED_HEARTBEATS_MAX
             else ""
         )
 
     @property
     def moves(self) -> bool:
-        """Whether it had got further at the last heartbeat: its start, its loop, or its end."""
+        """True if the process had made progress at the last heartbeat: its start, loop or end."""
         return self._process is not None and not (self.unanswered_pings or self.stalled_heartbeats)
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why it does not serve as it should; None = it does, or has ended as requested."""
+        """Why the shard does not serve as it should; None = it does, or has ended as requested."""
         if self.state is State.CRASH_LOOPING:
-            text = f"{self.name} is crash-looping, and is not restarted"
+            text = f"{self.name} is crash-looping: {ENDS_MAX} failures in a row; not restarted"
             return Trouble(Cause.CRASH_LOOPING, text)
         if self.state in (State.DOWN, State.STARTING):
-            return Trouble(Cause.RESTARTING, f"{self.name} ended, and is started again")
+            return Trouble(Cause.RESTARTING, f"{self.name} has ended and is being restarted")
         if self.unanswered_pings > SLOW_PINGS:
             return Trouble(Cause.SILENT, f"{self.name} does not answer")
-        return Trouble(Cause.DEGRADED, f"{self.name}: {self._why}") if self._why else None
+        reason = self._degraded_reason
+        return Trouble(Cause.DEGRADED, f"{self.name}: {reason}") if reason else None
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors that become readable when it has said something, answered, or ended."""
+        """Descriptors that become readable when the process has written, answered or ended."""
         if self._process is None:
             return []
         news = self._said_fd if self._admin is None else int(self._admin.get(zmq.FD))
         return [self._watch, news]
 
     def start(self) -> None:
-        """Starts its process. Raises OSError, and then there is none."""
+        """Start the process. Raises OSError; then there is no process."""
         self.enter(State.STARTING)
         self.starts += 1
         environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_MANAGER}
@@ -188,26 +189,26 @@ class Shard:
         return self._process.stdout.fileno()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to its process, if there is one."""
+        """Send a signal to the process, if there is one."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Has its process end, after what it was asked before."""
+        """Request the process to end, after its earlier requests."""
         if self._admin is None:
             self.signal(signal.SIGTERM)
         else:
             self.send(wire.encode_frame(Message.STOP))
 
     def send(self, request: bytes) -> None:
-        """Sends a request on its admin socket, if it is ready; nobody waits for the answer."""
+        """Send a request to the admin socket of a ready shard, without waiting for the reply."""
         if self._admin is not None:
             with suppress(zmq.Again):
                 self._admin.send(request, zmq.NOBLOCK)
 
     def heartbeat(self) -> None:
-        """Looks how it does. One that is ready is asked for a sign of its loop only if its arena
-        has none: to ask wakes both."""
+        """Look at the shard's progress. A ready shard gets a ping only if its arena header shows no
+        progress, because a ping wakes both processes."""
         if self.state is State.STARTING:
             self.stalled_heartbeats = (
                 0 if self._moved(self._written_boot_ns()) else self.stalled_heartbeats + 1
@@ -215,7 +216,7 @@ class Shard:
         elif self._admin is not None:
             if self._arena is None or self._arena.retired:
                 self._attach()
-            self._why = in_words(self._arena.why) if self._arena else ""
+            self._degraded_reason = in_words(self._arena.why) if self._arena else ""
             self._look_at_loop()
 
     def _attach(self) -> None:
@@ -235,42 +236,43 @@ class Shard:
         self.unanswered_pings += 1
 
     def _written_boot_ns(self) -> int:
-        """When its start got further, by its file; 0 = it has none yet."""
+        """Return the time of the start's last progress from the status file; 0 = no file yet."""
         with suppress(OSError, TableBroken, PermissionDenied):
             return int(StatusFile(self._paths.directory, self.name).header.heartbeat_boot_ns)
         return 0
 
     def _moved(self, at_boot_ns: int) -> bool:
-        """Whether its last move is another one than at the heartbeat before."""
-        before, self._moved_boot_ns = self._moved_boot_ns, at_boot_ns
+        """Return whether there was progress since the previous heartbeat."""
+        before, self._progress_boot_ns = self._progress_boot_ns, at_boot_ns
         return at_boot_ns != before
 
     def _ping(self) -> None:
         self.send(wire.encode_frame(Message.PING, sequence=self._reload))
 
     def reload(self) -> None:
-        """Has it read its settings again; one that starts does so once it is ready."""
-        self._stale = self.state is State.STARTING
+        """Request the shard to read its settings again; a shard that starts gets the request once
+        it is ready."""
+        self._reload_missed = self.state is State.STARTING
         if self.state is State.READY:
             self._reload += 1
             self.signal(signal.SIGHUP)
-            self._ping()  # the answer comes after the reload
+            self._ping()  # the reply follows the reload
 
     @property
     def reloads(self) -> bool:
-        """True while it has not read its settings again. One that hangs is not waited for."""
+        """True until a requested reload is complete. A hanging shard does not count."""
         waits = self.state is State.READY and not self.hangs
         return waits and self._reloaded < self._reload
 
-    # ---- what it does by itself ------------------------------------------------------------
+    # ---- events of the process -----------------------------------------------------------------
 
     def said_ready(self, now_ns: int) -> bool:
-        """True once, when it says that clients can reach it."""
+        """Return True once, when the process reports that clients can reach it."""
         if self.state is not State.STARTING or not self._reads_ready():
             return False
         try:
             self._admin = self._context.socket(zmq.DEALER)
-        except zmq.ZMQError:  # no descriptor is free: the next look tries again
+        except zmq.ZMQError:  # no descriptor is free: the next iteration tries again
             return False
         self.enter(State.READY)
         self._ready_ns = now_ns
@@ -279,7 +281,7 @@ class Shard:
         self._admin.set(zmq.SNDHWM, 0)
         self._admin.connect(self._paths.admin_endpoint)
         self._attach()
-        if self._stale:
+        if self._reload_missed:
             self.reload()
         return True
 
@@ -289,7 +291,7 @@ class Shard:
         return self._said.startswith(b"ready") and self._said.endswith(b"\n")
 
     def receive(self) -> None:
-        """Takes the answers that have come."""
+        """Receive all replies that have arrived."""
         while self._admin is not None:
             try:
                 reply = wire.decode_reply(self._admin.recv(zmq.NOBLOCK))
@@ -302,7 +304,10 @@ class Shard:
                 log.error(f"{self.name} refused a request: {reply.refusal()}")
 
     def ended(self, now_ns: int, *, requested: bool) -> bool:
-        """True once, when its process has ended; it is down then, or what else became of it."""
+        """Return True once, when the process has ended, and move to the state that follows.
+
+        `requested`: the end was requested, so exit code 0 is no failure.
+        """
         if self._process is None or (code := self._process.poll()) is None:
             return False
         self.code = code
@@ -314,23 +319,22 @@ class Shard:
         return True
 
     def failed(self, now_ns: int) -> None:
-        """Its process is not there, against all wishes: it is down for a while, or
-        crash-looping."""
+        """Note that the process ended unexpectedly or could not be started: the shard is down until
+        a restart, or crash-looping."""
         steady = self.state is State.READY and now_ns - self._ready_ns >= STEADY_NS
         self._ends = 1 if steady else self._ends + 1
-        self.again_ns = now_ns + min(PAUSE_MAX_NS, PAUSE_NS * 2 ** (self._ends - 1))
+        self.restart_at_ns = now_ns + min(PAUSE_MAX_NS, PAUSE_NS * 2 ** (self._ends - 1))
         self.enter(State.DOWN if self._ends < ENDS_MAX else State.CRASH_LOOPING)
 
     def try_again(self, now_ns: int) -> None:
-        """Forgets its earlier ends; one that ended or was crash-looping is down, to be started
-        now."""
+        """Forget earlier failures, and let a shard that ended or is crash-looping restart now."""
         self._ends = 0
-        self.again_ns = now_ns
+        self.restart_at_ns = now_ns
         if self.state in (State.CRASH_LOOPING, State.ENDED):
             self.enter(State.DOWN)
 
     def wait(self) -> None:
-        """Returns when its process, if there is one, has ended."""
+        """Wait until the process, if there is one, has ended."""
         if self._process is not None:
             self._process.wait()
             self._clean_up()

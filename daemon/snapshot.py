@@ -1,8 +1,8 @@
 """Snapshots of an arena: the file, and the process that writes it while the daemon runs.
 
-That process also removes what nobody needs, so that the daemon's loop never waits for a file.
-The arena changes meanwhile: the snapshot counts once the WAL has all that happened until
-its end on disk, and only then it takes its name.
+That process also removes files that are not needed, so that the loop never waits for a file. The
+arena changes while the snapshot is written. So the snapshot gets its name only once all records up
+to its end are on disk.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def saving(
 ) -> Iterator[int]:
     """Write a snapshot into a WAL's folder, in steps. Raises WalUnwritable.
 
-    Yields once, with the record that must be on disk before the caller goes on: then the snapshot
-    takes its name. `quiet`: nobody changes the arena meanwhile, and nothing is yielded. `step` is
-    notified that the snapshot is written, and again at least once for each PORTION.
+    Yields once, the record that must be on disk before the caller continues; then the snapshot gets
+    its name. `quiet`: the arena does not change meanwhile, and nothing is yielded. `step` is called
+    at the beginning, and at least once for each PORTION.
     """
     disk, temporary = host.disk, directory / TEMPORARY
     moved = partial(step, "writing a snapshot")
@@ -57,13 +57,13 @@ def saving(
 def save_snapshot(
     handle: Handle, directory: Path, host: Host = HOST, step: Step = lambda _: None
 ) -> None:
-    """Write a snapshot of an arena that nobody changes meanwhile. Raises WalUnwritable."""
+    """Write a snapshot of an arena that does not change meanwhile. Raises WalUnwritable."""
     for _ in saving(handle, directory, host, step, quiet=True):
         raise AssertionError("nothing to wait for")
 
 
 def save_export(handle: Handle, path: Path, host: Host = HOST) -> None:
-    """Writes a snapshot as a file of that name. Raises WalUnwritable."""
+    """Write a snapshot as an export file. Raises WalUnwritable."""
 
     def write(file: BinaryIO) -> str:
         write_snapshot(handle, file, quiet=True, host=host)
@@ -76,7 +76,7 @@ def save_export(handle: Handle, path: Path, host: Host = HOST) -> None:
 
 
 def try_export(path: Path) -> None:
-    """Raises WalUnwritable if there is no place for an export of that name."""
+    """Raise WalUnwritable if no export file can be written at this path."""
     try:
         try_write(next_to(path))
     except OSError as error:
@@ -84,21 +84,22 @@ def try_export(path: Path) -> None:
 
 
 def tidy_and_tell(directory: Path, keep: Keep, host: Host = HOST) -> None:
-    """Removes what nobody needs, and says which retention holds were dropped."""
+    """Remove files that are not needed, and log which retention holds were dropped."""
     for hold in tidy(directory, keep, host):
         detail = (
-            f"the retention hold {hold.name!r} held back more than {hold.cap_bytes} bytes: dropped"
+            f"dropped the retention hold {hold.name!r}: it held back more than "
+            f"{hold.cap_bytes} bytes"
         )
         log.warning(detail, retention_hold=hold.name)
 
 
 class Child(Protocol):
-    """A process that writes a snapshot and removes what nobody needs."""
+    """A process that writes a snapshot and removes files that are not needed."""
 
     returncode: Any
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
 
     def kill(self) -> None:
         """End it at once."""
@@ -108,7 +109,8 @@ class Child(Protocol):
 
 
 def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> Child:
-    """Start the process: a snapshot if wanted, then what nobody needs goes."""
+    """Start the process. With `snapshot` it writes one; then it removes files that are not
+    needed."""
     arguments = [arena, directory, os.getpid(), keep.age_ns, keep.bytes, int(snapshot)]
     return subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.daemon.snapshot", *map(str, arguments)],
@@ -126,13 +128,13 @@ def _snapshot_process(arena: str, directory: Path, daemon: int) -> None:
 
 
 def leave_the_loop(daemon: int) -> None:
-    """To the CPUs of the daemon's other threads: a child begins on its loop's."""
+    """Move this process to the CPUs of the daemon's other threads: a child starts on the loop's."""
     threads = {int(thread) for thread in os.listdir(f"/proc/{daemon}/task")} - {daemon}
     os.sched_setaffinity(0, os.sched_getaffinity(max(threads)))
 
 
 def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
-    end_with(int(daemon))  # the next one writes the same files
+    end_with(int(daemon))  # the next daemon's process writes the same files
     os.nice(NICENESS)
     log.set_up("warning", name=Path(folder).name)
     directory = Path(folder)
@@ -141,12 +143,13 @@ def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot
         if int(snapshot):
             _snapshot_process(arena, directory, int(daemon))
     except (OSError, PurgatorydError) as error:
-        log.warning(f"the WAL's files: {error}")
+        log.warning(f"a WAL file cannot be read or written: {error}")
         return 1
     try:
         tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
     except (OSError, PurgatorydError) as error:
-        log.warning(f"the WAL's files: {error}")  # the snapshot itself succeeded
+        # exit code 0: the snapshot itself succeeded
+        log.warning(f"a WAL file cannot be read or written: {error}")
     return 0
 
 

@@ -1,23 +1,13 @@
-"""Opens a daemon's arena: new, as it was left, from its WAL, or with its authoritative state moved
-to other sizes.
+"""Open a daemon's arena: create it, attach the existing one, recover it from a WAL, or move its
+authoritative state to other sizes.
 
-New arena files have no names until they are complete. Then the private file is linked as
-NAME.private.new, which only one start at a time can do, and the arena as NAME.next. This name is
-the commit point: both new files replace the old ones. A start completes or undoes the birth that a
-killed daemon began. So an arena file under the daemon's name is complete and has the same birth as
-its private file; any other file is not the daemon's and stays.
-
-Each step needs the lock on the private arena file, see `owned`. A new file is locked before it has
-a name.
-
-An arena with a WAL has a snapshot in it before it takes its place. One that takes the
-place of another, or of a WAL's, has a uuid of its own: its slots and rows have other
-numbers or its clock is another one, and the records of both must not be mixed.
+`replacement.py` gives new arena files the names of the old ones. With a WAL, a snapshot of the new
+arena is written before that. An arena that replaces another one, or is recovered, has a uuid of its
+own: slots, rows or clock differ, and the records of both must not be mixed.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +18,7 @@ from typing import Any
 from purgatoryd.daemon.clock import ROUNDING_NS
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.recovery import Step, Way, import_file, recover
+from purgatoryd.daemon.replacement import NEW, NEXT, Replacement
 from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.daemon.wal import (
     Wal,
@@ -41,7 +32,6 @@ from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Arena, Handle, Previous, page_size, retire
 from purgatoryd.shm_layout.errors import (
-    AlreadyRunning,
     ArenaBroken,
     ArenaInUse,
     ArenaMismatch,
@@ -62,10 +52,10 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.shm import ArenaFile, ArenaLock, Moved
+from purgatoryd.shm_layout.shm import ArenaLock, Moved
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
-# Settings that can differ at a restart: what the core calls them, and the setting's name.
+# Sizes that may differ at a restart: the core's words for a full table, and the setting.
 _SIZES = {
     "timers armed": "capacity",
     "payload memory in use": "payload_bytes",
@@ -84,15 +74,13 @@ _SIZES = {
 
 _OWN = ("namespaces", "topics")
 OWN_ROWS = 1
-"""Of each of them, besides those of the settings: for what the daemon publishes itself."""
+"""Rows of each of these tables in addition to the setting, for the daemon's own notices."""
 
-# Sizes that a fresh arena may have larger than the one whose records are redone in it.
+# Sizes in which a new arena may exceed the one whose records are redone in it.
 _SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
     "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks",
 )  # fmt: skip
-NEW = ".new"
-NEXT = ".next"
 
 
 @dataclass(frozen=True)
@@ -104,15 +92,15 @@ class Opening:
     import_path: Path | None = None
     """An export file to begin with."""
     force: bool = False
-    """Go on with what comes before a damage in the WAL."""
+    """Recover a damaged WAL up to the damage."""
     as_restored: bool = False
     """The WAL may be a copy; opening the arena makes it an original."""
     step: Step = lambda _: None
-    """Is notified of each step."""
+    """Called with each step."""
     host: Host = HOST
-    """Where the daemon runs."""
+    """Clocks, disk and random numbers of the daemon."""
     begin_wal: Callable[..., Wal] = Wal
-    """Makes the WAL; the arguments are those of Wal."""
+    """Opens the WAL; the arguments are those of Wal."""
     held: ArenaLock | None = None
     """The arena's lock, from `owned`."""
 
@@ -121,6 +109,11 @@ class Opening:
         """The arena's lock, without which no arena is opened or replaced."""
         assert self.held is not None
         return self.held
+
+    @property
+    def replacement(self) -> Replacement:
+        """The daemon's arena files, which new ones can replace."""
+        return Replacement(self.paths, self.lock)
 
     @property
     def wal(self) -> Path | None:
@@ -144,14 +137,14 @@ def owned(opening: Opening) -> Iterator[Opening]:
 
 
 def open_arena(opening: Opening) -> Arena:
-    """The arena of a daemon, rebuilt and ready to be used.
+    """Return the arena of a daemon, rebuilt and ready to be used.
 
-    Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for what is not ours or does not
-    fit, ArenaBroken for damaged authoritative state, ArenaInUse, and WalError; what was there is as
-    it was then.
+    Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for a foreign arena or one that does not fit,
+    ArenaBroken for damaged authoritative state, ArenaInUse, and WalError. The files are then
+    unchanged.
     """
     paths = opening.paths
-    _clean_up(opening)
+    opening.replacement.recover()
     if opening.import_path is not None:
         return _import(opening, opening.import_path)
     if shm.exists(paths.arena) and not _is_torn(opening):
@@ -164,12 +157,12 @@ def open_arena(opening: Opening) -> Arena:
 
 @contextmanager
 def source(opening: Opening) -> Iterator[Arena | None]:
-    """The arena of a daemon that does not run, rebuilt, with the sizes that it has; None: there is
-    none. What a WAL describes is redone in an arena without a name, which goes afterwards.
+    """Yield the arena of a daemon that does not run, rebuilt, with its own sizes; None if there is
+    none. A WAL is recovered into an arena without a name, which is removed afterwards.
 
     Raises as open_arena does.
     """
-    _clean_up(opening)
+    opening.replacement.recover()
     with ExitStack() as held:
         arena = _source(opening)
         if arena is not None:
@@ -181,7 +174,7 @@ def source(opening: Opening) -> Iterator[Arena | None]:
 
 
 def left_any(opening: Opening) -> bool:
-    """Whether a daemon left an arena, or what one can be made from."""
+    """True if a daemon left an arena, or a WAL from which one can be recovered."""
     names = opening.paths.arena, f"{opening.paths.arena}{NEXT}"
     wal = opening.wal
     return any(map(shm.exists, names)) or (wal is not None and has_begun(wal, opening.host.disk))
@@ -204,7 +197,7 @@ def _is_torn(opening: Opening) -> bool:
     if wal is not None and has_begun(wal, opening.host.disk):
         return True
     arena = shm.MOUNT / paths.arena[1:]
-    reason = f"is missing, and {arena} is of no use without it: remove that one to begin empty"
+    reason = f"is missing, and {arena} cannot be used without it: remove {arena} to start empty"
     raise BadPath(str(shm.MOUNT / paths.private[1:]), reason)
 
 
@@ -235,13 +228,18 @@ def _open_left(opening: Opening) -> Arena:
 
 
 def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:
-    """Brings the WAL buffer to disk, because only an arena's snapshot goes over to another one."""
+    """Bring the WAL buffer to disk, because the new arena gets only a snapshot of this one."""
     if opening.wal is not None and arena.wal_buffer is not None:
-        end = wal_end(arena, opening)
-        GroupCommit(
-            arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk,
-            threaded=False,
-        ).close()  # fmt: skip
+        commit_once(arena, opening, wal_end(arena, opening))
+
+
+def commit_once(arena: Arena | Previous, opening: Opening, end: Walk) -> None:
+    """Write the records of the WAL buffer to the WAL, which goes on at `end`, without a thread."""
+    assert opening.wal is not None
+    GroupCommit(
+        arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk,
+        threaded=False,
+    ).close()  # fmt: skip
 
 
 def _attach(opening: Opening) -> Arena:
@@ -270,9 +268,9 @@ def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
 
 
 def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
-    """Where the arena's WAL goes on. Raises WalDamaged, WalMismatch.
+    """Return the end of the arena's WAL, at which it goes on. Raises WalDamaged, WalMismatch.
 
-    With `force` a damaged WAL is set aside, and a new one begun with all of the arena.
+    With `force` a damaged WAL is set aside, and a new one begins with a snapshot of the arena.
     """
     assert opening.wal is not None
     try:
@@ -282,7 +280,7 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
         if not opening.force or is_other_version(error):
             raise
         set_aside(opening.wal, opening.host.disk)
-        if isinstance(arena, Arena):  # of what is converted, the new arena has the snapshot
+        if isinstance(arena, Arena):  # else the arena that replaces this one writes the snapshot
             _save_snapshot(arena, opening)
         return Walk.before(arena)
 
@@ -320,7 +318,8 @@ def _save_snapshot(arena: Handle, opening: Opening) -> None:
 
 
 def _refuse_used(paths: Paths) -> None:
-    """Only reads. What its daemon was about to add or to end when it was killed counts too."""
+    """Raise ArenaInUse if the arena holds timers, operations or unsent notices. This only reads, so
+    changes that a kill left unfinished count as made."""
     arena = Arena.attach(paths.arena, paths.private)
     timers, operations = arena.in_use()
     unsent = int(arena.header.replay_tail - arena.header.published)
@@ -330,7 +329,7 @@ def _refuse_used(paths: Paths) -> None:
 
 
 def _refuse_durable(arena: Arena, opening: Opening) -> None:
-    """What a durable namespace answers is on disk, so there has to be a WAL."""
+    """Raise WalNeeded if the arena has a durable namespace and there is no WAL."""
     durable = [n.name for n in arena.namespaces().values() if n.settings.durability]
     if durable and opening.wal is None:
         arena.close()
@@ -338,7 +337,8 @@ def _refuse_durable(arena: Arena, opening: Opening) -> None:
 
 
 def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
-    """Records name slots and rows, so nothing may be smaller than it was."""
+    """Create an arena for redo. Records refer to slots and rows, so no table may be smaller than
+    before."""
     fields = core_config(opening.config, opening.host)
     found, wanted = ClockKind(sizes["clock_kind"]), ClockKind(fields["clock_kind"])
     if found != wanted:
@@ -350,7 +350,8 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
 
 
 def _clock_of(host: Host, walk: Walk) -> tuple[int, int, int]:
-    """Carry times from one boot's clock to another's by the wall clock, never to an earlier time.
+    """Return now, the shift of all times and the wall offset: after a reboot, times move to the new
+    boot clock by the wall clock, and no deadline becomes earlier.
 
     The WAL's offset may be ROUNDING_NS too low. The boot clock is read after the wall clock, so
     that a pause between the two makes the new offset too low, and deadlines late.
@@ -375,7 +376,7 @@ def _place_redone(arena: Arena, opening: Opening) -> Arena:
     return arena
 
 
-# ---- sizes and births ------------------------------------------------------------------------
+# ---- new arenas ------------------------------------------------------------------------------
 
 
 def _now_ns(arena: Arena | Previous, opening: Opening) -> int:
@@ -406,7 +407,7 @@ def _geometry(config: Config) -> dict[str, int]:
 
 
 def core_config(config: Config, host: Host = HOST) -> dict[str, Any]:
-    """Fields of struct pg_config for a fresh arena."""
+    """Return the fields of struct pg_config for a new arena."""
     virtual = config.clock == "virtual"
     now_ns, wall_ns = host.boot_ns(), host.wall_ns()
     return _geometry(config) | {
@@ -427,7 +428,7 @@ def core_config(config: Config, host: Host = HOST) -> dict[str, Any]:
 
 @contextmanager
 def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
-    """A fresh arena; it takes the place of what is there if all goes well inside, else goes."""
+    """Yield a new arena. It replaces the existing one at the end, and is removed after an error."""
     new = create_arena(opening.paths, fields)
     try:
         yield new
@@ -446,28 +447,28 @@ def create_arena(paths: Paths, fields: Mapping[str, Any]) -> Arena:
 
 
 def place(arena: Arena, opening: Opening) -> None:
-    """Give new arena files the daemon's names; files that have these lose them.
+    """Let new arena files replace those of the daemon.
 
     Raises AlreadyRunning if another start was faster, where no file existed to lock.
     """
-    _give_names(arena.file, arena.private, opening)
+    opening.replacement.replace_by(arena.file, arena.private)
 
 
 def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
-    """Copy an arena whose files have lost a name into new files, and use these. False if the files
-    have their names.
+    """Copy an arena whose files have lost a name into new files, and continue with these. False if
+    the files have their names.
 
-    Calls `moved` after each portion of the copy: the loop does not iterate meanwhile.
+    Calls `moved` after each portion of the copy, because the loop does not iterate meanwhile.
     Raises ArenaTooLarge; AlreadyRunning and BadPath if another file has a name. That file stays.
     """
     if all([arena.file.has_name, arena.private.has_name]):  # a list: either may raise BadPath
         return False
-    _refuse_taken(opening.paths)  # before the copy, which takes long and is tried each second
+    opening.replacement.refuse_taken()  # before the copy, which takes long and is tried each second
     files = arena.copied(moved)
     try:
-        _give_names(*files, opening)
+        opening.replacement.replace_by(*files)
     except BaseException:
-        _take_names_back(*files, opening)
+        opening.replacement.take_back(*files)
         arena.set_state(ArenaState.READY, opening.host.pid)  # its file may say RETIRED
         for file in files:
             file.give_up(moved)
@@ -477,82 +478,10 @@ def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
     return True
 
 
-def _refuse_taken(paths: Paths) -> None:
-    for name in (f"{paths.private}{NEW}", f"{paths.arena}{NEXT}"):
-        shm.refuse_foreign(name)
-        path = shm.MOUNT / name[1:]
-        if os.path.lexists(path):
-            raise BadPath(str(path), "has the name of the daemon's next arena file: remove it")
-
-
-def _give_names(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
-    paths, lock = opening.paths, opening.lock
-    try:
-        private.link(f"{paths.private}{NEW}")
-    except FileExistsError:
-        raise _other_start(paths) from None
-    try:
-        if shm.exists(paths.private) and not lock.holds(paths.private):
-            raise _other_start(paths)
-        arena.link(f"{paths.arena}{NEXT}")
-    except BaseException:
-        shm.unlink(f"{paths.private}{NEW}")
-        raise
-    lock.adopt(private.fd)
-    _take_place(paths)
-    lock.settle(paths.private)
-
-
-def _take_names_back(arena: ArenaFile, private: ArenaFile, opening: Opening) -> None:
-    """Removes a copy that does not take the arena's place. With the name NAME.next it would be the
-    arena of the next start, without what happens after the copy."""
-    paths = opening.paths
-    for file, name in (
-        (arena, f"{paths.arena}{NEXT}"),
-        (arena, paths.arena),
-        (private, f"{paths.private}{NEW}"),
-        (private, paths.private),
-    ):
-        file.unlink(name)
-    opening.lock.release(private.fd)
-
-
-def _other_start(paths: Paths) -> AlreadyRunning:
-    return AlreadyRunning(paths.name, 0, str(shm.MOUNT / paths.private[1:]))
-
-
-def _clean_up(opening: Opening) -> None:
-    """Complete or undo the birth that a killed daemon began. Raises AlreadyRunning if another start
-    gives its arena files their names at this moment, or has given them."""
-    paths, lock = opening.paths, opening.lock
-    born = f"{paths.private}{NEW}"
-    if shm.ours(born):
-        lock.lock([born])
-    held = lock.holds(born)  # else a file of this name is of a start that goes on
-    _take_place(paths)
-    for name in (f"{paths.arena}{NEW}", *([born] if held else [])):
-        if shm.ours(name):
-            shm.unlink(name)
-    if shm.ours(paths.private):
-        lock.lock([paths.private])
-    lock.settle(paths.private)
-
-
 def _remove(paths: Paths, suffix: str) -> None:
     for name in (f"{paths.arena}{suffix}", f"{paths.private}{suffix}"):
         if shm.ours(name):
             shm.unlink(name)
-
-
-def _take_place(paths: Paths) -> None:
-    """Completes a birth that got as far as the name NAME.next, from wherever it stopped."""
-    if not shm.ours(f"{paths.arena}{NEXT}"):
-        return
-    if shm.ours(paths.arena):
-        retire(paths.arena)
-    if shm.ours(f"{paths.private}.new"):
-        shm.replace(f"{paths.private}.new", paths.private)
-    shm.replace(f"{paths.arena}{NEXT}", paths.arena)
 
 
 def _refuse_other_clock(arena: Arena | Previous, opening: Opening) -> None:
@@ -604,8 +533,8 @@ def _same_sizes(arena: Arena, config: Config) -> bool:
 
 
 def _identity(old: Arena | Previous, opening: Opening) -> dict[str, Any]:
-    """Fields of struct pg_config by which nobody can tell a new arena from the old one; a
-    WAL can, by the uuid."""
+    """Return the fields of struct pg_config that make a new arena look like the old one to readers.
+    With a WAL its uuid differs, so that their records are not mixed."""
     header = old.header
     same = {
         "stream_id": header.stream_id,
@@ -628,7 +557,8 @@ def _resize(old: Arena, opening: Opening) -> Arena:
 
 
 def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
-    """What had no space, as the setting that is too low for it; `of`: whose. Else the error."""
+    """Return ArenaTooSmall, with the setting, for the error of a full table. Return other errors
+    unchanged. `of`: words that name the arena."""
     setting = _SIZES.get(error.detail)
     if setting is None:
         return error
@@ -639,10 +569,9 @@ def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
 
 
 def _convert(old: Previous, opening: Opening) -> Arena:
-    """The authoritative state of an arena of an earlier ABI in a new one, whose sizes are the old
-    ones.
+    """Copy the authoritative state of an arena of an earlier ABI into a new one of the same sizes.
 
-    What an earlier ABI had no space for has size 0 there, and gets that of the settings.
+    Tables that the earlier ABI does not have get the sizes of the settings.
     """
     _refuse_other_clock(old, opening)
     _refuse_other_shard(old, opening)

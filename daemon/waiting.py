@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 _EVENTS_MAX = 64
-"""Events that one wait returns; the next wait returns further ones."""
+"""Events that one wait returns; the next wait returns the others."""
 _TFD_TIMER_ABSTIME = 1
 _TFD_CLOEXEC = os.O_CLOEXEC
 _SECOND_NS = 1_000_000_000

@@ -1,4 +1,4 @@
-"""A running daemon's WAL: its folder, its group-commit thread, its snapshots, what of it may go."""
+"""The WAL of a running daemon: folder, group commit, snapshots, removal of files."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ from purgatoryd.shm_layout.wal import (
 )
 
 MODE = 0o700
-"""Of the folder: every key and payload is in it, and whoever may open it may lock it."""
+"""Mode of the folder, which holds every key and payload. Another user who could open its lock file
+could lock it."""
 HEARTBEATS_PER_LOOK = 60
-"""How often, in heartbeats, ages and retention holds are looked at when no segment was filled."""
+"""Heartbeats between two looks at ages and retention holds if no segment was filled."""
 METRICS_NS = 60_000_000_000
-"""How often the histograms are recorded."""
+"""Period of the records with histograms."""
 SET_ASIDE = ".damaged"
+"""Suffix of damaged files, which are kept for people and ignored by recovery."""
 SNAPSHOT_BEFORE_READY, BYTES_OF_A_TIMER = 32 * 2**20, 200
 """Largest snapshot that a start writes before it is ready, and estimated size of a timer."""
 SNAPSHOT_ATTEMPTS = 3
@@ -58,7 +60,7 @@ SNAPSHOT_ATTEMPTS = 3
 
 
 def wal_directory(config: Config) -> Path | None:
-    """Where the daemon's WAL is; None = it keeps none."""
+    """Return the folder of the daemon's WAL; None = no WAL."""
     return Path(config.wal_dir).absolute() / config.name if config.wal_dir else None
 
 
@@ -88,7 +90,8 @@ def locked(directory: Path | None, *, as_restored: bool = False) -> Iterator[Non
 
 
 def _refuse_open_parents(directory: Path) -> None:
-    """Raises BadPath if others may put another folder in its place; some may not be there yet."""
+    """Raise BadPath if other users may replace the folder. Folders that do not exist yet are
+    skipped."""
     for above in (*directory.parents, *directory.resolve().parents):
         if not above.exists():
             continue
@@ -103,7 +106,7 @@ def _refuse_open_parents(directory: Path) -> None:
 
 
 def _refuse_open_folder(directory: Path) -> None:
-    """Raises BadPath if it is not ours alone."""
+    """Raise BadPath if other users own the folder or may write to it."""
     about = directory.stat()
     if about.st_uid != os.geteuid():
         raise BadPath(str(directory), f"is foreign: it belongs to uid {about.st_uid}")
@@ -123,13 +126,14 @@ def _flock(fd: int, directory: Path) -> None:
 
 
 def has_begun(directory: Path, disk: Disk = DISK) -> bool:
-    """True if it holds anything, or may: a daemon ran with this WAL, or was about to."""
+    """True if a daemon may have written records to this WAL: it has segments, or a snapshot that is
+    not one of the first start."""
     born = (is_of_birth(file, disk) for file in snapshots(directory, disk))
     return bool(segments(directory, disk)) or not all(born)
 
 
 def refuse_other_wal(directory: Path, uuid: bytes, disk: Disk = DISK) -> None:
-    """Raises WalMismatch if the folder holds the WAL of another arena."""
+    """Raise WalMismatch if the folder holds the WAL of another arena."""
     files = (*segments(directory, disk), *snapshots(directory, disk))
     found = {uuid_of(file.path, disk) for file in files if has_header(file.path, disk)}
     if segments(directory, disk) and found and uuid not in found:
@@ -137,9 +141,9 @@ def refuse_other_wal(directory: Path, uuid: bytes, disk: Disk = DISK) -> None:
 
 
 def newest_end(directory: Path, arena: Handle, disk: Disk = DISK) -> Walk:
-    """Where the arena's WAL goes on: its newest segment, read to its end.
+    """Read the newest segment of the arena's WAL. Return its end, at which the WAL goes on.
 
-    This read uses the page cache: group commit writes unconfirmed records again.
+    The read may use the page cache, because group commit writes unconfirmed records again.
 
     Raises WalDamaged, WalMismatch.
     """
@@ -200,7 +204,7 @@ def _is_large(arena: Arena) -> bool:
 
 
 def set_aside(directory: Path, disk: Disk = DISK) -> None:
-    """Renames all files: after a damage they are for people, not for recovery."""
+    """Rename all files of a damaged WAL, so that recovery ignores them."""
     for file in (*segments(directory, disk), *snapshots(directory, disk)):
         _set_aside(file.path, disk)
     disk.sync_directory(directory)
@@ -214,11 +218,11 @@ def _set_aside(path: Path, disk: Disk) -> None:
 
 
 class Memory:
-    """The WAL of a daemon that keeps none: nothing is written, and nothing waits for it."""
+    """The WAL of a daemon without one: no method has an effect."""
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors that are readable when it has news."""
+        """Descriptors that become readable after a commit."""
         return []
 
     @property
@@ -228,19 +232,19 @@ class Memory:
 
     @property
     def errno(self) -> int:
-        """Why the WAL stopped; 0 = it did not."""
+        """The error that stopped the WAL; 0 = it has not stopped."""
         return 0
 
     @property
     def full(self) -> bool:
-        """True while what is due has to wait for the disk."""
+        """True while due timers have to wait for the disk."""
         return False
 
     def end_iteration(self) -> None:
-        """Ends a loop iteration: what was appended in it may go to disk."""
+        """End a loop iteration: its records may be committed."""
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """The socket has an answer, a whole message: when it was there, and when it was sent."""
+        """Note that an answer was complete at `built_boot_ns` and sent at `handed_boot_ns`."""
 
     def pause(self) -> bool:
         """Leave the arena to the loop alone. False: call again once a descriptor is readable."""
@@ -250,20 +254,20 @@ class Memory:
         """End a pause. `moved`: the arena has new files."""
 
     def clear_wakeup(self) -> None:
-        """A descriptor was readable."""
+        """Reset a descriptor that was readable."""
 
     def heartbeat(self) -> None:
-        """Once a second: snapshots, and files that may go."""
+        """Once a second: start snapshots, and remove files that are not needed."""
 
     def commit(self) -> None:
-        """Brings all to disk; nothing may be appended any more."""
+        """Bring all records to disk. No record may be appended afterwards."""
 
     def close(self) -> None:
-        """Lets go of the files, after a last snapshot if all is in order."""
+        """Write a last snapshot after a clean end, and close the files."""
 
 
 class Wal(Memory):
-    """Brings the WAL buffer to disk. One thread, besides the group-commit thread's own."""
+    """A WAL on disk. Only the loop's thread uses it; group commit has a thread of its own."""
 
     def __init__(
         self,
@@ -278,9 +282,9 @@ class Wal(Memory):
         start_snapshot: Callable[..., Child] = start,
         threaded: bool = True,
     ) -> None:
-        """`name`: under which others find the arena; `end`: where its WAL goes on; `step`: is
-        notified of each step of the start and of the end; `start_snapshot`: starts the process
-        that writes snapshots; without `threaded` the caller commits, with `commit_group`."""
+        """`name`: the arena file. `end`: the end of its WAL. `step` is notified of each step of the
+        start and the end. `start_snapshot` starts the process that writes snapshots. Without
+        `threaded` the caller commits, by `commit_group`."""
         self._host = host
         self._start_snapshot = start_snapshot
         self._step = step
@@ -300,7 +304,7 @@ class Wal(Memory):
         self._measured_boot_ns = host.boot_ns()
         self._reported = False
         self._replies = Replies(arena)
-        # at the end: nobody stops its thread if we fail
+        # last: if this constructor failed later, its thread would go on
         self._group_commit = GroupCommit(
             arena, directory, config.wal_segment_bytes, end, host.disk, threaded=threaded
         )
@@ -312,7 +316,7 @@ class Wal(Memory):
 
     @property
     def fds(self) -> list[int]:
-        """The group-commit thread's."""
+        """The descriptor of the group-commit thread."""
         return [self._group_commit.fd]
 
     @property
@@ -323,7 +327,7 @@ class Wal(Memory):
 
     @property
     def errno(self) -> int:
-        """Of the group-commit thread's call that failed."""
+        """The error of the group commit's failed call."""
         return int(self._wal_buffer.error) if has_stopped(self._wal_buffer) else 0
 
     @property
@@ -332,23 +336,25 @@ class Wal(Memory):
         return self._arena.wal_buffer_full
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """Notes it; it is appended with the next record of something else."""
+        """Note an answer. REPLIED records do not trigger a commit. They are written with the next
+        record, at most one second later."""
         if self._open:
             self._replies.add(reply, built_boot_ns, handed_boot_ns)
 
     def end_iteration(self) -> None:
-        """Wakes the group-commit thread if something was appended."""
+        """Wake the group-commit thread if records were appended."""
         if int(self._wal_buffer.tail) != self._kicked:
             self._kick()
 
     def _kick(self) -> None:
-        """Answers alone cause no commit: the next durable call would have to wait for it."""
+        """Append REPLIED records and wake the group-commit thread. These records alone do not wake
+        it, because the next durable call would wait for their commit."""
         self._replies.append()
         self._kicked = int(self._wal_buffer.tail)
         self._group_commit.kick()
 
     def commit_group(self) -> bool:
-        """Without the thread: commit a group of what was appended; False if nothing was."""
+        """Without the thread: commit one group; False if there is none."""
         return self._group_commit.iterate()
 
     def pause(self) -> bool:
@@ -363,12 +369,13 @@ class Wal(Memory):
             self._given_up = True
 
     def clear_wakeup(self) -> None:
-        """Clears the descriptor."""
+        """Reset the descriptor of the group-commit thread."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._group_commit.fd)
 
     def heartbeat(self) -> None:
-        """Looks after files when there are new ones, and once a minute."""
+        """Append histograms, report an error, and look at the files once a segment was filled and
+        once a minute."""
         self._heartbeats += 1
         self._append_metrics(self._host.boot_ns())
         if self.errno:
@@ -378,7 +385,7 @@ class Wal(Memory):
         if self.errno and not self._reported:
             self._reported = True
             error = WalUnwritable(str(self._directory), self.errno)
-            log.error(f"the WAL stopped: {error}", errno=self.errno)
+            log.error(f"the WAL has stopped: {error}", errno=self.errno)
         if self._child is not None:
             if self._child.poll() is not None:
                 self._ended(self._child.returncode)
@@ -406,7 +413,7 @@ class Wal(Memory):
         try:
             return self._snapshot_lsn() >= self._start_lsn
         except OSError as error:
-            log.warning(f"the WAL's files: {error}")
+            log.warning(f"a WAL file cannot be read or written: {error}")
             return False
 
     def _append_metrics(self, now_boot_ns: int) -> None:
@@ -422,7 +429,7 @@ class Wal(Memory):
                     self._name, self._directory, self._keep, snapshot=snapshot
                 )
         except (OSError, BadPath) as error:
-            log.warning(f"the WAL's files: {error}")
+            log.warning(f"a WAL file cannot be read or written: {error}")
 
     def _snapshot_is_due(self) -> bool:
         files = segments(self._directory, self._host.disk)
@@ -434,7 +441,7 @@ class Wal(Memory):
         return newest[0].lsn if newest else 0
 
     def commit(self) -> None:
-        """Ends the group-commit thread once all is on disk."""
+        """Bring all records to disk and end the group-commit thread."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
@@ -445,15 +452,15 @@ class Wal(Memory):
             self._group_commit.close()
 
     def close(self) -> None:
-        """Takes a snapshot, unless the loop ended by an error or the disk is at fault."""
-        clean = not self._open  # after an error of the loop its arena is left as it is
+        """Write a snapshot, unless the loop ended by an error or the WAL has stopped."""
+        clean = not self._open  # after an error of the loop the arena is not changed
         self.commit()
         try:
             if clean and not self.errno and self._changed():
                 save_snapshot(self._arena, self._directory, self._host, self._step)
                 tidy_and_tell(self._directory, self._keep, self._host)
         except (OSError, WalError, BadPath) as error:
-            log.warning(f"the WAL's files: {error}")
+            log.warning(f"a WAL file cannot be read or written: {error}")
 
     def _changed(self) -> bool:
         return int(self._wal_buffer.next_lsn) != self._snapshot_lsn()

@@ -62,7 +62,7 @@ def refuse_copy(directory: Path, *, as_restored: bool) -> None:
             written, found = _read(file), _birth_of(file, path)
     except FileNotFoundError:
         if segments(directory) or snapshots(directory):
-            log.warning(f"{path} is missing: the WAL counts as an original; the file is made again")
+            log.warning(f"{path} is missing: the WAL counts as an original; writing a new file")
         record_birth(directory)
         return
     if written.differs(found) and not as_restored:

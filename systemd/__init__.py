@@ -1,1 +1,1 @@
-"""Units for systemd, and what makes their user and folders; `purgatoryd install` writes them."""
+"""systemd units and their user and folders, which `purgatoryd install` writes."""

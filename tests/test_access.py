@@ -32,8 +32,8 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ANYBODY, Admin, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.shm_layout import paths as path_module
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
@@ -539,7 +539,7 @@ def test_what_is_no_socket_is_left_alone(
     }
     make[detail]()
     before = identity(path)
-    refused(daemon, f"demo.{socket_name}: is there and is no socket")
+    refused(daemon, f"demo.{socket_name}: is not a socket: remove it")
     assert identity(path) == before
     assert (daemon_dir / "target").read_text() == "precious"
 
@@ -548,7 +548,7 @@ def test_a_link_to_a_socket_is_left_alone(daemon_dir: Path, daemon: StartDaemon)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(daemon_dir / "elsewhere"))
     (daemon_dir / "demo.cmd").symlink_to("elsewhere")
-    refused(daemon, "is there and is no socket")
+    refused(daemon, "is not a socket: remove it")
     assert (daemon_dir / "elsewhere").is_socket()
 
 
@@ -561,7 +561,7 @@ def test_a_socket_that_another_process_serves_is_left_alone(
         other.bind(str(path))
         other.listen()
         before = identity(path)
-        refused(daemon, "another process serves it")
+        refused(daemon, "is served by another process")
         assert identity(path) == before
     daemon()  # whoever served it is gone: its socket is taken over
 

@@ -11,7 +11,7 @@ import pytest
 
 from purgatoryd.daemon.client_watch import ENDS_PER_ITERATION, FOREVER_NS, ClientWatch
 from purgatoryd.daemon.commands import Commands
-from purgatoryd.daemon.transport import Message
+from purgatoryd.daemon.listeners.transport import Message
 from purgatoryd.shm_layout import layout, wire
 
 pytestmark = pytest.mark.tier("check")

@@ -1083,7 +1083,7 @@ def test_a_stale_socket_is_taken_over_and_other_files_are_not(
     real.stop()
     for path in (real.paths.cmd, real.paths.pub, real.paths.admin):
         path.write_text("precious")
-        assert f"{path}: is there and is no socket" in refused(real.start)
+        assert f"{path}: is not a socket: remove it" in refused(real.start)
         assert path.read_text() == "precious"
         path.unlink()
     real.start()

@@ -29,7 +29,8 @@ from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 from tiers import sample
 
 from purgatoryd.clients import Client, Subscriber
-from purgatoryd.daemon.admission_control import (
+from purgatoryd.daemon.listeners.acl import SHUT_MAX, Listeners
+from purgatoryd.daemon.listeners.admission_control import (
     CONNECTS_PER_S,
     PAUSE_NS,
     REFUSED_NS,
@@ -37,9 +38,8 @@ from purgatoryd.daemon.admission_control import (
     STEP,
     AdmissionControl,
 )
-from purgatoryd.daemon.listeners import SHUT_MAX, Listeners
-from purgatoryd.daemon.sockets import WATCH_MAX_NS, WATCH_NS, Sockets
-from purgatoryd.daemon.transport import Peer
+from purgatoryd.daemon.listeners.sockets import WATCH_MAX_NS, WATCH_NS, Sockets
+from purgatoryd.daemon.listeners.transport import Peer
 
 pytestmark = pytest.mark.tier("test")
 
@@ -54,7 +54,7 @@ CUT_OFF = {
     "endless-small": "a message without end",
     "many-parts": "more frames",
     "long-routing-id": "a longer name",
-    "unread-answers": "it does not read",
+    "unread-answers": "the peer does not read",
     "subscription-flood": "too many subscriptions",
     "subscription-churn": "too many subscriptions",
     "published": "a message where only subscriptions belong",

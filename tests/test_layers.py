@@ -18,6 +18,8 @@ layers = lint_script("layers")
 CORE = ROOT / "shm_layout" / "core"
 CODE = layers.code_of(CORE)
 HEADERS = layers.code_of(CORE, "*/*.h")
+BELOW_LISTENERS = {"allowance", "config", "log"}
+"""Modules of the daemon that its sockets use."""
 
 
 def core(folder: Path, **files: str) -> dict[str, str]:
@@ -148,3 +150,13 @@ def test_an_import_that_is_not_allowed_is_found(tmp_path: Path) -> None:
         "shm_layout/ imports purgatoryd.daemon",
         "daemon/ imports purgatoryd.clients",
     ]
+
+
+def test_the_sockets_import_nothing_above_them() -> None:
+    folder = ROOT / "daemon" / "listeners"
+    modules = {path.stem for path in (ROOT / "daemon").glob("*.py")}
+    imported = re.compile(r"purgatoryd\.daemon(?:\.| import )(\w+)")
+    found = {name for path in folder.glob("*.py") for name in imported.findall(path.read_text())}
+    assert modules > BELOW_LISTENERS | {"reaper", "deployment", "main"}
+    assert "admission_control" in {path.stem for path in folder.glob("*.py")}
+    assert found - {"listeners"} == BELOW_LISTENERS

@@ -222,7 +222,7 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: Start
         ("state", {"state": "degraded", "was": "ready", "why": ["timers"]}),
         ("state", {"state": "ready", "was": "degraded", "why": []}),
     ]
-    assert "purgatoryd: degraded: nearly all slots are taken" in real.stderr
+    assert "purgatoryd: degraded: nearly all timer slots are in use" in real.stderr
 
 
 @pytest.mark.tier("all")

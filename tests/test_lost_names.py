@@ -35,12 +35,13 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import ArenaLost, CancelResult, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
-from purgatoryd.daemon import sockets, store
-from purgatoryd.daemon.access import Access
+from purgatoryd.daemon import replacement
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners import sockets
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.reaper import Reaper
-from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again
 from purgatoryd.shm_layout import memory, shm, topology
 from purgatoryd.shm_layout.arena import Reader
@@ -122,7 +123,7 @@ def test_a_private_file_that_a_killed_daemon_could_not_replace(
     real.kill()
     remove(real, (".private",))
     if not wal:
-        assert "remove that one to begin empty" in refused(real.start)
+        assert "to start empty" in refused(real.start)
         file(real.paths).unlink()
     real.start()
     with Client("demo", timeout=PATIENCE_S) as client:
@@ -525,7 +526,7 @@ def test_a_copy_that_did_not_take_the_place_goes(
         for suffix in suffixes:
             file(paths, suffix).unlink()
         with monkeypatch.context() as patch:
-            at = {"retire": store, "replace": shm}.get(step, shm.ArenaLock)
+            at = {"retire": replacement, "replace": shm}.get(step, shm.ArenaLock)
             patch.setattr(at, step, fail)
             with contextlib.suppress(OSError):
                 assert place_again(arena, opening, lambda: None), "this step was not needed"

@@ -26,11 +26,10 @@ from tiers import wide
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message
 from purgatoryd.daemon.reaper import Reaper
-from purgatoryd.daemon.transport import REQUEST_HWM, Message
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
-from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Cause, Op, Status
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
 
@@ -433,13 +432,9 @@ def test_long_outages_prolong_the_delay_a_bounded_number_of_times(
 
 def test_a_loop_that_waits_for_the_wal_sleeps_though_the_grace_is_over() -> None:
     reaper: Any = object.__new__(Reaper)
-    reaper._commands = SimpleNamespace(full=False)
-    reaper._transport = SimpleNamespace(pending=lambda **_: False, watch_due_ns=NONE_NS)
     reaper.wal = SimpleNamespace(full=True, fds=[])
     reaper._grace = SimpleNamespace(ends_ns=0)
-    reaper._next_heartbeat_ns = NONE_NS - 1
-    reaper._host = HOST
-    assert reaper._sleeps_until() == NONE_NS - 1
+    assert reaper.sleeps_until(NONE_NS - 1) == NONE_NS - 1
 
 
 # ---- the core --------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client
 from purgatoryd.daemon import store
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.replacement import NEW, TABLE, Replacement, Row
 from purgatoryd.daemon.wal_birth import Birth, record_birth
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.errors import AlreadyRunning
@@ -162,16 +163,15 @@ def test_a_first_start_keeps_the_arena_files_of_another(
 ) -> None:
     """The other one gives them their names after this one has looked for them."""
     paths = paths_in(daemon_dir, "demo")
-    theirs = shm.MOUNT / f"{paths.private[1:]}{'' if has_ended else store.NEW}"
-    take_place = store._take_place
+    theirs = shm.MOUNT / f"{paths.private[1:]}{'' if has_ended else NEW}"
 
-    def meanwhile(taken: Paths) -> None:
+    def meanwhile(_: Replacement) -> Row:
         other = os.open(theirs, os.O_CREAT | os.O_RDWR, 0o600)
         held.callback(os.close, other)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        take_place(taken)
+        return TABLE[0] if has_ended else TABLE[1]
 
-    monkeypatch.setattr(store, "_take_place", meanwhile)
+    monkeypatch.setattr(Replacement, "row", property(meanwhile))
     with contextlib.ExitStack() as held:
         held.callback(remove_arena_files, paths)
         opening = held.enter_context(store.owned(store.Opening(Config("demo"), paths)))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from purgatoryd.daemon import commands, transport
+from purgatoryd.daemon import commands
+from purgatoryd.daemon.listeners import transport
 from purgatoryd.daemon.pending_acks import PENDING_BYTES_MAX, PendingAcks
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout import wire

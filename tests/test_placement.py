@@ -158,7 +158,7 @@ def test_with_a_loop_on_each_core_others_get_what_is_left_and_that_is_reported(
     assert "siblings of loops" in last.clamps[0]
     crowded = planned(machine, taken=(0, 1, 2, 3))
     assert (crowded.reaper, crowded.others) == ({7}, {4, 5, 6})  # a thread of its own
-    assert "every core there has loops of other daemons, this one 1" in crowded.reasons[0]
+    assert "every core has loops of other daemons, this one 1" in crowded.reasons[0]
     full = planned(machine, taken=tuple(range(8)))
     assert (full.reaper, full.others) == ({3}, {0, 1, 2, 4, 5, 6})
     assert full.clamped == PlacementPart.CPUS
@@ -168,7 +168,7 @@ def test_with_a_loop_on_each_core_others_get_what_is_left_and_that_is_reported(
 def test_cpus_that_are_given_are_taken_though_another_loop_is_there(planned: Any) -> None:
     found = planned(TWO_BY_FOUR_SMT, taken=(6,), cpus="6,5")
     assert (found.reaper, found.others) == ({6}, {5})
-    assert found.reasons[0].endswith("as is the loop of another daemon")
+    assert found.reasons[0].endswith("shared with the loop of another daemon")
 
 
 # ---- while the daemon runs -----------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_loop_that_shares_its_core_leaves_it_but_not_the_arena(planned: Any) -
     first = planned(TWO_BY_FOUR_SMT)
     alone = planned(TWO_BY_FOUR_SMT, taken=(3,), before=first)
     assert (alone.node, alone.memory_node, alone.reaper) == (0, 0, {2})
-    assert alone.reasons[0] == "node 0 is where the daemon is"
+    assert alone.reasons[0] == "node 0 is the daemon's current node"
     assert planned(TWO_BY_FOUR_SMT, before=alone).reaper == {2}  # none is better
     both = planned(TWO_BY_FOUR_SMT, taken=(0, 1, 2, 3), before=first)
     assert (both.node, both.reaper) == (0, {11})
@@ -210,7 +210,7 @@ def test_an_arena_in_use_is_moved_at_the_next_start(planned: Any) -> None:
     moved = planned(TWO_BY_FOUR_SMT, before=first, node=1)
     assert (moved.node, moved.memory_node, moved.reaper) == (1, 0, {7})
     assert moved.clamped == PlacementPart.MEMORY
-    assert moved.clamps == ("the arena is moved to node 1 at the next start, not now",)
+    assert moved.clamps == ("the arena moves to node 1 at the next start",)
     assert moved.reasons[-1] == "the arena is on node 0"
     none = planned(TWO_BY_FOUR_SMT, before=moved, placement="none")
     assert (none.reaper, none.memory_node, none.clamps) == (frozenset(), 0, ())
@@ -287,7 +287,7 @@ def test_memory_is_near_where_none_is_at_home(planned: Any) -> None:
     machine = Machine({0: (0, 1, 2), 1: (), 2: ()}, memory={0: 0, 1: 4, 2: 4}, distances=rows)
     found = planned(machine)
     assert (found.node, found.memory_node, found.clamped) == (0, 2, NOTHING)
-    assert found.clamps == ("node 0 has no memory at all: the arena is on node 2",)
+    assert found.clamps == ("node 0 has no memory: the arena is on node 2",)
 
 
 def test_offline_cpus_are_not_chosen(planned: Any) -> None:
@@ -335,7 +335,7 @@ def test_cpus_that_are_not_ours_are_left_out_and_reported(planned: Any) -> None:
     found = planned(machine, cpus="7,5,9,2,1")
     assert (found.reaper, found.others, found.clamped) == ({2}, {1}, PlacementPart.CPUS)
     assert found.clamps == (
-        "of --cpus, 5,9 are not online", "of --cpus, 7 are not in our cgroup",
+        "CPUs 5,9 of --cpus are not online", "CPUs 7 of --cpus are outside the daemon's cgroup",
     )  # fmt: skip
 
 

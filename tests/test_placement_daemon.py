@@ -92,7 +92,7 @@ def test_the_loop_and_the_other_threads_are_where_they_belong(
 
 def test_what_is_impossible_is_reported_and_the_daemon_runs(daemon: StartDaemon) -> None:
     real = daemon("demo", "--cpus", "65535", "--node", "60000")
-    assert "of --cpus, 65535 are not online" in real.stderr
+    assert "CPUs 65535 of --cpus are not online" in real.stderr
     assert "there is no node 60000" in real.stderr
     assert stats(real)["clamped"] == "cpus, memory"  # type: ignore[comparison-overlap]
     with Client("demo") as client:
@@ -193,7 +193,7 @@ def test_sighup_takes_over_what_the_file_says_now(
     after: dict[str, Any] = stats(real)
     assert [after[f] for f in ("placement", "reaper_cpu", "placed")] == ["none", None, None]
     assert "the daemon (none): its threads run anywhere" in placement_of(real)
-    assert "counts from the next start" not in real.stderr
+    assert "apply from the next start" not in real.stderr
 
 
 def test_sighup_has_the_loop_run_first_and_as_usual_again(
@@ -381,7 +381,7 @@ def test_a_cgroup_that_takes_and_gives_back(
     assert (arena.placed.applied, arena.placed.reaper_cpu) == (PlacementPart.CPUS | CORE, 2)
     assert asked == [({3}, {0, 1, 2}), ({0, 1}, {0, 1}), ({2}, {0, 1})]
     log.flush()
-    assert "the scheduler does better than a pin" in capfd.readouterr().err
+    assert "too few to pin threads" in capfd.readouterr().err
 
 
 # ---- what else ----------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ def test_what_this_user_may_not_is_refused_and_reported(capfd: pytest.CaptureFix
     log.flush()
     reported = capfd.readouterr().err
     assert "purgatoryd: placement: no SCHED_FIFO: " in reported
-    assert "purgatoryd: placement: no memory that stays in RAM: " in reported
+    assert "purgatoryd: placement: no locked memory: " in reported
 
 
 @pytest.mark.parametrize("error", [OSError(1, "not permitted"), ValueError("no such CPU")])

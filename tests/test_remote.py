@@ -37,7 +37,7 @@ from purgatoryd.clients import (
     Subscriber,
 )
 from purgatoryd.clients.stream import Stream
-from purgatoryd.daemon import sockets
+from purgatoryd.daemon.listeners import sockets
 from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.host import HOST

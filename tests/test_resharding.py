@@ -28,7 +28,8 @@ from purgatoryd.daemon import resharding
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.main import name_lock
-from purgatoryd.daemon.store import NEXT, Opening, owned, source
+from purgatoryd.daemon.replacement import NEXT
+from purgatoryd.daemon.store import Opening, owned, source
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings
@@ -233,7 +234,7 @@ def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
         assert killed(lambda: one.start(1, step))
         assert one.arena_files() > names_of(one)
 
-    assert killed_everywhere(begin, ("clearing", "opening"), half) > 5
+    assert killed_everywhere(begin, ("removing", "opening"), half) > 5
 
 
 @pytest.mark.parametrize("nth", range(1, 7))

@@ -120,9 +120,9 @@ def test_quotas_and_log_level_are_read_again(daemon: StartDaemon, tmp_path: Path
     real = daemon("demo", "--config", str(file), "--quota-ops", "7")
     file.write_text('quota-timers = 6\nquota-ops = 8\ncapacity = 2000\nlog-level = "info"\n')
     os.kill(real.pid, signal.SIGHUP)
-    eventually(lambda: "counts from the next start on: capacity" in real.stderr)
+    eventually(lambda: "that apply from the next start on: capacity" in real.stderr)
     assert header(real) == {"quota_timers": 6, "quota_ops": 7}  # a flag wins over the file
-    assert "the settings were read again" in real.stderr
+    assert "settings reloaded" in real.stderr
 
 
 @pytest.mark.tier("all")
@@ -137,7 +137,7 @@ def test_settings_that_are_no_good_change_nothing(
     real = daemon("demo", "--config", str(file))
     file.write_text(f"quota-timers = 6\n{text}\n")
     os.kill(real.pid, signal.SIGHUP)
-    eventually(lambda: "the settings stay as they are" in real.stderr)
+    eventually(lambda: "the settings are unchanged" in real.stderr)
     assert said in real.stderr
     assert header(real)["quota_timers"] == 5
 

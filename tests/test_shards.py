@@ -257,7 +257,7 @@ def test_a_table_older_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
     paths = paths_in(tmp_path, "demo")
     newer = Registry.of(config, paths).table.with_birth(Placement("shop", (1,)))
     write_table(tmp_path, newer)
-    with pytest.raises(TableBroken, match="is of version 1, and version 2 was in use"):
+    with pytest.raises(TableBroken, match="is outdated: version 2 exists, this is 1"):
         Registry.of(config, paths)
     assert read_table(tmp_path, "demo") == newer
 
@@ -302,7 +302,7 @@ def test_a_folder_without_space_stops_no_deployment(
     lifecycle.heartbeat()
     assert lifecycle.state is DaemonState.STARTING
     log.flush()
-    assert capfd.readouterr().err.count("the state cannot be written down: ") == 2
+    assert capfd.readouterr().err.count("the status file cannot be written: ") == 2
 
 
 # ---- a shard's process --------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def test_a_shard_that_ends_again_and_again_is_crash_looping(tmp_path: Path) -> N
             assert one.pid
             while not one.ended(now_ns, requested=False):
                 continue
-            pauses.append(one.again_ns - now_ns)
-            now_ns = one.again_ns
+            pauses.append(one.restart_at_ns - now_ns)
+            now_ns = one.restart_at_ns
         assert len(pauses) == ENDS_MAX
         assert pauses[:4] == [shard.PAUSE_NS << n for n in range(4)]
         assert pauses[-1] == shard.PAUSE_MAX_NS
@@ -345,7 +345,7 @@ def test_a_shard_without_space_for_its_process_waits(
         assert one.fds == []
         one.failed(5)
         assert one.state is State.DOWN
-        assert one.again_ns == 5 + shard.PAUSE_NS
+        assert one.restart_at_ns == 5 + shard.PAUSE_NS
 
 
 @pytest.mark.parametrize(("command", "state"), [("true", State.ENDED), ("false", State.DOWN)])
@@ -453,7 +453,7 @@ def test_a_start_that_gets_no_further_hangs(
             for heartbeats in range(3):
                 assert (one.stalled_heartbeats, one.hangs) == (heartbeats, "")
                 one.heartbeat()
-            assert one.hangs == "gets no further in its start"
+            assert one.hangs == "makes no progress in its start"
         while not one.said_ready(0):
             continue
         assert one.hangs == ""
@@ -476,23 +476,25 @@ def test_a_shard_that_hangs_is_killed_unless_it_is_to_end(monkeypatch: pytest.Mo
 def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.MonkeyPatch) -> None:
     one, said = looks_after(State.ENDED, State.READY), list[str]()
     one._lifecycle.state = DaemonState.STOPPED
-    one._manager = cast("Any", SimpleNamespace(step=said.append, alive=lambda: None))
-    monkeypatch.setattr(one, "_sockets", SimpleNamespace(bind_again=lambda: None))
+    one._manager = cast("Any", SimpleNamespace(step=said.append))
     last, arena = one._shards[1], Reported()
     for name, value in {"_process": one, "_admin": one, "_arena": arena, "send": id}.items():
         monkeypatch.setattr(last, name, value)
     for moves in (1, 1, 0, 0, 1):
         arena.heartbeat_boot_ns += moves
-        one._heartbeat(0)
+        one.heartbeat(0)
         assert said == ["stopping: 1 of 2 shards have ended"] * moves
         said.clear()
 
 
 def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
     """A deployment whose shards are in these states, without processes."""
+    idle = SimpleNamespace(receive=lambda: None)
     nothing: Any = SimpleNamespace(
-        pending=lambda *, commands: False, fds=lambda: (), watch_due_ns=2**62
-    )
+        pending=lambda *, commands: False, fds=lambda: (), watch_due_ns=2**62, notices_fd=-1,
+        take_subscriptions=lambda: None, keep_watch=lambda *_: False, bind_again=lambda: None,
+        commands=idle, admin=idle,
+    )  # fmt: skip
     shards = [Shard(n, paths_in(Path("/"), f"demo-1-{n}"), [], nothing) for n in range(len(states))]
     for one, state in zip(shards, states, strict=True):
         one.state = state
@@ -511,11 +513,11 @@ def test_a_shard_that_comes_back_keeps_no_other_from_it() -> None:
 
 def test_a_drain_does_not_wait_for_a_crash_looping_shard() -> None:
     one, other = (looks_after(s, State.CRASH_LOOPING) for s in (State.ENDED, State.READY))
-    assert not one._over
+    assert not one.done()
     for drained in (one, other):
         drained._obey(FLAG_DRAIN)
-    assert one._over
-    assert not other._over
+    assert one.done()
+    assert not other.done()
 
 
 def test_a_deployment_may_have_more_descriptors_than_select_knows() -> None:
@@ -525,7 +527,10 @@ def test_a_deployment_may_have_more_descriptors_than_select_knows() -> None:
     far = fcntl.fcntl(near, fcntl.F_DUPFD, 1100)
     try:
         os.write(end, b"!")
-        assert looks_after(State.READY, wake_fd=far)._sleep() == {far}
+        one = looks_after(State.READY, wake_fd=far)
+        one._lifecycle.state = DaemonState.READY
+        one.loop.iterate()
+        assert one._waiter.wait(2**62) == {far}
     finally:
         for fd in (near, end, far):
             os.close(fd)
@@ -540,8 +545,8 @@ def test_why_a_deployment_does_not_serve_as_it_should() -> None:
     one._settle()
     assert one._lifecycle.state is DaemonState.DEGRADED
     assert one._lifecycle.why == (
-        (Cause.CRASH_LOOPING, "demo-1-0 is crash-looping, and is not restarted"),
-        (Cause.RESTARTING, "demo-1-1 ended, and is started again"),
+        (Cause.CRASH_LOOPING, "demo-1-0 is crash-looping: 8 failures in a row; not restarted"),
+        (Cause.RESTARTING, "demo-1-1 has ended and is being restarted"),
         (Cause.SILENT, "demo-1-2 does not answer"),
     )
     for each in one._shards:
@@ -557,14 +562,15 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     one._manager = cast(
         "Any", SimpleNamespace(reloading=lambda: said.append("r"), ready=lambda: said.append("R"))
     )
-    one._reload()
-    one._pass_on_reload(0)
+    one.loop.request_reload()
+    one.loop.reload_if_requested()
     assert said == []
     one._lifecycle.state = DaemonState.DEGRADED
-    one._pass_on_reload(0)
+    one.loop.reload_if_requested()
+    one._report_reload()
     assert said == ["r", "R"]  # the one that starts is notified once it is ready
     assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]
-    assert one._shards[1]._stale
+    assert one._shards[1]._reload_missed
 
 
 def test_a_reload_waits_for_the_answer_of_each_shard_that_does_not_hang() -> None:
@@ -575,31 +581,27 @@ def test_a_reload_waits_for_the_answer_of_each_shard_that_does_not_hang() -> Non
         "Any", SimpleNamespace(reloading=lambda: said.append("r"), ready=lambda: said.append("R"))
     )
     answers, hangs = one._shards
-    one._reload()
-    one._pass_on_reload(0)
+    assert one.reload()
+    one._report_reload()
     answers._reloaded = answers._reload
-    one._pass_on_reload(0)
+    one._report_reload()
     assert [each.reloads for each in one._shards] == [False, True]
     assert said == ["r"]
     hangs.unanswered_pings = UNANSWERED_PINGS_MAX
-    one._pass_on_reload(0)
+    one._report_reload()
     assert said == ["r", "R"]
 
 
 def test_each_iteration_passes_a_reload_on() -> None:
     one = looks_after(State.ENDED)
-    one._sockets = cast("Any", SimpleNamespace(
-        take_subscriptions=lambda: None, keep_watch=lambda *_: False, bind_again=lambda: None,
-        commands=SimpleNamespace(receive=lambda: None), admin=SimpleNamespace(receive=lambda: None),
-    ))  # fmt: skip
+    one._waiter = cast("Any", SimpleNamespace(watch=list))
     one._lifecycle.state = DaemonState.READY
-    one._next_heartbeat_ns = 2**62
     said: list[str] = []
     one._manager = cast(
         "Any", SimpleNamespace(reloading=lambda: said.append("r"), ready=lambda: said.append("R"))
     )
-    one._reload()
-    one._iterate(0, frozenset())
+    one.loop.request_reload()
+    one.loop.iterate()
     assert said == ["r", "R"]
 
 

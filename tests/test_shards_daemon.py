@@ -322,7 +322,7 @@ def test_a_killed_shard_comes_back_and_the_others_do_not_notice(demo: Daemon) ->
         assert here.get("kept") is not None
         assert pid_of(demo, 0) != before[0]
         assert pid_of(demo, 1) == before[1]
-    assert "shard demo-1-0 ended, it is started again" in demo.stderr
+    assert "shard demo-1-0 has ended; restarting it in 0.1 s" in demo.stderr
 
 
 def unavailable(timers: PartitionedClient, key: str) -> ShardUnavailable | None:
@@ -409,7 +409,7 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     assert "STATUS=recovering: 0 of 2 shards are ready" in received
     assert "STATUS=ready" in received
     assert (deployment_status()["condition"], deployment_status()["pid"]) == ("ready", demo.pid)
-    why = "demo-1-0 ended, and is started again"
+    why = "demo-1-0 has ended and is being restarted"
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
     with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
         os.kill(demo.pid, signal.SIGSTOP)  # or else it may have the lock taken again before us
@@ -473,7 +473,10 @@ def test_a_deployment_is_degraded_by_a_shard_that_is(daemon: StartDaemon) -> Non
     with Client("demo", namespace=one_in(demo, 1)) as timers:
         timers.add_many([(f"k{i}", FAR) for i in range(9)])
         eventually(
-            lambda: deployment_status()["degraded_by"] == ["demo-1-1: nearly all slots are taken"]
+            lambda: (
+                deployment_status()["degraded_by"]
+                == ["demo-1-1: nearly all timer slots are in use"]
+            )
         )
         for i in range(9):
             timers.cancel(f"k{i}")

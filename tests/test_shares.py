@@ -16,7 +16,7 @@ from purgatoryd.daemon.commands import (
     TAKEN_PER_ITERATION,
     Commands,
 )
-from purgatoryd.daemon.transport import Message
+from purgatoryd.daemon.listeners.transport import Message
 from purgatoryd.shm_layout.arena import Handled
 
 pytestmark = pytest.mark.tier("check")

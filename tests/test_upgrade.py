@@ -38,6 +38,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Lagged, Notice, Purgatory, Subscriber
 from purgatoryd.clients.stream import Stream
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.replacement import TABLE
 from purgatoryd.daemon.store import Opening, wal_end
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout import shm, wire
@@ -741,6 +742,11 @@ CUTS = {
     "of the first arena": ({".next": "born", ".private.new": "born"}, "born"),
     "between the first two": ({".private": "born", ".next": "born"}, "born"),
 }  # fmt: skip
+
+
+def test_a_daemon_starts_in_each_state_of_a_replacement() -> None:
+    cut = {(".private.new" in files, ".next" in files) for files, _ in CUTS.values()}
+    assert cut == {(row.private_new, row.arena_next) for row in TABLE}
 
 
 @pytest.mark.tier("test")

@@ -789,7 +789,7 @@ def test_a_damaged_snapshot_makes_place_for_the_older(daemon: StartDaemon, wal: 
     newest = snapshots(wal / "demo")[-1]
     flip(newest.path, newest.bytes // 2)
     real.start()
-    assert "the older snapshot is taken" in real.stderr
+    assert "recovering from the older snapshot" in real.stderr
     with durable() as client:
         assert all(client.get(timer.key) is not None for timer in timers)
 
@@ -829,7 +829,7 @@ def test_the_older_snapshot_makes_good_for_one_without_a_header(
     _, newest = snapshots(wal / "demo")
     harm(newest.path)
     real.start()
-    assert "the older snapshot is taken" in real.stderr
+    assert "recovering from the older snapshot" in real.stderr
     with durable() as client:
         assert client.get("k") is not None
 
@@ -876,7 +876,7 @@ def test_what_a_snapshot_knows_to_be_confirmed_has_to_be_there(
         damaged.seek(HEAD_BYTES)
         damaged.write(bytes(last.bytes - HEAD_BYTES))
     said = refused(real.start)
-    assert "confirmed are missing" in said
+    assert "confirmed records are missing" in said
     assert str(last.path) in said
 
 

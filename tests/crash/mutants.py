@@ -307,7 +307,7 @@ def parses(mutant: Mutant) -> bool:
 
 def measured_files() -> Iterator[Path]:
     for folder in FOLDERS:
-        yield from sorted((ROOT / folder).glob("*.py"))
+        yield from sorted((ROOT / folder).rglob("*.py"))
 
 
 # ---- coverage ----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from purgatoryd.pipeline import schemas
 from purgatoryd.shm_layout import errors, layout
 
 NAMES = Path(__file__).with_suffix(".txt")
-PACKAGES = ("shm_layout", "daemon", "clients", "pipeline", "cli")
+PACKAGES = ("shm_layout", "daemon", "daemon.listeners", "clients", "pipeline", "cli")
 
 
 def public(cls: type) -> set[str]:

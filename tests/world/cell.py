@@ -454,7 +454,7 @@ class Cell:
             self.daemon.as_restored = True
         elif self.daemon.import_path is not None and isinstance(error, (ArenaInUse, WalMismatch)):
             self.daemon.import_path = None  # it was imported, and then the daemon was killed
-        elif "remove that one" in text:
+        elif "to start empty" in text:
             self.lose_arena()
         elif isinstance(error, ArenaTooSmall):
             larger: dict[str, Any] = {error.resource: 2 * error.needed}

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lifecycle import STARTING, DaemonLifecycle
+from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.main import loop_of
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.retention import Keep
@@ -288,9 +288,9 @@ class SimulatedDaemon:
     def _stop(self) -> None:
         assert self.reaper is not None
         reaper = self.reaper
-        if not reaper.stopping:  # else its last iteration is over
+        if not reaper.loop.over:
             reaper.stop()
-            reaper.iterate()
+            reaper.loop.iterate()
         reaper.finish()
         self.observe.committed(reaper.arena)
         self.observe.ending(reaper.arena)
@@ -365,7 +365,7 @@ class SimulatedDaemon:
     @property
     def sleeps_ns(self) -> int:
         """How long the loop means to sleep."""
-        until_ns = self.reaper._until_ns if self.reaper is not None else None
+        until_ns = self.reaper.loop.until_ns if self.reaper is not None else None
         if until_ns is None:
             return 0
         return max(0, until_ns + self.machine.boot_begun_ns - self.schedule.now_ns)
@@ -422,9 +422,9 @@ class SimulatedDaemon:
             return
         assert self.reaper is not None
         self._commit_later()
-        if self._terminated and not self.reaper.stopping:
+        if self._terminated and not self.reaper.loop.stop_requested:
             raise Violation("a signal to stop is lost")
-        if self.reaper.stopping:
+        if self.reaper.loop.over:
             self.stop()
         elif until_ns is None:
             self._iterate_soon()
@@ -436,9 +436,9 @@ class SimulatedDaemon:
         assert self.transport is not None
         if self._wake_number > 1 and self._slept:
             ready = self.transport.ready() | self._news()
-            self.reaper.woke(ready)
+            self.reaper.loop.woke(ready)
         self._slept = False
-        until_ns = self.reaper.iterate()
+        until_ns = self.reaper.loop.iterate()
         self._slept = until_ns is not None
         return until_ns
 
@@ -468,7 +468,7 @@ class SimulatedDaemon:
         for them."""
         assert self.reaper is not None
         assert self.transport is not None
-        commands = not self.reaper._commands.full
+        commands = self.reaper.takes_commands
         return self._committed or self.transport.pending(commands=commands)
 
     def _timed_out(self, number: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from purgatoryd.daemon.transport import Message, Peer
+from purgatoryd.daemon.listeners.transport import Message, Peer
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.arena import Outgoing
 from world.seam import Seam

@@ -1,4 +1,4 @@
-"""What the loop needs of its sockets: a table of functions that never block.
+"""The interface between the loop and its sockets: functions that never block.
 
 `Sockets` implements it with ZeroMQ. Arguments and results are integers and bytes, so that a table
 of C functions can take its place.
@@ -13,16 +13,16 @@ from typing import Any, Protocol
 from purgatoryd.shm_layout.arena import Outgoing
 
 Identity = int | str
-"""A uid; of a peer behind tcp its address."""
+"""The uid of an ipc peer, or the address of a tcp peer."""
 REQUEST_HWM = 16
-"""Requests of one peer that a transport has taken; more wait at the peer. receive() takes turns
+"""Requests of one peer that a transport may hold; more wait at the peer. receive() takes turns
 among the peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One request: who asks, by routing id and as the kernel says, the bytes, and when it was
-    taken from the socket."""
+    """One request: routing id of its sender, its bytes, the sender's credentials from the kernel,
+    and the boot time at which it was taken from the socket."""
 
     route: bytes
     body: Any
@@ -43,13 +43,13 @@ class Peer:
     pid: int
     """Pid of the process that connected; 0 = the kernel does not report it."""
     strikes: int = 0
-    """Looks before which bytes had come, since its last whole message."""
+    """Checks since its last complete message before which bytes had arrived."""
     untaken: int = 0
-    """Bytes on their way to it at the last look."""
+    """Bytes that waited for it at the last check."""
     stuck: int = 0
-    """Looks at which they were as many as before."""
+    """Successive checks at which that number was unchanged."""
     gone: bool = False
-    """It was cut off; what it sent before may still come."""
+    """The daemon has closed it; earlier messages may still arrive."""
     sessions: set[int] = field(default_factory=set)
     """Session that last sent a message through the connection."""
 
@@ -79,15 +79,18 @@ class Requests(Protocol):
         """Descriptor that becomes readable when a request comes (edge-triggered)."""
 
     def receive(self) -> Message | None:
-        """The next request, None if there is none.
+        """Return the next request; None if there is none.
 
         A request has exactly two frames, routing id and body; of one with more, the body is
         empty, which the decoder refuses.
         """
 
     def send(self, route: bytes, body: Any) -> bool:
-        """Send to a peer. One that is gone, or does not read, loses it and asks again; so does one
-        whose answer is large while memory is short. False = it is known to be lost."""
+        """Send to a peer. False = the message is known to be lost.
+
+        It is lost if the peer is gone or does not read, and if it is large while memory is short.
+        The peer then asks again.
+        """
 
 
 class Transport(Protocol):
@@ -95,7 +98,7 @@ class Transport(Protocol):
 
     @property
     def commands(self) -> Requests:
-        """Batches, queries and what else clients ask."""
+        """Requests of clients, such as batches and queries."""
 
     @property
     def admin(self) -> Requests:
@@ -107,29 +110,28 @@ class Transport(Protocol):
 
     @property
     def peers(self) -> Peers:
-        """Who is connected."""
+        """The connections."""
 
     @property
     def watch_due_ns(self) -> int:
-        """When keep_watch() wants to be called though nothing happened."""
+        """Boot time at which keep_watch() is due although no descriptor is ready."""
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits, one on the command socket only if `commands`. Asking is needed
-        before every sleep: the descriptors tell of changes only."""
+        """True if a message waits; the command socket counts only if `commands`. Call this before
+        every sleep, because the descriptors are edge-triggered."""
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
-        """Admit who connected and cut off who does harm.
+        """Admit new connections and close harmful ones.
 
-        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors on which the loop woke up, if it
-        slept. True = there is more to do at once.
+        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors that ended the loop's sleep. True =
+        there is more to do at once.
         """
 
     def take_subscriptions(self) -> None:
-        """Take note of what subscribers ask for."""
+        """Take reports of new and ended subscriptions."""
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
-        """Hand notices to the socket, which drops them for peers that are behind; return their
-        number."""
+        """Hand notices to the socket, which drops them for slow peers. Return their number."""
 
     def bind_again(self) -> None:
-        """Bind sockets whose paths were removed again. Their connections stay."""
+        """Bind sockets again whose paths were removed. Their connections stay."""

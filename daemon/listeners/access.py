@@ -1,4 +1,4 @@
-"""Who may connect and who may administer: by the uid and gid that the kernel tells."""
+"""Permissions to connect and to administer, by the uid and gid from the kernel."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from purgatoryd.daemon.config import Config
 
 @dataclass(frozen=True)
 class Access:
-    """Root and the daemon's own uid may always do both.
+    """The uids and gids with permissions. Root and the daemon's uid always have both permissions.
 
-    Members of an allowed group are looked up once, at the start: asking the host's user
-    database may block, and the loop never does.
+    Members of an allowed Unix group are looked up once, at the start, because a look-up in the
+    host's user database may block.
     """
 
     admins: frozenset[int]
     uids: frozenset[int]
     gids: frozenset[int]
     everybody: bool
-    """Whoever reaches the socket may connect."""
+    """Anyone who can open the socket may connect."""
 
     @classmethod
     def of(cls, config: Config) -> Access:
-        """What the settings say."""
+        """Return the permissions that the settings grant."""
         admins = frozenset({0, os.geteuid(), *config.admin_uids})
         members = {uid for gid in config.allow_gids for uid in _members(gid)}
         everybody = not config.allow_uids and not config.allow_gids
@@ -47,7 +47,7 @@ def _members(gid: int) -> Iterator[int]:
     try:
         names = grp.getgrgid(gid).gr_mem
     except KeyError:
-        return  # a group without a name has no members but those who run with it
+        return  # a Unix group without a name has no listed members
     for name in names:
         try:
             yield pwd.getpwnam(name).pw_uid

@@ -1,4 +1,4 @@
-"""The daemon's three sockets: commands, notices, administration. No policy is in here."""
+"""The daemon's three ZeroMQ sockets: commands, notices, administration. They contain no policy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import zmq
 
-from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.admission_control import AdmissionControl
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.admission_control import AdmissionControl
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message
+from purgatoryd.daemon.listeners.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.transport import REQUEST_HWM, Message
-from purgatoryd.daemon.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.shm_layout import curve
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath
@@ -30,46 +30,46 @@ from purgatoryd.shm_layout.paths import Paths
 
 SOCKET_MODE = 0o660
 PROBE_S = 1.0
-"""How long a socket at our path may take to refuse a connection, before it counts as live."""
+"""How long a socket at our path may take to refuse a connection before it counts as served."""
 NOTICE_HWM = 1000
 REPLY_HWM = 64
-"""Messages that wait for one peer. Replies may be large, and a peer that reads has few."""
+"""Messages that wait for one peer. Replies may be large; a peer that reads has few of them."""
 LARGE_BYTES = 16 * 2**10
-"""Larger answers are dropped while memory is short: their peers ask again, and who does not read
-has 64 of them at most."""
+"""Larger answers are dropped while memory is short. Their peers ask again."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
-"""Bytes: two names, three bytes around them, and what ZMTP puts before them."""
+"""Bytes of a subscription: two names, three bytes around them, and the header of ZMTP."""
 ROUTE_MAX = 255
 PARTS_MAX = 256
-"""Frames of a message; one with more is nobody's mistake. Also how many go in one iteration."""
+"""Frames of a message; more are an offence. An iteration drops as many of them."""
 REPORTS_PER_ITERATION = 256
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
 """Bytes that encryption adds to a message, or that its handshake takes."""
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
-"""Of tcp peers; behind ipc the kernel tells at once that one is gone."""
+"""Heartbeats of tcp peers. For ipc peers the kernel reports the end of a connection at once."""
 ASK_NS = 5_000_000
-"""How often a loop that does not sleep asks for news of connections."""
+"""How often a loop that does not sleep looks for events of connections."""
 WATCH_NS, WATCH_MAX_NS = 100_000, 5_000_000
-"""How long to look after connections at once: as long as all else took since, within these. So
-neither keeps the other waiting, and news of connections are taken faster than libzmq makes them."""
+"""Bounds of the time for events of connections, which is as long as all other work took since the
+last look. So neither delays the other, and events are processed faster than libzmq creates them."""
 LINGER_MS = 1000
-"""How long a clean stop waits for peers to take what was sent."""
+"""How long a clean stop waits until peers have received their messages."""
 
 
 @dataclass(frozen=True)
 class Remotes:
-    """Where clients on other hosts connect, our keys, and theirs with their uids."""
+    """Address for clients on other hosts, key pair of the daemon, and keys of the clients."""
 
     place: curve.Place
     pair: curve.KeyPair
     list: Path
-    """Of the keys that are let in."""
+    """File of the clients' keys."""
     allowed: dict[bytes, int]
+    """By public key: the uid of a client."""
 
     @classmethod
     def of(cls, config: Config) -> Remotes | None:
-        """What the settings say; None = no tcp. Raises BadPath."""
+        """Read the key files that the settings name; None = no tcp. Raises BadPath."""
         if not config.tcp:
             return None
         pair = curve.read_pair(Path(config.server_key))
@@ -95,14 +95,14 @@ class RequestSocket:
         self.fd = int(socket.getsockopt(zmq.FD))
         self._route = bytearray(ROUTE_MAX)
         self._overlong = False
-        """The rest of a message has to be taken off before the next one."""
+        """Frames of a message are left that have to be dropped before the next message."""
 
     def receive(self) -> Message | None:
-        """The next request, None if there is none."""
+        """Return the next request; None if there is none."""
         if self._overlong and not self._take_off():
             return None
         try:
-            # what is too long is cut
+            # a longer route is truncated
             size = self.zmq_socket.recv_into(self._route, flags=zmq.NOBLOCK)
         except zmq.Again:
             return None
@@ -126,12 +126,12 @@ class RequestSocket:
         return True
 
     def _take_off(self) -> bool:
-        """Drops the rest of a message, PARTS_MAX frames at a time. True = all is gone."""
+        """Drop the rest of a message, PARTS_MAX frames at most. True = all are dropped."""
         return any(not self.zmq_socket.recv(copy=False).more for _ in range(PARTS_MAX))
 
 
 class Sockets:
-    """Binds all sockets. They are used from one thread; nothing here ever blocks."""
+    """All sockets of a daemon or deployment, bound. Only one thread uses them; no method blocks."""
 
     def __init__(
         self, paths: Paths, access: Access, remotes: Remotes | None = None, host: Host = HOST
@@ -190,14 +190,14 @@ class Sockets:
 
     @property
     def peers(self) -> AdmissionControl:
-        """Who is connected."""
+        """The connections."""
         return self.admission
 
     def bind_again(self) -> None:
-        """Bind sockets whose paths were removed again. Their connections stay.
+        """Bind sockets again whose paths were removed. Their connections stay.
 
-        The old listener stays, too, and with it its descriptor: libzmq ends the connections that
-        were made through an endpoint together with it. Another file that has such a path stays.
+        The old listener and its descriptor stay as well, because libzmq closes an endpoint's
+        connections together with it. Another file at such a path stays.
         """
         sockets = zip(self._paths, self._sockets, strict=True)
         gone = [(path, socket) for path, socket in sockets if not os.path.lexists(path)]
@@ -205,14 +205,14 @@ class Sockets:
             try:
                 _listen_at(socket, path)
             except (zmq.ZMQError, OSError) as error:
-                self._tell_unbound(path, error)
+                self._report_unbound(path, error)
             else:
                 self._unbound.discard(path)
                 log.warning(f"{path} was removed; the daemon has bound it again")
         if gone:
             self.admission.rebound()
 
-    def _tell_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
+    def _report_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
         if path not in self._unbound:
             self._unbound.add(path)
             log.error(
@@ -225,16 +225,16 @@ class Sockets:
         return [self.commands.fd, self.admin.fd, self.notices_fd, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits, one on the command socket only if `commands`. Asking is needed
-        before every sleep: the descriptors tell of changes only."""
+        """True if a message waits; the command socket counts only if `commands`. Call this before
+        every sleep, because the descriptors are edge-triggered."""
         asked = self._sockets if commands else self._sockets[1:]
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in asked)
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
-        """Admits who connected and cuts off who does harm.
+        """Admit new connections and close harmful ones.
 
-        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors on which the loop woke up, if it
-        slept. True = there is more to do at once.
+        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors that ended the loop's sleep. True =
+        there is more to do at once.
         """
         if now_ns < min(self._ask_ns, self.admission.due_ns) and self._watched.isdisjoint(ready):
             return False
@@ -249,18 +249,18 @@ class Sockets:
 
     @property
     def watch_due_ns(self) -> int:
-        """When keep_watch() wants to be called though nothing happened."""
+        """Boot time at which keep_watch() is due although no descriptor is ready."""
         return self.admission.due_ns
 
     def take_subscriptions(self) -> None:
-        """Takes off XPUB's queue what it reports of subscriptions; the socket keeps them."""
+        """Take reports of subscriptions from the XPUB socket, which keeps the subscriptions."""
         for _ in range(REPORTS_PER_ITERATION):
             if not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             self.admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
-        """Hands notice messages to the socket, which drops them for peers that are behind."""
+        """Hand notices to the socket, which drops them for slow peers. Return their number."""
         sent = 0
         for message in messages:
             self.notices.send(message.subject, zmq.SNDMORE | zmq.NOBLOCK)
@@ -269,34 +269,34 @@ class Sockets:
         return sent
 
     def read_keys(self) -> None:
-        """Reads the list of keys again; who is connected through tcp has to connect again.
+        """Read the list of keys again. All tcp clients have to connect again.
 
-        Raises BadPath; then the keys stay as they are.
+        Raises BadPath; the keys are then unchanged.
         """
         if self._remotes is not None:
             self._zap.keys = curve.read_allowed(self._remotes.list)
             self.admission.end_remote()
 
     def close(self) -> None:
-        """Closes; what was sent and not taken within LINGER_MS is dropped."""
+        """Close all sockets. Messages that peers do not receive within LINGER_MS are dropped."""
         self.admission.close()
         for socket in self._sockets:
             socket.close()
         self._zap.close()
         self._context.term()
         for path in self._paths:
-            with contextlib.suppress(OSError):  # the next daemon takes over what is left
+            with contextlib.suppress(OSError):  # the next daemon replaces a path that is left
                 path.unlink()
 
 
 def _unpredictable_routes() -> None:
-    """libzmq numbers peers without a routing id from rand() on. A peer that chose the number
-    that comes next as its own id would make it abort."""
+    """Seed rand(), from which libzmq numbers peers without a routing id. It would abort if a peer
+    used the next number as its own id."""
     ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
 def _refuse_without_netlink(endpoint: str) -> None:
-    """libzmq asks there for the host's addresses, and aborts the process if it may not."""
+    """Raise BadPath without AF_NETLINK: libzmq would abort the process."""
     try:
         sockets.socket(sockets.AF_NETLINK, sockets.SOCK_RAW).close()
     except OSError as error:
@@ -307,8 +307,8 @@ def _refuse_without_netlink(endpoint: str) -> None:
 def _listen(
     socket: zmq.Socket[bytes], endpoint: str, pair: curve.KeyPair, message_max: int
 ) -> None:
-    """Bind a socket to tcp as well. Options apply only to later binds. They are reset afterwards,
-    so that a removed ipc path is bound again without CURVE."""
+    """Bind a socket to tcp in addition to ipc. Options apply only to later binds. They are reset
+    afterwards, so that a removed ipc path is bound again without CURVE."""
     _refuse_without_netlink(endpoint)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max + CURVE_MAX)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -334,7 +334,7 @@ def _listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
 
 @contextlib.contextmanager
 def _closed() -> Iterator[None]:
-    """Nobody else may connect to what is bound inside, from its first moment on."""
+    """Bind sockets inside without access for other users, from their first moment on."""
     before = os.umask(0o177)
     try:
         yield
@@ -343,7 +343,8 @@ def _closed() -> Iterator[None]:
 
 
 def _accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
-    """Has libzmq close connections of others at once: a subscriber sends nothing to refuse."""
+    """Let libzmq close connections of other users at once: a subscriber sends no request that could
+    be refused."""
     if access.everybody:
         return
     for uid in access.uids:
@@ -353,20 +354,21 @@ def _accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """libzmq unlinks whatever is at the path; only our own dead socket may go that way.
+    """Raise BadPath unless the path is free or has a dead socket of ours: libzmq unlinks any file
+    at the path.
 
-    The caller holds the daemon's lock, so a socket that answers is none of this daemon's name.
+    The caller holds the daemon's lock, so a socket that answers belongs to another program.
     """
     try:
         found = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise BadPath(str(path), "is there and is no socket")
+        raise BadPath(str(path), "is not a socket: remove it")
     if found.st_uid != os.geteuid():
-        raise BadPath(str(path), f"is there and belongs to uid {found.st_uid}")
+        raise BadPath(str(path), f"is foreign: it belongs to uid {found.st_uid}")
     if _answers(path):
-        raise BadPath(str(path), "is there and another process serves it")
+        raise BadPath(str(path), "is served by another process: stop it")
 
 
 def _answers(path: Path) -> bool:

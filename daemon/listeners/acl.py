@@ -1,7 +1,7 @@
-"""Shuts our sockets to some users by the access control lists of their paths: see acl(5).
+"""Exclude users from our sockets by the access control lists of their paths, see acl(5).
 
-The kernel then refuses their connections itself, so that what they try costs the daemon nothing.
-Where a file system knows no such lists everybody comes as far as the handshake.
+The kernel then refuses their connections, which cost the daemon nothing. On a file system without
+such lists these users are refused at the handshake.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 SHUT_MAX = 256
-"""Users that are shut out at once; ext4 has space for twice as many in a list."""
+"""Users that are excluded at once. A list on ext4 has space for twice as many."""
 
 _NAME = "system.posix_acl_access"
 _HEAD = struct.pack("<I", 2)  # POSIX_ACL_XATTR_VERSION
@@ -31,11 +31,11 @@ class Listener:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._list: bytes | None = None
-        """What somebody else gave it, as it was before the first user was shut out."""
+        """List of the path from before the first user was excluded; None = there was none."""
         self._shut = False
 
     def shut_to(self, uids: Sequence[int]) -> None:
-        """Lets all connect who could, but for these. Raises OSError."""
+        """Exclude exactly these users. Raises OSError."""
         if not self._shut:
             self._list = self._found()
         self._shut = bool(uids)
@@ -65,7 +65,7 @@ class Listener:
 
 
 class Listeners:
-    """All sockets of the daemon that have a path."""
+    """All sockets of the daemon with a path."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = [*paths]
@@ -79,7 +79,7 @@ class Listeners:
         self.shut_to(shut)
 
     def shut_to(self, uids: Iterable[int]) -> None:
-        """Lets all connect who could, but for the first SHUT_MAX of these."""
+        """Exclude exactly these users, at most the first SHUT_MAX of them."""
         some = sorted(islice(uids, SHUT_MAX))
         if some == self._shut:
             return

@@ -1,15 +1,15 @@
-"""Keeps broken and hostile peers from the others: who may connect, and who is cut off.
+"""Admission control: protect clients from broken and hostile peers.
 
-libzmq takes connections and bytes in a thread of its own and has no limit for a message whose
-parts never end. So every connection is known here, by its descriptor, and with its peer as the
-kernel says. While bytes come in, admission control looks around every LOOK_NS; while none do, it
-sleeps. What a look does once the process has grown by ALARM_BYTES:
+libzmq accepts connections and reads bytes in a thread of its own, and does not limit messages with
+endless parts. So admission control knows every connection by its descriptor, with the uid from the
+kernel. While bytes arrive it checks all connections every LOOK_NS. Once the process has grown by
+ALARM_BYTES a check closes these connections:
 
-    bytes kept coming, no message was ever whole    cut off, and the peer refused for a while
-    bytes lie untaken at a peer, always as many     cut off: it does not read
+    bytes keep arriving, but no message is complete      the peer is also refused for a while
+    the same number of bytes waits for the peer          it does not read
 
-Past SHED_BYTES it also cuts off those whose messages only wait for their turn. Who is cut off
-loses nothing that sessions and the replay buffer do not give back.
+Above SHED_BYTES it also closes connections whose messages only wait for their turn. A client whose
+connection is closed gets everything back from its session and the replay buffer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pathlib import Path
 import zmq
 
 from purgatoryd.daemon.allowance import Allowance
-from purgatoryd.daemon.listeners import Listeners
+from purgatoryd.daemon.listeners.acl import Listeners
+from purgatoryd.daemon.listeners.transport import Identity, Peer
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.transport import Identity, Peer
 
 MIB = 2**20
 MS = 1_000_000
@@ -44,31 +44,31 @@ FOREVER_NS = 2**63 - 1
 
 LOOK_NS = 20 * MS
 STRIKES = 4
-"""Looks: so long may one message take to arrive while memory is short."""
+"""Checks within which a message has to arrive while memory is short."""
 ALARM_BYTES = 64 * MIB
 SHED_BYTES = 192 * MIB
 REFUSED_NS = 60_000 * MS
-"""After the first offence; twice as long after each one more, up to REFUSED_MAX_NS."""
+"""Refusal after the first offence. It doubles with each further one, up to REFUSED_MAX_NS."""
 REFUSED_MAX_NS = 3600_000 * MS
 TRIM_NS = 1_000 * MS
 UNREAD_MAX = 8 * MIB
-"""What the kernel may hold for us; more is left to libzmq."""
+"""Unread bytes that are dropped when a connection is closed; libzmq reads the rest."""
 PEERS_PER_LOOK = 256
 EVENTS_PER_ITERATION = 32
-"""Of one socket: who came and went in between costs no more than its news."""
+"""Events of one socket. A connection that opened and closed within them costs nothing else."""
 CONNECTIONS_PER_UID = 1024
-"""At most, and at most an eighth of the descriptors that the process may have."""
+"""Connections of one uid, if that is less than an eighth of the process's descriptors."""
 CONNECTS_PER_S = 64
-"""New connections of one uid, beyond as many at once as it may have at all."""
+"""Rate limit of new connections of one uid; the burst is its limit of connections."""
 STEP = 0.5
-"""What counts of a connection when it came, and when its handshake is through: who floods us may
-leave out the second, or be gone before we look at the first."""
+"""Tokens of a connection: half when it opens, half at its handshake. A peer that floods the daemon
+may omit the handshake, or close before the connection is seen."""
 PAUSE_NS = 1_000 * MS
-"""How long who made too many may make no more."""
+"""How long a uid with too many connections is refused."""
 SUBJECTS_PER_UID = 8192
-"""Prefixes that only subscribers of one uid asked for: the socket keeps each of them."""
+"""Prefixes that only subscribers of one uid have subscribed to; the socket stores each of them."""
 SUBSCRIBES_PER_S = 1024
-"""New prefixes of one uid, beyond as many at once as it may have at all."""
+"""Rate limit of new prefixes of one uid; the burst is its limit of prefixes."""
 
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _EVENT = struct.Struct("=Hi")
@@ -81,22 +81,22 @@ _PASS_RIGHTS = 83  # SO_PASSRIGHTS, which Python does not name; since Linux 6.16
 _POLLIN = int(zmq.POLLIN)
 _NO_UID = 2**32 - 1
 _IPC = "localhost:"
-"""How libzmq begins the address of an ipc peer; uid, gid and pid follow."""
+"""Prefix of the address that libzmq gives to an ipc peer; uid, gid and pid follow."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """Until when a peer may not connect, and how long that was from its last offence on."""
+    """Boot time until which a peer is refused, and the length of its last refusal."""
 
     until_ns: int = 0
     span_ns: int = REFUSED_NS // 2
 
 
 class AdmissionControl:
-    """All connections of the daemon's sockets. Used by the loop's thread; nothing blocks."""
+    """All connections of the daemon's sockets. Only the loop's thread uses it; no method blocks."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], paths: Iterable[Path] = ()) -> None:
-        """`paths`: of the sockets, to have the kernel keep out who is refused."""
+        """`paths` of the sockets, so that the kernel can refuse connections."""
         self._context = context
         self._listeners = Listeners(paths)
         self._trusted = {0, os.geteuid()}
@@ -121,15 +121,15 @@ class AdmissionControl:
         """Called with each closed connection."""
         self._now_ns = self._look_ns = self._trim_ns = self._tell_ns = 0
         self._pardon_ns = FOREVER_NS
-        """When the first of those who are refused may connect again."""
+        """Boot time at which the first refusal ends."""
         self.due_ns = FOREVER_NS
-        """When iterate() wants to be called though no descriptor is ready."""
+        """Boot time at which iterate() is due although no descriptor is ready."""
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._base_bytes = self._own_bytes()
 
     def watch(self, socket: zmq.Socket[bytes]) -> None:
-        """Learns of the socket's connections; to be called before it is bound, and iterate() before
-        others may connect."""
+        """Receive the events of a socket's connections. Call this before the socket is bound, and
+        iterate() before other users may connect."""
         endpoint = f"inproc://monitor-{len(self._sockets)}"
         socket.monitor(endpoint, _LISTENING | _ACCEPTED | _DISCONNECTED)
         monitor = self._context.socket(zmq.PAIR)
@@ -146,7 +146,7 @@ class AdmissionControl:
         self._listeners.renew()
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stop receiving events."""
         for watched, monitor in zip(self._sockets, self._monitors, strict=True):
             watched.disable_monitor()
             monitor.close(0)
@@ -156,10 +156,9 @@ class AdmissionControl:
     # ---- an iteration --------------------------------------------------------------------------
 
     def iterate(self, now_ns: int) -> bool:
-        """Takes some of what there is to know at `now_ns`, CLOCK_BOOTTIME.
+        """Process a bounded number of events at `now_ns`, CLOCK_BOOTTIME. True = there are more.
 
-        True = there is more, which must not pile up: libzmq ends the process if it has no
-        descriptor left to accept with.
+        They must not pile up: libzmq aborts the process if no descriptor is left to accept with.
         """
         self._now_ns = now_ns
         more = [
@@ -194,7 +193,7 @@ class AdmissionControl:
     # ---- connections ---------------------------------------------------------------------
 
     def _accepted(self, socket_index: int, fd: int) -> None:
-        if fd in self._peers:  # another socket's event comes later than this one's
+        if fd in self._peers:  # reused: another socket's event of its end comes later
             self._forget(fd)
         with suppress(OSError), borrowed(fd) as connection:
             identity = _identity_of(connection)
@@ -228,12 +227,13 @@ class AdmissionControl:
             del self._connections[identity]
 
     def refuses(self, identity: Identity) -> bool:
-        """True while nobody of that uid, or from that address, may connect."""
+        """True while connections of that uid, or from that address, are refused."""
         refusal = self._refused.get(identity)
         return refusal is not None and refusal.until_ns > self._now_ns
 
     def admits(self, uid: int) -> bool:
-        """Asked for each connection when it came, and again at its handshake."""
+        """Return whether a uid may connect. Called for each connection when it opens, and at its
+        handshake."""
         if uid in self._trusted:
             return True
         if self.refuses(uid):
@@ -254,7 +254,7 @@ class AdmissionControl:
             self._tell(identity, "too many connections")
 
     def end_remote(self) -> None:
-        """Ends all connections through tcp; who still may connects again."""
+        """Close all tcp connections. Clients with a valid key connect again."""
         for fd, peer in self._peers.items():
             if isinstance(peer.identity, str):
                 with suppress(OSError), borrowed(fd) as connection:
@@ -284,10 +284,10 @@ class AdmissionControl:
         return {fd for fd in fds & self._peers.keys() if _pending(fd, termios.FIONREAD)}
 
     def offence(self, frame: zmq.Frame, detail: str) -> None:
-        """Cuts off whoever sent `frame`, and refuses it for a while.
+        """Close the connection on which `frame` came, and refuse its peer for a while.
 
-        By now its descriptor may be another's, and one that is not known yet finds itself refused
-        once it is.
+        The descriptor may have been reused since; then only the peer is refused. So is a peer whose
+        connection is not known yet.
         """
         fd, identity = _descriptor(frame), _sender(frame)
         peer = self._peers.get(fd)
@@ -298,7 +298,7 @@ class AdmissionControl:
             self._tell(identity, detail)
 
     def subscribed(self, frame: zmq.Frame) -> None:
-        """Takes a message of the XPUB socket: 1 or 0, and a prefix that is new or gone."""
+        """Take a message of the XPUB socket: 1 or 0, and a prefix that was added or removed."""
         report = frame.bytes
         subject = report[1:]
         if report[:1] not in (b"\0", b"\1"):
@@ -342,17 +342,17 @@ class AdmissionControl:
         self._shut_listeners()
 
     def _shut_listeners(self) -> None:
-        """The kernel keeps out who is refused now, and nobody else."""
+        """Let the kernel refuse exactly the peers that are refused at the moment."""
         until = {
             identity: r.until_ns for identity, r in self._refused.items() if self.refuses(identity)
         }
         self._pardon_ns = min(until.values(), default=FOREVER_NS)
         self._listeners.shut_to(identity for identity in until if isinstance(identity, int))
 
-    # ---- looks ---------------------------------------------------------------------------
+    # ---- checks --------------------------------------------------------------------------
 
     def _note_flow(self) -> None:
-        """Each descriptor tells once that bytes came, and again after the next look."""
+        """Note on which connections bytes arrived. Each reports it once per check."""
         flowing = [fd for fd, _ in self._flow.poll(0, EVENTS_PER_ITERATION) if fd in self._peers]
         if flowing and not self._flowed:
             self.due_ns = self._look_ns = self._now_ns + LOOK_NS
@@ -372,7 +372,8 @@ class AdmissionControl:
         self._flowed.clear()
 
     def _blame(self, *, shed: bool) -> None:
-        """Somebody holds the memory. It is nobody's fault while whole messages wait for us."""
+        """Close connections that hold memory. No peer is refused while complete messages wait for
+        the daemon itself."""
         waiting = any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets)
         self._round = self._round or list(self._peers)
         some, self._round = self._round[:PEERS_PER_LOOK], self._round[PEERS_PER_LOOK:]
@@ -382,10 +383,10 @@ class AdmissionControl:
         for fd in endless:
             self._cut_off(fd, "a message without end", refuse=not waiting)
         for fd in deaf:
-            self._cut_off(fd, "it does not read", refuse=False)
+            self._cut_off(fd, "the peer does not read", refuse=False)
         if not endless and not deaf and self._now_ns >= self._trim_ns:
             self._trim_ns = self._now_ns + TRIM_NS
-            _libc.malloc_trim(0)  # what those who are gone have held
+            _libc.malloc_trim(0)  # memory of closed connections
 
     def _takes_nothing(self, fd: int, peer: Peer, shed: bool) -> bool:
         untaken = _pending(fd, termios.TIOCOUTQ)
@@ -395,20 +396,20 @@ class AdmissionControl:
         return peer.stuck >= STRIKES
 
     def memory_is_short(self) -> bool:
-        """True while the process is so large that somebody is to blame for it."""
+        """True while the process has grown by more than ALARM_BYTES."""
         return self._grown_bytes() > ALARM_BYTES
 
     def _grown_bytes(self) -> int:
         return self._own_bytes() - self._base_bytes
 
     def _own_bytes(self) -> int:
-        """Memory of this process alone: without the arena, and without files."""
+        """Return the private memory of this process: without the arena and without files."""
         _, resident, shared, *_ = os.pread(self._statm, 64, 0).split()
         return (int(resident) - int(shared)) * PAGE_BYTES
 
 
 def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
-    """Events and their descriptors, oldest first, until there are none."""
+    """Yield events and their descriptors, oldest first, until there are none."""
     with suppress(zmq.Again):
         while True:
             event, fd = _EVENT.unpack(monitor.recv(zmq.NOBLOCK))
@@ -418,9 +419,9 @@ def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def borrowed(fd: int) -> Iterator[socket.socket]:
-    """libzmq's descriptor as a socket; its family is given, so that nobody asks for it.
+    """Yield libzmq's descriptor as a socket. The family is stated, which saves system calls.
 
-    What is done with it raises OSError if it is no connection any more.
+    Calls of the socket raise OSError if the connection is closed.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
     try:
@@ -430,22 +431,22 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
 
 
 def _pending(fd: int, queue: int) -> int:
-    """Bytes that wait in a queue of the kernel: FIONREAD or TIOCOUTQ. 0 if it is no connection any
-    more."""
+    """Return the bytes in a queue of the kernel: FIONREAD or TIOCOUTQ. 0 if the connection is
+    closed."""
     with suppress(OSError):
         return int(_NUMBER.unpack(fcntl.ioctl(fd, queue, bytes(4)))[0])
     return 0
 
 
 def _take_no_descriptors(fd: int) -> None:
-    """Peers cannot pass any: libzmq would drop them, and the last one to close a file waits for it,
-    as long as whoever made it pleases."""
+    """Let the kernel refuse descriptors that peers pass. libzmq would close them, and closing a
+    file can block as long as its creator likes."""
     with suppress(OSError), borrowed(fd) as listener:
         listener.setsockopt(socket.SOL_SOCKET, _PASS_RIGHTS, 0)
 
 
 def _end(connection: socket.socket) -> None:
-    """Shuts it down; libzmq finds that out and closes it. What it has not read is dropped."""
+    """Shut a connection down; libzmq then closes it. Drop the bytes that libzmq has not read."""
     connection.shutdown(socket.SHUT_RDWR)
     for _ in range(UNREAD_MAX // MIB):
         if not connection.recv_into(_dropped, MIB, socket.MSG_DONTWAIT):
@@ -453,7 +454,7 @@ def _end(connection: socket.socket) -> None:
 
 
 def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Pid, uid, gid."""
+    """Return pid, uid and gid of the process that connected."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(credentials)
     return pid, uid, gid
@@ -470,7 +471,7 @@ def _identity_of(connection: socket.socket) -> Identity:
 
 
 def _sender(frame: zmq.Frame) -> Identity:
-    """Who sent `frame`, as libzmq saw it when the connection was made; "" of its own reports."""
+    """Return the sender of `frame`, as of its connection; "" for reports of libzmq itself."""
     try:
         return _of_address(str(frame.get("Peer-Address")))
     except zmq.ZMQError:
@@ -481,7 +482,7 @@ def _sender(frame: zmq.Frame) -> Identity:
 def _of_address(address: str) -> Identity:
     if address.startswith(_IPC):
         return int(address.split(":")[1])
-    return address.partition("%")[0]  # without the interface, as getpeername() tells it
+    return address.partition("%")[0]  # without the interface, like getpeername()
 
 
 def _named(identity: Identity) -> str:
@@ -489,7 +490,7 @@ def _named(identity: Identity) -> str:
 
 
 def _descriptor(frame: zmq.Frame) -> int:
-    """Of the connection on which `frame` came; -1 of a report that libzmq made itself."""
+    """Return the descriptor of the connection of `frame`; -1 for reports of libzmq itself."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

@@ -1,7 +1,7 @@
-"""The daemon's side of ZAP (ZeroMQ RFC 27): every connection asks for admission.
+"""ZAP handler (ZeroMQ RFC 27): answers whether a connection is admitted at its handshake.
 
-What is answered stands on every message of the connection then: who sent it, as the kernel or
-the key said it at the handshake.
+The answer contains the sender's credentials, from the kernel or the CURVE key. libzmq attaches
+them to every message of the connection.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import zmq
 
-from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.admission_control import AdmissionControl
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.admission_control import AdmissionControl
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"purgatoryd"
@@ -24,7 +24,7 @@ _ADMITTED, _NOT_NOW, _NEVER = b"200", b"300", b"400"
 
 
 class Sender(NamedTuple):
-    """Who sent a message."""
+    """Credentials of a sender."""
 
     uid: int
     gid: int
@@ -32,7 +32,8 @@ class Sender(NamedTuple):
 
 
 class ZapHandler:
-    """Answers for the context's sockets. `keys`: uids by public key (32 bytes), behind tcp."""
+    """Handler of all sockets of a context. `keys`: uid of each public key (32 bytes) of tcp
+    clients."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class ZapHandler:
         self.fd = int(self._socket.get(zmq.FD))
 
     def serve(self) -> bool:
-        """Answers some of those who ask. True = there may be more."""
+        """Answer a bounded number of handshakes. True = there may be more."""
         for _ in range(REQUESTS_PER_ITERATION):
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return False
@@ -76,12 +77,12 @@ class ZapHandler:
             return None
 
     def close(self) -> None:
-        """Admits nobody from now on."""
+        """Close the handler: no further connection is admitted."""
         self._socket.close(0)
 
 
 def sender_of(frame: zmq.Frame) -> Sender:
-    """Who sent `frame`: what admission answered for its connection."""
+    """Return the sender of `frame`, as answered at the handshake of its connection."""
     return _read(str(frame.get("User-Id")))
 
 

@@ -1,0 +1,182 @@
+"""Replace a daemon's arena files, so that a kill at any moment leaves one complete arena.
+
+New arena files have no names until they are complete. Then they get temporary names, and with these
+they replace the old files. `TABLE` has the states in between: the temporary names that exist tell
+in which state a kill left the files, and the row tells how a start goes on. So an arena file under
+the daemon's name is complete and belongs to the private arena file; any other file stays.
+
+Each step needs the lock on the private arena file, see `store.owned`. A new private arena file is
+locked before it has a name.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from purgatoryd.shm_layout import shm
+from purgatoryd.shm_layout.arena import retire
+from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath
+from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.shm import ArenaFile, ArenaLock
+
+NEW = ".new"
+"""Suffix of a new private arena file."""
+NEXT = ".next"
+"""Suffix of a new arena file."""
+
+
+class State(enum.Enum):
+    """How far a replacement got."""
+
+    SETTLED = enum.auto()
+    """No replacement is under way."""
+    PREPARED = enum.auto()
+    """The new private arena file has a temporary name; the old arena counts."""
+    COMMITTED = enum.auto()
+    """Both new files have temporary names; the new arena counts."""
+    PRIVATE_PLACED = enum.auto()
+    """The new private arena file has replaced the old one; the new arena counts."""
+
+
+class Replacement:
+    """The arena files of a daemon. The caller has the lock."""
+
+    def __init__(self, paths: Paths, lock: ArenaLock) -> None:
+        self._paths = paths
+        self._lock = lock
+        self._private_new = f"{paths.private}{NEW}"
+        self._arena_next = f"{paths.arena}{NEXT}"
+
+    @property
+    def row(self) -> Row:
+        """The state in which the files are. Files of other users do not count."""
+        on_disk = shm.ours(self._private_new), shm.ours(self._arena_next)
+        return next(row for row in TABLE if (row.private_new, row.arena_next) == on_disk)
+
+    # ---- all steps -----------------------------------------------------------------------------
+
+    def replace_by(self, arena: ArenaFile, private: ArenaFile) -> None:
+        """Let new files, which have no names, replace those of the daemon.
+
+        Raises AlreadyRunning if another start was faster, where no file existed to lock.
+        """
+        for row in TABLE:
+            row.step(self, arena, private)
+        self._lock.settle(self._paths.private)
+
+    def recover(self) -> None:
+        """Complete or undo the replacement that a killed daemon began.
+
+        Raises AlreadyRunning if another start replaces the arena files at this moment, or has done
+        so.
+        """
+        paths, lock = self._paths, self._lock
+        if shm.ours(self._private_new):
+            lock.lock([self._private_new])
+        owned = lock.holds(self._private_new)
+        while (recovery := self.row.recovery) is not None:
+            if recovery is Replacement._undo and not owned:
+                break  # the file belongs to a start that is under way
+            recovery(self)
+        leftover = f"{paths.arena}{NEW}"
+        if shm.ours(leftover):
+            shm.unlink(leftover)
+        if shm.ours(paths.private):
+            lock.lock([paths.private])
+        lock.settle(paths.private)
+
+    def refuse_taken(self) -> None:
+        """Raise BadPath if another file has a temporary name."""
+        for name in (self._private_new, self._arena_next):
+            shm.refuse_foreign(name)
+            path = shm.MOUNT / name[1:]
+            if os.path.lexists(path):
+                raise BadPath(str(path), "has the name of the daemon's next arena file: remove it")
+
+    def take_back(self, arena: ArenaFile, private: ArenaFile) -> None:
+        """Remove all names of new files that could not replace the old ones.
+
+        With the name NAME.next the copy would become the arena of the next start, which would lose
+        all changes since the copy.
+        """
+        paths = self._paths
+        for file, name in (
+            (arena, self._arena_next),
+            (arena, paths.arena),
+            (private, self._private_new),
+            (private, paths.private),
+        ):
+            file.unlink(name)
+        self._lock.release(private.fd)
+
+    # ---- single steps --------------------------------------------------------------------------
+
+    def _prepare(self, arena: ArenaFile, private: ArenaFile) -> None:
+        try:
+            private.link(self._private_new)
+        except FileExistsError:
+            raise self._other_start() from None
+
+    def _commit(self, arena: ArenaFile, private: ArenaFile) -> None:
+        paths, lock = self._paths, self._lock
+        try:
+            if shm.exists(paths.private) and not lock.holds(paths.private):
+                raise self._other_start()
+            arena.link(self._arena_next)
+        except BaseException:
+            self._undo()
+            raise
+        lock.adopt(private.fd)
+
+    def _undo(self) -> None:
+        shm.unlink(self._private_new)
+
+    def _place_private(self, *_: ArenaFile) -> None:
+        """Retire the old arena first, so that its readers attach again."""
+        if shm.ours(self._paths.arena):
+            retire(self._paths.arena)
+        shm.replace(self._private_new, self._paths.private)
+
+    def _place_arena(self, *_: ArenaFile) -> None:
+        shm.replace(self._arena_next, self._paths.arena)
+
+    def _other_start(self) -> AlreadyRunning:
+        paths = self._paths
+        return AlreadyRunning(paths.name, 0, str(shm.MOUNT / paths.private[1:]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A state, how to recognise it, and how to leave it."""
+
+    state: State
+    private_new: bool
+    """NAME.private.new exists."""
+    arena_next: bool
+    """NAME.next exists."""
+    step: Callable[[Replacement, ArenaFile, ArenaFile], None]
+    """The step of a replacement, with the new arena file and the new private arena file. It leads
+    to the next row, and from the last row to the first."""
+    recovery: Callable[[Replacement], None] | None
+    """The step of a start that finds this state."""
+    recovers_to: State
+    """The state after that step."""
+
+
+TABLE = (
+    Row(State.SETTLED, False, False, Replacement._prepare, None, State.SETTLED),
+    Row(State.PREPARED, True, False, Replacement._commit, Replacement._undo, State.SETTLED),
+    Row(
+        State.COMMITTED, True, True,
+        Replacement._place_private, Replacement._place_private, State.PRIVATE_PLACED,
+    ),
+    Row(
+        State.PRIVATE_PLACED, False, True,
+        Replacement._place_arena, Replacement._place_arena, State.SETTLED,
+    ),
+)  # fmt: skip
+"""All states, in the order of a replacement. NAME.next is the commit point: a start undoes a
+replacement without it, and completes one with it."""
