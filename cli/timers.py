@@ -90,14 +90,14 @@ def add_command(
     \b
     purgatoryd add order:42 --delay 30s --topic orders --payload '{"remind": true}'
     """
-    from purgatoryd.clients import PartitionedClient
+    from purgatoryd.clients import Client
 
     if (delay is None) == (deadline is None):
         raise click.UsageError("Give either --delay or --deadline.")
     if payload and payload_file:
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with Client(name, namespace=namespace, timeout=timeout) as client:
         timer = client.add(
             read_key(key, key_type),
             delay_ns=delay,
@@ -125,10 +125,10 @@ def cancel_command(
     Answers CANCELLED, FIRED (too late, its notice is on its way) or UNKNOWN for each. Exit
     code 0 means that all were cancelled.
     """
-    from purgatoryd.clients import CancelResult, PartitionedClient
+    from purgatoryd.clients import CancelResult, Client
 
     wanted = [read_key(key, key_type) for key in keys]
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with Client(name, namespace=namespace, timeout=timeout) as client:
         results = list(client.cancel_many(wanted))
     for key, result in zip(wanted, results, strict=True):
         record = {**key_record(key), "result": result.name}
@@ -151,11 +151,11 @@ def get_command(
     For an operation it shows the condition, the owner's session and uid, and each watch key
     with its watermark.
     """
-    from purgatoryd.clients import PartitionedClient
+    from purgatoryd.clients import Client
 
     wanted = read_key(key, key_type)
-    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
-        timer, virtual = client.get(wanted), client.of(wanted).virtual
+    with Client(name, namespace=namespace, timeout=timeout) as client:
+        timer, virtual = client.get(wanted), client.virtual
     if timer is None:
         text = f"unknown {key_text(wanted)}"
         emit({**key_record(wanted), "status": "UNKNOWN"}, text, as_json)

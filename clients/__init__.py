@@ -11,7 +11,6 @@ from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
-from purgatoryd.clients.partitioned import PartitionedClient
 from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
@@ -67,7 +66,6 @@ from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchIn
 
 if TYPE_CHECKING:
     from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
-    from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
     from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 
 __all__ = [
@@ -80,7 +78,6 @@ __all__ = [
     "AsyncClient",
     "AsyncHandle",
     "AsyncOperation",
-    "AsyncPartitionedClient",
     "AsyncPurgatory",
     "AsyncSubscriber",
     "BatchError",
@@ -125,7 +122,6 @@ __all__ = [
     "OperationInfo",
     "Outcome",
     "Partitioned",
-    "PartitionedClient",
     "PermissionDenied",
     "ProtocolError",
     "Purgatory",
@@ -161,7 +157,6 @@ _ASYNC = {
     "AsyncHandle": "aio",
     "AsyncSubscriber": "aio",
     "AsyncOperation": "aio_purgatory",
-    "AsyncPartitionedClient": "aio_partitioned",
     "AsyncPurgatory": "aio_purgatory",
 }
 

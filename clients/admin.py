@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts, check_bulk_load
-from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.channel import Channel, ChannelPoller
 from purgatoryd.clients.client import Handle
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.engine import Call, Worker
@@ -401,14 +401,15 @@ class Admin(Closing):
         self, channel: Channel, frame: bytes, deadline_s: float, again: bool
     ) -> Reply | None:
         """A command that may be repeated is sent `again` on a new connection."""
-        sent = False
+        sent, poller = False, ChannelPoller()
         while (remaining_s := deadline_s - HOST.monotonic_s()) > 0:
             self._fork_guard.check()
             new = channel.reconnected()
             sent = (sent and not (new and again)) or channel.send(frame)
             data = channel.receive_soon() if sent else None
             if data is None:
-                channel.wait(min(remaining_s, PATIENCE_S), to_send=not sent)
+                poller.watch(channel, to_send=not sent)
+                poller.wait(min(remaining_s, PATIENCE_S))
             elif (reply := wire.decode_reply(data)).sequence == self._sequence:
                 return reply
         return None

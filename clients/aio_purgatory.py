@@ -10,13 +10,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from purgatoryd.clients import jobs
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.operations import Book, Operation, Outcome
+from purgatoryd.clients.operations import Operation, Outcome
 from purgatoryd.clients.packing import (
     Entry,
     Found,
@@ -31,7 +32,6 @@ from purgatoryd.clients.purgatory import (
     Watch,
     check_error,
     each_watermark,
-    own_book,
     prepare_cancel,
     prepare_extend,
     prepare_trigger,
@@ -126,7 +126,6 @@ class AsyncPurgatory(AsyncClient):
         resume: Resume | None = None,
     ) -> None:
         self._resume = resume
-        self._book = Book(self._schedule)
         super().__init__(
             name,
             namespace=namespace,
@@ -140,8 +139,8 @@ class AsyncPurgatory(AsyncClient):
         )
 
     def _start(self) -> Jobs:
-        own_book(self._core, self._book, self._resume)
-        return Jobs(self._core, Owner(self._core, self._book).speak, listens=True)
+        self._owner = Owner(self._core, self._schedule, self._resume)
+        return Jobs(self._core, self._owner.speak, listens=True)
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -154,18 +153,19 @@ class AsyncPurgatory(AsyncClient):
         check_callable("callback", callback)
         core = await self._ready()
         row = Watch(key, condition, timeout, payload, topic)
-        fresh = prepare_watch(core, self._book, row)
-        doubted: Armed | None = self._book.doubted(fresh.identity)
+        fresh = prepare_watch(core, self._owner, row)
+        book = self._owner.book_of(fresh.entry)
+        doubted: Armed | None = book.doubted(fresh.identity)
         armed, limit_s = doubted or fresh, self._limit_s(None)
         pending, operation = armed.entry.pending, self._operation(armed)
         if doubted is None:
-            job = self._jobs.several(self.queue_limit, [armed.entry], limit_s)
+            job = jobs.several(self.queue_limit, [armed.entry], limit_s)
         else:
-            job = self._jobs.awaited(pending, limit_s, (pending,))
+            job = jobs.awaited(pending, limit_s, (pending,))
         try:
             await self._run(job, operation)
         except BaseException:
-            self._book.doubt(armed.identity, armed, pending)
+            book.doubt(armed.identity, armed, pending)
             raise
         pending.outcome()
         if callback is not None:
@@ -174,13 +174,13 @@ class AsyncPurgatory(AsyncClient):
 
     async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
         """Arms many, as Purgatory.watch_many does."""
-        armed = watch_rows(await self._ready(), self._book, rows)
+        armed = watch_rows(await self._ready(), self._owner, rows)
         operations = [self._operation(one) for one in armed]
         await self._several([one.entry for one in armed], operations)
         return operations
 
     async def _several(self, entries: Sequence[Entry[Any]], handles: object) -> None:
-        job = self._jobs.several(self.queue_limit, entries, self._limit_s(None))
+        job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         await self._run(job, handles)
 
     def _operation(self, armed: Armed) -> AsyncOperation:
@@ -239,26 +239,26 @@ class AsyncPurgatory(AsyncClient):
 
     async def _once(self, entry: Entry[PendingTrigger[Found]]) -> Found:
         limit_s = self._limit_s(None)
-        await self._admit(limit_s)
+        await self._admit(entry, limit_s)
         await self._now(entry, limit_s)
         return entry.pending.outcome()
 
     @property
     def operations(self) -> int:
         """Operations of this owner that have not ended."""
-        return self._book.open
+        return self._owner.open
 
     # ---- the exchange ------------------------------------------------------------------------
 
     def _exchange(self) -> None:
         if not self._core.closed:
-            self._book.work()
+            self._owner.work()
         super()._exchange()
 
     def _drop(self) -> None:
         super()._drop()
-        self._book.lost(Closed("purgatory"))
-        self._book.work()
+        self._owner.lost(Closed("purgatory"))
+        self._owner.work()
 
 
 __all__ = ["AsyncOperation", "AsyncPurgatory"]

@@ -36,7 +36,7 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
             yield event == _CONNECTED
 
 
-class Connection(NamedTuple):
+class MonitoredSocket(NamedTuple):
     """A socket, the monitor of its connections, and a function that closes both."""
 
     socket: zmq.Socket[bytes]
@@ -45,7 +45,7 @@ class Connection(NamedTuple):
     """Drops what was not sent; returns at once. An interrupted call can be repeated."""
 
 
-def opened(owner: object, kind: int, events: int) -> Connection:
+def opened(owner: object, kind: int, events: int) -> MonitoredSocket:
     """Open a socket of a context of its own. `events`: what its monitor reports.
 
     Both sockets are also closed when `owner` is garbage. A context waits for its sockets without
@@ -58,7 +58,7 @@ def opened(owner: object, kind: int, events: int) -> Connection:
         monitor = socket.get_monitor_socket(events)
         close = partial(_close, ForkGuard("connection"), context, socket, monitor)
         weakref.finalize(owner, close).atexit = False  # a thread may still use them
-        return Connection(socket, monitor, close)
+        return MonitoredSocket(socket, monitor, close)
     except BaseException:
         context.destroy(0)
         raise
@@ -130,7 +130,7 @@ Subscribe = Callable[..., Subscription]
 
 
 class Channel:
-    """One connection to the daemon. Only receive_soon() and wait() block.
+    """One connection to the daemon. Only receive_soon() blocks.
 
     send() takes a message only on a connection that reconnected() has reported. So the owner knows
     that messages of the previous connection may be lost before it sends on a new one. A message
@@ -152,10 +152,6 @@ class Channel:
             remote.equip(self.socket)
         self._endpoint = endpoint
         self.socket.connect(endpoint)
-        self._to_send = False
-        self._poller = zmq.Poller()
-        self._poller.register(self.monitor, zmq.POLLIN)
-        self._poller.register(self.socket, zmq.POLLIN)
 
     def redirect(self, endpoint: str) -> None:
         """Connects to another daemon instead; the socket and its descriptors stay."""
@@ -195,25 +191,39 @@ class Channel:
             self.connected = events[-1]
         return any(events)
 
-    def wait(self, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
-        """Wait for a message, a new or a broken connection, or, with `to_send`, space to send on a
-        connection; False if none came.
-
-        A write to the eventfd `kicked` also ends the wait; the eventfd is then reset.
-        """
-        to_send = to_send and self.connected
-        if to_send is not self._to_send:
-            self._to_send = to_send
-            self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
-        if kicked >= 0 and kicked not in self._poller:
-            self._poller.register(kicked, zmq.POLLIN)
-        limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
-        ready = self._poller.poll(limit_ms)
-        if any(source == kicked for source, _ in ready):
-            os.eventfd_read(kicked)
-            return len(ready) > 1
-        return bool(ready)
-
     def close(self) -> None:
         """Drops what was not sent; returns at once."""
         self._close()
+
+
+class ChannelPoller:
+    """Waits for several channels, and for an eventfd."""
+
+    def __init__(self, kicked: int = -1) -> None:
+        """`kicked`: an eventfd; a write to it ends a wait. -1 = none."""
+        self._poller = zmq.Poller()
+        self._kicked = kicked
+        self._to_send: dict[Channel, bool] = {}
+        if kicked >= 0:
+            self._poller.register(kicked, zmq.POLLIN)
+
+    def watch(self, channel: Channel, *, to_send: bool = False) -> None:
+        """Wait for messages of a channel, and new and broken connections. With `to_send`, wait also
+        for space to send, if there is a connection."""
+        to_send = to_send and channel.connected
+        known = self._to_send.get(channel)
+        if known is None:
+            self._poller.register(channel.monitor, zmq.POLLIN)
+        if known is not to_send:
+            self._to_send[channel] = to_send
+            self._poller.register(channel.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s`. Returns False if nothing came but a kick. The eventfd is then
+        reset."""
+        limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
+        ready = self._poller.poll(limit_ms)
+        if any(source == self._kicked for source, _ in ready):
+            os.eventfd_read(self._kicked)
+            return len(ready) > 1
+        return bool(ready)

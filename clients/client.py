@@ -14,23 +14,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
-from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
-from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.bulk import (
-    BulkResult,
-    checked,
-    checked_cancels,
-    pack_cancels,
-    pack_puts,
-    pack_unparks,
-    unchecked,
-)
+from purgatoryd.clients import jobs, partitions
+from purgatoryd.clients.arguments import check_limit_s, check_whole
+from purgatoryd.clients.bulk import Bulk, BulkResult, checked, checked_cancels, unchecked
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
+from purgatoryd.clients.calls import Prepare, TimerCalls
+from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import (
     BYE_S,
     QUEUE_LIMIT,
@@ -45,8 +38,6 @@ from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.route import Partition
-from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
@@ -92,7 +83,7 @@ class Handle(Generic[Outcome]):
         return outcome
 
 
-class Client:
+class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]]):
     """A connection to the daemon `name`.
 
     `namespace`: where this client's keys and topics live, 1-63 bytes. `timeout`: seconds that
@@ -105,8 +96,7 @@ class Client:
     bytes; otherwise that is its uid and pid.
     `numa_local`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA
     node, without the core of its loop. No thread gets CPUs that it did not have; one that has none
-    there stays where it is. `partition`: only this one of a namespace that is divided into several;
-    PartitionedClient has them all.
+    there stays where it is.
 
     An interrupt of a call, such as Ctrl-C, leaves the client usable. If the call may have been
     sent, the exception has the attribute `handle`: the Handle, BulkResult or Operation of the call,
@@ -131,20 +121,17 @@ class Client:
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
-        partition: Partition | None = None,
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(
-            name, namespace, remote, durable, ledger, worker, numa_local, partition, self._resume
+            name, namespace, remote, durable, ledger, worker, numa_local, self._resume
         )
         self._engine = self._start()
         weakref.finalize(self, self._engine.end).atexit = False
         try:
             self._engine.start()
             self._engine.call(self._engine.greeted(self.timeout))
-            if self._core.session.refusal is not None:
-                raise self._core.session.refusal
         except BaseException:
             self._engine.end()
             raise
@@ -174,76 +161,17 @@ class Client:
 
     # ---- calls -----------------------------------------------------------------------------
 
-    @overload
-    def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: Literal[True] = True, timeout: float | None = None,
-    ) -> TimerInfo: ...  # fmt: skip
-
-    @overload
-    def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: Literal[False], timeout: float | None = None,
-    ) -> Handle[TimerInfo]: ...  # fmt: skip
-
-    def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: bool = True, timeout: float | None = None,
-    ) -> TimerInfo | Handle[TimerInfo]:  # fmt: skip
-        """Arms a timer; exactly one of the four times must be given.
-
-        `delay`: seconds or timedelta; `delay_ns`: nanoseconds; `deadline`: an aware datetime,
-        follows the wall clock; `deadline_boot_ns`: a point on the daemon's clock. `payload`:
-        0-65536 bytes. `mode`: what happens if the key is armed. Returns the timer, or with
-        wait=False a Handle at once. Raises InvalidArgument, Refused (Exists, Full, ...),
-        DaemonError; with wait=False QueueFull if the queue stays full for `timeout`.
-        """
-        core, limit_s = self._core, self._limit_s(timeout)
-        core.admit()
-        entry = core.put(
-            key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
-            collect=not wait,
-        )  # fmt: skip
-        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
-
-    @overload
-    def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
-        timeout: float | None = None,
-    ) -> CancelResult: ...  # fmt: skip
-
-    @overload
-    def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[False], timeout: float | None = None
-    ) -> Handle[CancelResult]: ...
-
-    def cancel(
-        self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
-    ) -> CancelResult | Handle[CancelResult]:
-        """Disarms the key's timer; with `ticket`, only if it is still that timer.
-
-        Raises as add does. UNKNOWN and FIRED are results, not errors.
-        """
-        core, limit_s = self._core, self._limit_s(timeout)
-        core.admit()
-        entry = core.cancel(key, ticket, collect=not wait)
-        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
-
     def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """The armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
 
         Sees the effect of every earlier call of this client, packed ones included.
         """
         core, limit_s = self._core, self._limit_s(timeout)
-        core.admit()
-        wire.encode_key(key)
-        return self._ask(self._engine.asked(partial(core.question, key), "get", limit_s))
+        core.check()
+        connection = core.of(key)
+        connection.admit()
+        ask = partial(core.question, connection, key)
+        return self._ask(connection, jobs.asked(connection, ask, "get", limit_s))
 
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
@@ -261,9 +189,8 @@ class Client:
         rows that were not done, DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        result, batches = pack_puts(self._core, rows, topic, mode, bulk_load)
-        return self._bulk(result, batches, limit_s, checked if wait else unchecked, wait=wait)
+        bulk = partitions.puts(self._core, rows, topic, mode, bulk_load)
+        return self._bulk(bulk, limit_s, checked if wait else unchecked, wait=wait)
 
     @overload
     def cancel_many(
@@ -288,19 +215,16 @@ class Client:
         found; with wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        result, batches = pack_cancels(self._core, keys, bulk_load)
+        bulk = partitions.cancels(self._core, keys, bulk_load)
         outcome: Callable[[BulkResult], list[CancelResult] | BulkResult] = (
             checked_cancels if wait else unchecked
         )
-        return self._bulk(result, batches, limit_s, outcome, wait=wait)
+        return self._bulk(bulk, limit_s, outcome, wait=wait)
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Returns once `result`, of a bulk call with wait=False, is done. Raises DaemonError."""
-        check_type("result", result, BulkResult, optional=False)
         limit_s = self._limit_s(timeout)
-        self._core.check()
-        self._bulk(result, [], limit_s, checked, last=False)
+        self._bulk(partitions.unsettled(self._core, result), limit_s, checked, last=False)
 
     def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
@@ -314,9 +238,7 @@ class Client:
         sent, DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        result, batches = pack_unparks(self._core, rows, bulk_load)
-        return self._bulk(result, batches, limit_s, checked)
+        return self._bulk(partitions.unparks(self._core, rows, bulk_load), limit_s, checked)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
@@ -330,8 +252,7 @@ class Client:
         it is, as bulk_load_status does. A bulk load belongs to the uid that began it. Raises
         InvalidArgument, MessageRefused (FENCED, DENIED, BULK_LOADS_FULL, BUSY), DaemonError.
         """
-        opened = self._engine.bulk_load_opened
-        return self._bulk_load(opened, bulk_load, fencing_token, timeout)
+        return self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
     def close_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
@@ -340,7 +261,7 @@ class Client:
 
         What was added stays. Raises as open_bulk_load does.
         """
-        close = partial(self._engine.bulk_load, BulkLoadAction.CLOSE)
+        close = partial(jobs.bulk_load, BulkLoadAction.CLOSE)
         self._bulk_load(close, bulk_load, fencing_token, timeout)
 
     def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
@@ -348,7 +269,7 @@ class Client:
 
         A row that is sent again afterwards is added again. Raises as open_bulk_load does.
         """
-        forget = partial(self._engine.bulk_load, BulkLoadAction.FORGET)
+        forget = partial(jobs.bulk_load, BulkLoadAction.FORGET)
         self._bulk_load(forget, bulk_load, 0, timeout)
 
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
@@ -356,16 +277,15 @@ class Client:
 
         Sees the effect of every earlier call of this client, packed ones included.
         """
-        return self._bulk_load(self._engine.bulk_load_status, bulk_load, 0, timeout)
+        return self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
     def _bulk_load(
-        self, job: Callable[[bytes, int, float], Job[T]], bulk_load: bytes, fencing_token: int,
-        timeout: float | None,
-    ) -> T:  # fmt: skip
+        self, job: jobs.BulkLoadJob[T], bulk_load: bytes, fencing_token: int, timeout: float | None
+    ) -> T:
         check_bulk_load(bulk_load, 0, fencing_token)
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        return self._ask(job(bulk_load, fencing_token, limit_s))
+        connection = self._core.for_bulk_loads()
+        return self._ask(connection, job(self._core, bulk_load, fencing_token, limit_s))
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`.
@@ -446,18 +366,24 @@ class Client:
         """Seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
+    def _made(self, prepare: Prepare, wait: bool, timeout: float | None) -> Any:
+        limit_s = self._limit_s(timeout)
+        entry = prepare(self._core)
+        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
+
     def _now(self, entry: Entry[Any], limit_s: float) -> Any:
         """Packs one call, waits for its answer, and returns its outcome."""
         handle: Handle[Any] = Handle(self, entry.pending)
-        return self._run(self._engine.single(entry, limit_s), entry.pending.outcome, handle)
+        return self._run(jobs.single(entry, limit_s), entry.pending.outcome, handle)
 
     def _later(self, entry: Entry[Any], limit_s: float) -> Handle[Any]:
         """Packs one call, once there is space for it."""
-        if self._engine.queued >= self.queue_limit:
-            self._await_space(limit_s)
+        connection = entry.pending.connection
+        if self._engine.queued(connection) >= self.queue_limit:
+            self._await_space(connection, limit_s)
         handle: Handle[Any] = Handle(self, entry.pending)
         try:
-            self._engine.put(partial(self._core.packer.add, entry))
+            self._engine.put(partial(connection.packer.add, entry))
             return handle
         except BaseException as error:
             packed = partial(self._engine.knows, lambda: entry.pending.packed)
@@ -475,35 +401,35 @@ class Client:
                 self._engine.leave_handle(error, handle, lambda: self._engine.begun(call))
             raise
 
-    def _ask(self, job: Job[T]) -> T:
+    def _ask(self, connection: Connection, job: Job[T]) -> T:
         """Wait for a job that packs no record, and return its outcome. An exception that interrupts
         it gets a handle of the job."""
         call = Call(job)
+        call.connection = connection
         handle: Handle[T] = Handle(self, call)
         return self._engine.report(call, handle)
 
-    def _await_space(self, limit_s: float) -> None:
+    def _await_space(self, connection: Connection, limit_s: float) -> None:
         try:
-            self._engine.call(self._engine.space(self.queue_limit, limit_s))
+            self._engine.call(jobs.space(connection, self.queue_limit, limit_s))
         except DaemonError as error:
-            raise QueueFull(self._engine.queued, self.queue_limit, limit_s) from error
+            queued = self._engine.queued(connection)
+            raise QueueFull(queued, self.queue_limit, limit_s) from error
 
     def _await(self, pending: Pending | Call[Any], limit_s: float) -> None:
         if not pending.done:
             self._core.check()
-            self._engine.call(self._engine.awaited(pending, limit_s))
+            self._engine.call(jobs.awaited(pending, limit_s))
         if isinstance(pending, Pending):
             self._core.collected(pending)
 
     def _bulk(
-        self, result: BulkResult, batches: list[Batch], limit_s: float,
-        outcome: Callable[[BulkResult], T], *, wait: bool = True, last: bool = True,
+        self, bulk: Bulk, limit_s: float, outcome: Callable[[BulkResult], T], *,
+        wait: bool = True, last: bool = True,
     ) -> T:  # fmt: skip
         """Submit the batches of a bulk call as the queue has space; return `outcome` of its result.
 
         `last`: this call alone waits for the result, so at the timeout busy rows are abandoned.
         """
-        job = self._engine.submitted(
-            self.queue_limit, result, batches, wait, limit_s, last=last and wait
-        )
-        return self._run(job, partial(outcome, result), result)
+        job = jobs.bulk(self.queue_limit, bulk, wait, limit_s, last=last and wait)
+        return self._run(job, partial(outcome, bulk.result), bulk.result)

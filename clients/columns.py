@@ -15,8 +15,8 @@ import numpy as np
 from purgatoryd.clients import times
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk_loads import BulkLoad
-from purgatoryd.clients.core import Core
-from purgatoryd.clients.packing import BATCH_BYTES
+from purgatoryd.clients.connection import Connection
+from purgatoryd.clients.packing import BATCH_BYTES, Names
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidKey, InvalidPayload, InvalidRows, InvalidTime
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, KeyType, Op, struct_dtype
@@ -63,21 +63,23 @@ class Columns(NamedTuple):
 
 
 def pack_puts(
-    core: Core, result: BulkResult, table: Any, topic: str, mode: int, bulk_load: BulkLoad | None
-) -> list[Batch]:
-    """Batches for add_many. Raises InvalidArgument, and then nothing was packed."""
-    now_ns = None if core.delay_clock == ClockKind.VIRTUAL else core.host.boot_ns()
-    parts = [_puts(core, part, topic, mode, now_ns) for part in _parts(table)]
+    connection: Connection, result: BulkResult, table: Any, topic: str, mode: int,
+    bulk_load: BulkLoad | None,
+) -> list[Batch]:  # fmt: skip
+    """Return the batches for add_many. Raises InvalidArgument, and then nothing was packed."""
+    virtual = connection.delay_clock == ClockKind.VIRTUAL
+    now_ns = None if virtual else connection.host.boot_ns()
+    parts = [_puts(connection.names, part, topic, mode, now_ns) for part in _parts(table)]
     return [batch for part in parts for batch in _batches(result, part, bulk_load)]
 
 
 def pack_cancels(
-    core: Core, result: BulkResult, keys: Any, bulk_load: BulkLoad | None
+    names: Names, result: BulkResult, keys: Any, bulk_load: BulkLoad | None
 ) -> list[Batch]:
-    """Batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+    """Return the batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
     return [
-        batch for chunk in chunks for batch in _batches(result, _cancels(core, chunk), bulk_load)
+        batch for chunk in chunks for batch in _batches(result, _cancels(names, chunk), bulk_load)
     ]
 
 
@@ -107,7 +109,7 @@ def _plain(column: Any) -> Any:
 
 
 def _puts(
-    core: Core, columns: Mapping[str, Any], topic: str, mode: int, now_ns: int | None
+    names: Names, columns: Mapping[str, Any], topic: str, mode: int, now_ns: int | None
 ) -> Columns:
     columns = {name: _plain(column) for name, column in columns.items()}
     given = [name for name in _TIMES if name in columns]
@@ -122,15 +124,15 @@ def _puts(
     kind, times_ns = _times(given[0], columns[given[0]], now_ns)
     payloads = _payloads(columns["payload"]) if "payload" in columns else _nothing(len(times_ns))
     codes, topics = _topics(columns["topic"]) if "topic" in columns else _one(topic, len(times_ns))
-    names = [core.topic_name(name) for name in topics]
-    return Columns(Op.PUT, mode, kind, keys, key_types, payloads, times_ns, codes, names)
+    entries = [names.of_topic(name) for name in topics]
+    return Columns(Op.PUT, mode, kind, keys, key_types, payloads, times_ns, codes, entries)
 
 
-def _cancels(core: Core, column: Any) -> Columns:
+def _cancels(names: Names, column: Any) -> Columns:
     keys, key_types = _keys(_plain(column))
     zeros = np.zeros(len(key_types), "i8")
     nothing = _nothing(len(zeros))
-    return Columns(Op.CANCEL, 0, 0, keys, key_types, nothing, zeros, zeros, [core.key_name])
+    return Columns(Op.CANCEL, 0, 0, keys, key_types, nothing, zeros, zeros, [names.of_key])
 
 
 # ---- cutting and packing -----------------------------------------------------------------

@@ -28,6 +28,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from purgatoryd.clients.channel import ChannelPoller
+from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import OPEN_RETRY_S, Core
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
@@ -226,6 +228,7 @@ class Engine(CallThread, Jobs):
         # One line, so that no interrupt comes between.
         flags, finalize = os.EFD_NONBLOCK | os.EFD_CLOEXEC, weakref.finalize
         self._kicked = fd = os.eventfd(0, flags); finalize(self, os.close, fd).atexit = False  # noqa: E702  # fmt: skip
+        self._poller = ChannelPoller(fd)
         self._wake: Callable[[], object] = nothing
         self._wake_at = 0
         """Number of queued requests that wakes the engine; 0 = it is awake."""
@@ -237,10 +240,10 @@ class Engine(CallThread, Jobs):
 
     # ---- for callers ---------------------------------------------------------------------------
 
-    @property
-    def queued(self) -> int:
-        """Records without a result, and requests in the queue."""
-        return self.core.packer.queued + self._requests.qsize()
+    def queued(self, connection: Connection) -> int:
+        """Return the number of a connection's records without a result, and of all requests in the
+        queue."""
+        return connection.packer.queued + self._requests.qsize()
 
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
         """Hand a request to the engine. Before it is in the queue, nothing has happened.
@@ -314,7 +317,7 @@ class Engine(CallThread, Jobs):
             self._drain()
             if not self._calls:
                 self._await_company()
-        elif not self.core.try_open() or self.core.channel is None:
+        elif not self.core.try_open():
             with suppress(Empty):
                 self._take(self._requests.get(timeout=OPEN_RETRY_S))
         else:
@@ -333,15 +336,16 @@ class Engine(CallThread, Jobs):
 
         While an answer is missing, packed calls wait for that answer, unless they fill a batch.
         """
-        core = self.core
-        assert core.channel is not None
-        limit_s = max(self.wake_s - core.host.monotonic_s(), 0.0)
+        limit_s = max(self.wake_s - self.core.host.monotonic_s(), 0.0)
         expects = self.expects
+        for connection in self.core.connections:
+            assert connection.channel is not None
+            self._poller.watch(connection.channel, to_send=connection.blocked)
         self._wake = partial(os.eventfd_write, self._kicked, 1)
         self._wake_at = BATCH_RECORDS if expects else 1
         if not self._requests.empty():
             limit_s = 0.0
-        core.channel.wait(limit_s, to_send=self.blocked, kicked=self._kicked)
+        self._poller.wait(limit_s)
         self._wake_at = 0
 
     def _drain(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
 from purgatoryd.clients.model import CancelResult, TimerInfo
@@ -33,6 +33,9 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.connection import Connection
 
 # well under PG_MESSAGE_MAX: a batch is one copy and one iteration of the loop
 BATCH_BYTES = 1 << 20
@@ -112,7 +115,12 @@ Found = TypeVar("Found")
 class Pending:
     """One packed call. `done` turns True exactly once, when the call has its outcome."""
 
-    __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "packed", "word")
+    __slots__ = (
+        "connection", "deadline_ns", "done", "ended", "error", "key", "on_done", "packed", "word",
+    )  # fmt: skip
+
+    connection: Connection
+    """The connection that sends the call; Connection.entry sets it."""
 
     def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
         self.key = key
@@ -351,6 +359,32 @@ class Entry(NamedTuple, Generic[AnyPending]):
     method: Callable[..., None]
     """The method of Builder that adds the call's record."""
     fields: tuple[Any, ...]
+
+
+TOPICS_CACHED = 4096
+
+
+class Names:
+    """Entries of a batch's name table, for one namespace: two lengths, namespace, topic."""
+
+    def __init__(self, namespace: bytes) -> None:
+        self.namespace = namespace
+        self.of_key = self._entry(b"")
+        """The entry of calls that name no topic."""
+        self._topics: dict[str, bytes] = {}
+
+    def of_topic(self, topic: str) -> bytes:
+        """Return the entry of a topic. Raises InvalidName."""
+        if isinstance(topic, str) and (known := self._topics.get(topic)):
+            return known
+        entry = self._entry(wire.encode_topic(topic))
+        if len(self._topics) >= TOPICS_CACHED:
+            self._topics.clear()
+        self._topics[topic] = entry
+        return entry
+
+    def _entry(self, topic: bytes) -> bytes:
+        return bytes((len(self.namespace), len(topic))) + self.namespace + topic
 
 
 class Packer:

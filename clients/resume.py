@@ -49,13 +49,17 @@ class Resume:
         """`grace` in ns."""
         return round(self.grace * 1e9)
 
-    def nonces(self, random_bytes: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """Return a function that gives the nonce of the resumable session, then random nonces for
-        sessions that replace it; no process can resume those."""
-        made = self._nonces(random_bytes)
+    def nonces(
+        self, random_bytes: Callable[[int], bytes], partition: int
+    ) -> Callable[[int], bytes]:
+        """Return a function that gives the nonce of the resumable session with a partition, then
+        random nonces for sessions that replace it; no process can resume those."""
+        made = self._nonces(random_bytes, partition)
         return lambda _: next(made)
 
-    def _nonces(self, random_bytes: Callable[[int], bytes]) -> Iterator[bytes]:
-        yield sha256(b"purgatoryd resume " + self.name.encode()).digest()[:_NONCE_BYTES]
+    def _nonces(self, random_bytes: Callable[[int], bytes], partition: int) -> Iterator[bytes]:
+        suffix = b"\0%d" % partition if partition else b""  # the first is that of a whole namespace
+        name = b"purgatoryd resume " + self.name.encode() + suffix
+        yield sha256(name).digest()[:_NONCE_BYTES]
         while True:
             yield random_bytes(_NONCE_BYTES)

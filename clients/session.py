@@ -199,9 +199,9 @@ class Session:
         )
 
     @property
-    def resting(self) -> bool:
-        """True if no message is in flight: only the end of a pause can change anything."""
-        return not (self._flight or self._queries or self._outgoing)
+    def leaving(self) -> bool:
+        """True while the BYE of this session has no answer."""
+        return self._leaving and self.state is State.OPEN
 
     def in_doubt(self) -> int:
         """Records that were handed out and have no answer."""

@@ -91,7 +91,7 @@ class Inbox:
         """True while a message is received, and after an interrupt left one half received."""
         self._number = 0 if ledger is None else ledger.subscriber()
         subjects = _subjects(namespace, topics)
-        self.endpoint = remote.place.notices if remote else self._route.find().pub_endpoint
+        self.endpoint = remote.place.notices if remote else self._route.find()[0].pub_endpoint
         self.live = remote is None
         """False until a remote daemon has let us in; of a local one the arena tells all."""
         self._fork_guard = ForkGuard("subscriber")
@@ -179,7 +179,7 @@ class Inbox:
         if self._remote is not None:
             return None
         try:
-            return Reader.attach(self._route.find())
+            return Reader.attach(self._route.find()[0])
         except OtherAbi:
             return None
 
@@ -220,7 +220,7 @@ class Inbox:
         if self._remote is not None:
             return
         with suppress(PurgatorydError):
-            endpoint = self._route.find().pub_endpoint
+            endpoint = self._route.find()[0].pub_endpoint
             if endpoint != self.endpoint:
                 self.endpoint = endpoint
                 self._subscription.redirect(endpoint)

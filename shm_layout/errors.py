@@ -10,7 +10,7 @@ PurgatorydError
 |   +-- InvalidCondition             keys, watermarks or threshold of an operation
 |   +-- InvalidSetting               a setting or an option is out of bounds
 |   +-- UnknownSetting               a setting or an option of another name
-|   +-- Partitioned                  not with a namespace whose keys are divided among shards
+|   +-- Partitioned                  not with a namespace that has several partitions
 +-- Refused                          the daemon refused one timer; the arena is unchanged
 |   +-- Exists                       mode="error" and the key is armed
 |   +-- Full                         slots, payload bytes, namespaces, topics or tickets
@@ -262,10 +262,7 @@ class UnknownSetting(InvalidArgument):
 
 @keeps_figures
 class Partitioned(InvalidArgument):
-    """A call does not work with a namespace whose keys are divided into partitions.
-
-    `detail` says what does not work; use PartitionedClient for such a namespace.
-    """
+    """A call does not work with a namespace that has several partitions; `detail` says why."""
 
     namespace: str
     partitions: int

@@ -3,7 +3,6 @@ of rows to partitions and back."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import itertools
@@ -21,14 +20,14 @@ import pyarrow as pa
 import pytest
 import zmq
 from purgatory_driver import ANY, Command, Key, Purgatory, advance, cancel, put, watch
+from unconnected import with_partitions
 from wal_driver import authoritative_state
 
 from purgatoryd.clients import route
-from purgatoryd.clients.aio import AsyncClient
-from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.bulk import BulkResult, MergedResult
-from purgatoryd.clients.partitioned import SILENCE_S, Patience
-from purgatoryd.clients.partitions import Partitions
+from purgatoryd.clients.core import Core
+from purgatoryd.clients.jobs import Job, together
+from purgatoryd.clients.partitions import split_rows
 from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.clients.subscriber import _all_or_none
 from purgatoryd.daemon import deployment, shard
@@ -656,14 +655,14 @@ def test_a_daemon_of_that_name_in_another_directory_is_another_one(
     there = paths_in(tmp_path, "demo")
     monkeypatch.setattr(route, "client_paths", lambda _: there)
     way = route.Route("demo", "shop")
-    assert way.find() == there
+    assert way.find()[0] == there
     write_table(tmp_path, ShardTable("demo", 1, 1, 2).with_birth(Placement("shop", (1,))))
-    assert way.find().name == "demo-1-1"
+    assert way.find()[0].name == "demo-1-1"
     there = paths_in(tmp_path / "other", "demo")
     with pytest.raises(DaemonUnreachable):
         way.find()
     there = paths_in(tmp_path, "demo")
-    assert way.find().name == "demo-1-1"
+    assert way.find()[0].name == "demo-1-1"
 
 
 # ---- the breaker --------------------------------------------------------------------------------
@@ -701,41 +700,42 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
 
 
 def test_several_silent_partitions_do_not_take_the_time_of_each() -> None:
-    given: list[float] = []
+    """All are waited for at the same time, and each is waited for to its end."""
+    steps = Counter[str]()
 
-    def silent(timeout: float) -> None:
-        given.append(timeout)
-        raise CallTimeout("flush", timeout, 0)
+    def silent(name: str, deadline_s: float, count: int) -> Job[None]:
+        for _ in range(count):
+            steps[name] += 1
+            yield deadline_s
+        raise CallTimeout(name, 5.0, 0)
 
-    patience = Patience(5.0)
-    for _ in range(3):
-        with pytest.raises(CallTimeout):
-            patience.wait(silent)
-    assert given == [5.0, SILENCE_S, SILENCE_S]
-
-
-def test_a_partition_that_fails_leaves_no_call_of_another_behind() -> None:
-    class Fails:
-        async def flush(self, timeout: float | None) -> None:
-            raise CallTimeout("flush", 1.0, 0)
-
-    class Takes:
-        done = False
-
-        async def flush(self, timeout: float | None) -> None:
-            for _ in range(10):
-                await asyncio.sleep(0)
-            self.done = True
-
-    client, slow = AsyncPartitionedClient("demo"), Takes()
-    client._clients = [cast("AsyncClient", Fails()), cast("AsyncClient", slow)]
-    with pytest.raises(CallTimeout):
-        asyncio.run(client.flush())
-    assert slow.done
+    job = together([silent("slow", 7.0, 3), silent("fast", 5.0, 1)])
+    assert [next(job) for _ in range(3)] == [5.0, 7.0, 7.0]
+    with pytest.raises(CallTimeout, match="fast"):
+        next(job)
+    assert steps == {"slow": 3, "fast": 1}
 
 
-def partitions(count: int = 3) -> Partitions:
-    return Partitions(Placement("clicks", tuple(range(count))))
+def test_a_broken_connection_reaches_the_jobs_of_all_partitions() -> None:
+    caught = []
+
+    def job(name: str) -> Job[None]:
+        try:
+            yield 1.0
+        except OSError:
+            caught.append(name)
+            yield 2.0
+
+    both = together([job("one"), job("other")])
+    assert next(both) == 1.0
+    assert both.throw(OSError()) == 2.0
+    assert caught == ["one", "other"]
+    with pytest.raises(StopIteration):
+        next(both)
+
+
+def partitions(count: int = 3) -> Core:
+    return with_partitions(count, "demo", "clicks")
 
 
 @pytest.mark.parametrize(
@@ -751,12 +751,12 @@ def partitions(count: int = 3) -> Partitions:
 )
 def test_rows_of_any_kind_go_where_their_keys_are(rows: Any) -> None:
     some = partitions()
-    parts = list(some.split(rows))
-    assert sorted(part.partition for part in parts) == [0, 1, 2]
-    assert sorted(place for part in parts for place in part.places) == list(range(len(KEYS)))
-    for part in parts:
-        assert {some.of(KEYS[place]) for place in part.places} == {part.partition}
-        assert keys_of(part.rows) == [KEYS[place] for place in part.places]
+    shares = list(split_rows(some, rows))
+    assert sorted(share.connection.number for share in shares) == [0, 1, 2]
+    assert sorted(place for share in shares for place in share.places) == list(range(len(KEYS)))
+    for share in shares:
+        assert {some.of(KEYS[place]) for place in share.places} == {share.connection}
+        assert keys_of(share.rows) == [KEYS[place] for place in share.places]
 
 
 def keys_of(rows: Any) -> list[str]:
@@ -771,8 +771,8 @@ def test_results_come_back_in_the_order_of_the_rows() -> None:
     odd._parts, even._parts = [cells[1], cells[3]], [cells[0] + cells[2]]
     lost = DaemonError()
     merged = MergedResult(5)
-    merged.add(1, (1, 3), odd)
-    merged.add(0, (0, 2), even)
+    merged.add((1, 3), odd)
+    merged.add((0, 2), even)
     merged.fail(lost)
     assert merged.tickets == [0, 1, 2, 3, 0]
     assert [int(status) for status in merged.statuses] == [1, 1, 1, 1, 0]
