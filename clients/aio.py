@@ -1,7 +1,7 @@
-"""The asyncio client and subscriber: no thread, the caller's event loop.
+"""The asyncio client and subscriber. They use no thread, but the caller's event loop.
 
-ZeroMQ's descriptor tells of changes only: after every callback, and after every send, the
-socket is drained until it has nothing more, or an event would be slept through.
+ZeroMQ's descriptor signals changes only. So after every callback and every send the socket is read
+until it is empty, or the loop would miss a message.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class AsyncHandle(Generic[Outcome]):
         return self._pending.done
 
     async def result(self, timeout: float | None = None) -> Outcome:
-        """The outcome, as the same call with wait=True returns or raises it.
+        """Return or raise what the same call with wait=True does.
 
-        Cancelling this coroutine cancels only the wait.
+        `timeout`: seconds, default the client's. Cancelling this coroutine cancels only the wait.
         """
         await self._client._await(self._pending, self._client._limit_s(timeout))
         outcome: Outcome = self._pending.outcome()
@@ -119,7 +119,7 @@ class AsyncClient(
     """
 
     _resume: Resume | None = None
-    """Lets the daemon keep this session for a later process; AsyncPurgatory sets it."""
+    """Lets a later process take over the session; AsyncPurgatory sets it."""
 
     def __init__(
         self,
@@ -168,10 +168,10 @@ class AsyncClient(
         await self._run(self._jobs.greeted(self.timeout))
 
     async def close(self) -> None:
-        """Flushes, ends the session and closes the connection; raises as flush does.
+        """Flush, end the session and close the connection. Raises as flush() does.
 
-        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE.
-        A cancelled close() waits at most BYE_S for each; cancelled a second time, it drops the
+        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE. A
+        cancelled close() waits at most BYE_S for each. Cancelled a second time, it drops the
         connection at once.
         """
         await self._close(self.timeout)
@@ -180,13 +180,13 @@ class AsyncClient(
         if self._core.closed:
             return
         self._core.check()
-        if self._loop is None:  # it was never connected
+        if self._loop is None:  # the client was never connected
             self._drop()
             return
         try:
             await self._run(self._jobs.closing(limit_s))
         except Closed:
-            pass  # another task closes it at the same time
+            pass  # another task closes the client at the same time
         except asyncio.CancelledError:
             with suppress(PurgatorydError):
                 await self._run(self._jobs.closing(BYE_S))
@@ -213,7 +213,7 @@ class AsyncClient(
     # ---- calls -----------------------------------------------------------------------------
 
     async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
-        """The armed timer of `key`, or None, as Client.get does."""
+        """Return the armed timer of `key`, or None, as Client.get does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         connection = core.of(key)
         connection.admit()
@@ -224,7 +224,7 @@ class AsyncClient(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arms many timers, as Client.add_many does."""
+        """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         bulk = partitions.puts(core, rows, topic, mode, bulk_load)
         return await self._bulk(bulk, wait, limit_s)
@@ -232,13 +232,13 @@ class AsyncClient(
     async def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, timeout: float | None = None
     ) -> list[CancelResult]:
-        """Disarms many timers, as Client.cancel_many does."""
+        """Disarm many timers, as Client.cancel_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         bulk = partitions.cancels(core, keys, bulk_load)
         return (await self._bulk(bulk, True, limit_s)).cancels()
 
     async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
-        """Returns once `result`, of a bulk call with wait=False, is done, as Client.settle does."""
+        """Wait until every row of a bulk call has its result, as Client.settle does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         await self._bulk(partitions.unsettled(core, result), True, limit_s, last=False)
 
@@ -246,7 +246,7 @@ class AsyncClient(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arms parked timers, as Client.unpark_many does."""
+        """Arm parked timers, as Client.unpark_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         return await self._bulk(partitions.unparks(core, rows, bulk_load), True, limit_s)
 
@@ -255,25 +255,25 @@ class AsyncClient(
     async def open_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> BulkLoadStatus:
-        """Begins a bulk load, or a run of it, as Client.open_bulk_load does."""
+        """Begin a bulk load, or a run of it, as Client.open_bulk_load does."""
         return await self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
     async def close_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> None:
-        """Lets no more row of a bulk load be done, as Client.close_bulk_load does."""
+        """Refuse all further rows of a bulk load, as Client.close_bulk_load does."""
         close = partial(jobs.bulk_load, BulkLoadAction.CLOSE)
         await self._bulk_load(close, bulk_load, fencing_token, timeout)
 
     async def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
-        """Frees what the daemon remembers of a bulk load, as Client.forget_bulk_load does."""
+        """Free the daemon's record of a bulk load, as Client.forget_bulk_load does."""
         forget = partial(jobs.bulk_load, BulkLoadAction.FORGET)
         await self._bulk_load(forget, bulk_load, 0, timeout)
 
     async def bulk_load_status(
         self, bulk_load: bytes, *, timeout: float | None = None
     ) -> BulkLoadStatus:
-        """Which rows of a bulk load are done, as Client.bulk_load_status does."""
+        """Return which rows of a bulk load are done, as Client.bulk_load_status does."""
         return await self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
     async def _bulk_load(
@@ -286,12 +286,12 @@ class AsyncClient(
         return await self._ask(connection, job(core, bulk_load, fencing_token, limit_s))
 
     def at(self, at_ns: int | None) -> None:
-        """Under the virtual clock: applies later calls at virtual time `at_ns`."""
+        """Apply later calls at virtual time `at_ns`, as Client.at does."""
         self._core.check()
         self._core.set_time(self._core.check_time(at_ns))
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Returns once every call was answered; raises as Client.flush does."""
+        """Wait for the answers to all calls made before, as Client.flush does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         await self._run(self._jobs.flushed(limit_s))
         core.raise_reported()
@@ -311,7 +311,7 @@ class AsyncClient(
         return core
 
     def _limit_s(self, timeout: float | None) -> float:
-        """Seconds that a call waits. Raises InvalidArgument."""
+        """Return the seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
     async def _admit(self, entry: Entry[Any], limit_s: float) -> None:
@@ -325,20 +325,22 @@ class AsyncClient(
         except DaemonError as error:
             raise QueueFull(packer.queued, self.queue_limit, limit_s) from error
 
-    async def _made(self, prepare: Prepare, wait: bool, timeout: float | None) -> Any:
+    async def _made(
+        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+    ) -> Any:
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        entry = prepare(core)
+        entry = prepare(core, *arguments, collect=not wait)
         await self._admit(entry, limit_s)
         return await self._now(entry, limit_s) if wait else self._later(entry)
 
     async def _now(self, entry: Entry[Any], limit_s: float) -> Any:
-        """Packs one call, waits for its answer, and returns its outcome."""
+        """Pack one call, wait for its answer, and return its outcome."""
         handle: AsyncHandle[Any] = AsyncHandle(self, entry.pending)
         await self._run(jobs.single(entry, limit_s), handle)
         return entry.pending.outcome()
 
     def _later(self, entry: Entry[Any]) -> AsyncHandle[Any]:
-        """Packs one call."""
+        """Pack one call, and return its handle."""
         entry.pending.connection.packer.add(entry)
         self._schedule()
         return AsyncHandle(self, entry.pending)
@@ -390,7 +392,7 @@ class AsyncClient(
             raise
 
     def _begin(self, job: Job[Result]) -> AsyncCall[Result]:
-        """Starts a job."""
+        """Start a job."""
         assert self._loop is not None
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
@@ -401,7 +403,7 @@ class AsyncClient(
     # ---- the exchange ------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """One exchange at the end of this loop iteration, for all its calls."""
+        """Make one exchange at the end of this loop iteration, for all its calls."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._exchange)
@@ -417,7 +419,7 @@ class AsyncClient(
         except (PurgatorydError, OSError) as error:
             self._jobs.advance(error)  # an error of the connection fails every call
         except BaseException:
-            self._schedule()  # a signal handler raised: the rest is done in the next iteration
+            self._schedule()  # a signal handler raised: the next iteration does the rest
             raise
         self._watch()
 
@@ -490,7 +492,7 @@ class AsyncSubscriber:
         self._news = asyncio.Event()
 
     async def connect(self) -> Self:
-        """Returns once live: everything that fires after this arrives."""
+        """Subscribe, and return once every notice of a timer that fires from then on arrives."""
         if self._inbox is not None:
             return self
         deadline_s = HOST.monotonic_s() + self._timeout
@@ -534,7 +536,8 @@ class AsyncSubscriber:
         self._watched = sockets
 
     async def get(self, timeout: float | None = None) -> Notice | None:
-        """The next notice; None if none came within `timeout` seconds; as Subscriber.get.
+        """Return the next notice; None if none came within `timeout` seconds, as Subscriber.get
+        does.
 
         A cancelled get() takes no notice.
         """
@@ -548,7 +551,7 @@ class AsyncSubscriber:
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def _await(self, limit_s: float | None) -> Next | None:
-        """The next item, and the stream that notes it as taken."""
+        """Return the next item, and the stream that notes it as taken."""
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None
@@ -568,7 +571,7 @@ class AsyncSubscriber:
             await self._sleep(wait_s)
 
     async def _sleep(self, limit_s: float) -> None:
-        """Until one of the sockets has news, or `limit_s`."""
+        """Wait until a socket is readable, at most `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()
@@ -579,7 +582,7 @@ class AsyncSubscriber:
         return self
 
     async def __anext__(self) -> Notice:
-        """The next notice, however long it takes; raises as get() does."""
+        """Return the next notice, however long it takes. Raises as get() does."""
         while (found := await self._await(None)) is None:
             pass
         source, item = found
@@ -588,7 +591,7 @@ class AsyncSubscriber:
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def close(self) -> None:
-        """Ends the subscription."""
+        """End the subscription."""
         if self._inbox is not None and self._inbox.open:
             self._watch(())
             self._inbox.close()

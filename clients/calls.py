@@ -16,8 +16,8 @@ AddedLater = TypeVar("AddedLater", covariant=True)
 Cancelled = TypeVar("Cancelled", covariant=True)
 CancelledLater = TypeVar("CancelledLater", covariant=True)
 
-Prepare = Callable[[Core], Entry[Any]]
-"""Checks the arguments of a call and returns its entry."""
+Prepare = Callable[..., Entry[Any]]
+"""A method of Core that checks the arguments of a call and returns its entry."""
 
 
 class Options(TypedDict, total=False):
@@ -70,13 +70,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         with wait=False QueueFull if the queue stays full for `timeout`.
         """
 
-        def prepare(core: Core) -> Entry[Any]:
-            return core.put(
-                key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
-                collect=not wait,
-            )  # fmt: skip
-
-        made: Added | AddedLater = self._made(prepare, wait, timeout)
+        arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode
+        made: Added | AddedLater = self._made(Core.put, arguments, wait, timeout)
         return made
 
     @overload
@@ -98,11 +93,11 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         Returns a CancelResult, or a handle as add() does; UNKNOWN and FIRED are results. Raises as
         add() does.
         """
-        made: Cancelled | CancelledLater = self._made(
-            lambda core: core.cancel(key, ticket, collect=not wait), wait, timeout
-        )
+        made: Cancelled | CancelledLater = self._made(Core.cancel, (key, ticket), wait, timeout)
         return made
 
     @abstractmethod
-    def _made(self, prepare: Prepare, wait: bool, timeout: float | None) -> Any:
+    def _made(
+        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+    ) -> Any:
         """Make a call. With `wait` return its outcome, else a handle."""

@@ -64,6 +64,9 @@ class Connection:
         self.names = names
         self.session = session
         session.same_clock = remote is None
+        self.delay_clock: int = ClockKind.BOOT if remote is None else ClockKind.VIRTUAL
+        """ClockKind by which delays are sent. VIRTUAL lets the daemon compute the deadline: its
+        clock is virtual, or it is on another host or in another time namespace."""
         self.packer = Packer(self.host)
         self.planned: set[Pending] = set()
         """Calls that a job packs once the queue has space."""
@@ -135,12 +138,6 @@ class Connection:
         """The uuid of the daemon's arena, from its last welcome."""
         return self.session.welcome.uuid if self.session.welcome else b""
 
-    @property
-    def delay_clock(self) -> int:
-        """ClockKind by which delays are sent. VIRTUAL lets the daemon turn them into deadlines: its
-        clock is virtual, or it is on another host or in another time namespace."""
-        return self.clock if self.session.same_clock else ClockKind.VIRTUAL
-
     def due(
         self,
         delay: float | timedelta | None,
@@ -158,7 +155,8 @@ class Connection:
         self, pending: AnyPending, name: bytes, method: Callable[..., None], fields: tuple[Any, ...]
     ) -> Entry[AnyPending]:
         """Return the entry of a call of this connection. Raises ShardUnavailable."""
-        self.admit()
+        if self.breaker is not None:
+            self.breaker.check()
         pending.connection = self
         return Entry(pending, name, method, fields)
 
@@ -273,7 +271,8 @@ class Connection:
         welcome = self.session.welcome
         assert welcome is not None
         apart = not 0 <= self.host.boot_ns() - welcome.real_boot_ns < APART_NS
-        self.session.same_clock = self._remote is None and not apart
+        same_clock = self.session.same_clock = self._remote is None and not apart
+        self.delay_clock = self.clock if same_clock else ClockKind.VIRTUAL
         if self._numa_local:
             self._numa_local = False
             pin_numa_local(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))

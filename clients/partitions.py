@@ -23,7 +23,7 @@ from purgatoryd.clients.bulk import (
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import NO_BULK_LOADS, Core
-from purgatoryd.shm_layout.errors import DaemonError, InvalidArgument, InvalidRows
+from purgatoryd.shm_layout.errors import DaemonError, InvalidArgument
 from purgatoryd.shm_layout.wire import Key
 
 Pack = Callable[[Connection, Any], Packed]
@@ -84,16 +84,15 @@ def _packed(
         return Bulk(result, [Part(connection, result, batches)])
     if bulk_load is not None:
         core.whole(NO_BULK_LOADS)
-    shares = list(split(core, rows))
-    if not shares:  # the other arguments are checked without rows, too
-        shares = [Share(core.connections[0], (), rows)]
+    rows = rows if _has_columns(rows) else list(each("rows", rows))
+    # Without rows one share remains, so that the other arguments are checked.
+    shares = list(split(core, rows)) or [Share(core.connections[0], (), rows)]
     whole, parts = MergedResult(sum(len(share.places) for share in shares)), []
     for share in shares:
         try:
             result, batches = pack(share.connection, share.rows)
-        except InvalidRows as error:
-            if error.row >= 0:
-                raise InvalidRows(error.reason, share.places[error.row]) from error
+        except InvalidArgument:
+            pack(core.connections[0], rows)  # raises the error with the row's number among all rows
             raise
         whole.add(share.places, result)
         parts.append(Part(share.connection, result, batches))
@@ -124,20 +123,17 @@ def split_rows(core: Core, rows: Any) -> Iterator[Share]:
             raise unreadable("columns", error) from error
         yield from shares
     else:
-        rows = list(each("rows", rows))
         keys = (fields_of(row, index)[0] for index, row in enumerate(rows))
         yield from _split(core, keys, rows)
 
 
 def split_keys(core: Core, keys: Any) -> Iterator[Share]:
     """Divide the keys of cancel_many. Raises InvalidKey."""
-    keys = keys if hasattr(keys, "take") else list(each("keys", keys))
-    yield from _split(core, each("keys", _listed(keys)), keys)
+    yield from _split(core, _listed(keys), keys)
 
 
 def split_unparks(core: Core, rows: Any) -> Iterator[Share]:
     """Divide the rows of unpark_many. Raises InvalidRows, InvalidKey."""
-    rows = list(each("rows", rows))
     keys = (unpark_key(row, index) for index, row in enumerate(rows))
     yield from _split(core, keys, rows)
 
@@ -162,6 +158,11 @@ def _places(core: Core, keys: Iterable[Key]) -> dict[Connection, list[int]]:
     for place, key in enumerate(keys):
         places.setdefault(core.of(key), []).append(place)
     return places
+
+
+def _has_columns(rows: Any) -> bool:
+    """True for columns, and for a numpy or Arrow array of keys."""
+    return are_columns(rows) or hasattr(rows, "take")
 
 
 def _listed(column: Any) -> Any:

@@ -46,6 +46,7 @@ def connection() -> Connection:
     welcome = [0] * len(wire.Welcome._fields)
     welcome[wire.Welcome._fields.index("clock_kind")] = ClockKind.VIRTUAL
     connection.session.welcome = wire.Welcome(*welcome)  # type: ignore[arg-type]
+    connection._welcomed()
     return connection
 
 

@@ -27,7 +27,7 @@ from purgatoryd.clients import route
 from purgatoryd.clients.bulk import BulkResult, MergedResult
 from purgatoryd.clients.core import Core
 from purgatoryd.clients.jobs import Job, together
-from purgatoryd.clients.partitions import split_rows
+from purgatoryd.clients.partitions import puts, split_rows
 from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.clients.subscriber import _all_or_none
 from purgatoryd.daemon import deployment, shard
@@ -41,11 +41,13 @@ from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
+    Busy,
     CallTimeout,
     DaemonError,
     DaemonUnreachable,
     InvalidName,
     InvalidSetting,
+    Partitioned,
     ShardUnavailable,
     TableBroken,
 )
@@ -55,6 +57,7 @@ from purgatoryd.shm_layout.layout import (
     DaemonState,
     Degraded,
     Message,
+    Status,
     WireError,
 )
 from purgatoryd.shm_layout.paths import paths_in
@@ -665,6 +668,22 @@ def test_a_daemon_of_that_name_in_another_directory_is_another_one(
     assert way.find()[0].name == "demo-1-1"
 
 
+def test_another_number_of_partitions_needs_another_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route, "client_paths", lambda _: paths_in(tmp_path, "demo"))
+    empty = ShardTable("demo", 1, 1, 2)
+    write_table(tmp_path, empty.with_birth(Placement("shop", (0, 1, 0))))
+    way = route.Route("demo", "shop")
+    assert way.count() == 3
+    assert [way.find(number)[0].name for number in range(3)] == ["demo-1-0", "demo-1-1", "demo-1-0"]
+    breakers = [way.find(number)[1] for number in range(3)]
+    assert breakers[0] is breakers[2] is not breakers[1]
+    write_table(tmp_path, empty.with_birth(Placement("shop", (1,))))
+    with pytest.raises(Partitioned, match=r"has 1 partitions: .* had 3; open a new one"):
+        way.find(0)
+
+
 # ---- the breaker --------------------------------------------------------------------------------
 
 
@@ -779,3 +798,43 @@ def test_results_come_back_in_the_order_of_the_rows() -> None:
     assert not merged.ok
     with pytest.raises(DaemonError):
         merged.check()
+
+
+def test_busy_rows_of_several_partitions_are_reported_by_their_number() -> None:
+    busy, added = wire.RESULT.pack(Status.BUSY, 0), wire.RESULT.pack(1 << 8 | Status.ADDED, 1)
+    odd, even = BulkResult(None, arrays=False), BulkResult(None, arrays=False)
+    odd._parts, even._parts = [busy, added], [added, busy, bytes(wire.RESULT.size)]
+    merged = MergedResult(5)
+    merged.add((1, 3), odd)
+    merged.add((0, 2, 4), even)
+    merged.fail(odd._busy())
+    with pytest.raises(Busy) as caught:
+        merged.check()
+    assert (caught.value.rows, caught.value.result) == ((1, 2), merged)
+    lost = DaemonError()
+    merged.fail(lost)  # rows without a result are worse
+    merged.fail(odd._busy())
+    with pytest.raises(DaemonError) as other:
+        merged.check()
+    assert other.value is lost
+
+
+def test_a_bulk_call_goes_on_in_the_partitions_whose_shards_answer() -> None:
+    core = partitions()
+    refused = core.connections[1]
+    refused.breaker = Breaker("demo", 7)
+    for _ in range(FAILURES):
+        refused.breaker.failed()
+    result, parts = puts(core, [(key, 5.0) for key in KEYS], "t", "error")
+    assert {part.connection for part in parts} == {core.connections[0], core.connections[2]}
+    for part in parts:
+        for batch in part.batches:
+            batch.settle(wire.RESULT.pack(1 << 8 | Status.ADDED, 1) * batch.count)
+    assert result.done
+    there = [Status.ADDED if core.of(key) is not refused else Status.NONE for key in KEYS]
+    assert result.statuses == there
+    with pytest.raises(ShardUnavailable):
+        result.check()
+    with pytest.raises(ShardUnavailable):
+        core.cancel(next(key for key in KEYS if core.of(key) is refused), 0, collect=False)
+    assert refused.packer.queued == 0

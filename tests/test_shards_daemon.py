@@ -42,6 +42,7 @@ from purgatoryd.clients import (
     DaemonError,
     InvalidArgument,
     InvalidRows,
+    InvalidTime,
     Lagged,
     MessageRefused,
     Notice,
@@ -268,6 +269,8 @@ def test_a_partitioned_namespace_takes_columns_and_reports_rows_by_their_number(
             timers.unpark_many([*[(key, 1, b"") for key in keys[:39]], ("k39", -1, b"")])
         found = timers.unpark_many([(key, 1, b"") for key in keys])
         assert found.statuses == [Status.UNKNOWN] * 40
+        with pytest.raises(InvalidTime, match="row 39"):
+            timers.add_many({"key": np.array(keys), "delay": np.array([*[FAR] * 39, np.nan])})
         with pytest.raises(InvalidArgument, match="mode"):
             timers.add_many([], mode="other")  # type: ignore[arg-type]
         assert timers.add_many([]).statuses == []
