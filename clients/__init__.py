@@ -162,7 +162,7 @@ _ASYNC = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports asyncio, a third of all import time, only for those who use it."""
+    """Import the asyncio classes on first use: asyncio is a third of all import time."""
     if name not in _ASYNC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"purgatoryd.clients.{_ASYNC[name]}"), name)

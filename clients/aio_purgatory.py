@@ -46,7 +46,7 @@ from purgatoryd.shm_layout.wire import Key
 
 
 class AsyncOperation:
-    """An operation that was armed: await it, or result(), for its Outcome."""
+    """An armed operation. Await it, or result(), for its Outcome."""
 
     def __init__(
         self, operation: Operation, loop: asyncio.AbstractEventLoop, owner: AsyncPurgatory
@@ -62,21 +62,21 @@ class AsyncOperation:
 
     @property
     def key(self) -> Key:
-        """The operation's key."""
+        """Key of the operation."""
         return self._operation.key
 
     @property
     def ticket(self) -> int:
-        """Its handle, never reused; 0 if it was refused."""
+        """Ticket of the operation, never reused; 0 if it was refused."""
         return self._operation.ticket
 
     @property
     def done(self) -> bool:
-        """True once it ended, or nothing can be received of it any more."""
+        """True once it has ended, or no outcome can arrive any more."""
         return self._operation.done
 
     async def result(self, timeout: float | None = None) -> Outcome:
-        """How it ended; arguments and errors are those of Operation.result."""
+        """Return the Outcome; arguments and errors are those of Operation.result."""
         timeout = None if timeout is None else check_limit_s(timeout)
         await asyncio.wait((self._ended,), timeout=timeout)
         if not self._operation.done:
@@ -100,8 +100,8 @@ class AsyncOperation:
         return await self._owner._cancel(self._operation)
 
     def add_done_callback(self, callback: Callable[[AsyncOperation], object]) -> None:
-        """Calls `callback(operation)` in the loop's thread when it ended, or at once if it
-        has. An exception is logged."""
+        """Call `callback(operation)` in the loop's thread once it has ended, or at once if it has.
+        An exception is logged."""
         self._operation.add_done_callback(lambda _: callback(self))
 
 
@@ -149,7 +149,7 @@ class AsyncPurgatory(AsyncClient):
         payload: bytes = b"", topic: str | None = None,
         callback: Callable[[AsyncOperation], object] | None = None,
     ) -> AsyncOperation:  # fmt: skip
-        """Arms an operation; arguments and errors are those of Purgatory.watch."""
+        """Arm an operation; arguments and errors are those of Purgatory.watch."""
         check_callable("callback", callback)
         core = await self._ready()
         row = Watch(key, condition, timeout, payload, topic)
@@ -173,7 +173,7 @@ class AsyncPurgatory(AsyncClient):
         return operation
 
     async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
-        """Arms many, as Purgatory.watch_many does."""
+        """Arm many operations, as Purgatory.watch_many does."""
         armed = watch_rows(await self._ready(), self._owner, rows)
         operations = [self._operation(one) for one in armed]
         await self._several([one.entry for one in armed], operations)
@@ -201,11 +201,11 @@ class AsyncPurgatory(AsyncClient):
     # ---- triggers --------------------------------------------------------------------------
 
     async def advance(self, key: Key, watermark: int) -> int:
-        """Raises the key's watermark, as Purgatory.advance does."""
+        """Raise the key's watermark, as Purgatory.advance does."""
         return await self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
     async def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
-        """Advances many keys, as Purgatory.advance_many does."""
+        """Raise the watermarks of many keys, as Purgatory.advance_many does."""
         core, rows = await self._ready(), each_watermark(watermarks)
         entries = [prepare_trigger(core, PendingCount, Op.ADVANCE_KEY, key, n) for key, n in rows]
         handles: list[AsyncHandle[int]] = [AsyncHandle(self, entry.pending) for entry in entries]
@@ -213,23 +213,23 @@ class AsyncPurgatory(AsyncClient):
         return [entry.pending.outcome() for entry in entries]
 
     async def bump(self, key: Key, n: int = 1) -> int:
-        """Adds to the key's watermark, as Purgatory.bump does."""
+        """Add to the key's watermark, as Purgatory.bump does."""
         return await self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     async def fail(self, key: Key, code: int) -> int:
-        """Fails the key's operations, as Purgatory.fail does."""
+        """Fail the key's operations, as Purgatory.fail does."""
         return await self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     async def clear(self, key: Key) -> bool:
-        """Ends the key's failure, as Purgatory.clear does."""
+        """End the key's failure, as Purgatory.clear does."""
         return await self._trigger(PendingFound, Op.CLEAR, key)
 
     async def forget(self, key: Key) -> bool:
-        """Forgets the key's watermark, as Purgatory.forget does."""
+        """Forget the key's watermark, as Purgatory.forget does."""
         return await self._trigger(PendingFound, Op.FORGET, key)
 
     async def cancel_for_key(self, key: Key) -> list[Key]:
-        """Ends all operations that watch `key`, as Purgatory.cancel_for_key does."""
+        """End all operations that watch `key`, as Purgatory.cancel_for_key does."""
         return await self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
     async def _trigger(
@@ -245,7 +245,7 @@ class AsyncPurgatory(AsyncClient):
 
     @property
     def operations(self) -> int:
-        """Operations of this owner that have not ended."""
+        """Number of operations of this owner that have not ended."""
         return self._owner.open
 
     # ---- the exchange ------------------------------------------------------------------------

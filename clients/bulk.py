@@ -64,16 +64,16 @@ class BulkResult:
 
     @property
     def _failure(self) -> PurgatorydError | None:
-        """The error that left rows without a result; None if there is none."""
+        """The error that left rows without a result, or None."""
         return self._error
 
     @property
     def _data(self) -> bytes:
-        """struct pg_result of each row."""
+        """The struct pg_result of each row."""
         return b"".join(self._parts)
 
     def check(self) -> None:
-        """Raises the error that left rows without a result, if there is one."""
+        """Raise the error that left rows without a result, if there is one."""
         if (error := self._failure) is not None:
             raise error
 
@@ -100,30 +100,32 @@ class BulkResult:
 
     @property
     def statuses(self) -> Any:
-        """A Status per row, as uint8 array or list; NONE where there is no result."""
+        """The Status of each row, as uint8 array or list; NONE without a result."""
         if self._arrays:
             return (self._table()["ticket"] & 0xFF).astype("u1")
         return list(map(Status, self._status_bytes()))
 
     @property
     def tickets(self) -> Any:
-        """The ticket per row, as uint64 array or list; 0 where there is none."""
+        """The ticket of each row, as uint64 array or list; 0 without one."""
         if self._arrays:
             return self._table()["ticket"] >> 8
         return [word >> 8 for word, _ in self._rows()]
 
     @property
     def deadlines_boot_ns(self) -> Any:
-        """The deadline per row on the daemon's clock, as int64 array or list."""
+        """The deadline of each row on the daemon's clock, as int64 array or list."""
         if self._arrays:
             return self._table()["deadline_ns"]
         return [deadline_ns for _, deadline_ns in self._rows()]
 
     @property
     def refused(self) -> list[tuple[int, Status]]:
-        """(row, status) of every row that was refused."""
+        """The (row, status) of each refused row."""
         statuses = self._status_bytes()
-        refusals = set(filter(is_refusal, set(statuses)))  # rows are many, statuses few
+        refusals = set(
+            filter(is_refusal, set(statuses))
+        )  # faster: there are many rows and few statuses
         return [(row, Status(one)) for row, one in enumerate(statuses) if one in refusals]
 
     @property
@@ -132,7 +134,8 @@ class BulkResult:
         return self.done and self._failure is None and not self.refused
 
     def cancels(self) -> list[CancelResult]:
-        """What each cancel found. Raises Refused, its key being the row, if one was refused."""
+        """Return what each cancel found. Raises Refused for the first refused row, with the row as
+        its key."""
         for row, (word, deadline_ns) in enumerate(self._rows()):
             if is_refusal(word & 0xFF):
                 raise refusal(f"row {row}", word, deadline_ns)
@@ -142,7 +145,7 @@ class BulkResult:
         return sum(map(len, self._parts)) // wire.RESULT.size
 
     def expect(self, build: Any, count: int) -> Batch:
-        """The batch build(settle), of `count` rows, whose results come here."""
+        """Return the batch build(settle), of `count` rows, whose results come here."""
         index = len(self._parts)
         self._parts.append(bytes(count * wire.RESULT.size))
         self._open += 1
@@ -162,7 +165,7 @@ class BulkResult:
             self._parts[index] = outcome
 
     def _status_bytes(self) -> bytes:
-        """The lowest byte of each result: it is the first one."""
+        """The status of each row: the first byte of its result."""
         return self._data[:: wire.RESULT.size]
 
     def _rows(self) -> Iterable[tuple[int, int]]:
@@ -327,7 +330,7 @@ def pack_unparks(connection: Connection, rows: Any, bulk_load: BulkLoad | None =
 def unpark_key(row: Any, index: int) -> Key:
     """Return the key of a row of unpark_many. Raises InvalidRows."""
     if not isinstance(row, tuple | list) or len(row) != 3:
-        raise InvalidRows("is not (key, ticket, payload)", index)
+        raise InvalidRows("must be (key, ticket, payload)", index)
     return cast(Key, row[0])
 
 
@@ -341,7 +344,9 @@ def _columns() -> Any:
     try:
         from purgatoryd.clients import columns
     except ImportError:
-        raise InvalidRows("columns need numpy, which is not installed: give rows", -1) from None
+        raise InvalidRows(
+            "columns need numpy, which is not installed; install it, or give rows", -1
+        ) from None
     return columns
 
 
@@ -355,13 +360,13 @@ class _Packing:
         self._builder = Builder()
 
     def builder(self, name: bytes) -> Builder:
-        """The builder for one more record with this entry of the name table."""
+        """Return a builder with space for one more record with this entry of the name table."""
         if not self._builder.fits(name):
             self.finish()
         return self._builder
 
     def finish(self) -> list[Batch]:
-        """All batches so far."""
+        """Return all batches so far."""
         if len(self._builder):
             rows = self._bulk_load.rows_from(len(self._result)) if self._bulk_load else b""
             build = partial(self._builder.batch, rows=rows)
@@ -384,20 +389,20 @@ def _pack_rows(connection: Connection, packing: _Packing, rows: Any, topic: str,
 
 
 def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
-    """(key, {name of its time: time}, topic, payload) of a row; None = not given."""
+    """Return (key, {name of its time: time}, topic, payload) of a row; None where not given."""
     if isinstance(row, tuple | list) and 2 <= len(row) <= 4:
         topic = row[2] if len(row) > 2 else None
         payload = row[3] if len(row) > 3 else None
         return row[0], {"delay": row[1]}, topic, payload
     if isinstance(row, Mapping):
         return _of_mapping(row, index)
-    raise InvalidRows("is neither a dict nor (key, delay[, topic[, payload]])", index)
+    raise InvalidRows("must be a dict or (key, delay[, topic[, payload]])", index)
 
 
 def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any], Any, Any]:
     if "key" not in row or not row.keys() <= _FIELDS:
         raise InvalidRows(
-            f"has {sorted(map(str, row))}, expected key, a time, topic, payload", index
+            f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload", index
         )
     time = {name: row[name] for name in _TIMES if name in row}
     return row["key"], time, row.get("topic"), row.get("payload")

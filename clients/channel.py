@@ -16,9 +16,9 @@ import zmq
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.remote import Remote
 
-SEND_HWM = 1000  # messages; the session's window keeps far below it
+SEND_HWM = 1000  # messages; the session's window stays far below it
 RECONNECT_MS = 10
-SOON_MS = 20  # how long a reader may stay blind to a new connection
+SOON_MS = 20  # how long a reader may miss a new connection
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
 
@@ -42,7 +42,7 @@ class MonitoredSocket(NamedTuple):
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     close: Callable[[], None]
-    """Drops what was not sent; returns at once. An interrupted call can be repeated."""
+    """Closes both sockets and drops what was not sent. An interrupted call can be repeated."""
 
 
 def opened(owner: object, kind: int, events: int) -> MonitoredSocket:
@@ -74,7 +74,7 @@ def _close(
 
 
 class Subscription:
-    """A SUB socket that says when it has reconnected. The owner waits on `sockets`."""
+    """A SUB socket that reports reconnects. The owner waits on `sockets`."""
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class Subscription:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """The sockets that become readable when a message or a new connection has come."""
+        """The sockets that become readable with a message or a new connection."""
         return self._socket, self._monitor
 
     def receive(self) -> list[bytes] | None:
-        """The two frames of the next message, or None. An interrupt may cut a message in two: the
-        rest is dropped by the next call."""
+        """Return the two frames of the next message, or None. An interrupt may cut a message in
+        two; the next call drops the rest."""
         topic = None
         with suppress(zmq.Again):
             while True:
@@ -119,7 +119,7 @@ class Subscription:
         return any(list(connection_events(self._monitor)))
 
     def redirect(self, endpoint: str) -> None:
-        """Connects to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead; the socket and its descriptors stay."""
         self._socket.disconnect(self._endpoint)
         self._endpoint = endpoint
         self._socket.connect(endpoint)
@@ -154,14 +154,14 @@ class Channel:
         self.socket.connect(endpoint)
 
     def redirect(self, endpoint: str) -> None:
-        """Connects to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead; the socket and its descriptors stay."""
         self.socket.disconnect(self._endpoint)
         self.connected = False
         self._endpoint = endpoint
         self.socket.connect(endpoint)
 
     def send(self, frame: bytes) -> bool:
-        """False if no connection was reported, or its queue is full."""
+        """Send a message. Returns False if no connection was reported, or its queue is full."""
         if not self.connected:
             return False
         try:
@@ -171,14 +171,14 @@ class Channel:
         return True
 
     def receive(self) -> bytes | None:
-        """The next message, or None."""
+        """Return the next message, or None."""
         try:
             return self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def receive_soon(self) -> bytes | None:
-        """Waits up to SOON_MS for a message: the cheapest wait there is."""
+        """Wait up to SOON_MS for a message, and return it or None. This is the cheapest wait."""
         try:
             return self.socket.recv()
         except zmq.Again:
@@ -192,7 +192,7 @@ class Channel:
         return any(events)
 
     def close(self) -> None:
-        """Drops what was not sent; returns at once."""
+        """Close the sockets and drop what was not sent. Returns at once."""
         self._close()
 
 

@@ -1,7 +1,7 @@
 """Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. Needs numpy.
 
-Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. From there
-on no Python runs per row, whatever the columns were made of.
+Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. From there on no
+Python code runs for each row.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> Array:
-        """Bytes of each string."""
+        """Number of bytes of each string."""
         return np.diff(self.offsets)
 
     def cut(self, rows: slice) -> Ragged:
-        """The strings of a slice of rows, starting at offset 0."""
+        """Return the strings of a slice of rows, starting at offset 0."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return Ragged(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
@@ -84,7 +84,7 @@ def pack_cancels(
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
-    """The table as dicts of columns: one, or one per record batch of an Arrow table."""
+    """Yield the table as dicts of columns: one, or one for each record batch of an Arrow table."""
     if isinstance(table, Mapping):
         yield table
     elif hasattr(table, "to_batches"):
@@ -92,7 +92,11 @@ def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
     elif hasattr(table, "schema") and hasattr(table, "column"):
         yield _parts_of(table)
     else:
-        raise InvalidRows(f"a {type(table).__name__} holds no columns that are understood", -1)
+        raise InvalidRows(
+            f"rows must be a dict of columns, an Arrow table or a record batch, not "
+            f"{type(table).__name__}",
+            -1,
+        )
 
 
 def _parts_of(batch: Any) -> dict[str, Any]:
@@ -100,7 +104,7 @@ def _parts_of(batch: Any) -> dict[str, Any]:
 
 
 def _plain(column: Any) -> Any:
-    """Whatever numpy can view becomes an array; chunks of Arrow become one."""
+    """Return a column that numpy can view as an array, and chunks of Arrow as one array."""
     if hasattr(column, "dtype"):
         if np.ndim(column) != 1:
             raise InvalidRows(f"a column must have one dimension, not {np.ndim(column)}", -1)
@@ -115,7 +119,8 @@ def _puts(
     given = [name for name in _TIMES if name in columns]
     if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
         raise InvalidRows(
-            f"columns {sorted(map(str, columns))}: need key, one time, topic, payload", -1
+            f"has the columns {sorted(map(str, columns))}; expected key, one time, topic, payload",
+            -1,
         )
     if len({len(column) for column in columns.values()}) != 1:
         lengths = {name: len(column) for name, column in columns.items()}
@@ -183,7 +188,7 @@ def _batch(
 
 
 def _interleave(keys: Ragged, payloads: Ragged) -> bytes:
-    """key 0, payload 0, key 1, payload 1, ... as one block."""
+    """Return key 0, payload 0, key 1, payload 1, ... as one block."""
     if not len(payloads.data):
         return keys.data.tobytes()
     lengths = np.column_stack((keys.lengths, payloads.lengths)).ravel()
@@ -224,7 +229,7 @@ def _payloads(column: Any) -> Ragged:
 
 
 def _ragged(column: Any) -> tuple[int, Ragged | None]:
-    """(KeyType, ragged) of a numpy or Arrow column of strings; None for other columns."""
+    """Return (KeyType, ragged) of a numpy or Arrow column of strings; None for other columns."""
     if hasattr(column, "dtype"):
         if column.dtype.kind == "U":
             return KeyType.STR, _fixed(np.char.encode(column, "utf-8"))
@@ -233,7 +238,7 @@ def _ragged(column: Any) -> tuple[int, Ragged | None]:
 
 
 def _fixed(column: Array) -> Ragged:
-    """numpy pads fixed-width strings with NUL and drops trailing ones: so do we."""
+    """Return fixed-width strings without their trailing NULs, which numpy drops as padding."""
     width = column.dtype.itemsize
     lengths = np.char.str_len(column).astype("i8")
     cells = np.ascontiguousarray(column).view("u1").reshape(len(column), width)
@@ -279,7 +284,7 @@ def _nothing(rows: int) -> Ragged:
 
 
 def _topics(column: Any) -> tuple[Array, list[str]]:
-    """A number per row, and the distinct topics that the numbers mean."""
+    """Return a number for each row, and the topics that the numbers stand for."""
     if hasattr(column, "dictionary_encode"):
         if column.null_count:
             raise InvalidRows("the topic column holds nulls", -1)
@@ -300,7 +305,8 @@ def _one(topic: str, rows: int) -> tuple[Array, list[str]]:
 
 
 def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
-    """(TimeKind, nanoseconds per row); `now_ns` None = the daemon stamps delays."""
+    """Return (TimeKind, nanoseconds per row). With `now_ns` None the daemon turns delays into
+    deadlines."""
     values = _values(column)
     if values.dtype.kind == "O":
         rows = _listed(column)
@@ -347,7 +353,8 @@ def _deadlines(column: Any, values: Array) -> Array:
 
 
 def _spans(values: Array, unit: str) -> Array:
-    """timedelta64 or datetime64 of any unit -> nanoseconds; numpy wraps, we do not."""
+    """Return nanoseconds of timedelta64 or datetime64 of any unit, with overflow refused: numpy
+    would wrap."""
     _require(~np.isnat(values), "is not a time", values)
     spans = values.astype(unit)
     _require(spans.astype(values.dtype) == values, "is too far", values)

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client share: arguments in, packed calls out.
+"""The part of a client that the blocking and the asyncio one share.
 
 A Core checks the arguments of a call, finds the connection to the partition that has its key, and
 collects the refusals that no caller has seen. Nothing here locks or waits.
@@ -215,7 +215,9 @@ class Core:
         if len(self.connections) > 1:
             for other in others:
                 if self.of(other) is not connection:
-                    reason = f"operation {key!r} and its watch key {other!r} are in different ones"
+                    reason = (
+                        f"operation {key!r} and its watch key {other!r} are not in the same one"
+                    )
                     raise Partitioned(self.namespace, len(self.connections), reason)
         return connection
 
@@ -389,7 +391,7 @@ class BulkLoadQuestion(Asked[wire.BulkLoadInfo]):
         )
 
     def outcome(self) -> wire.BulkLoadInfo:
-        """How the bulk load stands now. Raises DaemonError."""
+        """Return the status of the bulk load. Raises DaemonError."""
         return wire.decode_bulk_load(self._answer().body)
 
 
@@ -401,7 +403,7 @@ class Question(Asked[TimerInfo | None]):
         super().__init__(lambda number, session: wire.encode_query(number, session, namespace, key))
 
     def outcome(self) -> TimerInfo | None:
-        """The timer, or None. Raises Denied or DaemonError."""
+        """Return the timer, or None. Raises Denied, DaemonError."""
         reply = self._answer()
         found = wire.decode_infos(reply.body, reply.records)
         if found and found[0].status == Status.DENIED:

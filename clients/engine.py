@@ -1,8 +1,8 @@
-"""The thread that owns a blocking client's connection, and how calls reach it.
+"""The thread that owns a blocking client's connections, and how calls reach it.
 
 Python runs a signal handler in the main thread, between any two of its bytecodes. An exception of
 the handler, such as KeyboardInterrupt, leaves the work of that thread half done. So callers
-change nothing of the connection. A caller checks its arguments, hands the engine one request with
+change nothing of a connection. A caller checks its arguments, hands the engine one request with
 one put into a queue, which is a single step in C, and waits. The engine's thread, which no handler
 interrupts, packs, sends, receives, and keeps every deadline.
 
@@ -85,7 +85,7 @@ Requests = SimpleQueue[Callable[[], object] | Call[Any] | None]
 
 
 class CallThread(ABC):
-    """A thread that does the work of a client, and what callers may do with it."""
+    """A thread that does the work of a client; callers hand it requests."""
 
     _thread: threading.Thread
     _refuses = False
@@ -140,12 +140,12 @@ class CallThread(ABC):
         return self._thread.is_alive()
 
     def join(self, limit_s: float) -> None:
-        """Waits for the end of the thread."""
+        """Wait for the end of the thread."""
         self._thread.join(limit_s)
 
 
 class Worker(CallThread):
-    """A thread that does one request after the other, each to its end."""
+    """A thread that does one request at a time, each to its end."""
 
     def __init__(self, name: str) -> None:
         self._requests: Requests = SimpleQueue()
@@ -281,7 +281,7 @@ class Engine(CallThread, Jobs):
             while not self.ended:
                 self._try()
         except BaseException as broken:
-            _LOG.exception("the connection of a client failed")
+            _LOG.exception("the thread of a client failed; all its calls raise this error")
             error = broken
         finally:
             self.ended = self._refuses = True

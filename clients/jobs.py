@@ -210,7 +210,7 @@ class Jobs:
         try:
             yield from together([greeted(one, left_s) for one in core.connections])
         except (PurgatorydError, OSError):
-            yield from self._parted()  # or sessions with other partitions would stay open
+            yield from self._parted()  # else sessions with other partitions would stay open
             raise
 
     def flushed(self, limit_s: float) -> Job[None]:

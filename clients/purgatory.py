@@ -1,7 +1,8 @@
-"""The purgatory across processes: watch here, advance anywhere, learn here how it ended.
+"""The purgatory across processes: one process watches, any process advances, the watching one
+receives the outcome.
 
-A Purgatory is a Client with operations. Its engine also takes what the daemon pushes; a second
-thread runs callbacks and CLIENT conditions, which may make calls of their own.
+A Purgatory is a Client with operations. Its engine also takes the outcomes that the daemon sends. A
+second thread runs callbacks and CLIENT conditions, which may make calls of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from purgatoryd.shm_layout.layout import Op, PutMode
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
-KEEP_ALIVE_S = 15.0  # a silent owner of operations speaks this often: idle sessions may go
+KEEP_ALIVE_S = 15.0  # an owner of operations sends a PING this often: idle sessions may be ended
 
 
 class Watch(NamedTuple):
@@ -123,7 +124,7 @@ def watch_rows(core: Core, owner: Owner, rows: Iterable[Watch | tuple[Any, ...]]
 
 def _watch(row: Any, index: int) -> Watch:
     if not isinstance(row, tuple | list) or not 3 <= len(row) <= 5:
-        raise InvalidRows("is not (key, condition, timeout[, payload[, topic]])", index)
+        raise InvalidRows("must be (key, condition, timeout[, payload[, topic]])", index)
     return Watch(*row)
 
 
@@ -172,12 +173,12 @@ def check_error(code: object) -> int:
 
 
 def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
-    """(key, watermark) of what advance_many was given. Raises InvalidArgument."""
+    """Return the (key, watermark) pairs of advance_many(). Raises InvalidArgument."""
     given = watermarks.items() if isinstance(watermarks, Mapping) else watermarks
     rows = list(each("watermarks", given))
     for index, row in enumerate(rows):
         if not isinstance(row, tuple | list) or len(row) != 2:
-            raise InvalidRows("is not (key, watermark)", index)
+            raise InvalidRows("must be (key, watermark)", index)
         wire.encode_key(row[0])
         check_watermark(row[1])
     return rows
@@ -256,11 +257,12 @@ class Owner:
 
 
 class Purgatory(Client):
-    """A connection to the daemon `name` that owns operations.
+    """A client of the daemon `name` that owns operations.
 
-    Arguments and errors are those of Client. Outcomes come to the process that watched, and
-    are acknowledged by it. The outcomes of operations that are armed when it ends are dropped; with
-    `resume` a later process gets them.
+    Arguments and errors are those of Client. The process that watched receives the outcomes and
+    acknowledges them. With `resume` a later process gets the outcomes of operations that are armed
+    when this one ends; without it they are dropped. In a namespace with several partitions, the key
+    and all watch keys of an operation have to be in one partition, or watch() raises Partitioned.
     """
 
     def __init__(
@@ -301,12 +303,13 @@ class Purgatory(Client):
         payload: bytes = b"", topic: str | None = None,
         callback: Callable[[Operation], object] | None = None,
     ) -> Operation:  # fmt: skip
-        """Arms an operation that ends when `condition` holds or after `timeout` seconds.
+        """Arm an operation that ends once `condition` holds, or after `timeout` seconds.
 
-        With `topic` its end is also published there. `callback(operation)` runs in the
-        purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
-        Busy, ...), DaemonError. After a CallTimeout repeat the same watch: it returns the operation
-        of the first call, unless that has ended and the call raised more than DOUBT_S (60 s) ago.
+        `topic`: its end is published there as a notice. `callback(operation)` runs in the
+        purgatory's thread once it has ended. Raises InvalidArgument, Partitioned, Refused (Exists,
+        Full, Busy, ...), DaemonError. After a CallTimeout repeat the same watch: it returns the
+        operation of the first call, unless that has ended and the call raised more than DOUBT_S (60
+        s) ago.
         """
         check_callable("callback", callback)
         self._core.check()
@@ -328,10 +331,11 @@ class Purgatory(Client):
             raise
 
     def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Operation]:
-        """Arms many: rows are Watch, or tuples (key, condition, timeout[, payload[, topic]]).
+        """Arm many operations; `rows`: Watch, or tuples (key, condition, timeout[, payload[,
+        topic]]).
 
-        Each is armed or refused by itself: the result() of one that was refused raises why.
-        Raises InvalidArgument before anything is sent, DaemonError.
+        Each is armed or refused by itself: result() of a refused one raises why. Raises
+        InvalidArgument, Partitioned and ShardUnavailable before anything is sent, DaemonError.
         """
         self._core.check()
         armed = watch_rows(self._core, self._owner, rows)
@@ -358,15 +362,16 @@ class Purgatory(Client):
     # ---- triggers --------------------------------------------------------------------------
 
     def advance(self, key: Key, watermark: int) -> int:
-        """Raises the key's watermark to at least `watermark`; returns how many operations that
+        """Raise the key's watermark to at least `watermark`. Returns the number of operations that
         ended."""
         return self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
     def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
-        """Advances many keys, in order; returns how many operations each ended.
+        """Raise the watermarks of many keys, in order. Returns the number of operations that each
+        ended.
 
-        Raises InvalidArgument before anything is sent, DaemonError. Raises Refused for the
-        first key that was refused; the others are advanced all the same.
+        Raises InvalidArgument and ShardUnavailable before anything is sent, DaemonError. Raises
+        Refused for the first key that was refused; the others are advanced all the same.
         """
         self._core.check()
         entries = [
@@ -378,23 +383,25 @@ class Purgatory(Client):
         return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
 
     def bump(self, key: Key, n: int = 1) -> int:
-        """Adds `n` to the key's watermark, once; returns how many operations that ended."""
+        """Add `n` to the key's watermark, once. Returns the number of operations that ended."""
         return self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     def fail(self, key: Key, code: int) -> int:
-        """Fails the key's operations, and those to come until clear(); returns how many."""
+        """Fail the key's operations, and later ones until clear(). Returns the number that
+        ended."""
         return self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     def clear(self, key: Key) -> bool:
-        """Ends the key's failure. False if nothing is known of the key."""
+        """End the key's failure. Returns False if the daemon does not know the key."""
         return self._trigger(PendingFound, Op.CLEAR, key)
 
     def forget(self, key: Key) -> bool:
-        """Forgets the key's watermark, once nobody watches it. False if nothing is known of it."""
+        """Forget the key's watermark once no operation watches it. Returns False if the daemon does
+        not know the key."""
         return self._trigger(PendingFound, Op.FORGET, key)
 
     def cancel_for_key(self, key: Key) -> list[Key]:
-        """Ends all operations that watch `key`, cause "cancelled"; returns their keys."""
+        """End all operations that watch `key` with the cause "cancelled". Returns their keys."""
         return self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
     def _trigger(
@@ -410,10 +417,10 @@ class Purgatory(Client):
 
     @property
     def operations(self) -> int:
-        """Operations of this owner that have not ended."""
+        """Number of operations of this owner that have not ended."""
         return self._owner.open
 
-    # ---- the end ---------------------------------------------------------------------------------
+    # ---- close -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the client as Client.close does. Running callbacks get as much time again.
@@ -436,7 +443,7 @@ def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Oper
 
 
 def _work(news: SimpleQueue[None], owner: Owner, engine: Engine) -> None:
-    """The thread that runs callbacks and conditions."""
+    """Run callbacks and conditions until the engine has ended."""
     while not engine.ended:
         news.get()
         for step in (owner.release, owner.work):

@@ -25,8 +25,11 @@ class Resume:
     to a day. After that, and after close(), the daemon frees the outcomes. `callback(key, outcome)`
     runs in the purgatory's thread, once for each operation of an earlier process that has ended.
     `missing`, `failed` and `watermarks` of such an outcome are empty. A `When` of an earlier
-    process counts as false. `on_lost(error)` runs in the same thread, at most once, if the session
-    that was taken over is lost: operations of earlier processes then give no more outcomes.
+    process counts as false.
+
+    `on_lost(error)` runs in the same thread, at most once for each partition of the namespace, if a
+    session that was taken over is lost: operations of earlier processes in that partition then give
+    no more outcomes.
 
     Raises InvalidArgument.
     """
@@ -46,7 +49,7 @@ class Resume:
 
     @property
     def grace_ns(self) -> int:
-        """`grace` in ns."""
+        """The `grace` in ns."""
         return round(self.grace * 1e9)
 
     def nonces(
@@ -58,7 +61,9 @@ class Resume:
         return lambda _: next(made)
 
     def _nonces(self, random_bytes: Callable[[int], bytes], partition: int) -> Iterator[bytes]:
-        suffix = b"\0%d" % partition if partition else b""  # the first is that of a whole namespace
+        suffix = (
+            b"\0%d" % partition if partition else b""
+        )  # the first partition has the nonce of a namespace with one
         name = b"purgatoryd resume " + self.name.encode() + suffix
         yield sha256(name).digest()[:_NONCE_BYTES]
         while True:
