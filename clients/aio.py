@@ -330,6 +330,7 @@ class AsyncClient(
     ) -> Any:
         core, limit_s = await self._ready(), self._limit_s(timeout)
         entry = prepare(core, *arguments, collect=not wait)
+        entry.pending.connection.admit()
         await self._admit(entry, limit_s)
         return await self._now(entry, limit_s) if wait else self._later(entry)
 
@@ -408,6 +409,10 @@ class AsyncClient(
             self._scheduled = True
             self._loop.call_soon(self._exchange)
 
+    def _readable(self, connection: Connection) -> None:
+        connection.news = True
+        self._exchange()
+
     def _exchange(self) -> None:
         self._scheduled = False
         core = self._core
@@ -433,7 +438,7 @@ class AsyncClient(
             for socket in (connection.channel.socket, connection.channel.monitor):
                 fd = int(socket.get(zmq.FD))
                 self._readers.append(fd)
-                self._loop.add_reader(fd, self._exchange)
+                self._loop.add_reader(fd, self._readable, connection)
         self._listening = True
 
     def _watch(self) -> None:

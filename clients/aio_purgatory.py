@@ -30,6 +30,7 @@ from purgatoryd.clients.purgatory import (
     Armed,
     Owner,
     Watch,
+    admit_all,
     check_error,
     each_watermark,
     prepare_cancel,
@@ -154,6 +155,7 @@ class AsyncPurgatory(AsyncClient):
         core = await self._ready()
         row = Watch(key, condition, timeout, payload, topic)
         fresh = prepare_watch(core, self._owner, row)
+        admit_all([fresh.entry])
         book = self._owner.book_of(fresh.entry)
         doubted: Armed | None = book.doubted(fresh.identity)
         armed, limit_s = doubted or fresh, self._limit_s(None)
@@ -180,6 +182,7 @@ class AsyncPurgatory(AsyncClient):
         return operations
 
     async def _several(self, entries: Sequence[Entry[Any]], handles: object) -> None:
+        admit_all(entries)
         job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         await self._run(job, handles)
 
@@ -239,6 +242,7 @@ class AsyncPurgatory(AsyncClient):
 
     async def _once(self, entry: Entry[PendingTrigger[Found]]) -> Found:
         limit_s = self._limit_s(None)
+        admit_all([entry])
         await self._admit(entry, limit_s)
         await self._now(entry, limit_s)
         return entry.pending.outcome()

@@ -71,8 +71,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         """
 
         arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode
-        made: Added | AddedLater = self._made(Core.put, arguments, wait, timeout)
-        return made
+        # One line, because an interrupt after the call would lose its result.
+        return self._made(Core.put, arguments, wait, timeout)  # type: ignore[no-any-return]
 
     @overload
     def cancel(
@@ -93,8 +93,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         Returns a CancelResult, or a handle as add() does; UNKNOWN and FIRED are results. Raises as
         add() does.
         """
-        made: Cancelled | CancelledLater = self._made(Core.cancel, (key, ticket), wait, timeout)
-        return made
+        return self._made(Core.cancel, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
 
     @abstractmethod
     def _made(

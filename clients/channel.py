@@ -204,6 +204,8 @@ class ChannelPoller:
         self._poller = zmq.Poller()
         self._kicked = kicked
         self._to_send: dict[Channel, bool] = {}
+        self._channels: dict[object, Channel] = {}
+        """Channels by socket."""
         if kicked >= 0:
             self._poller.register(kicked, zmq.POLLIN)
 
@@ -213,17 +215,17 @@ class ChannelPoller:
         to_send = to_send and channel.connected
         known = self._to_send.get(channel)
         if known is None:
+            self._channels |= {channel.socket: channel, channel.monitor: channel}
             self._poller.register(channel.monitor, zmq.POLLIN)
         if known is not to_send:
             self._to_send[channel] = to_send
             self._poller.register(channel.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`. Returns False if nothing came but a kick. The eventfd is then
-        reset."""
+    def wait(self, timeout_s: float) -> list[Channel]:
+        """Wait at most `timeout_s`, and return the channels that are ready. A kick resets the
+        eventfd."""
         limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
         ready = self._poller.poll(limit_ms)
         if any(source == self._kicked for source, _ in ready):
             os.eventfd_read(self._kicked)
-            return len(ready) > 1
-        return bool(ready)
+        return [self._channels[source] for source, _ in ready if source != self._kicked]

@@ -384,6 +384,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     ) -> Any:
         limit_s = self._limit_s(timeout)
         entry = prepare(self._core, *arguments, collect=not wait)
+        entry.pending.connection.admit()
         return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
 
     def _now(self, entry: Entry[Any], limit_s: float) -> Any:

@@ -74,6 +74,8 @@ class Connection:
         self.endpoint = ""
         self.blocked = False
         """True if the socket could not take a message."""
+        self.news = False
+        """True if a socket of the channel is readable, and until look() has read it."""
         self.answers = 0
         """Number of messages that were progress. It extends the waits for answers."""
         self.breaker: Breaker | None = None
@@ -96,6 +98,7 @@ class Connection:
         if self.channel is None:
             self.endpoint = self._find()
             self.channel = self._open_channel(self.endpoint, self._remote)
+            self.news = True
 
     def _find(self) -> str:
         if self._remote is not None:
@@ -104,7 +107,11 @@ class Connection:
         return paths.cmd_endpoint
 
     def admit(self) -> None:
-        """Admit a call. Raises ShardUnavailable if the shard has not answered the last ones."""
+        """Admit a call, once its arguments are checked.
+
+        Raises ShardUnavailable if the shard has not answered the last calls, except for one call
+        after each pause.
+        """
         if self.breaker is not None:
             self.breaker.check()
 
@@ -154,9 +161,7 @@ class Connection:
     def entry(
         self, pending: AnyPending, name: bytes, method: Callable[..., None], fields: tuple[Any, ...]
     ) -> Entry[AnyPending]:
-        """Return the entry of a call of this connection. Raises ShardUnavailable."""
-        if self.breaker is not None:
-            self.breaker.check()
+        """Return the entry of a call of this connection."""
         pending.connection = self
         return Entry(pending, name, method, fields)
 
@@ -180,7 +185,10 @@ class Connection:
         session = self.session
         if session.state is State.GREETING and greets:
             return True
-        return bool(self.blocked or self.packer.sealed or session.busy or session.leaving)
+        return bool(
+            self.blocked or session.busy or session.sends or session.leaving
+            or not self.packer.empty
+        )  # fmt: skip
 
     def look(self) -> None:
         """Receive all messages. After a reconnect send everything without an answer again."""
@@ -189,6 +197,7 @@ class Connection:
         elif self.channel is not None and not self.channel.connected:
             self._follow()
         self._pull()
+        self.news = False
 
     def ask_again(self) -> None:
         """Ask again for overdue answers; each time the daemon gets longer to answer."""

@@ -249,7 +249,7 @@ class Core:
         *,
         collect: bool,
     ) -> Entry[PendingAdd]:
-        """Check an add and return its entry. Raises InvalidArgument, ShardUnavailable.
+        """Check an add and return its entry. Raises InvalidArgument, Closed.
 
         `collect`: flush() reports a refusal that no caller has seen.
         """
@@ -267,7 +267,7 @@ class Core:
 
     def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
         """Check a cancel and return its entry; `ticket` 0 = any timer of the key. Raises
-        InvalidArgument, ShardUnavailable."""
+        InvalidArgument, Closed."""
         self.check()
         ticket = check_whole("ticket", ticket, 0, TICKET_MAX)
         key_type, key_bytes = wire.encode_key(key)

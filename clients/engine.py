@@ -345,7 +345,9 @@ class Engine(CallThread, Jobs):
         self._wake_at = BATCH_RECORDS if expects else 1
         if not self._requests.empty():
             limit_s = 0.0
-        self._poller.wait(limit_s)
+        ready = self._poller.wait(limit_s)
+        for connection in self.core.connections:
+            connection.news |= connection.channel in ready
         self._wake_at = 0
 
     def _drain(self) -> None:

@@ -169,7 +169,7 @@ class Jobs:
         """Receive all messages, ask again for overdue answers, and send what may be sent. Never
         waits."""
         core = self.core
-        for connection in core.connections:
+        for connection in self._active():
             connection.look()
             connection.ask_again()
         self.exchange()
@@ -186,8 +186,17 @@ class Jobs:
             self.advance()
             self._after_s = self._after()
             came = False
-            for connection in self.core.connections:
+            for connection in self._active():
                 came |= connection.exchange()
+
+    def _active(self) -> Sequence[Connection]:
+        """Return the connections that have something to send or to receive. The others need no
+        look: with many partitions most of them are idle."""
+        connections = self.core.connections
+        if len(connections) == 1:
+            return connections
+        greets = self.listens or bool(self._calls)
+        return [one for one in connections if one.news or one.expects(greets=greets)]
 
     def refuse(self, error: BaseException) -> None:
         """End all jobs with `error`."""

@@ -86,8 +86,8 @@ def _encode_once(operation: Operation, condition: When) -> Encoded:
 
 
 def prepare_watch(core: Core, owner: Owner, row: Watch) -> Armed:
-    """Check a WATCH and return its entry. Raises InvalidArgument, ShardUnavailable, and Partitioned
-    unless one partition has all keys."""
+    """Check a WATCH and return its entry. Raises InvalidArgument, and Partitioned unless one
+    partition has all keys."""
     encoded = encode(row.condition)
     connection = core.of_all(row.key, encoded.keys)
     book = owner.books[connection]
@@ -131,8 +131,7 @@ def _watch(row: Any, index: int) -> Watch:
 def prepare_trigger(
     core: Core, kind: type[PendingTrigger[Found]], op: Op, key: Key, value: int = 0
 ) -> Entry[PendingTrigger[Found]]:
-    """Check a record from ADVANCE_KEY to COMPLETE; return its entry. Raises InvalidArgument,
-    ShardUnavailable."""
+    """Check a record from ADVANCE_KEY to COMPLETE; return its entry. Raises InvalidArgument."""
     connection = core.of(key)
     entry = connection.entry(kind(key, None), *_trigger(core.names, op, key, value))
     if isinstance(entry.pending, PendingEnded):
@@ -165,6 +164,13 @@ def prepare_cancel(core: Core, operation: Operation) -> Entry[PendingTrigger[boo
     fields = (key_type, key_bytes, operation.ticket)
     pending = PendingCancelled(operation.key, None)
     return core.at(key_bytes).entry(pending, core.names.of_key, Builder.cancel, fields)
+
+
+def admit_all(entries: Iterable[Entry[Any]]) -> None:
+    """Admit a call of several records, once for each shard. Raises ShardUnavailable."""
+    for breaker in dict.fromkeys(entry.pending.connection.breaker for entry in entries):
+        if breaker is not None:
+            breaker.check()
 
 
 def check_error(code: object) -> int:
@@ -315,6 +321,7 @@ class Purgatory(Client):
         self._core.check()
         row = Watch(key, condition, timeout, payload, topic)
         fresh = prepare_watch(self._core, self._owner, row)
+        admit_all([fresh.entry])
         book = self._owner.book_of(fresh.entry)
         doubted: Armed | None = book.doubted(fresh.identity)
         armed, limit_s = doubted or fresh, self._limit_s(None)
@@ -343,6 +350,7 @@ class Purgatory(Client):
         for operation in operations:
             operation._owner = self
         entries = [entry for _, entry in armed]
+        admit_all(entries)
         job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         return self._run(job, lambda: operations, operations)
 
@@ -378,6 +386,7 @@ class Purgatory(Client):
             prepare_trigger(self._core, PendingCount, Op.ADVANCE_KEY, key, watermark)
             for key, watermark in each_watermark(watermarks)
         ]
+        admit_all(entries)
         handles: list[Handle[int]] = [Handle(self, entry.pending) for entry in entries]
         job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
@@ -411,6 +420,7 @@ class Purgatory(Client):
         return self._once(prepare_trigger(self._core, kind, op, key, value))
 
     def _once(self, entry: Entry[PendingTrigger[Found]]) -> Found:
+        admit_all([entry])
         handle: Handle[Found] = Handle(self, entry.pending)
         job = jobs.single(entry, self._limit_s(None))
         return self._run(job, entry.pending.outcome, handle)

@@ -201,6 +201,11 @@ class Session:
         )
 
     @property
+    def sends(self) -> bool:
+        """True while a message waits for the socket."""
+        return bool(self._outgoing)
+
+    @property
     def leaving(self) -> bool:
         """True while the BYE of this session has no answer."""
         return self._leaving and self.state is State.OPEN

@@ -640,7 +640,7 @@ def waited(channel: Channel, timeout_s: float, *, to_send: bool = False, kicked:
     """Wait for a channel alone."""
     poller = ChannelPoller(kicked)
     poller.watch(channel, to_send=to_send)
-    return poller.wait(timeout_s)
+    return bool(poller.wait(timeout_s))
 
 
 def test_a_channel_sends_on_no_connection_that_was_not_reported(daemon_dir: Path) -> None:
