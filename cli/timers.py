@@ -96,7 +96,7 @@ def add_command(
     if payload and payload_file:
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
-    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.Client(name, namespace=namespace, timeout=timeout) as client:
         timer = client.add(
             read_key(key, key_type),
             delay_ns=delay,
@@ -125,7 +125,7 @@ def cancel_command(
     code 0 means that all were cancelled.
     """
     wanted = [read_key(key, key_type) for key in keys]
-    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
+    with clients.Client(name, namespace=namespace, timeout=timeout) as client:
         results = list(client.cancel_many(wanted))
     for key, result in zip(wanted, results, strict=True):
         record = {**key_record(key), "result": result.name}
@@ -149,8 +149,8 @@ def get_command(
     the owner's session and uid, and each watch key with its watermark.
     """
     wanted = read_key(key, key_type)
-    with clients.PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
-        timer, virtual = client.get(wanted), client.of(wanted).virtual
+    with clients.Client(name, namespace=namespace, timeout=timeout) as client:
+        timer, virtual = client.get(wanted), client.virtual
     if timer is None:
         text = f"unknown {key_text(wanted)}"
         emit({**key_record(wanted), "status": "UNKNOWN"}, text, as_json)

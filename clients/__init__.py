@@ -53,7 +53,6 @@ from purgatoryd.shm_layout.errors import (
 if TYPE_CHECKING:
     from purgatoryd.clients.admin import Admin
     from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
-    from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
     from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
     from purgatoryd.clients.bulk import BulkResult
     from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
     from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
-    from purgatoryd.clients.partitioned import PartitionedClient
     from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
     from purgatoryd.clients.remote import Remote
     from purgatoryd.clients.resume import Resume
@@ -80,7 +78,6 @@ __all__ = [
     "AsyncClient",
     "AsyncHandle",
     "AsyncOperation",
-    "AsyncPartitionedClient",
     "AsyncPurgatory",
     "AsyncSubscriber",
     "BatchError",
@@ -125,7 +122,6 @@ __all__ = [
     "OperationInfo",
     "Outcome",
     "Partitioned",
-    "PartitionedClient",
     "PermissionDenied",
     "ProtocolError",
     "Purgatory",
@@ -158,7 +154,6 @@ __all__ = [
 _NAMES = {
     "clients.admin": ("Admin",),
     "clients.aio": ("AsyncClient", "AsyncHandle", "AsyncSubscriber"),
-    "clients.aio_partitioned": ("AsyncPartitionedClient",),
     "clients.aio_purgatory": ("AsyncOperation", "AsyncPurgatory"),
     "clients.bulk": ("BulkResult",),
     "clients.bulk_loads": ("BulkLoad", "BulkLoadStatus"),
@@ -167,7 +162,6 @@ _NAMES = {
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
     "clients.model": ("CancelResult", "Notice", "TimerInfo"),
-    "clients.partitioned": ("PartitionedClient",),
     "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
     "clients.remote": ("Remote",),
     "clients.resume": ("Resume",),

@@ -1,8 +1,7 @@
-"""The admin socket: a virtual clock, namespaces, notices without a timer, the daemon's end. One
-call at a time.
+"""Administration of a daemon: virtual clock, namespaces, bulk loads, sessions, notices, stop.
 
-A call checks its arguments. A thread of the Admin does the rest, which no signal handler interrupts
-(see engine.py).
+A call checks its arguments. A thread of the Admin does the rest, one call at a time, and no signal
+handler interrupts it (see engine.py).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts, check_bulk_load
-from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.channel import Channel, ChannelPoller
 from purgatoryd.clients.client import Handle
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.engine import Call, Worker
@@ -41,7 +40,7 @@ RETRY_S = 0.01
 PARTITIONS_MAX = 2**32 - 1
 PATIENCE_S = 0.1
 CLOSE_S = 1.0
-"""How long close() waits for the thread, which looks every PATIENCE_S whether it is to end."""
+"""How long close() waits for the thread, which checks every PATIENCE_S whether it has to end."""
 P = ParamSpec("P")
 T = TypeVar("T")
 MOST = {
@@ -55,12 +54,13 @@ MOST = {
 
 
 class Admin(Closing):
-    """Administration of the daemon `name`; only its admins may: root, its own uid, --admin-uid.
+    """Administration of the daemon `name`.
 
-    Of a deployment of shards, what is said of a namespace goes to the shards that have it.
+    Only administrators may use it: root, the daemon's own uid, and the uids of --admin-uid. In a
+    deployment of shards a call about a namespace goes to the shards that hold it.
 
     `timeout`: seconds that a call waits for its answer. Not thread-safe. Every method raises
-    DaemonUnreachable if no answer comes, MessageRefused if the daemon refuses.
+    DaemonUnreachable if no answer comes, and MessageRefused if the daemon refuses.
 
     An interrupt of a call, such as Ctrl-C, leaves the Admin usable. If the call has begun, it goes
     on, and the exception has the attribute `handle`: a Handle with the outcome of the call. The
@@ -77,16 +77,17 @@ class Admin(Closing):
         self._shards: dict[str, Admin] = {}
 
     def ping(self, *, timeout: float | None = None) -> None:
-        """Returns when the daemon's loop has answered."""
+        """Return once the daemon's loop has answered."""
         self._do(self._tell, Message.PING, self._limit_s(timeout))
 
     def advance(
         self, to_ns: int, *, timeout: float | None = None
     ) -> dict[tuple[str, str], tuple[int, int]]:
-        """Moves the virtual clock to `to_ns` (nanoseconds of virtual time).
+        """Move the virtual clock to `to_ns`, in nanoseconds of virtual time.
 
-        Returns once every notice due until then was handed to the socket: (namespace, topic)
-        -> (incarnation, sequence of its newest notice), without what daemons publish themselves.
+        Returns once the daemon has handed every notice due until then to its socket. The result
+        maps (namespace, topic) to (incarnation, sequence of the newest notice), without the
+        daemon's own namespaces.
         """
         to_ns = check_whole("time", to_ns, 0, TIME_MAX_NS)
         return self._do(self._advance_all, to_ns, self._limit_s(timeout))
@@ -104,10 +105,10 @@ class Admin(Closing):
     def create_namespace(
         self, namespace: str, partitions: int = 1, *, timeout: float | None = None
     ) -> None:
-        """Has a namespace born that is divided into so many partitions; one that is stays.
+        """Create a namespace with so many partitions. An existing namespace stays as it is.
 
-        Without shards there can be one only. Raises InvalidName, InvalidSetting, and
-        MessageRefused too: PLACED if it has another number of partitions.
+        Without shards a namespace has one partition. Raises InvalidName, InvalidSetting, and
+        MessageRefused with PLACED if the namespace exists with another number of partitions.
         """
         name = wire.encode_namespace(namespace)
         partitions = check_whole("partitions", partitions, 1, PARTITIONS_MAX)
@@ -134,15 +135,16 @@ class Admin(Closing):
         park_beyond_ns: int | None = None,
         timeout: float | None = None,
     ) -> NamespaceSettings:
-        """Sets what is given and leaves the rest; returns the settings as they are now.
+        """Change the given settings of a namespace, and return all its settings.
 
-        `owner_uid`: who alone may use the namespace, ANYBODY = everybody. `durability`: 0 memory,
-        1 durable, which needs a WAL. Quotas count armed timers, their bytes, and operations
-        per second; 0 = none. `park_beyond_ns`: what is added and due later than so long from then
-        is parked, which needs a WAL; 0 = nothing is.
-        A namespace that is not there is made; one with partitions has them all set so, and each
-        shard counts for itself; in those nothing can be parked. Raises InvalidName,
-        InvalidSetting, Partitioned and NoWal too.
+        `owner_uid`: the only uid that may use the namespace; ANYBODY = every uid. `durability`: 0
+        memory, 1 durable, which needs a WAL. The quotas limit armed timers, their bytes, and
+        operations per second; 0 = no limit. `park_beyond_ns`: timers that are due later than this
+        after they are added are parked, which needs a WAL; 0 = none are.
+
+        A namespace that does not exist is created. With partitions, the settings apply in each
+        shard, each shard counts its quotas for itself, and parking is refused. Raises InvalidName,
+        InvalidSetting, Partitioned and NoWal.
         """
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
@@ -168,7 +170,7 @@ class Admin(Closing):
         table = self._table()
         partitions = 1 if table is None else table.place(namespace).partitions
         if partitions > 1:
-            detail = "it cannot park timers: they come back by bulk loads, of which it has none"
+            detail = "it cannot park timers, because bulk loads bring them back and it has none"
             raise Partitioned(namespace, partitions, detail)
 
     def _set(self, name: bytes, changes: dict[str, int], limit_s: float) -> NamespaceSettings:
@@ -177,7 +179,7 @@ class Admin(Closing):
         return wire.decode_namespace_set(self._request(request, limit_s).body)
 
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
-        """Which rows of a bulk load are done, whoever began it. Raises InvalidArgument too."""
+        """Return which rows of a bulk load of any uid are done. Raises InvalidArgument."""
         check_bulk_load(bulk_load, 0, 0)
         return self._do(self._find_bulk_load, bulk_load, self._limit_s(timeout))
 
@@ -192,9 +194,9 @@ class Admin(Closing):
         return parts.status
 
     def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
-        """Frees what the daemon remembers of a bulk load, whoever began it; its timers stay.
+        """Free the daemon's record of a bulk load of any uid; its timers stay.
 
-        A row that is sent again afterwards is added again. Raises InvalidArgument too.
+        A row that is sent again afterwards is added again. Raises InvalidArgument.
         """
         check_bulk_load(bulk_load, 0, 0)
         self._do(self._forget_bulk_load, bulk_load, self._limit_s(timeout))
@@ -219,12 +221,12 @@ class Admin(Closing):
         namespace: str = "default",
         timeout: float | None = None,
     ) -> int:
-        """Publishes one notice, with cause PUBLISHED, to any topic; returns its ticket.
+        """Publish one notice with the cause PUBLISHED to a topic, and return its ticket.
 
-        It takes the replay buffer as all notices do: subscribers that were away get it, too. Names
-        that begin with "_" are for this call alone. Not repeated by itself: after DaemonUnreachable
-        with `in_doubt` 1 it was published once or not at all. Raises InvalidName, InvalidKey,
-        InvalidPayload, and Refused (Full, Busy, WalStopped, WrongShard) too.
+        The notice enters the replay buffer, so subscribers that reconnect receive it. Only this
+        call may use names that begin with "_". It is not repeated: after DaemonUnreachable with
+        `in_doubt` 1 the notice was published once or not at all. Raises InvalidName, InvalidKey,
+        InvalidPayload, and Refused (Full, Busy, WalStopped, WrongShard).
         """
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
         wire.encode_key(key)
@@ -240,7 +242,7 @@ class Admin(Closing):
             try:
                 return holder._publish(names, key, data, limit_s)
             except WrongShard:
-                # It stands in the table before the shard hears of it. Nothing was published.
+                # The table has a namespace before its shard knows it. Nothing was published.
                 if holder is self or HOST.monotonic_s() >= deadline_s:
                     raise
             time.sleep(RETRY_S)
@@ -256,7 +258,8 @@ class Admin(Closing):
         return word >> 8
 
     def sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
-        """Open sessions: all of them for administrators, those of their uid for others."""
+        """Return the open sessions: all of them to an administrator, to others those of their
+        uid."""
         return self._do(self._all_sessions, self._limit_s(timeout))
 
     def _all_sessions(self, limit_s: float) -> list[SessionInfo]:
@@ -267,10 +270,10 @@ class Admin(Closing):
         return wire.decode_sessions(reply.body, reply.records)
 
     def drop_session(self, session: int, *, timeout: float | None = None) -> None:
-        """Ends a session and frees its unacknowledged outcomes; its armed operations stay.
+        """End a session and free its unacknowledged outcomes; its armed operations stay.
 
-        For administrators, and for the uid that has the session. Raises MessageRefused
-        (SESSION_EXPIRED if there is none, DENIED, BUSY), InvalidArgument.
+        Administrators may end any session, others those of their uid. Raises MessageRefused
+        (SESSION_EXPIRED if there is no such session, DENIED, BUSY), InvalidArgument.
         """
         session = check_whole("session", session, 1, 2**64 - 1)
         self._do(self._drop, session, self._limit_s(timeout))
@@ -288,19 +291,19 @@ class Admin(Closing):
         return everyone[0]
 
     def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        """Asks the daemon to end cleanly; returns when it has agreed.
+        """Ask the daemon to end cleanly, and return once it has agreed.
 
-        `drain`: it refuses adds from now on, as Stopping, and ends once nothing is armed.
+        `drain`: the daemon refuses adds as Stopping, and ends once nothing is armed.
         """
         flags = FLAG_DRAIN if drain else 0
         self._do(self._tell, Message.STOP, self._limit_s(timeout), flags)
 
     def resume(self, timeout: float | None = None) -> None:
-        """Gives up a drain: the daemon arms again and goes on; without one, nothing changes."""
+        """Cancel a drain: the daemon arms timers again. Without a drain nothing changes."""
         self._do(self._tell, Message.STOP, self._limit_s(timeout), FLAG_RESUME)
 
     def close(self) -> None:
-        """Drops the connection. An interrupted call that is still under way raises Closed."""
+        """Close the connection. An interrupted call that is still under way raises Closed."""
         self._fork_guard.closed = True
         if self._worker is not None and self._fork_guard.mine:
             self._worker.end(self._disconnect, CLOSE_S)
@@ -334,14 +337,14 @@ class Admin(Closing):
     # ---- shards ----------------------------------------------------------------------------------
 
     def _table(self) -> ShardTable | None:
-        """None for a daemon without shards, and for one that is not there now."""
+        """Return the routing table; None without shards, and if no daemon is found."""
         try:
             return read_table(client_paths(self.name).directory, self.name)
         except DaemonUnreachable:
             return None
 
     def _everyone(self) -> list[Admin]:
-        """All shards; without shards, this daemon."""
+        """Return an Admin for each shard; without shards, this one."""
         table = self._table()
         return [self] if table is None else [self._shard(daemon) for daemon in table.daemons]
 
@@ -352,7 +355,8 @@ class Admin(Closing):
         return self._shards[daemon]
 
     def _holders(self, namespace: str, limit_s: float, key: Key | None = None) -> list[Admin]:
-        """Who has a namespace, which is born if need be; with `key`, who has that part of it."""
+        """Return an Admin for each shard that holds a namespace, which is created if need be. With
+        `key`, only for the shard that holds this key."""
         table = self._table()
         if table is None:
             return [self]
@@ -370,7 +374,7 @@ class Admin(Closing):
         self._call(message, None, limit_s, flags)
 
     def _call(self, message: Message, at_ns: int | None, limit_s: float, flags: int = 0) -> Reply:
-        self._sequence += 1  # tells a late answer to an earlier call from this one's
+        self._sequence += 1  # distinguishes a late answer to an earlier call
         frame = wire.encode_frame(message, 0, self._sequence, flags=flags, at_ns=at_ns)
         return self._request(frame, limit_s)
 
@@ -400,21 +404,23 @@ class Admin(Closing):
     def _exchange(
         self, channel: Channel, frame: bytes, deadline_s: float, again: bool
     ) -> Reply | None:
-        """A command that may be repeated is sent `again` on a new connection."""
-        sent = False
+        """Send a command and return its reply; None if none came in time. With `again` the command
+        is sent again on a new connection."""
+        sent, poller = False, ChannelPoller()
         while (remaining_s := deadline_s - HOST.monotonic_s()) > 0:
             self._fork_guard.check()
             new = channel.reconnected()
             sent = (sent and not (new and again)) or channel.send(frame)
             data = channel.receive_soon() if sent else None
             if data is None:
-                channel.wait(min(remaining_s, PATIENCE_S), to_send=not sent)
+                poller.watch(channel, to_send=not sent)
+                poller.wait(min(remaining_s, PATIENCE_S))
             elif (reply := wire.decode_reply(data)).sequence == self._sequence:
                 return reply
         return None
 
 
 def _job(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Job[T]:
-    """Work that yields no deadline: it waits by itself."""
+    """Run `work` as a job. It yields no deadline, because it waits by itself."""
     yield from ()
     return work(*args, **named)

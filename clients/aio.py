@@ -1,28 +1,28 @@
-"""The asyncio client and subscriber: no thread, the caller's event loop.
+"""The asyncio client and subscriber. They use no thread, but the caller's event loop.
 
-ZeroMQ's descriptor tells of changes only: after every callback, and after every send, the
-socket is drained until it has nothing more, or an event would be slept through.
+ZeroMQ's descriptor signals changes only. So after every callback and every send the socket is read
+until it is empty, or the loop would miss a message.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar
 
 import zmq
 
-from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
-from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
+from purgatoryd.clients import jobs, partitions
+from purgatoryd.clients.arguments import check_limit_s, check_whole
+from purgatoryd.clients.bulk import Bulk, BulkResult, checked
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
+from purgatoryd.clients.calls import Prepare, TimerCalls
+from purgatoryd.clients.connection import NEVER_S, Connection
 from purgatoryd.clients.core import (
     BYE_S,
-    NEVER_S,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
@@ -35,9 +35,7 @@ from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.route import Partition
 from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Next, Opener, unreachable
-from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
@@ -91,9 +89,9 @@ class AsyncHandle(Generic[Outcome]):
         return self._pending.done
 
     async def result(self, timeout: float | None = None) -> Outcome:
-        """The outcome, as the same call with wait=True returns or raises it.
+        """Return or raise what the same call with wait=True does.
 
-        Cancelling this coroutine cancels only the wait.
+        `timeout`: seconds, default the client's. Cancelling this coroutine cancels only the wait.
         """
         await self._client._await(self._pending, self._client._limit_s(timeout))
         outcome: Outcome = self._pending.outcome()
@@ -103,7 +101,14 @@ class AsyncHandle(Generic[Outcome]):
         return self.result().__await__()
 
 
-class AsyncClient:
+class AsyncClient(
+    TimerCalls[
+        Coroutine[Any, Any, TimerInfo],
+        Coroutine[Any, Any, AsyncHandle[TimerInfo]],
+        Coroutine[Any, Any, CancelResult],
+        Coroutine[Any, Any, AsyncHandle[CancelResult]],
+    ]
+):
     """Client for asyncio: same arguments, same errors; calls of one loop iteration share a batch.
 
     Use it as `async with AsyncClient("name") as c`, or await close() at the end.
@@ -114,7 +119,7 @@ class AsyncClient:
     """
 
     _resume: Resume | None = None
-    """Lets the daemon keep this session for a later process; AsyncPurgatory sets it."""
+    """Lets a later process take over the session; AsyncPurgatory sets it."""
 
     def __init__(
         self,
@@ -128,16 +133,17 @@ class AsyncClient:
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
-        partition: Partition | None = None,
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(
-            name, namespace, remote, durable, ledger, worker, numa_local, partition, self._resume
+            name, namespace, remote, durable, ledger, worker, numa_local, self._resume
         )
         self._jobs = self._start()
         self._scheduled = False
         self._readers: list[int] = []
+        self._listening = False
+        """True once the sockets wake the loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = NEVER_S
         """Host time at which `_timer` wakes the loop."""
@@ -160,14 +166,12 @@ class AsyncClient:
     async def _greet(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self._run(self._jobs.greeted(self.timeout))
-        if self._core.session.refusal is not None:
-            raise self._core.session.refusal
 
     async def close(self) -> None:
-        """Flushes, ends the session and closes the connection; raises as flush does.
+        """Flush, end the session and close the connection. Raises as flush() does.
 
-        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE.
-        A cancelled close() waits at most BYE_S for each; cancelled a second time, it drops the
+        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE. A
+        cancelled close() waits at most BYE_S for each. Cancelled a second time, it drops the
         connection at once.
         """
         await self._close(self.timeout)
@@ -176,13 +180,13 @@ class AsyncClient:
         if self._core.closed:
             return
         self._core.check()
-        if self._loop is None:  # it was never connected
+        if self._loop is None:  # the client was never connected
             self._drop()
             return
         try:
             await self._run(self._jobs.closing(limit_s))
         except Closed:
-            pass  # another task closes it at the same time
+            pass  # another task closes the client at the same time
         except asyncio.CancelledError:
             with suppress(PurgatorydError):
                 await self._run(self._jobs.closing(BYE_S))
@@ -208,139 +212,86 @@ class AsyncClient:
 
     # ---- calls -----------------------------------------------------------------------------
 
-    @overload
-    async def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: Literal[True] = True, timeout: float | None = None,
-    ) -> TimerInfo: ...  # fmt: skip
-
-    @overload
-    async def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: Literal[False], timeout: float | None = None,
-    ) -> AsyncHandle[TimerInfo]: ...  # fmt: skip
-
-    async def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: bool = True, timeout: float | None = None,
-    ) -> TimerInfo | AsyncHandle[TimerInfo]:  # fmt: skip
-        """Arms a timer; arguments, result and errors are those of Client.add."""
-        core, limit_s = await self._ready(), self._limit_s(timeout)
-        entry = core.put(
-            key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
-            collect=not wait,
-        )  # fmt: skip
-        await self._admit(limit_s)
-        return await self._now(entry, limit_s) if wait else self._later(entry)
-
-    @overload
-    async def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
-        timeout: float | None = None,
-    ) -> CancelResult: ...  # fmt: skip
-
-    @overload
-    async def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[False], timeout: float | None = None
-    ) -> AsyncHandle[CancelResult]: ...
-
-    async def cancel(
-        self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
-    ) -> CancelResult | AsyncHandle[CancelResult]:
-        """Disarms the key's timer, as Client.cancel does."""
-        core, limit_s = await self._ready(), self._limit_s(timeout)
-        entry = core.cancel(key, ticket, collect=not wait)
-        await self._admit(limit_s)
-        return await self._now(entry, limit_s) if wait else self._later(entry)
-
     async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
-        """The armed timer of `key`, or None, as Client.get does."""
+        """Return the armed timer of `key`, or None, as Client.get does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        wire.encode_key(key)
-        return await self._ask(self._jobs.asked(partial(core.question, key), "get", limit_s))
+        connection = core.of(key)
+        connection.admit()
+        ask = partial(core.question, connection, key)
+        return await self._ask(connection, jobs.asked(connection, ask, "get", limit_s))
 
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arms many timers, as Client.add_many does."""
+        """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        result, batches = pack_puts(core, rows, topic, mode, bulk_load)
-        return await self._bulk(result, batches, wait, limit_s)
+        bulk = partitions.puts(core, rows, topic, mode, bulk_load)
+        return await self._bulk(bulk, wait, limit_s)
 
     async def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, timeout: float | None = None
     ) -> list[CancelResult]:
-        """Disarms many timers, as Client.cancel_many does."""
+        """Disarm many timers, as Client.cancel_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        result, batches = pack_cancels(core, keys, bulk_load)
-        return (await self._bulk(result, batches, True, limit_s)).cancels()
+        bulk = partitions.cancels(core, keys, bulk_load)
+        return (await self._bulk(bulk, True, limit_s)).cancels()
 
     async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
-        """Returns once `result`, of a bulk call with wait=False, is done, as Client.settle does."""
-        check_type("result", result, BulkResult, optional=False)
-        limit_s = self._limit_s(timeout)
-        self._core.check()
-        await self._bulk(result, [], True, limit_s, last=False)
+        """Wait until every row of a bulk call has its result, as Client.settle does."""
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        await self._bulk(partitions.unsettled(core, result), True, limit_s, last=False)
 
     async def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arms parked timers, as Client.unpark_many does."""
+        """Arm parked timers, as Client.unpark_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        result, batches = pack_unparks(core, rows, bulk_load)
-        return await self._bulk(result, batches, True, limit_s)
+        return await self._bulk(partitions.unparks(core, rows, bulk_load), True, limit_s)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
     async def open_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> BulkLoadStatus:
-        """Begins a bulk load, or a run of it, as Client.open_bulk_load does."""
-        opened = self._jobs.bulk_load_opened
-        return await self._bulk_load(opened, bulk_load, fencing_token, timeout)
+        """Begin a bulk load, or a run of it, as Client.open_bulk_load does."""
+        return await self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
     async def close_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> None:
-        """Lets no more row of a bulk load be done, as Client.close_bulk_load does."""
-        close = partial(self._jobs.bulk_load, BulkLoadAction.CLOSE)
+        """Refuse all further rows of a bulk load, as Client.close_bulk_load does."""
+        close = partial(jobs.bulk_load, BulkLoadAction.CLOSE)
         await self._bulk_load(close, bulk_load, fencing_token, timeout)
 
     async def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
-        """Frees what the daemon remembers of a bulk load, as Client.forget_bulk_load does."""
-        forget = partial(self._jobs.bulk_load, BulkLoadAction.FORGET)
+        """Free the daemon's record of a bulk load, as Client.forget_bulk_load does."""
+        forget = partial(jobs.bulk_load, BulkLoadAction.FORGET)
         await self._bulk_load(forget, bulk_load, 0, timeout)
 
     async def bulk_load_status(
         self, bulk_load: bytes, *, timeout: float | None = None
     ) -> BulkLoadStatus:
-        """Which rows of a bulk load are done, as Client.bulk_load_status does."""
-        return await self._bulk_load(self._jobs.bulk_load_status, bulk_load, 0, timeout)
+        """Return which rows of a bulk load are done, as Client.bulk_load_status does."""
+        return await self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
     async def _bulk_load(
-        self, job: Callable[[bytes, int, float], Job[Result]], bulk_load: bytes, fencing_token: int,
+        self, job: jobs.BulkLoadJob[Result], bulk_load: bytes, fencing_token: int,
         timeout: float | None,
     ) -> Result:  # fmt: skip
         check_bulk_load(bulk_load, 0, fencing_token)
-        await self._ready()
-        limit_s = self._limit_s(timeout)
-        return await self._ask(job(bulk_load, fencing_token, limit_s))
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        connection = core.for_bulk_loads()
+        return await self._ask(connection, job(core, bulk_load, fencing_token, limit_s))
 
     def at(self, at_ns: int | None) -> None:
-        """Under the virtual clock: applies later calls at virtual time `at_ns`."""
+        """Apply later calls at virtual time `at_ns`, as Client.at does."""
         self._core.check()
         self._core.set_time(self._core.check_time(at_ns))
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Returns once every call was answered; raises as Client.flush does."""
+        """Wait for the answers to all calls made before, as Client.flush does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         await self._run(self._jobs.flushed(limit_s))
         core.raise_reported()
@@ -348,76 +299,91 @@ class AsyncClient:
     # ---- waiting -----------------------------------------------------------------------------
 
     async def _ready(self) -> Core:
-        if self._loop is None:
+        """Return the core, once it knows the partitions of the namespace. Raises Closed."""
+        core = self._core
+        core.check()
+        if not core.connections:
             try:
                 await self._greet()
             except PurgatorydError:
                 self._drop()
                 raise
-        self._core.admit()
-        return self._core
+        return core
 
     def _limit_s(self, timeout: float | None) -> float:
-        """Seconds that a call waits. Raises InvalidArgument."""
+        """Return the seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
-    async def _admit(self, limit_s: float) -> None:
-        """Waits for space in the queue."""
-        packer = self._core.packer
+    async def _admit(self, entry: Entry[Any], limit_s: float) -> None:
+        """Wait for space in the queue of a call's connection. Raises QueueFull."""
+        connection = entry.pending.connection
+        packer = connection.packer
         if packer.queued < self.queue_limit:
             return
         try:
-            await self._run(self._jobs.space(self.queue_limit, limit_s))
+            await self._run(jobs.space(connection, self.queue_limit, limit_s))
         except DaemonError as error:
             raise QueueFull(packer.queued, self.queue_limit, limit_s) from error
 
+    async def _made(
+        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+    ) -> Any:
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        entry = prepare(core, *arguments, collect=not wait)
+        entry.pending.connection.admit()
+        await self._admit(entry, limit_s)
+        return await self._now(entry, limit_s) if wait else self._later(entry)
+
     async def _now(self, entry: Entry[Any], limit_s: float) -> Any:
-        """Packs one call, waits for its answer, and returns its outcome."""
+        """Pack one call, wait for its answer, and return its outcome."""
         handle: AsyncHandle[Any] = AsyncHandle(self, entry.pending)
-        await self._run(self._jobs.single(entry, limit_s), handle)
+        await self._run(jobs.single(entry, limit_s), handle)
         return entry.pending.outcome()
 
     def _later(self, entry: Entry[Any]) -> AsyncHandle[Any]:
-        """Packs one call."""
-        self._core.packer.add(entry)
+        """Pack one call, and return its handle."""
+        entry.pending.connection.packer.add(entry)
         self._schedule()
         return AsyncHandle(self, entry.pending)
 
     async def _await(self, pending: Pending | AsyncCall[Any], limit_s: float) -> None:
         if not pending.done:
             self._core.check()
-            await self._run(self._jobs.awaited(pending, limit_s))
+            await self._run(jobs.awaited(pending, limit_s))
         if isinstance(pending, Pending):
             self._core.collected(pending)
 
     async def _bulk(
-        self, result: BulkResult, batches: list[Batch], wait: bool, limit_s: float,
-        *, last: bool = True,
-    ) -> BulkResult:  # fmt: skip
-        """Submits all batches of a bulk call, as Client._bulk does."""
-        job = self._jobs.submitted(
-            self.queue_limit, result, batches, wait, limit_s, last=last and wait
-        )
-        await self._run(job, result)
-        if wait:
-            result.check()
-        return result
+        self, bulk: Bulk, wait: bool, limit_s: float, *, last: bool = True
+    ) -> BulkResult:
+        """Submit all batches of a bulk call, as Client._bulk does."""
+        job = jobs.bulk(self.queue_limit, bulk, wait, limit_s, last=last and wait)
+        outcome = partial(checked, bulk.result) if wait else None
+        await self._run(job, bulk.result, outcome)
+        return bulk.result
 
-    async def _run(self, job: Job[Result], handle: object = None) -> Result:
-        """Start a job and wait for its end. If the caller is cancelled, the job goes on and the
-        CancelledError has `handle`."""
+    async def _run(
+        self, job: Job[Result], handle: object = None,
+        outcome: Callable[[], object] | None = None,
+    ) -> Result:  # fmt: skip
+        """Start a job and wait for its end; `outcome` may raise then. If the caller is cancelled,
+        the job goes on and the CancelledError has `handle`."""
         call = self._begin(job)
         try:
-            return await call.future
+            result = await call.future
+            if outcome is not None:
+                outcome()
+            return result
         except BaseException as error:
             if handle is not None and in_doubt(error):
                 vars(error)["handle"] = handle
             raise
 
-    async def _ask(self, job: Job[Result]) -> Result:
+    async def _ask(self, connection: Connection, job: Job[Result]) -> Result:
         """Run a job that packs no record. The CancelledError of its caller has a handle of the
         job."""
         call = self._begin(job)
+        call.connection = connection
         try:
             return await call.future
         except BaseException as error:
@@ -427,7 +393,7 @@ class AsyncClient:
             raise
 
     def _begin(self, job: Job[Result]) -> AsyncCall[Result]:
-        """Starts a job."""
+        """Start a job."""
         assert self._loop is not None
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
@@ -438,10 +404,14 @@ class AsyncClient:
     # ---- the exchange ------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """One exchange at the end of this loop iteration, for all its calls."""
+        """Make one exchange at the end of this loop iteration, for all its calls."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._exchange)
+
+    def _readable(self, connection: Connection) -> None:
+        connection.news = True
+        self._exchange()
 
     def _exchange(self) -> None:
         self._scheduled = False
@@ -454,19 +424,22 @@ class AsyncClient:
         except (PurgatorydError, OSError) as error:
             self._jobs.advance(error)  # an error of the connection fails every call
         except BaseException:
-            self._schedule()  # a signal handler raised: the rest is done in the next iteration
+            self._schedule()  # a signal handler raised: the next iteration does the rest
             raise
         self._watch()
 
     def _open(self) -> None:
-        """Open a channel once the daemon is there; its descriptors wake the loop."""
-        core = self._core
-        if core.channel is None and core.try_open() and core.channel is not None:
-            assert self._loop is not None
-            sockets = core.channel.socket, core.channel.monitor
-            self._readers = [int(socket.get(zmq.FD)) for socket in sockets]
-            for fd in self._readers:
-                self._loop.add_reader(fd, self._exchange)
+        """Open the channels once the daemon is there; their descriptors wake the loop."""
+        if self._listening or not self._core.try_open():
+            return
+        assert self._loop is not None
+        for connection in self._core.connections:
+            assert connection.channel is not None
+            for socket in (connection.channel.socket, connection.channel.monitor):
+                fd = int(socket.get(zmq.FD))
+                self._readers.append(fd)
+                self._loop.add_reader(fd, self._readable, connection)
+        self._listening = True
 
     def _watch(self) -> None:
         """Set the timer of the next iteration, unless an earlier one is set."""
@@ -524,7 +497,7 @@ class AsyncSubscriber:
         self._news = asyncio.Event()
 
     async def connect(self) -> Self:
-        """Returns once live: everything that fires after this arrives."""
+        """Subscribe, and return once every notice of a timer that fires from then on arrives."""
         if self._inbox is not None:
             return self
         deadline_s = HOST.monotonic_s() + self._timeout
@@ -568,7 +541,8 @@ class AsyncSubscriber:
         self._watched = sockets
 
     async def get(self, timeout: float | None = None) -> Notice | None:
-        """The next notice; None if none came within `timeout` seconds; as Subscriber.get.
+        """Return the next notice; None if none came within `timeout` seconds, as Subscriber.get
+        does.
 
         A cancelled get() takes no notice.
         """
@@ -582,7 +556,7 @@ class AsyncSubscriber:
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def _await(self, limit_s: float | None) -> Next | None:
-        """The next item, and the stream that notes it as taken."""
+        """Return the next item, and the stream that notes it as taken."""
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None
@@ -602,7 +576,7 @@ class AsyncSubscriber:
             await self._sleep(wait_s)
 
     async def _sleep(self, limit_s: float) -> None:
-        """Until one of the sockets has news, or `limit_s`."""
+        """Wait until a socket is readable, at most `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()
@@ -613,7 +587,7 @@ class AsyncSubscriber:
         return self
 
     async def __anext__(self) -> Notice:
-        """The next notice, however long it takes; raises as get() does."""
+        """Return the next notice, however long it takes. Raises as get() does."""
         while (found := await self._await(None)) is None:
             pass
         source, item = found
@@ -622,7 +596,7 @@ class AsyncSubscriber:
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def close(self) -> None:
-        """Ends the subscription."""
+        """End the subscription."""
         if self._inbox is not None and self._inbox.open:
             self._watch(())
             self._inbox.close()

@@ -10,13 +10,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from purgatoryd.clients import jobs
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.operations import Book, Operation, Outcome
+from purgatoryd.clients.operations import Operation, Outcome
 from purgatoryd.clients.packing import (
     Entry,
     Found,
@@ -29,9 +30,9 @@ from purgatoryd.clients.purgatory import (
     Armed,
     Owner,
     Watch,
+    admit_all,
     check_error,
     each_watermark,
-    own_book,
     prepare_cancel,
     prepare_extend,
     prepare_trigger,
@@ -46,7 +47,7 @@ from purgatoryd.shm_layout.wire import Key
 
 
 class AsyncOperation:
-    """An operation that was armed: await it, or result(), for its Outcome."""
+    """An armed operation. Await it, or result(), for its Outcome."""
 
     def __init__(
         self, operation: Operation, loop: asyncio.AbstractEventLoop, owner: AsyncPurgatory
@@ -62,21 +63,21 @@ class AsyncOperation:
 
     @property
     def key(self) -> Key:
-        """The operation's key."""
+        """Key of the operation."""
         return self._operation.key
 
     @property
     def ticket(self) -> int:
-        """Its handle, never reused; 0 if it was refused."""
+        """Ticket of the operation, never reused; 0 if it was refused."""
         return self._operation.ticket
 
     @property
     def done(self) -> bool:
-        """True once it ended, or nothing can be received of it any more."""
+        """True once it has ended, or no outcome can arrive any more."""
         return self._operation.done
 
     async def result(self, timeout: float | None = None) -> Outcome:
-        """How it ended; arguments and errors are those of Operation.result."""
+        """Return the Outcome; arguments and errors are those of Operation.result."""
         timeout = None if timeout is None else check_limit_s(timeout)
         await asyncio.wait((self._ended,), timeout=timeout)
         if not self._operation.done:
@@ -100,8 +101,8 @@ class AsyncOperation:
         return await self._owner._cancel(self._operation)
 
     def add_done_callback(self, callback: Callable[[AsyncOperation], object]) -> None:
-        """Calls `callback(operation)` in the loop's thread when it ended, or at once if it
-        has. An exception is logged."""
+        """Call `callback(operation)` in the loop's thread once it has ended, or at once if it has.
+        An exception is logged."""
         self._operation.add_done_callback(lambda _: callback(self))
 
 
@@ -126,7 +127,6 @@ class AsyncPurgatory(AsyncClient):
         resume: Resume | None = None,
     ) -> None:
         self._resume = resume
-        self._book = Book(self._schedule)
         super().__init__(
             name,
             namespace=namespace,
@@ -140,8 +140,8 @@ class AsyncPurgatory(AsyncClient):
         )
 
     def _start(self) -> Jobs:
-        own_book(self._core, self._book, self._resume)
-        return Jobs(self._core, Owner(self._core, self._book).speak, listens=True)
+        self._owner = Owner(self._core, self._schedule, self._resume)
+        return Jobs(self._core, self._owner.speak, listens=True)
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -150,22 +150,24 @@ class AsyncPurgatory(AsyncClient):
         payload: bytes = b"", topic: str | None = None,
         callback: Callable[[AsyncOperation], object] | None = None,
     ) -> AsyncOperation:  # fmt: skip
-        """Arms an operation; arguments and errors are those of Purgatory.watch."""
+        """Arm an operation; arguments and errors are those of Purgatory.watch."""
         check_callable("callback", callback)
         core = await self._ready()
         row = Watch(key, condition, timeout, payload, topic)
-        fresh = prepare_watch(core, self._book, row)
-        doubted: Armed | None = self._book.doubted(fresh.identity)
+        fresh = prepare_watch(core, self._owner, row)
+        admit_all([fresh.entry])
+        book = self._owner.book_of(fresh.entry)
+        doubted: Armed | None = book.doubted(fresh.identity)
         armed, limit_s = doubted or fresh, self._limit_s(None)
         pending, operation = armed.entry.pending, self._operation(armed)
         if doubted is None:
-            job = self._jobs.several(self.queue_limit, [armed.entry], limit_s)
+            job = jobs.several(self.queue_limit, [armed.entry], limit_s)
         else:
-            job = self._jobs.awaited(pending, limit_s, (pending,))
+            job = jobs.awaited(pending, limit_s, (pending,))
         try:
             await self._run(job, operation)
         except BaseException:
-            self._book.doubt(armed.identity, armed, pending)
+            book.doubt(armed.identity, armed, pending)
             raise
         pending.outcome()
         if callback is not None:
@@ -173,14 +175,15 @@ class AsyncPurgatory(AsyncClient):
         return operation
 
     async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
-        """Arms many, as Purgatory.watch_many does."""
-        armed = watch_rows(await self._ready(), self._book, rows)
+        """Arm many operations, as Purgatory.watch_many does."""
+        armed = watch_rows(await self._ready(), self._owner, rows)
         operations = [self._operation(one) for one in armed]
         await self._several([one.entry for one in armed], operations)
         return operations
 
     async def _several(self, entries: Sequence[Entry[Any]], handles: object) -> None:
-        job = self._jobs.several(self.queue_limit, entries, self._limit_s(None))
+        admit_all(entries)
+        job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         await self._run(job, handles)
 
     def _operation(self, armed: Armed) -> AsyncOperation:
@@ -201,11 +204,11 @@ class AsyncPurgatory(AsyncClient):
     # ---- triggers --------------------------------------------------------------------------
 
     async def advance(self, key: Key, watermark: int) -> int:
-        """Raises the key's watermark, as Purgatory.advance does."""
+        """Raise the key's watermark, as Purgatory.advance does."""
         return await self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
     async def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
-        """Advances many keys, as Purgatory.advance_many does."""
+        """Raise the watermarks of many keys, as Purgatory.advance_many does."""
         core, rows = await self._ready(), each_watermark(watermarks)
         entries = [prepare_trigger(core, PendingCount, Op.ADVANCE_KEY, key, n) for key, n in rows]
         handles: list[AsyncHandle[int]] = [AsyncHandle(self, entry.pending) for entry in entries]
@@ -213,23 +216,23 @@ class AsyncPurgatory(AsyncClient):
         return [entry.pending.outcome() for entry in entries]
 
     async def bump(self, key: Key, n: int = 1) -> int:
-        """Adds to the key's watermark, as Purgatory.bump does."""
+        """Add to the key's watermark, as Purgatory.bump does."""
         return await self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     async def fail(self, key: Key, code: int) -> int:
-        """Fails the key's operations, as Purgatory.fail does."""
+        """Fail the key's operations, as Purgatory.fail does."""
         return await self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     async def clear(self, key: Key) -> bool:
-        """Ends the key's failure, as Purgatory.clear does."""
+        """End the key's failure, as Purgatory.clear does."""
         return await self._trigger(PendingFound, Op.CLEAR, key)
 
     async def forget(self, key: Key) -> bool:
-        """Forgets the key's watermark, as Purgatory.forget does."""
+        """Forget the key's watermark, as Purgatory.forget does."""
         return await self._trigger(PendingFound, Op.FORGET, key)
 
     async def cancel_for_key(self, key: Key) -> list[Key]:
-        """Ends all operations that watch `key`, as Purgatory.cancel_for_key does."""
+        """End all operations that watch `key`, as Purgatory.cancel_for_key does."""
         return await self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
     async def _trigger(
@@ -239,26 +242,27 @@ class AsyncPurgatory(AsyncClient):
 
     async def _once(self, entry: Entry[PendingTrigger[Found]]) -> Found:
         limit_s = self._limit_s(None)
-        await self._admit(limit_s)
+        admit_all([entry])
+        await self._admit(entry, limit_s)
         await self._now(entry, limit_s)
         return entry.pending.outcome()
 
     @property
     def operations(self) -> int:
-        """Operations of this owner that have not ended."""
-        return self._book.open
+        """Number of operations of this owner that have not ended."""
+        return self._owner.open
 
     # ---- the exchange ------------------------------------------------------------------------
 
     def _exchange(self) -> None:
         if not self._core.closed:
-            self._book.work()
+            self._owner.work()
         super()._exchange()
 
     def _drop(self) -> None:
         super()._drop()
-        self._book.lost(Closed("purgatory"))
-        self._book.work()
+        self._owner.lost(Closed("purgatory"))
+        self._owner.work()
 
 
 __all__ = ["AsyncOperation", "AsyncPurgatory"]

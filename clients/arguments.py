@@ -43,14 +43,14 @@ def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
 
 
 def check_type(name: str, value: Any, *types: type, optional: bool = True) -> None:
-    """Raises unless `value` is one of `types`, or None if it is `optional`."""
+    """Raise InvalidArgument unless `value` is one of `types`, or None and `optional`."""
     if not (optional and value is None) and not isinstance(value, types):
         wanted = " or ".join(one.__name__ for one in types)
         raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Raises unless `value` is None or can be called."""
+    """Raise InvalidArgument unless `value` is None or can be called."""
     if value is not None and not callable(value):
         raise InvalidArgument(f"{name} must be callable, not {type(value).__name__}")
 

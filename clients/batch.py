@@ -30,7 +30,7 @@ class Letter:
     def __init__(self, frame: bytes = b"") -> None:
         self.frame = frame
         self.sent = False
-        """Note that the socket has a copy."""
+        """True if the socket has taken a copy."""
 
 
 class Batch(Letter):

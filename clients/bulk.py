@@ -1,25 +1,34 @@
-"""Bulk calls: rows of Python objects to batches, and the result of all rows.
+"""Bulk calls: rows of Python objects packed into batches, and the result of all rows.
 
-Columns (numpy, Arrow) take the vectorised way in columns.py; both give the same bytes.
+columns.py packs columns (numpy, Arrow) without a loop over rows; the bytes are the same.
+partitions.py divides the rows of a namespace with several partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole, each, unreadable
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.bulk_loads import BulkLoad
-from purgatoryd.clients.core import Core, mode_number
+from purgatoryd.clients.connection import Connection
+from purgatoryd.clients.core import mode_number
 from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.packing import Builder, is_refusal, refusal
 from purgatoryd.clients.retries import all_busy
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import Busy, DaemonError, InvalidRows, PurgatorydError
+from purgatoryd.shm_layout.errors import (
+    Busy,
+    DaemonError,
+    InvalidArgument,
+    InvalidRows,
+    PurgatorydError,
+)
 from purgatoryd.shm_layout.layout import TICKET_MAX, Status, struct_dtype
+from purgatoryd.shm_layout.wire import Key
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 AnyResult = TypeVar("AnyResult", bound="BulkResult")
@@ -29,12 +38,12 @@ _FIELDS = frozenset(("key", "topic", "payload", *_TIMES))
 class BulkResult:
     """One result per row, in the order of the rows.
 
-    Columns in, numpy arrays out; rows in, lists out.
+    The properties are numpy arrays if the rows were given as columns, else lists.
     """
 
-    def __init__(self, core: Core | None, *, arrays: bool) -> None:
-        """`core`: of the client that waits for it, None = it is done."""
-        self._core = core
+    def __init__(self, connection: Connection | None, *, arrays: bool) -> None:
+        """`connection`: sends the rows; None if another result has them, or there are none."""
+        self._connection = connection
         self._arrays = arrays
         self._parts: list[bytes] = []
         self._open = 0
@@ -55,16 +64,16 @@ class BulkResult:
 
     @property
     def _failure(self) -> PurgatorydError | None:
-        """The error that left rows without a result; None if there is none."""
+        """The error that left rows without a result, or None."""
         return self._error
 
     @property
     def _data(self) -> bytes:
-        """struct pg_result of each row."""
+        """The struct pg_result of each row."""
         return b"".join(self._parts)
 
     def check(self) -> None:
-        """Raises the error that left rows without a result, if there is one."""
+        """Raise the error that left rows without a result, if there is one."""
         if (error := self._failure) is not None:
             raise error
 
@@ -73,44 +82,50 @@ class BulkResult:
 
         Rows of `unsent` batches count as refused. Rows in flight get their results later.
         """
-        assert self._core is not None
-        if not self._core.abandon((self,)):
+        assert self._connection is not None
+        if not self._connection.abandon((self,)):
             return
         for batch in unsent:
-            self._core.packer.packed += batch.count
+            self._connection.packer.packed += batch.count
             batch.settle(all_busy(batch))
+        raise self._busy()
+
+    def _busy(self) -> Busy:
+        """Return the error for rows that were refused as BUSY."""
         statuses = self._status_bytes()
         rows = tuple(row for row, status in enumerate(statuses) if status == Status.BUSY)
         error = Busy(f"row {rows[0]}", Status.BUSY, rows, statuses.count(Status.NONE))
         error.result = self
-        raise error
+        return error
 
     @property
     def statuses(self) -> Any:
-        """A Status per row, as uint8 array or list; NONE where there is no result."""
+        """The Status of each row, as uint8 array or list; NONE without a result."""
         if self._arrays:
             return (self._table()["ticket"] & 0xFF).astype("u1")
         return list(map(Status, self._status_bytes()))
 
     @property
     def tickets(self) -> Any:
-        """The ticket per row, as uint64 array or list; 0 where there is none."""
+        """The ticket of each row, as uint64 array or list; 0 without one."""
         if self._arrays:
             return self._table()["ticket"] >> 8
         return [word >> 8 for word, _ in self._rows()]
 
     @property
     def deadlines_boot_ns(self) -> Any:
-        """The deadline per row on the daemon's clock, as int64 array or list."""
+        """The deadline of each row on the daemon's clock, as int64 array or list."""
         if self._arrays:
             return self._table()["deadline_ns"]
         return [deadline_ns for _, deadline_ns in self._rows()]
 
     @property
     def refused(self) -> list[tuple[int, Status]]:
-        """(row, status) of every row that was refused."""
+        """The (row, status) of each refused row."""
         statuses = self._status_bytes()
-        refusals = set(filter(is_refusal, set(statuses)))  # rows are many, statuses few
+        refusals = set(
+            filter(is_refusal, set(statuses))
+        )  # faster: there are many rows and few statuses
         return [(row, Status(one)) for row, one in enumerate(statuses) if one in refusals]
 
     @property
@@ -119,7 +134,8 @@ class BulkResult:
         return self.done and self._failure is None and not self.refused
 
     def cancels(self) -> list[CancelResult]:
-        """What each cancel found. Raises Refused, its key being the row, if one was refused."""
+        """Return what each cancel found. Raises Refused for the first refused row, with the row as
+        its key."""
         for row, (word, deadline_ns) in enumerate(self._rows()):
             if is_refusal(word & 0xFF):
                 raise refusal(f"row {row}", word, deadline_ns)
@@ -129,7 +145,7 @@ class BulkResult:
         return sum(map(len, self._parts)) // wire.RESULT.size
 
     def expect(self, build: Any, count: int) -> Batch:
-        """The batch build(settle), of `count` rows, whose results come here."""
+        """Return the batch build(settle), of `count` rows, whose results come here."""
         index = len(self._parts)
         self._parts.append(bytes(count * wire.RESULT.size))
         self._open += 1
@@ -138,8 +154,8 @@ class BulkResult:
         return batch
 
     def _settle(self, index: int, count: int, outcome: Outcome) -> None:
-        assert self._core is not None
-        self._core.packer.settled += count
+        assert self._connection is not None
+        self._connection.packer.settled += count
         self._open -= 1
         if isinstance(outcome, Partial):
             self._parts[index], self._error = outcome
@@ -149,7 +165,7 @@ class BulkResult:
             self._parts[index] = outcome
 
     def _status_bytes(self) -> bytes:
-        """The lowest byte of each result: it is the first one."""
+        """The status of each row: the first byte of its result."""
         return self._data[:: wire.RESULT.size]
 
     def _rows(self) -> Iterable[tuple[int, int]]:
@@ -162,37 +178,45 @@ class BulkResult:
 
 
 class MergedResult(BulkResult):
-    """Several results merged into one, with each row at its place among all `rows`."""
+    """The results of several partitions merged into one, with each row at its place."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(None, arrays=False)
         self._count = rows
-        self.parts: list[tuple[int, Sequence[int], BulkResult]] = []
-        """Partition, places and result of each unfinished part."""
+        self.parts: list[tuple[Sequence[int], BulkResult]] = []
+        """For each partition the places of its rows among all rows, and their result."""
 
-    def add(self, partition: int, places: Sequence[int], result: BulkResult) -> None:
-        """Adds the rows of a partition."""
-        self.parts.append((partition, places, result))
+    def add(self, places: Sequence[int], result: BulkResult) -> None:
+        """Add the rows of a partition."""
+        self.parts.append((places, result))
         self._arrays |= result._arrays
 
     def fail(self, error: PurgatorydError) -> None:
-        """Note the error that left the rows of a part without a result."""
-        self._error = error
+        """Note the error of a part, unless another part has one. Any error replaces Busy: rows that
+        were refused as BUSY have a result."""
+        if self._error is None or isinstance(self._error, Busy):
+            self._error = error
+
+    def check(self) -> None:
+        """Raise the error that left rows without a result, if there is one."""
+        if isinstance(self._failure, Busy):
+            raise self._busy()
+        super().check()
 
     @property
     def _unanswered(self) -> int:
-        return sum(result._open for _, _, result in self.parts)
+        return sum(result._open for _, result in self.parts)
 
     @property
     def _failure(self) -> PurgatorydError | None:
-        errors = (result._error for _, _, result in self.parts)
+        errors = (result._error for _, result in self.parts)
         return self._error or next(filter(None, errors), None)
 
     @property
     def _data(self) -> bytes:
         size = wire.RESULT.size
         cells = [bytes(size)] * self._count
-        for _, places, result in self.parts:
+        for places, result in self.parts:
             data = result._data
             for number, place in enumerate(places):
                 cells[place] = data[number * size : (number + 1) * size]
@@ -200,6 +224,21 @@ class MergedResult(BulkResult):
 
     def __len__(self) -> int:
         return self._count
+
+
+class Part(NamedTuple):
+    """The packed rows of one partition."""
+
+    connection: Connection
+    result: BulkResult
+    batches: Sequence[Batch]
+
+
+class Bulk(NamedTuple):
+    """A packed bulk call: its result, and a part for each partition that is asked."""
+
+    result: BulkResult
+    parts: list[Part]
 
 
 _CANCELS = {int(result.value): result for result in CancelResult}
@@ -225,60 +264,74 @@ def checked_cancels(result: BulkResult) -> list[CancelResult]:
 Packed = tuple[BulkResult, list[Batch]]
 
 
+def are_columns(rows: Any) -> bool:
+    """True if the rows of add_many are given as columns."""
+    return isinstance(rows, Mapping) or hasattr(rows, "schema")
+
+
 def pack_puts(
-    core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None
+    connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None
 ) -> Packed:
-    """Packs `rows` for add_many. Raises InvalidArgument, and then nothing was packed."""
+    """Pack `rows` for add_many. Raises InvalidArgument, and then nothing was packed."""
     number = mode_number(mode)
     check_type("bulk_load", bulk_load, BulkLoad)
-    core.topic_name(topic)
-    if isinstance(rows, Mapping) or hasattr(rows, "schema"):
+    connection.names.of_topic(topic)
+    if are_columns(rows):
         columns = _columns()
-        result = BulkResult(core, arrays=True)
+        result = BulkResult(connection, arrays=True)
         try:
-            batches = columns.pack_puts(core, result, rows, topic, number, bulk_load)
+            batches = columns.pack_puts(connection, result, rows, topic, number, bulk_load)
         except Exception as error:
             raise unreadable("columns", error) from error
         return _checked(result, batches, bulk_load)
-    result = BulkResult(core, arrays=False)
+    result = BulkResult(connection, arrays=False)
     packing = _Packing(result, bulk_load)
-    _pack_rows(core, packing, each("rows", rows), topic, number)
+    _pack_rows(connection, packing, each("rows", rows), topic, number)
     return _checked(result, packing.finish(), bulk_load)
 
 
-def pack_cancels(core: Core, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
-    """Packs `keys` for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
+    """Pack `keys` for cancel_many. Raises InvalidArgument, and then nothing was packed."""
     check_type("bulk_load", bulk_load, BulkLoad)
     if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
         columns = _columns()
-        result = BulkResult(core, arrays=True)
+        result = BulkResult(connection, arrays=True)
         try:
-            batches = columns.pack_cancels(core, result, keys, bulk_load)
+            batches = columns.pack_cancels(connection.names, result, keys, bulk_load)
         except Exception as error:
             raise unreadable("keys", error) from error
         return _checked(result, batches, bulk_load)
-    result = BulkResult(core, arrays=False)
+    result = BulkResult(connection, arrays=False)
     packing = _Packing(result, bulk_load)
-    name = core.key_name
+    name = connection.names.of_key
     for key in each("keys", keys):
         packing.builder(name).cancel(name, *wire.encode_key(key), 0)
     return _checked(result, packing.finish(), bulk_load)
 
 
-def pack_unparks(core: Core, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
-    """Packs `rows` for unpark_many. Raises InvalidArgument, and then nothing was packed."""
+def pack_unparks(connection: Connection, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
+    """Pack `rows` for unpark_many. Raises InvalidArgument, and then nothing was packed."""
     check_type("bulk_load", bulk_load, BulkLoad)
-    result = BulkResult(core, arrays=False)
+    result = BulkResult(connection, arrays=False)
     packing = _Packing(result, bulk_load)
-    name = core.key_name
+    name = connection.names.of_key
     for index, row in enumerate(each("rows", rows)):
-        if not isinstance(row, tuple | list) or len(row) != 3:
-            raise InvalidRows("is not (key, ticket, payload)", index)
-        ticket = check_whole(f"row {index}: ticket", row[1], 1, TICKET_MAX)
+        key = unpark_key(row, index)
+        try:
+            ticket = check_whole("ticket", row[1], 1, TICKET_MAX)
+        except InvalidArgument as error:
+            raise InvalidRows(str(error), index) from None
         packing.builder(name).unpark(
-            name, *wire.encode_key(row[0]), ticket, wire.encode_payload(row[2])
+            name, *wire.encode_key(key), ticket, wire.encode_payload(row[2])
         )
     return _checked(result, packing.finish(), bulk_load)
+
+
+def unpark_key(row: Any, index: int) -> Key:
+    """Return the key of a row of unpark_many. Raises InvalidRows."""
+    if not isinstance(row, tuple | list) or len(row) != 3:
+        raise InvalidRows("must be (key, ticket, payload)", index)
+    return cast(Key, row[0])
 
 
 def _checked(result: BulkResult, batches: list[Batch], bulk_load: BulkLoad | None) -> Packed:
@@ -291,7 +344,9 @@ def _columns() -> Any:
     try:
         from purgatoryd.clients import columns
     except ImportError:
-        raise InvalidRows("columns need numpy, which is not installed: give rows", -1) from None
+        raise InvalidRows(
+            "columns need numpy, which is not installed; install it, or give rows", -1
+        ) from None
     return columns
 
 
@@ -305,13 +360,13 @@ class _Packing:
         self._builder = Builder()
 
     def builder(self, name: bytes) -> Builder:
-        """The builder for one more record with this entry of the name table."""
+        """Return a builder with space for one more record with this entry of the name table."""
         if not self._builder.fits(name):
             self.finish()
         return self._builder
 
     def finish(self) -> list[Batch]:
-        """All batches so far."""
+        """Return all batches so far."""
         if len(self._builder):
             rows = self._bulk_load.rows_from(len(self._result)) if self._bulk_load else b""
             build = partial(self._builder.batch, rows=rows)
@@ -321,33 +376,33 @@ class _Packing:
         return self._batches
 
 
-def _pack_rows(core: Core, packing: _Packing, rows: Any, topic: str, mode: int) -> None:
-    clock, default = core.delay_clock, core.topic_name(topic)
-    now_ns = core.host.boot_ns()
+def _pack_rows(connection: Connection, packing: _Packing, rows: Any, topic: str, mode: int) -> None:
+    names, clock, now_ns = connection.names, connection.delay_clock, connection.host.boot_ns()
+    default = names.of_topic(topic)
     for index, row in enumerate(rows):
         key, time, its_topic, payload = fields_of(row, index)
         kind, time_ns = times.due(clock, now_ns, **time)
         key_type, key_bytes = wire.encode_key(key)
-        name = default if its_topic is None else core.topic_name(its_topic)
+        name = default if its_topic is None else names.of_topic(its_topic)
         payload = b"" if payload is None else wire.encode_payload(payload)
         packing.builder(name).put(name, mode, key_type, key_bytes, kind, time_ns, payload)
 
 
 def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
-    """(key, {name of its time: time}, topic, payload) of a row; None = not given."""
+    """Return (key, {name of its time: time}, topic, payload) of a row; None where not given."""
     if isinstance(row, tuple | list) and 2 <= len(row) <= 4:
         topic = row[2] if len(row) > 2 else None
         payload = row[3] if len(row) > 3 else None
         return row[0], {"delay": row[1]}, topic, payload
     if isinstance(row, Mapping):
         return _of_mapping(row, index)
-    raise InvalidRows("is neither a dict nor (key, delay[, topic[, payload]])", index)
+    raise InvalidRows("must be a dict or (key, delay[, topic[, payload]])", index)
 
 
 def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any], Any, Any]:
     if "key" not in row or not row.keys() <= _FIELDS:
         raise InvalidRows(
-            f"has {sorted(map(str, row))}, expected key, a time, topic, payload", index
+            f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload", index
         )
     time = {name: row[name] for name in _TIMES if name in row}
     return row["key"], time, row.get("topic"), row.get("payload")

@@ -1,4 +1,4 @@
-"""Bulk loads: rows that are done once, however often they are sent, and how far a bulk load is."""
+"""Bulk loads: rows that are done once, however often they are sent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _LAST_BLOCK = 2**64 - 1
 
 
 def check_bulk_load(bulk_load: Any, first_row: int, fencing_token: int) -> None:
-    """Raises InvalidArgument unless these may name a bulk load, a row of it and a run of it."""
+    """Raise InvalidArgument unless these can be the id of a bulk load, a row, and a fencing
+    token."""
     if not isinstance(bulk_load, bytes) or len(bulk_load) != ID_BYTES or not any(bulk_load):
         raise InvalidArgument(
-            f"a bulk load is named by {ID_BYTES} bytes, not all zero: not {bulk_load!r}"
+            f"the id of a bulk load must be {ID_BYTES} bytes, not all zero, not {bulk_load!r}"
         )
     check_whole("row", first_row, 0, BULK_LOAD_ROW_MAX - 1)
     check_whole("fencing token", fencing_token, 0, _FENCING_TOKEN_MAX)
@@ -28,12 +29,14 @@ def check_bulk_load(bulk_load: Any, first_row: int, fencing_token: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BulkLoad:
-    """Which rows of a bulk load the rows of one call are: `first_row`, and those that follow.
+    """The bulk load that has the rows of a call, and the number of its first row there.
 
-    `id`: 16 bytes of the caller's choice, such as the bytes of a UUID. A row is done once: sent
-    again, by whichever session and however long after its timer is gone, it gets the status
-    BULK_LOADED and adds nothing. `fencing_token`: number of this run of the bulk load; once a
-    higher one was seen, rows of lower ones get FENCED. Raises InvalidArgument.
+    `id`: 16 bytes of the caller's choice, such as the bytes of a UUID. `first_row`: number of the
+    call's first row in the bulk load; the others follow it. `fencing_token`: number of this run of
+    the bulk load; once the daemon has seen a higher one, it refuses rows of lower ones as FENCED.
+
+    A row is done once. Sent again, by any session and at any time, it gets the status BULK_LOADED
+    and adds nothing. Raises InvalidArgument.
     """
 
     id: bytes
@@ -44,23 +47,24 @@ class BulkLoad:
         check_bulk_load(self.id, self.first_row, self.fencing_token)
 
     def rows_from(self, start: int) -> bytes:
-        """struct pg_rows of a batch that begins with row `start` of the call."""
+        """Return the struct pg_rows of a batch that begins with row `start` of the call."""
         return wire.ROWS.pack(self.id, self.first_row + start, self.fencing_token)
 
     def check_rows(self, count: int) -> None:
-        """Raises InvalidArgument unless the bulk load may have so many rows from the first on."""
+        """Raise InvalidArgument unless the bulk load can have so many rows from the first on."""
         if self.first_row + count > BULK_LOAD_ROW_MAX:
             raise InvalidArgument(
-                f"{count} rows from {self.first_row} on end past {BULK_LOAD_ROW_MAX}"
+                f"{count} rows from row {self.first_row} on exceed {BULK_LOAD_ROW_MAX}, the "
+                "number of rows that a bulk load can have"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class BulkLoadStatus:
-    """How a bulk load stands in the daemon.
+    """Progress of a bulk load.
 
-    `rows`: how many are done; `done`: which, in ascending ranges that do not touch. With the
-    state NONE the daemon knows nothing of it: it never began, or was forgotten.
+    `rows`: number of rows that are done. `done`: those rows, in ascending ranges that do not touch.
+    In state NONE the daemon has no record of it: it never began, or was forgotten.
     """
 
     id: bytes
@@ -70,7 +74,7 @@ class BulkLoadStatus:
     done: tuple[range, ...]
 
     def missing(self, first: int, upto: int) -> list[range]:
-        """The rows from `first` to before `upto` that are not done, in ranges."""
+        """Return the rows from `first` to before `upto` that are not done, as ranges."""
         holes, at = [], first
         for rows in self.done:
             if rows.start >= upto:
@@ -82,7 +86,7 @@ class BulkLoadStatus:
 
 
 class StatusParts:
-    """Puts the answers to several STATUS messages together."""
+    """Merges the answers to several STATUS messages."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, bytes] = {}
@@ -91,14 +95,14 @@ class StatusParts:
         """The block to ask for next; None = all are here."""
 
     def take(self, info: wire.BulkLoadInfo) -> None:
-        """Adds an answer."""
+        """Add an answer."""
         self._blocks.update(info.parts)
         self._last = info
         self.start = None if info.next == _LAST_BLOCK else info.next
 
     @property
     def status(self) -> BulkLoadStatus:
-        """How the bulk load stands, by what was taken."""
+        """The status according to all answers."""
         assert self._last is not None
         head, done = self._last, tuple(_joined(self._ranges()))
         return BulkLoadStatus(
@@ -115,7 +119,7 @@ class StatusParts:
 
 
 def _ones(bits: int) -> Iterator[range]:
-    """The runs of ones in a number, from the lowest bit on."""
+    """Yield the runs of ones in a number, from the lowest bit on."""
     at = 0
     while bits:
         zeros = (bits & -bits).bit_length() - 1
@@ -127,7 +131,7 @@ def _ones(bits: int) -> Iterator[range]:
 
 
 def _joined(ranges: Iterator[range]) -> Iterator[range]:
-    """Ranges in ascending order, those that touch made one."""
+    """Yield ascending ranges, with touching ones merged."""
     last: range | None = None
     for rows in ranges:
         if last is not None and last.stop == rows.start:

@@ -16,9 +16,9 @@ import zmq
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.remote import Remote
 
-SEND_HWM = 1000  # messages; the session's window keeps far below it
+SEND_HWM = 1000  # messages; the session's window stays far below it
 RECONNECT_MS = 10
-SOON_MS = 20  # how long a reader may stay blind to a new connection
+SOON_MS = 20  # how long a reader may miss a new connection
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
 
@@ -36,16 +36,16 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
             yield event == _CONNECTED
 
 
-class Connection(NamedTuple):
+class MonitoredSocket(NamedTuple):
     """A socket, the monitor of its connections, and a function that closes both."""
 
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     close: Callable[[], None]
-    """Drops what was not sent; returns at once. An interrupted call can be repeated."""
+    """Closes both sockets and drops what was not sent. An interrupted call can be repeated."""
 
 
-def opened(owner: object, kind: int, events: int) -> Connection:
+def opened(owner: object, kind: int, events: int) -> MonitoredSocket:
     """Open a socket of a context of its own. `events`: what its monitor reports.
 
     Both sockets are also closed when `owner` is garbage. A context waits for its sockets without
@@ -58,7 +58,7 @@ def opened(owner: object, kind: int, events: int) -> Connection:
         monitor = socket.get_monitor_socket(events)
         close = partial(_close, ForkGuard("connection"), context, socket, monitor)
         weakref.finalize(owner, close).atexit = False  # a thread may still use them
-        return Connection(socket, monitor, close)
+        return MonitoredSocket(socket, monitor, close)
     except BaseException:
         context.destroy(0)
         raise
@@ -74,7 +74,7 @@ def _close(
 
 
 class Subscription:
-    """A SUB socket that says when it has reconnected. The owner waits on `sockets`."""
+    """A SUB socket that reports reconnects. The owner waits on `sockets`."""
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class Subscription:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """The sockets that become readable when a message or a new connection has come."""
+        """The sockets that become readable with a message or a new connection."""
         return self._socket, self._monitor
 
     def receive(self) -> list[bytes] | None:
-        """The two frames of the next message, or None. An interrupt may cut a message in two: the
-        rest is dropped by the next call."""
+        """Return the two frames of the next message, or None. An interrupt may cut a message in
+        two; the next call drops the rest."""
         topic = None
         with suppress(zmq.Again):
             while True:
@@ -119,7 +119,7 @@ class Subscription:
         return any(list(connection_events(self._monitor)))
 
     def redirect(self, endpoint: str) -> None:
-        """Connects to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead; the socket and its descriptors stay."""
         self._socket.disconnect(self._endpoint)
         self._endpoint = endpoint
         self._socket.connect(endpoint)
@@ -130,7 +130,7 @@ Subscribe = Callable[..., Subscription]
 
 
 class Channel:
-    """One connection to the daemon. Only receive_soon() and wait() block.
+    """One connection to the daemon. Only receive_soon() blocks.
 
     send() takes a message only on a connection that reconnected() has reported. So the owner knows
     that messages of the previous connection may be lost before it sends on a new one. A message
@@ -152,20 +152,16 @@ class Channel:
             remote.equip(self.socket)
         self._endpoint = endpoint
         self.socket.connect(endpoint)
-        self._to_send = False
-        self._poller = zmq.Poller()
-        self._poller.register(self.monitor, zmq.POLLIN)
-        self._poller.register(self.socket, zmq.POLLIN)
 
     def redirect(self, endpoint: str) -> None:
-        """Connects to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead; the socket and its descriptors stay."""
         self.socket.disconnect(self._endpoint)
         self.connected = False
         self._endpoint = endpoint
         self.socket.connect(endpoint)
 
     def send(self, frame: bytes) -> bool:
-        """False if no connection was reported, or its queue is full."""
+        """Send a message. Returns False if no connection was reported, or its queue is full."""
         if not self.connected:
             return False
         try:
@@ -175,14 +171,14 @@ class Channel:
         return True
 
     def receive(self) -> bytes | None:
-        """The next message, or None."""
+        """Return the next message, or None."""
         try:
             return self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def receive_soon(self) -> bytes | None:
-        """Waits up to SOON_MS for a message: the cheapest wait there is."""
+        """Wait up to SOON_MS for a message, and return it or None. This is the cheapest wait."""
         try:
             return self.socket.recv()
         except zmq.Again:
@@ -195,25 +191,41 @@ class Channel:
             self.connected = events[-1]
         return any(events)
 
-    def wait(self, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
-        """Wait for a message, a new or a broken connection, or, with `to_send`, space to send on a
-        connection; False if none came.
+    def close(self) -> None:
+        """Close the sockets and drop what was not sent. Returns at once."""
+        self._close()
 
-        A write to the eventfd `kicked` also ends the wait; the eventfd is then reset.
-        """
-        to_send = to_send and self.connected
-        if to_send is not self._to_send:
-            self._to_send = to_send
-            self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
-        if kicked >= 0 and kicked not in self._poller:
+
+class ChannelPoller:
+    """Waits for several channels, and for an eventfd."""
+
+    def __init__(self, kicked: int = -1) -> None:
+        """`kicked`: an eventfd; a write to it ends a wait. -1 = none."""
+        self._poller = zmq.Poller()
+        self._kicked = kicked
+        self._to_send: dict[Channel, bool] = {}
+        self._channels: dict[object, Channel] = {}
+        """Channels by socket."""
+        if kicked >= 0:
             self._poller.register(kicked, zmq.POLLIN)
+
+    def watch(self, channel: Channel, *, to_send: bool = False) -> None:
+        """Wait for messages of a channel, and new and broken connections. With `to_send`, wait also
+        for space to send, if there is a connection."""
+        to_send = to_send and channel.connected
+        known = self._to_send.get(channel)
+        if known is None:
+            self._channels |= {channel.socket: channel, channel.monitor: channel}
+            self._poller.register(channel.monitor, zmq.POLLIN)
+        if known is not to_send:
+            self._to_send[channel] = to_send
+            self._poller.register(channel.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
+
+    def wait(self, timeout_s: float) -> list[Channel]:
+        """Wait at most `timeout_s`, and return the channels that are ready. A kick resets the
+        eventfd."""
         limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
         ready = self._poller.poll(limit_ms)
-        if any(source == kicked for source, _ in ready):
-            os.eventfd_read(kicked)
-            return len(ready) > 1
-        return bool(ready)
-
-    def close(self) -> None:
-        """Drops what was not sent; returns at once."""
-        self._close()
+        if any(source == self._kicked for source, _ in ready):
+            os.eventfd_read(self._kicked)
+        return [self._channels[source] for source, _ in ready if source != self._kicked]

@@ -1,12 +1,12 @@
-"""The blocking client: thread-safe, one connection, one session.
+"""The blocking client: thread-safe, with one session for each partition of its namespace.
 
-Calls check their arguments in the caller's thread; one thread of the client, the engine, packs,
-sends and receives. Calls with wait=False are collected in a batch. It is sent when it is full, when
-an earlier batch is answered, or after FLUSH_S.
+Calls check their arguments in the caller's thread. One thread of the client, the engine, packs,
+sends and receives. It collects calls with wait=False in a batch, and sends the batch when it is
+full, when an earlier batch is answered, or after FLUSH_S.
 
-If a signal handler or Ctrl-C interrupts a call, it either never reached the engine or is in doubt.
-In doubt, the exception has the attribute `handle`, which gives the outcome later. engine.py says
-how to make a new call safe.
+If a signal handler or Ctrl-C interrupts a call, the call either never reached the engine or is in
+doubt. In doubt, the exception has the attribute `handle`, which gives the outcome later. engine.py
+says how to make a new call safe.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
-from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
-from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.bulk import (
-    BulkResult,
-    checked,
-    checked_cancels,
-    pack_cancels,
-    pack_puts,
-    pack_unparks,
-    unchecked,
-)
+from purgatoryd.clients import jobs, partitions
+from purgatoryd.clients.arguments import check_limit_s, check_whole
+from purgatoryd.clients.bulk import Bulk, BulkResult, checked, checked_cancels, unchecked
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
+from purgatoryd.clients.calls import Prepare, TimerCalls
+from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import (
     BYE_S,
     QUEUE_LIMIT,
@@ -45,8 +38,6 @@ from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.route import Partition
-from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
@@ -69,7 +60,7 @@ class Waiter(Protocol):
 
 
 class Handle(Generic[Outcome]):
-    """A call made with wait=False, or one that was interrupted: result() waits for its outcome."""
+    """A call made with wait=False, or one that was interrupted. result() waits for its outcome."""
 
     __slots__ = ("_client", "_pending")
 
@@ -83,41 +74,46 @@ class Handle(Generic[Outcome]):
         return self._pending.done
 
     def result(self, timeout: float | None = None) -> Outcome:
-        """Waits for the outcome and returns what the same call with wait=True returns.
+        """Wait for the outcome, and return or raise what the same call with wait=True does.
 
-        `timeout`: seconds, default the client's. Raises Refused or DaemonError.
+        `timeout`: seconds, default the client's. Raises Refused, DaemonError.
         """
         self._client._await(self._pending, self._client._limit_s(timeout))
         outcome: Outcome = self._pending.outcome()
         return outcome
 
 
-class Client:
-    """A connection to the daemon `name`.
+class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]]):
+    """A client of the daemon `name`.
 
-    `namespace`: where this client's keys and topics live, 1-63 bytes. `timeout`: seconds that
-    a call waits for its answer; for flush and the bulk calls, seconds without any answer.
-    `queue_limit`: how many packed calls may wait before add(wait=False) blocks. `remote`: where
-    the daemon is, if it is on another host. `durable`: each call is answered once the daemon's
-    WAL has it on disk; it raises NoWal if the daemon keeps none, and NotDurable if the
-    WAL stopped meanwhile; None = so if the daemon keeps one. `ledger`: notes what is
-    acknowledged. `worker`: what the WAL, and with it the pipeline, calls this client, up to 63
-    bytes; otherwise that is its uid and pid.
-    `numa_local`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA
-    node, without the core of its loop. No thread gets CPUs that it did not have; one that has none
-    there stays where it is. `partition`: only this one of a namespace that is divided into several;
-    PartitionedClient has them all.
+    `namespace`: namespace of this client's keys and topics, 1 to 63 bytes. `timeout`: seconds that
+    a call waits for its answer; flush and the bulk calls wait as long after each answer.
+    `queue_limit`: number of packed calls without an answer, for each partition, at which
+    add(wait=False) blocks. `remote`: address and keys of a daemon on another host.
+
+    `durable`: with True each call is answered once the daemon's WAL has it on disk. It raises NoWal
+    if the daemon has no WAL, and NotDurable if the WAL stopped meanwhile. None = durable if the
+    daemon has a WAL. `ledger`: stores what is acknowledged. `worker`: name of this client in the
+    WAL and in the pipeline, up to 63 bytes; default uid and pid. `numa_local`: move all threads of
+    this process to CPUs of the daemon's NUMA node, except the core of the daemon's loop. A thread
+    gets no CPU that it did not have, and stays where it is if it has none there.
+
+    The namespace may have any number of partitions. A call goes to the shard that has its key, and
+    the results of a bulk call are in the order of its rows. While a shard is silent, calls for its
+    keys raise ShardUnavailable. A bulk call runs in the other shards, and then raises that error.
 
     An interrupt of a call, such as Ctrl-C, leaves the client usable. If the call may have been
     sent, the exception has the attribute `handle`: the Handle, BulkResult or Operation of the call,
-    which still gets its outcome. CallTimeout and DaemonUnreachable of a call that packs records
-    have `handle` as well. An interrupted flush, settle, at or close has none: repeat it.
+    which still gets its outcome. CallTimeout and DaemonUnreachable of a call that packs records,
+    and ShardUnavailable of a bulk call that was sent to other shards, have `handle` as well. An
+    interrupted flush, settle, at or close has none: repeat it.
 
-    Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
+    Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName; Partitioned if the
+    number of partitions has changed since the client was opened.
     """
 
     _resume: Resume | None = None
-    """Lets the daemon keep this session for a later process; Purgatory sets it."""
+    """Lets a later process take over the session; Purgatory sets it."""
 
     def __init__(
         self,
@@ -131,20 +127,17 @@ class Client:
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
-        partition: Partition | None = None,
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(
-            name, namespace, remote, durable, ledger, worker, numa_local, partition, self._resume
+            name, namespace, remote, durable, ledger, worker, numa_local, self._resume
         )
         self._engine = self._start()
         weakref.finalize(self, self._engine.end).atexit = False
         try:
             self._engine.start()
             self._engine.call(self._engine.greeted(self.timeout))
-            if self._core.session.refusal is not None:
-                raise self._core.session.refusal
         except BaseException:
             self._engine.end()
             raise
@@ -154,17 +147,19 @@ class Client:
 
     @property
     def name(self) -> str:
-        """The daemon's name."""
+        """Name of the daemon."""
         return self._core.name
 
     @property
     def namespace(self) -> str:
-        """Where this client's keys and topics live."""
+        """Namespace of this client's keys and topics."""
         return self._core.namespace
 
     @property
     def daemon(self) -> bytes:
-        """The uuid of the daemon's arena: tickets are of it alone. As the session began."""
+        """The uuid of the arena that gave this client's tickets, from the session's begin. Raises
+        Partitioned if the namespace has several partitions: their shards have arenas of their
+        own."""
         return self._core.daemon
 
     @property
@@ -174,96 +169,37 @@ class Client:
 
     # ---- calls -----------------------------------------------------------------------------
 
-    @overload
-    def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: Literal[True] = True, timeout: float | None = None,
-    ) -> TimerInfo: ...  # fmt: skip
-
-    @overload
-    def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: Literal[False], timeout: float | None = None,
-    ) -> Handle[TimerInfo]: ...  # fmt: skip
-
-    def add(
-        self, key: Key, delay: float | timedelta | None = None, *,
-        delay_ns: int | None = None, deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: bool = True, timeout: float | None = None,
-    ) -> TimerInfo | Handle[TimerInfo]:  # fmt: skip
-        """Arms a timer; exactly one of the four times must be given.
-
-        `delay`: seconds or timedelta; `delay_ns`: nanoseconds; `deadline`: an aware datetime,
-        follows the wall clock; `deadline_boot_ns`: a point on the daemon's clock. `payload`:
-        0-65536 bytes. `mode`: what happens if the key is armed. Returns the timer, or with
-        wait=False a Handle at once. Raises InvalidArgument, Refused (Exists, Full, ...),
-        DaemonError; with wait=False QueueFull if the queue stays full for `timeout`.
-        """
-        core, limit_s = self._core, self._limit_s(timeout)
-        core.admit()
-        entry = core.put(
-            key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
-            collect=not wait,
-        )  # fmt: skip
-        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
-
-    @overload
-    def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
-        timeout: float | None = None,
-    ) -> CancelResult: ...  # fmt: skip
-
-    @overload
-    def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[False], timeout: float | None = None
-    ) -> Handle[CancelResult]: ...
-
-    def cancel(
-        self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
-    ) -> CancelResult | Handle[CancelResult]:
-        """Disarms the key's timer; with `ticket`, only if it is still that timer.
-
-        Raises as add does. UNKNOWN and FIRED are results, not errors.
-        """
-        core, limit_s = self._core, self._limit_s(timeout)
-        core.admit()
-        entry = core.cancel(key, ticket, collect=not wait)
-        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
-
     def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
-        """The armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
+        """Return the armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
 
-        Sees the effect of every earlier call of this client, packed ones included.
+        It sees the effect of every earlier call of this client, packed ones included.
         """
         core, limit_s = self._core, self._limit_s(timeout)
-        core.admit()
-        wire.encode_key(key)
-        return self._ask(self._engine.asked(partial(core.question, key), "get", limit_s))
+        core.check()
+        connection = core.of(key)
+        connection.admit()
+        ask = partial(core.question, connection, key)
+        return self._ask(connection, jobs.asked(connection, ask, "get", limit_s))
 
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arms many timers; each row succeeds or is refused by itself.
+        """Arm many timers. Each row succeeds or is refused by itself.
 
-        `rows`: dicts with the arguments of add, tuples (key, delay[, topic[, payload]]), or
-        columns: a dict of lists or numpy arrays, an Arrow table or record batch, with columns
-        key, one of delay / delay_ns / deadline / deadline_boot_ns, and topic and payload if
-        wanted. `topic` is for rows without one. `bulk_load`: these are rows of a bulk load, each of
-        which is done once; one that was done before gets the status BULK_LOADED. With wait=False it
-        returns as soon as all rows are packed. Rows that the daemon refuses as BUSY are sent again,
-        in order, until `timeout`. Raises InvalidArgument before anything is sent, Busy with the
-        rows that were not done, DaemonError.
+        `rows`: dicts with the arguments of add(), tuples (key, delay[, topic[, payload]]), or
+        columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
+        key, one of delay / delay_ns / deadline / deadline_boot_ns, and if wanted topic and payload.
+        `topic`: for rows without one. `bulk_load`: the rows are rows of a bulk load, each of which
+        is done once; a row that was done before gets the status BULK_LOADED.
+
+        Returns the result of each row; with wait=False as soon as all rows are packed. Rows that
+        the daemon refuses as BUSY are sent again, in order, until `timeout`. Raises InvalidArgument
+        before anything is sent, Busy with the rows that were not done, DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        result, batches = pack_puts(self._core, rows, topic, mode, bulk_load)
-        return self._bulk(result, batches, limit_s, checked if wait else unchecked, wait=wait)
+        bulk = partitions.puts(self._core, rows, topic, mode, bulk_load)
+        return self._bulk(bulk, limit_s, checked if wait else unchecked, wait=wait)
 
     @overload
     def cancel_many(
@@ -281,104 +217,101 @@ class Client:
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | None = None,
     ) -> list[CancelResult] | BulkResult:  # fmt: skip
-        """Disarms many timers; `keys`: a list, a numpy array, an Arrow array.
+        """Disarm many timers; `keys`: a list, a numpy array or an Arrow array.
 
-        `bulk_load`: these keys are of rows of a bulk load that has begun: an add of such a row
-        which comes later gets the status BULK_LOADED and adds nothing. Returns what each cancel
-        found; with wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
+        `bulk_load`: the keys are rows of a bulk load that has begun; an add of such a row that
+        comes later gets the status BULK_LOADED and adds nothing. Returns a CancelResult for each
+        key; with wait=False the BulkResult, as soon as all keys are packed. Raises Refused,
+        DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        result, batches = pack_cancels(self._core, keys, bulk_load)
+        bulk = partitions.cancels(self._core, keys, bulk_load)
         outcome: Callable[[BulkResult], list[CancelResult] | BulkResult] = (
             checked_cancels if wait else unchecked
         )
-        return self._bulk(result, batches, limit_s, outcome, wait=wait)
+        return self._bulk(bulk, limit_s, outcome, wait=wait)
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
-        """Returns once `result`, of a bulk call with wait=False, is done. Raises DaemonError."""
-        check_type("result", result, BulkResult, optional=False)
+        """Wait until every row of `result`, of an earlier bulk call, has its result. Raises
+        DaemonError."""
         limit_s = self._limit_s(timeout)
-        self._core.check()
-        self._bulk(result, [], limit_s, checked, last=False)
+        self._bulk(partitions.unsettled(self._core, result), limit_s, checked, last=False)
 
     def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arms parked timers: (key, ticket, payload) of each, the payload as it was added.
+        """Arm parked timers; `rows`: (key, ticket, payload) of each, with the payload as it was
+        added.
 
-        UNPARKED: the timer is armed, with the ticket, topic and deadline that it had; one that
-        was due meanwhile fires at once. UNKNOWN: it is not parked any more under this ticket, and
-        nothing was changed. `bulk_load` as in add_many. Raises InvalidArgument before anything is
-        sent, DaemonError.
+        With the status UNPARKED the timer is armed with its ticket, topic and deadline; if it is
+        due, it fires at once. With UNKNOWN no timer with this ticket is parked, and nothing has
+        changed. `bulk_load` as in add_many(). Raises InvalidArgument before anything is sent,
+        DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        result, batches = pack_unparks(self._core, rows, bulk_load)
-        return self._bulk(result, batches, limit_s, checked)
+        return self._bulk(partitions.unparks(self._core, rows, bulk_load), limit_s, checked)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
     def open_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> BulkLoadStatus:
-        """Begins a bulk load in this namespace, or run `fencing_token` of it, which shuts out lower
-        ones.
+        """Begin a bulk load in this namespace, or run `fencing_token` of it, and return its status.
 
-        add_many begins a bulk load by itself; this claims it before the first row, and says how far
-        it is, as bulk_load_status does. A bulk load belongs to the uid that began it. Raises
-        InvalidArgument, MessageRefused (FENCED, DENIED, BULK_LOADS_FULL, BUSY), DaemonError.
+        add_many() begins a bulk load by itself; this call claims it before the first row. Later
+        rows with a lower fencing token are refused as FENCED. A bulk load belongs to the uid that
+        began it. Raises InvalidArgument, MessageRefused (FENCED, DENIED, BULK_LOADS_FULL, BUSY),
+        Partitioned, DaemonError.
         """
-        opened = self._engine.bulk_load_opened
-        return self._bulk_load(opened, bulk_load, fencing_token, timeout)
+        return self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
     def close_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> None:
-        """From now on no row of the bulk load is done any more: those that were not get CLOSED.
+        """Refuse all further rows of a bulk load: rows that are not done get the status CLOSED.
 
-        What was added stays. Raises as open_bulk_load does.
+        Timers that were added stay. Raises as open_bulk_load() does.
         """
-        close = partial(self._engine.bulk_load, BulkLoadAction.CLOSE)
+        close = partial(jobs.bulk_load, BulkLoadAction.CLOSE)
         self._bulk_load(close, bulk_load, fencing_token, timeout)
 
     def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
-        """Frees what the daemon remembers of a bulk load; its timers stay.
+        """Free the daemon's record of a bulk load; its timers stay.
 
-        A row that is sent again afterwards is added again. Raises as open_bulk_load does.
+        A row that is sent again afterwards is added again. Raises as open_bulk_load() does.
         """
-        forget = partial(self._engine.bulk_load, BulkLoadAction.FORGET)
+        forget = partial(jobs.bulk_load, BulkLoadAction.FORGET)
         self._bulk_load(forget, bulk_load, 0, timeout)
 
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
-        """Which rows of a bulk load are done. Raises as open_bulk_load does.
+        """Return which rows of a bulk load are done. Raises as open_bulk_load() does.
 
-        Sees the effect of every earlier call of this client, packed ones included.
+        It sees the effect of every earlier call of this client, packed ones included.
         """
-        return self._bulk_load(self._engine.bulk_load_status, bulk_load, 0, timeout)
+        return self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
     def _bulk_load(
-        self, job: Callable[[bytes, int, float], Job[T]], bulk_load: bytes, fencing_token: int,
-        timeout: float | None,
-    ) -> T:  # fmt: skip
+        self, job: jobs.BulkLoadJob[T], bulk_load: bytes, fencing_token: int, timeout: float | None
+    ) -> T:
         check_bulk_load(bulk_load, 0, fencing_token)
         limit_s = self._limit_s(timeout)
-        self._core.admit()
-        return self._ask(job(bulk_load, fencing_token, limit_s))
+        connection = self._core.for_bulk_loads()
+        return self._ask(connection, job(self._core, bulk_load, fencing_token, limit_s))
 
     def at(self, at_ns: int | None) -> None:
-        """Under the virtual clock: applies later calls at virtual time `at_ns`.
+        """Apply later calls at virtual time `at_ns`. The daemon first moves its virtual clock
+        there.
 
-        The daemon goes to that time first. None ends it. Raises InvalidTime.
+        None ends it. Raises InvalidTime.
         """
         self._core.check()
         self._engine.put(partial(self._core.set_time, self._core.check_time(at_ns)))
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Returns once every call made before this one was answered.
+        """Wait for the answers to all calls made before.
 
-        Raises BatchError if packed calls were refused and nobody looked at their handles;
+        Raises BatchError if packed calls were refused and their handles have not been read;
         DaemonError if no answer came for `timeout` seconds.
         """
         core, limit_s = self._core, self._limit_s(timeout)
@@ -389,7 +322,7 @@ class Client:
     # ---- open and close ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flushes, ends the session and closes the connection; raises as flush does.
+        """Flush, end the session and close the connection. Raises as flush() does.
 
         It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE.
         An interrupted close() may not have begun: call it again. Without close(), calls that were
@@ -414,7 +347,7 @@ class Client:
         try:
             self._engine.wait(call)
         except Closed:
-            pass  # another thread closes it at the same time
+            pass  # another thread closes the client at the same time
         except PurgatorydError:
             self._left(limit_s)
             raise
@@ -443,21 +376,30 @@ class Client:
     # ---- requests ----------------------------------------------------------------------------
 
     def _limit_s(self, timeout: float | None) -> float:
-        """Seconds that a call waits. Raises InvalidArgument."""
+        """Return the seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
+    def _made(
+        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+    ) -> Any:
+        limit_s = self._limit_s(timeout)
+        entry = prepare(self._core, *arguments, collect=not wait)
+        entry.pending.connection.admit()
+        return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
+
     def _now(self, entry: Entry[Any], limit_s: float) -> Any:
-        """Packs one call, waits for its answer, and returns its outcome."""
+        """Pack one call, wait for its answer, and return its outcome."""
         handle: Handle[Any] = Handle(self, entry.pending)
-        return self._run(self._engine.single(entry, limit_s), entry.pending.outcome, handle)
+        return self._run(jobs.single(entry, limit_s), entry.pending.outcome, handle)
 
     def _later(self, entry: Entry[Any], limit_s: float) -> Handle[Any]:
-        """Packs one call, once there is space for it."""
-        if self._engine.queued >= self.queue_limit:
-            self._await_space(limit_s)
+        """Pack one call once the queue has space, and return its handle."""
+        connection = entry.pending.connection
+        if self._engine.queued(connection) >= self.queue_limit:
+            self._await_space(connection, limit_s)
         handle: Handle[Any] = Handle(self, entry.pending)
         try:
-            self._engine.put(partial(self._core.packer.add, entry))
+            self._engine.put(partial(connection.packer.add, entry))
             return handle
         except BaseException as error:
             packed = partial(self._engine.knows, lambda: entry.pending.packed)
@@ -475,35 +417,35 @@ class Client:
                 self._engine.leave_handle(error, handle, lambda: self._engine.begun(call))
             raise
 
-    def _ask(self, job: Job[T]) -> T:
+    def _ask(self, connection: Connection, job: Job[T]) -> T:
         """Wait for a job that packs no record, and return its outcome. An exception that interrupts
         it gets a handle of the job."""
         call = Call(job)
+        call.connection = connection
         handle: Handle[T] = Handle(self, call)
         return self._engine.report(call, handle)
 
-    def _await_space(self, limit_s: float) -> None:
+    def _await_space(self, connection: Connection, limit_s: float) -> None:
         try:
-            self._engine.call(self._engine.space(self.queue_limit, limit_s))
+            self._engine.call(jobs.space(connection, self.queue_limit, limit_s))
         except DaemonError as error:
-            raise QueueFull(self._engine.queued, self.queue_limit, limit_s) from error
+            queued = self._engine.queued(connection)
+            raise QueueFull(queued, self.queue_limit, limit_s) from error
 
     def _await(self, pending: Pending | Call[Any], limit_s: float) -> None:
         if not pending.done:
             self._core.check()
-            self._engine.call(self._engine.awaited(pending, limit_s))
+            self._engine.call(jobs.awaited(pending, limit_s))
         if isinstance(pending, Pending):
             self._core.collected(pending)
 
     def _bulk(
-        self, result: BulkResult, batches: list[Batch], limit_s: float,
-        outcome: Callable[[BulkResult], T], *, wait: bool = True, last: bool = True,
+        self, bulk: Bulk, limit_s: float, outcome: Callable[[BulkResult], T], *,
+        wait: bool = True, last: bool = True,
     ) -> T:  # fmt: skip
         """Submit the batches of a bulk call as the queue has space; return `outcome` of its result.
 
         `last`: this call alone waits for the result, so at the timeout busy rows are abandoned.
         """
-        job = self._engine.submitted(
-            self.queue_limit, result, batches, wait, limit_s, last=last and wait
-        )
-        return self._run(job, partial(outcome, result), result)
+        job = jobs.bulk(self.queue_limit, bulk, wait, limit_s, last=last and wait)
+        return self._run(job, partial(outcome, bulk.result), bulk.result)

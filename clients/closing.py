@@ -1,4 +1,4 @@
-"""What a `with` statement closes at its end."""
+"""A base class for objects that a `with` statement closes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Is closed at the end of its `with`, whatever ended it."""
+    """An object that is closed at the end of its `with`, also after an exception."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what it holds; a second time does nothing."""
+        """Release all resources. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. Needs numpy.
 
-Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. From there
-on no Python runs per row, whatever the columns were made of.
+Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. From there on no
+Python code runs for each row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from purgatoryd.clients import times
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk_loads import BulkLoad
-from purgatoryd.clients.core import Core
-from purgatoryd.clients.packing import BATCH_BYTES
+from purgatoryd.clients.connection import Connection
+from purgatoryd.clients.packing import BATCH_BYTES, Names
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidKey, InvalidPayload, InvalidRows, InvalidTime
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, KeyType, Op, struct_dtype
@@ -39,11 +39,11 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> Array:
-        """Bytes of each string."""
+        """Number of bytes of each string."""
         return np.diff(self.offsets)
 
     def cut(self, rows: slice) -> Ragged:
-        """The strings of a slice of rows, starting at offset 0."""
+        """Return the strings of a slice of rows, starting at offset 0."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return Ragged(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
@@ -63,26 +63,28 @@ class Columns(NamedTuple):
 
 
 def pack_puts(
-    core: Core, result: BulkResult, table: Any, topic: str, mode: int, bulk_load: BulkLoad | None
-) -> list[Batch]:
-    """Batches for add_many. Raises InvalidArgument, and then nothing was packed."""
-    now_ns = None if core.delay_clock == ClockKind.VIRTUAL else core.host.boot_ns()
-    parts = [_puts(core, part, topic, mode, now_ns) for part in _parts(table)]
+    connection: Connection, result: BulkResult, table: Any, topic: str, mode: int,
+    bulk_load: BulkLoad | None,
+) -> list[Batch]:  # fmt: skip
+    """Return the batches for add_many. Raises InvalidArgument, and then nothing was packed."""
+    virtual = connection.delay_clock == ClockKind.VIRTUAL
+    now_ns = None if virtual else connection.host.boot_ns()
+    parts = [_puts(connection.names, part, topic, mode, now_ns) for part in _parts(table)]
     return [batch for part in parts for batch in _batches(result, part, bulk_load)]
 
 
 def pack_cancels(
-    core: Core, result: BulkResult, keys: Any, bulk_load: BulkLoad | None
+    names: Names, result: BulkResult, keys: Any, bulk_load: BulkLoad | None
 ) -> list[Batch]:
-    """Batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+    """Return the batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
     return [
-        batch for chunk in chunks for batch in _batches(result, _cancels(core, chunk), bulk_load)
+        batch for chunk in chunks for batch in _batches(result, _cancels(names, chunk), bulk_load)
     ]
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
-    """The table as dicts of columns: one, or one per record batch of an Arrow table."""
+    """Yield the table as dicts of columns: one, or one for each record batch of an Arrow table."""
     if isinstance(table, Mapping):
         yield table
     elif hasattr(table, "to_batches"):
@@ -90,7 +92,11 @@ def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
     elif hasattr(table, "schema") and hasattr(table, "column"):
         yield _parts_of(table)
     else:
-        raise InvalidRows(f"a {type(table).__name__} holds no columns that are understood", -1)
+        raise InvalidRows(
+            f"rows must be a dict of columns, an Arrow table or a record batch, not "
+            f"{type(table).__name__}",
+            -1,
+        )
 
 
 def _parts_of(batch: Any) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def _parts_of(batch: Any) -> dict[str, Any]:
 
 
 def _plain(column: Any) -> Any:
-    """Whatever numpy can view becomes an array; chunks of Arrow become one."""
+    """Return a column that numpy can view as an array, and chunks of Arrow as one array."""
     if hasattr(column, "dtype"):
         if np.ndim(column) != 1:
             raise InvalidRows(f"a column must have one dimension, not {np.ndim(column)}", -1)
@@ -107,13 +113,14 @@ def _plain(column: Any) -> Any:
 
 
 def _puts(
-    core: Core, columns: Mapping[str, Any], topic: str, mode: int, now_ns: int | None
+    names: Names, columns: Mapping[str, Any], topic: str, mode: int, now_ns: int | None
 ) -> Columns:
     columns = {name: _plain(column) for name, column in columns.items()}
     given = [name for name in _TIMES if name in columns]
     if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
         raise InvalidRows(
-            f"columns {sorted(map(str, columns))}: need key, one time, topic, payload", -1
+            f"has the columns {sorted(map(str, columns))}; expected key, one time, topic, payload",
+            -1,
         )
     if len({len(column) for column in columns.values()}) != 1:
         lengths = {name: len(column) for name, column in columns.items()}
@@ -122,15 +129,15 @@ def _puts(
     kind, times_ns = _times(given[0], columns[given[0]], now_ns)
     payloads = _payloads(columns["payload"]) if "payload" in columns else _nothing(len(times_ns))
     codes, topics = _topics(columns["topic"]) if "topic" in columns else _one(topic, len(times_ns))
-    names = [core.topic_name(name) for name in topics]
-    return Columns(Op.PUT, mode, kind, keys, key_types, payloads, times_ns, codes, names)
+    entries = [names.of_topic(name) for name in topics]
+    return Columns(Op.PUT, mode, kind, keys, key_types, payloads, times_ns, codes, entries)
 
 
-def _cancels(core: Core, column: Any) -> Columns:
+def _cancels(names: Names, column: Any) -> Columns:
     keys, key_types = _keys(_plain(column))
     zeros = np.zeros(len(key_types), "i8")
     nothing = _nothing(len(zeros))
-    return Columns(Op.CANCEL, 0, 0, keys, key_types, nothing, zeros, zeros, [core.key_name])
+    return Columns(Op.CANCEL, 0, 0, keys, key_types, nothing, zeros, zeros, [names.of_key])
 
 
 # ---- cutting and packing -----------------------------------------------------------------
@@ -181,7 +188,7 @@ def _batch(
 
 
 def _interleave(keys: Ragged, payloads: Ragged) -> bytes:
-    """key 0, payload 0, key 1, payload 1, ... as one block."""
+    """Return key 0, payload 0, key 1, payload 1, ... as one block."""
     if not len(payloads.data):
         return keys.data.tobytes()
     lengths = np.column_stack((keys.lengths, payloads.lengths)).ravel()
@@ -222,7 +229,7 @@ def _payloads(column: Any) -> Ragged:
 
 
 def _ragged(column: Any) -> tuple[int, Ragged | None]:
-    """(KeyType, ragged) of a numpy or Arrow column of strings; None for other columns."""
+    """Return (KeyType, ragged) of a numpy or Arrow column of strings; None for other columns."""
     if hasattr(column, "dtype"):
         if column.dtype.kind == "U":
             return KeyType.STR, _fixed(np.char.encode(column, "utf-8"))
@@ -231,7 +238,7 @@ def _ragged(column: Any) -> tuple[int, Ragged | None]:
 
 
 def _fixed(column: Array) -> Ragged:
-    """numpy pads fixed-width strings with NUL and drops trailing ones: so do we."""
+    """Return fixed-width strings without their trailing NULs, which numpy drops as padding."""
     width = column.dtype.itemsize
     lengths = np.char.str_len(column).astype("i8")
     cells = np.ascontiguousarray(column).view("u1").reshape(len(column), width)
@@ -277,7 +284,7 @@ def _nothing(rows: int) -> Ragged:
 
 
 def _topics(column: Any) -> tuple[Array, list[str]]:
-    """A number per row, and the distinct topics that the numbers mean."""
+    """Return a number for each row, and the topics that the numbers stand for."""
     if hasattr(column, "dictionary_encode"):
         if column.null_count:
             raise InvalidRows("the topic column holds nulls", -1)
@@ -298,7 +305,8 @@ def _one(topic: str, rows: int) -> tuple[Array, list[str]]:
 
 
 def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
-    """(TimeKind, nanoseconds per row); `now_ns` None = the daemon stamps delays."""
+    """Return (TimeKind, nanoseconds per row). With `now_ns` None the daemon turns delays into
+    deadlines."""
     values = _values(column)
     if values.dtype.kind == "O":
         rows = _listed(column)
@@ -345,7 +353,8 @@ def _deadlines(column: Any, values: Array) -> Array:
 
 
 def _spans(values: Array, unit: str) -> Array:
-    """timedelta64 or datetime64 of any unit -> nanoseconds; numpy wraps, we do not."""
+    """Return nanoseconds of timedelta64 or datetime64 of any unit, with overflow refused: numpy
+    would wrap."""
     _require(~np.isnat(values), "is not a time", values)
     spans = values.astype(unit)
     _require(spans.astype(values.dtype) == values, "is too far", values)

@@ -1,7 +1,7 @@
-"""Conditions of an operation, as the caller writes them, and as the wire wants them.
+"""Conditions of an operation: classes for callers, and their encoding.
 
-`own` names those of a condition's keys that serve this operation alone: they are forgotten
-when it ends, as `forget` would.
+`own` names keys of a condition that serve this operation alone. The daemon forgets them when the
+operation ends, as `forget` would.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from purgatoryd.shm_layout.wire import Key
 
 T = TypeVar("T")
 ByKey = Mapping[str, T] | Mapping[bytes, T] | Mapping[UUID, T] | Mapping[Key, T]
-"""Something for each key; spelt out, because a mapping's type is strict about its keys."""
+"""A value for each key. The union is spelt out, because a mapping is invariant in its keys."""
 
 _NOW = 2**64 - 1  # SUM's base: the key's watermark at arming
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every key's watermark is at least its target. `targets`: 1 to 1024 keys.
+    """Holds once every key's watermark is at least its target. `targets`: 1 to 1024 keys.
 
     It fails when a key fails before it has reached its target.
     """
@@ -37,7 +37,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one key's watermark is at least its target. `targets`: 1 to 1024 keys.
+    """Holds once at least one key's watermark is at least its target. `targets`: 1 to 1024 keys.
 
     It fails when all its keys have failed.
     """
@@ -48,9 +48,9 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The watermarks of at least `need` keys are at least their targets.
+    """Holds once the watermarks of at least `need` keys are at least their targets.
 
-    It fails when more than n - `need` of its n keys failed before they reached their targets.
+    It fails when more than n - `need` of its n keys have failed before they reached their targets.
     `targets`: 1 to 1024 keys, or a collection of keys whose targets are 1; `need`: 1 to n.
     """
 
@@ -61,10 +61,11 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class SumOf:
-    """What the keys gained over their bases, each at most `cap`, adds up to `at_least`.
+    """Holds once the gains of all keys add up to `at_least`.
 
-    `bases`: 1 to 1024 keys with the watermarks to count from; None = the watermark at arming.
-    `cap`: one for all keys, or one for each; None = no cap.
+    The gain of a key is its watermark minus its base, and at most `cap`. `bases`: 1 to 1024 keys
+    with the watermarks to count from; None = the watermark at arming. `cap`: one for all keys, or
+    one for each; None = no cap.
     """
 
     bases: ByKey[int | None]
@@ -75,10 +76,11 @@ class SumOf:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """`condition()` is asked in the owner's process whenever one of `keys` advances.
+    """Holds once `condition()` is true. The owner's process calls it whenever one of `keys`
+    advances.
 
-    It runs in the Purgatory's own thread, and should be quick; one that raises counts as
-    false and is reported.
+    It runs in the Purgatory's own thread, and should be quick. An exception is logged and counts as
+    false.
     """
 
     condition: Callable[[], object]
@@ -99,7 +101,7 @@ class Encoded(NamedTuple):
 
 
 def encode(condition: AnyCondition) -> Encoded:
-    """Raises InvalidCondition or InvalidKey, which name the bound."""
+    """Encode a condition. Raises InvalidCondition and InvalidKey, which name the limit."""
     if isinstance(condition, When):
         return _encode_when(condition)
     if isinstance(condition, SumOf):
@@ -130,7 +132,7 @@ def _encode_when(condition: When) -> Encoded:
 
 
 def _collection(name: str, given: Collection[Key]) -> tuple[Key, ...]:
-    if isinstance(given, str | bytes):  # a collection too, but of what is no key
+    if isinstance(given, str | bytes):  # a collection, but not of keys
         raise InvalidCondition(f"{name} must be a collection of keys", given)
     try:
         return tuple(given)
@@ -150,7 +152,7 @@ def check_watermark(value: object) -> int:
 
 
 def _whole(name: str, value: object, most: int = WATERMARK_MAX) -> int:
-    """A target, base, cap or sum. Raises InvalidCondition."""
+    """Return a target, base, cap or sum as an int. Raises InvalidCondition."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InvalidCondition(f"a {name} must be an int from 0 to {most}", value)
     return value
@@ -195,7 +197,7 @@ def _check_count(keys: tuple[Key, ...]) -> tuple[Key, ...]:
 
 
 def _owned(keys: tuple[Key, ...], own: Collection[Key]) -> list[bool]:
-    """Which of the keys are own ones."""
+    """Return for each key whether it is an own one."""
     if not own:
         return [False] * len(keys)
     encoded = [wire.encode_key(key) for key in keys]

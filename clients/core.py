@@ -1,12 +1,14 @@
-"""What the blocking and the asyncio client share: arguments in, packed calls out, and one
-non-blocking exchange with the daemon. No lock, no wait: those are the clients' own."""
+"""The part of a client that the blocking and the asyncio one share.
+
+A Core checks the arguments of a call, finds the connection to the partition that has its key, and
+collects the refusals that no caller has seen. Nothing here locks or waits.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Generic, Literal, TypeVar
 
@@ -14,36 +16,27 @@ from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole
 from purgatoryd.clients.bulk_loads import check_bulk_load
 from purgatoryd.clients.channel import Channel, OpenChannel
+from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import TimerInfo
-from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
-from purgatoryd.clients.packing import (
-    Builder,
-    Entry,
-    Packer,
-    Pending,
-    PendingAdd,
-    PendingCancel,
-)
+from purgatoryd.clients.numa_local import refuse_remote
+from purgatoryd.clients.packing import Builder, Entry, Names, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.route import Partition, Route
-from purgatoryd.clients.session import Query, Session, State
+from purgatoryd.clients.route import Route
+from purgatoryd.clients.session import Query, Session
 from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
     BatchError,
-    CallTimeout,
     DaemonError,
     DaemonUnreachable,
     Denied,
     InvalidArgument,
     InvalidTime,
-    PermissionDenied,
+    Partitioned,
     SessionExpired,
-    SessionTableFull,
-    TableBroken,
-    UidShareExceeded,
 )
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import (
@@ -53,42 +46,33 @@ from purgatoryd.shm_layout.layout import (
     ClockKind,
     PutMode,
     Status,
-    kernel_number,
 )
 from purgatoryd.shm_layout.paths import check_name, shut
 from purgatoryd.shm_layout.wire import Key, Reply
 
 Answer = TypeVar("Answer", covariant=True)
 Mode = Literal["error", "replace", "keep", "extend"]
-"""What an add does when its key is armed: refuse, re-arm, leave it, move it only later."""
+"""Effect of an add whose key is armed: refuse, arm again, keep the timer, only move it later."""
 
 MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
-UNCOLLECTED_MAX = 10_000  # refusals remembered one by one; more are only counted
-TOPICS_CACHED = 4096
-NEVER_S = float("inf")
-APART_NS = 60_000_000_000
-"""A welcome of an earlier or later time on this process's boot clock is of another clock."""
-RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
-RESEND_MAX_S = wire.RESEND_MAX_NS / 1e9
-BUSY_S = 0.001  # the first wait before calls refused as BUSY are sent again; doubles
-BUSY_MAX_S = 0.1
-QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
+UNCOLLECTED_MAX = 10_000  # refusals kept one by one for flush(); others are only counted
+QUEUE_LIMIT = 65_536  # packed calls without an answer, for each partition
 QUEUE_LIMIT_MAX = 2**31 - 1
 OPEN_RETRY_S = 0.01  # between looks for the daemon's socket
-HOST_MAX = 50  # characters of a host's name in that of a worker
+HOST_MAX = 50  # characters of a host's name in the name of a worker
 BYE_S = 0.2  # how long a closing client waits for the end of its session
 
 
 def mode_number(mode: str) -> int:
-    """enum pg_put_mode of `mode`. Raises InvalidArgument."""
+    """Return the enum pg_put_mode of `mode`. Raises InvalidArgument."""
     try:
         return MODES[mode]
     except (KeyError, TypeError):
-        raise InvalidArgument(f"mode {mode!r} is none of {', '.join(MODES)}") from None
+        raise InvalidArgument(f"mode must be one of {', '.join(MODES)}, not {mode!r}") from None
 
 
 def _worker_name(worker: str | None, remote: Remote | None, pid: int) -> bytes:
-    """What HELLO says. Of local processes the daemon learns the pid without it."""
+    """Return the worker's name in the HELLO. For local processes the daemon knows the pid."""
     if worker is None and remote is not None:
         worker = f"{os.uname().nodename[:HOST_MAX]}:{pid}"
     return wire.encode_worker(worker or "")
@@ -106,7 +90,6 @@ class Core:
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
-        partition: Partition | None = None,
         resume: Resume | None = None,
         host: Host = HOST,
         open_channel: OpenChannel = Channel,
@@ -116,38 +99,26 @@ class Core:
         check_type("durable", durable, bool)
         check_type("ledger", ledger, Ledger)
         check_type("worker", worker, str)
-        check_type("partition", partition, Partition)
         check_type("resume", resume, Resume)
         refuse_remote(numa_local=numa_local, remote=remote)
         self.host = host
-        self._open_channel = open_channel
-        self._numa_local = numa_local
-        self._remote = remote
         self.namespace = namespace
-        self.namespace_bytes = wire.encode_namespace(namespace)
-        self._route = Route(name, namespace, partition, host, open_channel)
-        self.key_name = self._name_entry(b"")  # for calls that name no topic
-        self.session = Session(
-            host.random_bytes if resume is None else resume.nonces(host.random_bytes),
-            durable=durable,
-            ledger=ledger,
-            worker=_worker_name(worker, remote, host.pid),
-            grace_ns=0 if resume is None else resume.grace_ns,
-        )
-        self.session.same_clock = remote is None
-        self.packer = Packer(host)
-        self.channel: Channel | None = None
-        self.endpoint = ""
-        self.answers = 0
-        self._apart = False
-        """Messages that came; a wait that sees it grow has not been in vain."""
-        self._resend_s = RESEND_S
-        self.resend_at_s = NEVER_S
-        """Host time at which overdue answers are asked for again."""
-        self._busy_s = BUSY_S
-        self._retry_at_s = NEVER_S
-        self._retried = 0
-        self._topics: dict[str, bytes] = {}
+        self.names = Names(wire.encode_namespace(namespace))
+        self.connections: Sequence[Connection] = ()
+        """One for each partition of the namespace; empty until the daemon has been found."""
+        self.opened = False
+        """True once each connection has a channel."""
+        self.on_connection: Callable[[Connection], object] = lambda _: None
+        """Called with each connection before it is opened."""
+        self._endpoint = ""
+        self._remote = remote
+        self._durable = durable
+        self._ledger = ledger
+        self._worker = _worker_name(worker, remote, host.pid)
+        self._numa_local = numa_local
+        self._resume = resume
+        self._open_channel = open_channel
+        self._route = Route(name, namespace, host, open_channel)
         self._uncollected: dict[Pending, None] = {}
         self.reported: BatchError | None = None
         """Refusals and losses that flush() raises next."""
@@ -163,63 +134,105 @@ class Core:
         return self.fork_guard.closed
 
     def try_open(self) -> bool:
-        """Connects if the daemon's socket is there. True once there is a channel."""
-        if self.channel is None:
+        """Open the channels if the daemon's socket exists. Returns whether each connection has one.
+
+        Raises the errors of Route.find, except DaemonUnreachable.
+        """
+        if not self.opened:
             try:
-                self.endpoint = self._find()
+                if not self.connections:
+                    self.connections = [self._connection(number) for number in self.partitions()]
+                for connection in self.connections:
+                    connection.open()
+                self.opened = True
             except DaemonUnreachable as error:
-                self.endpoint = error.endpoint
-                return False
-            self.channel = self._open_channel(self.endpoint, self._remote)
-        return True
+                self._endpoint = error.endpoint
+        return self.opened
 
-    def _find(self) -> str:
-        if self._remote is not None:
-            return self._remote.place.commands
-        return self._route.find().cmd_endpoint
+    def partitions(self) -> Iterable[int]:
+        """Return the numbers of the partitions whose keys this client uses. Raises as
+        Route.find."""
+        return range(1 if self._remote is not None else self._route.count())
 
-    def admit(self) -> None:
-        """Before a call. Raises Closed, ForkedProcess, and ShardUnavailable."""
-        self.check()
-        if self._route.breaker is not None:
-            self._route.breaker.check()
+    def _connection(self, number: int) -> Connection:
+        host, resume = self.host, self._resume
+        nonces = host.random_bytes if resume is None else resume.nonces(host.random_bytes, number)
+        grace_ns = 0 if resume is None else resume.grace_ns
+        session = Session(
+            nonces, durable=self._durable, ledger=self._ledger, worker=self._worker,
+            grace_ns=grace_ns,
+        )  # fmt: skip
+        connection = Connection(
+            self._route, number, self.names, session, open_channel=self._open_channel,
+            remote=self._remote, numa_local=self._numa_local,
+        )  # fmt: skip
+        self.on_connection(connection)
+        return connection
 
-    def _follow(self) -> None:
-        """With another number of shards, or with the first, the namespace may have gone to another
-        daemon."""
-        if self.channel is None or self._remote is not None:
-            return
-        with suppress(DaemonError, TableBroken, PermissionDenied):
-            endpoint = self._find()
-            if endpoint != self.endpoint:
-                self.endpoint = endpoint
-                self.channel.redirect(endpoint)
-                self.session.moved()
+    def unreachable(self, waited_s: float) -> DaemonUnreachable:
+        """Return the error of a client that did not find its daemon within `waited_s` seconds."""
+        barred = shut(self.name) if self._remote is None else ""
+        return DaemonUnreachable(self.name, self._endpoint, waited_s, 0, barred)
 
     def close(self) -> None:
-        """Drops the connection; what is in flight stays without an answer."""
+        """Close all channels. Calls in flight get no answer."""
         self.fork_guard.closed = True
         if self.fork_guard.mine:
             self._route.close()
-        if self.channel is not None and self.fork_guard.mine:
-            self.channel.close()
-            self.channel = None
+            for connection in self.connections:
+                connection.close()
 
     @property
     def clock(self) -> int:
-        """The daemon's ClockKind, from its last welcome."""
-        return self.session.welcome.clock_kind if self.session.welcome else ClockKind.BOOT
+        """ClockKind of the daemon, from its last welcome."""
+        return self.connections[0].clock if self.connections else ClockKind.BOOT
 
     @property
     def daemon(self) -> bytes:
-        """The uuid of the daemon's arena, from its last welcome."""
-        return self.session.welcome.uuid if self.session.welcome else b""
+        """The uuid of the daemon's arena, from its last welcome. Raises Partitioned: each shard has
+        an arena of its own."""
+        return self.whole("no arena has all its timers").daemon if self.connections else b""
 
-    @property
-    def delay_clock(self) -> int:
-        """The ClockKind by which delays are sent: VIRTUAL if the daemon has to stamp them,
-        because its clock is not ours: on another host, or in another time namespace."""
-        return self.clock if self.session.same_clock else ClockKind.VIRTUAL
+    # ---- routing -----------------------------------------------------------------------------
+
+    def at(self, key: bytes) -> Connection:
+        """Return the connection to the partition of a key, given without its type."""
+        connections = self.connections
+        if len(connections) == 1:
+            return connections[0]
+        return connections[int(lib.pg_partition(key, len(key), len(connections)))]
+
+    def of(self, key: Key) -> Connection:
+        """Return the connection to the partition of a key. Raises InvalidKey."""
+        return self.at(wire.encode_key(key)[1])
+
+    def of_all(self, key: Key, others: Iterable[Key]) -> Connection:
+        """Return the connection to the partition that has `key` and all `others`.
+
+        Raises InvalidKey, and Partitioned if no partition has them all.
+        """
+        connection = self.of(key)
+        if len(self.connections) > 1:
+            for other in others:
+                if self.of(other) is not connection:
+                    reason = (
+                        f"operation {key!r} and its watch key {other!r} are not in the same one"
+                    )
+                    raise Partitioned(self.namespace, len(self.connections), reason)
+        return connection
+
+    def whole(self, reason: str) -> Connection:
+        """Return the only connection. Raises Partitioned with `reason` if there are others."""
+        if len(self.connections) > 1:
+            raise Partitioned(self.namespace, len(self.connections), reason)
+        return self.connections[0]
+
+    def for_bulk_loads(self) -> Connection:
+        """Return the connection for a bulk load. Raises Closed, Partitioned, ShardUnavailable."""
+        self.check()
+        connection = self.whole(NO_BULK_LOADS)
+        connection.admit()
+        return connection
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -236,54 +249,51 @@ class Core:
         *,
         collect: bool,
     ) -> Entry[PendingAdd]:
-        """Check an add and return its entry. Raises InvalidArgument."""
-        kind, time_ns = self.due(delay, delay_ns, deadline, deadline_boot_ns)
+        """Check an add and return its entry. Raises InvalidArgument, Closed.
+
+        `collect`: flush() reports a refusal that no caller has seen.
+        """
+        self.check()
         key_type, key_bytes = wire.encode_key(key)
-        name = self.topic_name(topic)
+        connection = self.at(key_bytes)
+        kind, time_ns = connection.due(delay, delay_ns, deadline, deadline_boot_ns)
+        name = self.names.of_topic(topic)
         payload = wire.encode_payload(payload)
         number = mode_number(mode)
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
         fields = (number, key_type, key_bytes, kind, time_ns, payload)
-        return Entry(pending, name, Builder.put, fields)
-
-    def due(
-        self,
-        delay: float | timedelta | None,
-        delay_ns: int | None = None,
-        deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None,
-    ) -> tuple[int, int]:
-        """times.due of a call that is made at this moment."""
-        now_ns = self.host.boot_ns()
-        return times.due(self.delay_clock, now_ns, delay, delay_ns, deadline, deadline_boot_ns)
+        return connection.entry(pending, name, Builder.put, fields)
 
     def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
         """Check a cancel and return its entry; `ticket` 0 = any timer of the key. Raises
-        InvalidArgument."""
+        InvalidArgument, Closed."""
+        self.check()
         ticket = check_whole("ticket", ticket, 0, TICKET_MAX)
         key_type, key_bytes = wire.encode_key(key)
         pending = PendingCancel(key, self._note if collect else None)
-        return Entry(pending, self.key_name, Builder.cancel, (key_type, key_bytes, ticket))
+        fields = (key_type, key_bytes, ticket)
+        return self.at(key_bytes).entry(pending, self.names.of_key, Builder.cancel, fields)
 
-    def question(self, key: Key) -> Question:
-        """Asks for one key."""
-        wire.encode_key(key)
-        question = Question(self.namespace_bytes, key)
-        self.session.ask(question.query)
+    def question(self, connection: Connection, key: Key) -> Question:
+        """Ask for one key."""
+        question = Question(self.names.namespace, key)
+        connection.session.ask(question.query)
         return question
 
     def bulk_load_question(
         self, bulk_load: bytes, action: int, fencing_token: int = 0, start: int = 0
     ) -> BulkLoadQuestion:
-        """Asks for a bulk load, or begins, closes or forgets it. Raises InvalidArgument."""
+        """Ask for a bulk load, or begin, close or forget it. Raises InvalidArgument and
+        Partitioned."""
         check_bulk_load(bulk_load, 0, fencing_token)
-        question = BulkLoadQuestion(self.namespace_bytes, bulk_load, action, fencing_token, start)
-        self.session.ask(question.query)
+        connection = self.whole(NO_BULK_LOADS)
+        question = BulkLoadQuestion(self.names.namespace, bulk_load, action, fencing_token, start)
+        connection.session.ask(question.query)
         return question
 
     def check_time(self, at_ns: int | None) -> int | None:
-        """Raises InvalidTime or InvalidArgument unless set_time() may get `at_ns`."""
+        """Return `at_ns` for set_time(). Raises InvalidTime, InvalidArgument."""
         if at_ns is not None:
             if self.clock != ClockKind.VIRTUAL:
                 raise InvalidTime("needs a daemon with a virtual clock", at_ns, TIME_MAX_NS)
@@ -291,25 +301,12 @@ class Core:
         return at_ns
 
     def set_time(self, at_ns: int | None) -> None:
-        """Later calls are applied at virtual time `at_ns`."""
-        self.packer.seal()
-        self.packer.at_ns = at_ns
+        """Have later calls applied at virtual time `at_ns`."""
+        for connection in self.connections:
+            connection.packer.seal()
+            connection.packer.at_ns = at_ns
 
-    def topic_name(self, topic: str) -> bytes:
-        """The name table's entry for `topic`. Raises InvalidName."""
-        if isinstance(topic, str) and (known := self._topics.get(topic)):
-            return known
-        entry = self._name_entry(wire.encode_topic(topic))
-        if len(self._topics) >= TOPICS_CACHED:
-            self._topics.clear()
-        self._topics[topic] = entry
-        return entry
-
-    def _name_entry(self, topic: bytes) -> bytes:
-        lengths = bytes((len(self.namespace_bytes), len(topic)))
-        return lengths + self.namespace_bytes + topic
-
-    # ---- refusals that nobody looked at ------------------------------------------------------
+    # ---- refusals that no caller has seen ----------------------------------------------------
 
     def _note(self, pending: Pending) -> None:
         if not pending.failed:
@@ -320,7 +317,7 @@ class Core:
             self._unlisted += 1
 
     def collected(self, pending: Pending) -> None:
-        """The caller has seen this call's outcome."""
+        """Note that the caller has seen the outcome of this call."""
         self._uncollected.pop(pending, None)
 
     def report(self) -> None:
@@ -344,124 +341,8 @@ class Core:
         if (error := self.reported) is not None:
             self.reported = None; raise error  # noqa: E702  # fmt: skip
 
-    # ---- the exchange ------------------------------------------------------------------------
 
-    def push(self) -> bool:
-        """Sends what may be sent. True if something could not be sent now."""
-        sealed, session, channel = self.packer.sealed, self.session, self.channel
-        while sealed:
-            session.submit(sealed.popleft())
-        if session.retries:
-            self._retry()
-        while (frame := session.frame()) is not None:
-            if channel is None or not channel.send(frame):
-                return True
-            session.sent()
-        return False
-
-    def _retry(self) -> None:
-        """Send calls that were refused as BUSY again, once their pause is over."""
-        retries = self.session.retries
-        if retries.in_round or not retries.waiting:
-            return
-        now_s = self.host.monotonic_s()
-        if self._retry_at_s == NEVER_S:
-            if retries.settled != self._retried:
-                self._retried, self._busy_s = retries.settled, BUSY_S
-            self._retry_at_s = now_s + self._busy_s
-            self._busy_s = min(2 * self._busy_s, BUSY_MAX_S)
-        elif now_s >= self._retry_at_s:
-            self._retry_at_s = NEVER_S
-            retries.begin_round()
-
-    @property
-    def retry_at_s(self) -> float:
-        """Host time at which calls refused as BUSY are sent again; NEVER_S if there are none."""
-        return self._retry_at_s if self.session.retries.waiting else NEVER_S
-
-    def abandon(self, calls: Iterable[object]) -> bool:
-        """Stop sending these calls again if the daemon refused them as BUSY; BUSY becomes their
-        answer. False if none was refused."""
-        return self.session.abandon(frozenset(calls)) > 0
-
-    def pull(self) -> bool:
-        """Takes all that has come. True if anything had."""
-        came = False
-        while self.channel is not None and (data := self.channel.receive()) is not None:
-            self.take(data)
-            came = True
-        return came
-
-    def withdraw(self, call: Pending, error: DaemonError) -> None:
-        """Take back `call` if it is alone in its batch and was never sent; `error` becomes its
-        outcome."""
-        batch = self.session.unsent(call)
-        if batch is not None and self.session.withdraw(batch):
-            batch.settle(error)
-
-    def take(self, data: bytes) -> None:
-        """Hands one message to the session."""
-        self.resend_at_s, self._resend_s = NEVER_S, RESEND_S
-        before = self.session.welcome
-        self.session.receive(data)
-        if (welcome := self.session.welcome) is not None and welcome is not before:
-            theirs_ns = welcome.real_boot_ns
-            self._apart = not 0 <= self.host.boot_ns() - theirs_ns < APART_NS
-            self.session.same_clock = self._remote is None and not self._apart
-            if self._numa_local:
-                self._numa_local = False
-                pin_numa_local(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
-        session = self.session
-        if session.refusal is None and session.astray is None and not session.fruitless:
-            self.answers += 1  # being refused again and again is no progress
-            if self._route.breaker is not None:
-                self._route.breaker.answered()
-
-    def expect(self, *, answer: bool) -> None:
-        """Note whether the daemon owes an answer. The wait for it begins once, and again after
-        each message of the daemon."""
-        if not answer:
-            self.resend_at_s = NEVER_S
-        elif self.resend_at_s == NEVER_S:
-            self.resend_at_s = self.host.monotonic_s() + self._resend_s
-
-    def ask_again(self) -> None:
-        """Ask again for overdue answers; each time the daemon gets longer to answer."""
-        if self.host.monotonic_s() >= self.resend_at_s:
-            self._resend_s = min(2 * self._resend_s, RESEND_MAX_S)
-            self.resend_at_s = NEVER_S
-            self._follow()
-            self.session.resend()
-
-    def look(self) -> None:
-        """Takes all that has come; after a reconnect, hands everything out again."""
-        if self.channel is not None and self.channel.reconnected():
-            self.session.resend()
-        elif self.channel is not None and not self.channel.connected:
-            self._follow()
-        self.pull()
-
-    def give_up(self) -> None:
-        """Raise SessionTableFull or UidShareExceeded if the daemon refused a session for that
-        reason; the next call asks again."""
-        refusal = self.session.refusal
-        if isinstance(refusal, (SessionTableFull, UidShareExceeded)):
-            self.session.refusal = None
-            self.session.resend()
-            raise refusal
-
-    def overdue(self, subject: str, waited_s: float) -> DaemonError:
-        """The error for a call that got no answer within `waited_s` seconds."""
-        in_doubt = self.session.in_doubt()
-        if self._route.breaker is not None:
-            self._route.breaker.failed()
-        if refusal := self.session.refusal or self.session.astray:
-            return refusal
-        greeting = self.session.state is State.GREETING
-        if greeting or self.channel is None or not self.channel.connected:
-            barred = shut(self.name) if self._remote is None else ""
-            return DaemonUnreachable(self.name, self.endpoint, waited_s, in_doubt, barred)
-        return CallTimeout(subject, waited_s, in_doubt, self.session.retries.waiting)
+NO_BULK_LOADS = "bulk loads need a namespace with one partition"
 
 
 class Asked(ABC, Generic[Answer]):
@@ -510,7 +391,7 @@ class BulkLoadQuestion(Asked[wire.BulkLoadInfo]):
         )
 
     def outcome(self) -> wire.BulkLoadInfo:
-        """How the bulk load stands now. Raises DaemonError."""
+        """Return the status of the bulk load. Raises DaemonError."""
         return wire.decode_bulk_load(self._answer().body)
 
 
@@ -522,7 +403,7 @@ class Question(Asked[TimerInfo | None]):
         super().__init__(lambda number, session: wire.encode_query(number, session, namespace, key))
 
     def outcome(self) -> TimerInfo | None:
-        """The timer, or None. Raises Denied or DaemonError."""
+        """Return the timer, or None. Raises Denied, DaemonError."""
         reply = self._answer()
         found = wire.decode_infos(reply.body, reply.records)
         if found and found[0].status == Status.DENIED:

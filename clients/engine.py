@@ -1,8 +1,8 @@
-"""The thread that owns a blocking client's connection, and how calls reach it.
+"""The thread that owns a blocking client's connections, and how calls reach it.
 
 Python runs a signal handler in the main thread, between any two of its bytecodes. An exception of
 the handler, such as KeyboardInterrupt, leaves the work of that thread half done. So callers
-change nothing of the connection. A caller checks its arguments, hands the engine one request with
+change nothing of a connection. A caller checks its arguments, hands the engine one request with
 one put into a queue, which is a single step in C, and waits. The engine's thread, which no handler
 interrupts, packs, sends, receives, and keeps every deadline.
 
@@ -27,6 +27,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from purgatoryd.clients.channel import ChannelPoller
+from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import OPEN_RETRY_S, Core
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
@@ -80,7 +82,7 @@ Requests = SimpleQueue[Callable[[], object] | Call[Any] | None]
 
 
 class CallThread(ABC):
-    """A thread that does the work of a client, and what callers may do with it."""
+    """A thread that does the work of a client; callers hand it requests."""
 
     _thread: threading.Thread
     _refuses = False
@@ -135,12 +137,12 @@ class CallThread(ABC):
         return self._thread.is_alive()
 
     def join(self, limit_s: float) -> None:
-        """Waits for the end of the thread."""
+        """Wait for the end of the thread."""
         self._thread.join(limit_s)
 
 
 class Worker(CallThread):
-    """A thread that does one request after the other, each to its end."""
+    """A thread that does one request at a time, each to its end."""
 
     def __init__(self, name: str) -> None:
         self._requests: Requests = SimpleQueue()
@@ -223,6 +225,7 @@ class Engine(CallThread, Jobs):
         # One line, so that no interrupt comes between.
         flags, finalize = os.EFD_NONBLOCK | os.EFD_CLOEXEC, weakref.finalize
         self._kicked = fd = os.eventfd(0, flags); finalize(self, os.close, fd).atexit = False  # noqa: E702  # fmt: skip
+        self._poller = ChannelPoller(fd)
         self._wake: Callable[[], object] = nothing
         self._wake_at = 0
         """Number of queued requests that wakes the engine; 0 = it is awake."""
@@ -234,10 +237,10 @@ class Engine(CallThread, Jobs):
 
     # ---- for callers ---------------------------------------------------------------------------
 
-    @property
-    def queued(self) -> int:
-        """Records without a result, and requests in the queue."""
-        return self.core.packer.queued + self._requests.qsize()
+    def queued(self, connection: Connection) -> int:
+        """Return the number of a connection's records without a result, and of all requests in the
+        queue."""
+        return connection.packer.queued + self._requests.qsize()
 
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
         """Hand a request to the engine. Before it is in the queue, nothing has happened.
@@ -278,7 +281,9 @@ class Engine(CallThread, Jobs):
             error = broken
             import logging  # only here: a short command would wait for it
 
-            logging.getLogger("purgatoryd").exception("the connection of a client failed")
+            logging.getLogger("purgatoryd").exception(
+                "the thread of a client failed; all its calls raise this error"
+            )
         finally:
             self.ended = self._refuses = True
             self.core.close()
@@ -313,7 +318,7 @@ class Engine(CallThread, Jobs):
             self._drain()
             if not self._calls:
                 self._await_company()
-        elif not self.core.try_open() or self.core.channel is None:
+        elif not self.core.try_open():
             with suppress(Empty):
                 self._take(self._requests.get(timeout=OPEN_RETRY_S))
         else:
@@ -332,15 +337,18 @@ class Engine(CallThread, Jobs):
 
         While an answer is missing, packed calls wait for that answer, unless they fill a batch.
         """
-        core = self.core
-        assert core.channel is not None
-        limit_s = max(self.wake_s - core.host.monotonic_s(), 0.0)
+        limit_s = max(self.wake_s - self.core.host.monotonic_s(), 0.0)
         expects = self.expects
+        for connection in self.core.connections:
+            assert connection.channel is not None
+            self._poller.watch(connection.channel, to_send=connection.blocked)
         self._wake = partial(os.eventfd_write, self._kicked, 1)
         self._wake_at = BATCH_RECORDS if expects else 1
         if not self._requests.empty():
             limit_s = 0.0
-        core.channel.wait(limit_s, to_send=self.blocked, kicked=self._kicked)
+        ready = self._poller.wait(limit_s)
+        for connection in self.core.connections:
+            connection.news |= connection.channel in ready
         self._wake_at = 0
 
     def _drain(self) -> None:

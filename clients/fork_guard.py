@@ -1,7 +1,7 @@
-"""Whether a client or subscriber may be used: not once closed, not in a forked child.
+"""Refuse the use of a client or subscriber that is closed, or in a forked child.
 
-ZeroMQ sockets and threads do not survive fork. The process id is kept here and renewed after
-a fork, because asking the kernel for it at every call would cost more than the call.
+ZeroMQ sockets and threads do not survive fork. This module keeps the process id and renews it after
+a fork, because a system call for it would cost more than the rest of the check.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ForkGuard:
 
     @property
     def mine(self) -> bool:
-        """True in the process that made it."""
+        """True in the process that created the object."""
         return self._owner == _process
 
     def check(self) -> None:
-        """Raises Closed or ForkedProcess."""
+        """Raise Closed or ForkedProcess if the object may not be used."""
         if self._owner != _process:
             raise ForkedProcess(self._subject, self._owner, _process)
         if self.closed:

@@ -3,7 +3,8 @@
 A job is a generator that packs the records of a call and waits for the answers. It yields the time
 until which it waits, and is resumed after every exchange with the daemon. A caller only starts a
 job and waits for its end. So an interrupted or cancelled caller changes nothing: the job
-goes on, and each answer reaches its call.
+goes on, and each answer reaches its call. A call whose rows go to several partitions has a job for
+each, and they run together.
 """
 
 from __future__ import annotations
@@ -14,30 +15,36 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.bulk import BulkResult
+from purgatoryd.clients.bulk import Bulk, MergedResult, Part
 from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts
-from purgatoryd.clients.core import BYE_S, NEVER_S, OPEN_RETRY_S, Asked, Core
+from purgatoryd.clients.connection import NEVER_S, Connection
+from purgatoryd.clients.core import BYE_S, NO_BULK_LOADS, OPEN_RETRY_S, Asked, Core
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.session import State
 from purgatoryd.shm_layout.errors import (
+    Busy,
     CallTimeout,
     DaemonError,
     DaemonUnreachable,
     PurgatorydError,
+    ShardUnavailable,
 )
 from purgatoryd.shm_layout.layout import BulkLoadAction
 
 Result = TypeVar("Result")
 Job = Generator[float, None, Result]
 """A generator that yields the host time (monotonic, in seconds) until which it waits."""
-_NO_ANSWER = (CallTimeout, DaemonUnreachable)
+_NO_ANSWER = (CallTimeout, DaemonUnreachable, ShardUnavailable)
 
 
 class Started(Generic[Result]):
     """A started job, and its outcome once it has ended, also if its caller was interrupted."""
 
-    __slots__ = ("_error", "_result", "done", "job", "taken")
+    __slots__ = ("_error", "_result", "connection", "done", "job", "taken")
+
+    connection: Connection
+    """The connection whose answers extend the wait for a handle of this job; not set for a job
+    without a handle."""
 
     def __init__(self, job: Job[Result]) -> None:
         self.job = job
@@ -69,10 +76,36 @@ def in_doubt(error: BaseException) -> bool:
     return not isinstance(error, PurgatorydError) or isinstance(error, _NO_ANSWER)
 
 
-class Jobs:
-    """The jobs of one client, and its exchange with the daemon.
+def together(jobs: Iterable[Job[None]]) -> Job[None]:
+    """Run several jobs at the same time. Once all have ended, raise the first error."""
+    left, first = list(jobs), None
+    broken: Exception | None = None
+    while True:
+        steps, left, due_s = left, [], NEVER_S
+        for job in steps:
+            try:
+                due_s = min(due_s, next(job) if broken is None else job.throw(broken))
+                left.append(job)
+            except StopIteration:
+                continue
+            except Exception as error:
+                first = first or error
+        if not left:
+            break
+        broken = None
+        try:
+            yield due_s
+        except Exception as error:
+            broken = error
+    if first is not None:
+        raise first
 
-    A shell waits, and calls iterate() when a message has come or a call was begun, or at `wake_s`.
+
+class Jobs:
+    """The jobs of one client, and its exchange with its daemons.
+
+    The owner waits, and calls iterate() when a message has come, when a job was begun, and at
+    `wake_s`.
     """
 
     def __init__(
@@ -85,44 +118,43 @@ class Jobs:
         self.listens = listens
         self.ended = False
         """True once the client has sent BYE."""
-        self.blocked = False
-        """True if the socket could not take a message."""
         self.due_s = NEVER_S
         """The earliest deadline of the calls."""
         self._after = after
         self._after_s = self._open_s = NEVER_S
         self._calls: list[Started[Any]] = []
-        self._planned: set[Pending] = set()
-        """Calls that a job packs once the queue has space."""
 
     @property
     def expects(self) -> bool:
         """True while an answer may come, or something must be sent."""
-        core = self.core
-        greets = self.listens and core.session.state is State.GREETING
-        return bool(
-            self._calls or self.blocked or core.packer.sealed or core.session.busy or greets
-        )
+        if self._calls:
+            return True
+        connections = self.core.connections
+        if not connections:
+            return self.listens
+        return any(one.expects(greets=self.listens) for one in connections)
 
     @property
     def wake_s(self) -> float:
         """When iterate() is due, on the host's monotonic clock, if no message comes before."""
-        core = self.core
-        return min(self.due_s, self._after_s, self._open_s, core.resend_at_s, core.retry_at_s)
+        wake_s = min(self.due_s, self._after_s, self._open_s)
+        for connection in self.core.connections:
+            wake_s = min(wake_s, connection.resend_at_s, connection.retry_at_s)
+        return wake_s
 
     def begin(self, call: Started[Any]) -> None:
-        """Does the first step of a job."""
+        """Do the first step of a job."""
         call.taken = True
         if self._step(call, None):
             self._calls.append(call)
 
     def advance(self, broken: Exception | None = None) -> None:
-        """Resumes every job, or raises `broken` in it."""
+        """Resume every job, or raise `broken` in it."""
         calls, self.due_s = self._calls, NEVER_S
         self._calls = [call for call in calls if self._step(call, broken)]
 
     def _step(self, call: Started[Any], broken: Exception | None) -> bool:
-        """Does one step of a job. False = it has ended."""
+        """Do one step of a job. Returns False if it has ended."""
         try:
             due_s = next(call.job) if broken is None else call.job.throw(broken)
             self.due_s = min(self.due_s, due_s)
@@ -134,191 +166,293 @@ class Jobs:
         return False
 
     def iterate(self) -> None:
-        """Receive what has come, ask again for what is overdue, and send what may be sent. Never
+        """Receive all messages, ask again for overdue answers, and send what may be sent. Never
         waits."""
         core = self.core
-        core.look()
-        core.ask_again()
+        for connection in self._active():
+            connection.look()
+            connection.ask_again()
         self.exchange()
-        expects = self.expects
-        core.expect(answer=expects and core.channel is not None)
-        opens = expects and core.channel is None
+        greets = self.listens or bool(self._calls)
+        for connection in core.connections:
+            connection.expect(answer=connection.expects(greets=greets))
+        opens = not core.opened and self.expects
         self._open_s = core.host.monotonic_s() + OPEN_RETRY_S if opens else NEVER_S
 
     def exchange(self) -> None:
-        """Send and receive without waiting. The last use of the socket is an empty receive."""
-        core = self.core
-        while True:
+        """Send and receive without waiting. The last use of each socket is an empty receive."""
+        came = True
+        while came:
             self.advance()
             self._after_s = self._after()
-            core.packer.seal()
-            self.blocked = core.push()
-            if not core.pull():
-                return
+            came = False
+            for connection in self._active():
+                came |= connection.exchange()
+
+    def _active(self) -> Sequence[Connection]:
+        """Return the connections that have something to send or to receive. The others need no
+        look: with many partitions most of them are idle."""
+        connections = self.core.connections
+        if len(connections) == 1:
+            return connections
+        greets = self.listens or bool(self._calls)
+        return [one for one in connections if one.news or one.expects(greets=greets)]
 
     def refuse(self, error: BaseException) -> None:
-        """Ends all calls."""
+        """End all jobs with `error`."""
         calls, self._calls = self._calls, []
         for call in calls:
             call.finish(error=error)
 
-    # ---- steps of jobs -------------------------------------------------------------------------
-
-    def until(
-        self, done: Callable[[], bool], subject: str, limit_s: float, *, extend: bool = True,
-        single: bool = False,
-    ) -> Job[None]:  # fmt: skip
-        """Wait until `done()`. Raises DaemonError after `limit_s` seconds.
-
-        With `extend` each answer starts `limit_s` again, unless a `single` call is refused as BUSY.
-        """
-        core = self.core
-        answers, deadline_s = core.answers, core.host.monotonic_s() + limit_s
-        while not done():
-            core.give_up()
-            progress = core.answers != answers and not (single and core.session.retries)
-            if extend and progress:
-                answers, deadline_s = core.answers, core.host.monotonic_s() + limit_s
-            if core.host.monotonic_s() >= deadline_s:
-                raise core.overdue(subject, limit_s)
-            yield deadline_s
-
-    def settled(self, subject: str, limit_s: float, *, extend: bool = True) -> Job[None]:
-        """Wait for the answers to all records that are packed."""
-        packer = self.core.packer
-        packer.seal()
-        packed = packer.packed
-        yield from self.until(lambda: packer.settled >= packed, subject, limit_s, extend=extend)
-
-    def space(self, queue_limit: int, limit_s: float) -> Job[None]:
-        """Waits until fewer than `queue_limit` packed calls have no answer."""
-        packer = self.core.packer
-        packer.seal()
-        subject = "free slots in the queue"
-        yield from self.until(lambda: packer.queued < queue_limit, subject, limit_s)
-
-    # ---- jobs ----------------------------------------------------------------------------------
+    # ---- jobs of all connections ---------------------------------------------------------------
 
     def greeted(self, limit_s: float) -> Job[None]:
-        """Waits for the daemon's welcome, or its refusal."""
-        session = self.core.session
-        yield from self.until(lambda: session.state is not State.GREETING, "hello", limit_s)
-
-    def single(self, entry: Entry[Any], limit_s: float) -> Job[None]:
-        """Packs one call and waits for its answer."""
-        self.core.packer.add(entry)
-        yield from self.awaited(entry.pending, limit_s, (entry.pending,))
-
-    def several(self, queue_limit: int, entries: Sequence[Entry[Any]], limit_s: float) -> Job[None]:
-        """Pack calls as the queue has space, and wait for all answers."""
-        packer, calls = self.core.packer, [entry.pending for entry in entries]
-        self._planned.update(calls)
+        """Find the daemon, and open a session with each partition. Raises the refusal of the
+        daemon, DaemonUnreachable."""
+        core = self.core
+        deadline_s = core.host.monotonic_s() + limit_s
+        while not core.connections:
+            if core.host.monotonic_s() >= deadline_s:
+                raise core.unreachable(limit_s)
+            yield deadline_s
+        left_s = max(deadline_s - core.host.monotonic_s(), 0.0)
         try:
-            for entry in entries:
-                if packer.queued >= queue_limit:
-                    yield from self.space(queue_limit, limit_s)
-                packer.add(entry)
-        finally:
-            self._planned.difference_update(calls)
-        for pending in calls:
-            yield from self.awaited(pending, limit_s, calls)
-
-    def awaited(
-        self, pending: Pending | Started[Any], limit_s: float, calls: Iterable[Pending] = ()
-    ) -> Job[None]:
-        """Wait for `pending`.
-
-        `calls` have no other waiter. At the timeout, those that were refused as BUSY are not sent
-        again and keep that outcome; a call that was never sent is taken back.
-        """
-        try:
-            yield from self.until(
-                lambda: pending.done or self._never_sent(pending), "call", limit_s, single=True
-            )
-        except DaemonError as error:
-            if not (self.core.abandon(calls) and pending.done):
-                for call in calls:
-                    self.core.withdraw(call, error)
-                raise
-        if self._never_sent(pending):
-            raise CallTimeout("a call that was never sent", 0.0, 0)
-
-    def _never_sent(self, pending: Pending | Started[Any]) -> bool:
-        return isinstance(pending, Pending) and not (pending.packed or pending in self._planned)
-
-    def submitted(
-        self, queue_limit: int, result: BulkResult, batches: Iterable[Batch], wait: bool,
-        limit_s: float, *, last: bool,
-    ) -> Job[None]:  # fmt: skip
-        """Submit all batches of a bulk call as the queue has space. `last`: no other call waits
-        for `result`, so at the timeout busy rows are abandoned."""
-        packer, unsent = self.core.packer, deque(batches)
-        try:
-            while unsent:
-                if packer.queued >= queue_limit:
-                    yield from self.space(queue_limit, limit_s)
-                packer.bulk(unsent.popleft())
-            if wait:
-                yield from self.until(lambda: result.done, "bulk call", limit_s)
-        except DaemonError as error:
-            if last and not result.done:
-                result.abandon(unsent)
-            for batch in unsent:
-                packer.packed += batch.count
-                batch.settle(error)
+            yield from together([greeted(one, left_s) for one in core.connections])
+        except (PurgatorydError, OSError):
+            yield from self._parted()  # else sessions with other partitions would stay open
             raise
-
-    def asked(self, ask: Callable[[], Asked[Result]], subject: str, limit_s: float) -> Job[Result]:
-        """Ask once all earlier records are answered, and return the answer."""
-        yield from self.settled(subject, limit_s)
-        question = ask()
-        try:
-            yield from self.until(lambda: question.done, subject, limit_s)
-        finally:
-            self.core.session.forget(question.query)
-        return question.outcome()
-
-    def bulk_load(
-        self, action: BulkLoadAction, bulk_load: bytes, fencing_token: int, limit_s: float
-    ) -> Job[None]:
-        """Open, close or forget a bulk load."""
-        ask = partial(self.core.bulk_load_question, bulk_load, action, fencing_token)
-        yield from self.asked(ask, "bulk load", limit_s)
-
-    def bulk_load_status(self, bulk_load: bytes, _: int, limit_s: float) -> Job[BulkLoadStatus]:
-        """Ask which rows of a bulk load are done."""
-        parts = StatusParts()
-        while parts.start is not None:
-            ask = partial(
-                self.core.bulk_load_question, bulk_load, BulkLoadAction.STATUS, start=parts.start
-            )
-            parts.take((yield from self.asked(ask, "bulk load", limit_s)))
-        return parts.status
-
-    def bulk_load_opened(
-        self, bulk_load: bytes, fencing_token: int, limit_s: float
-    ) -> Job[BulkLoadStatus]:
-        """Open a bulk load, and ask which of its rows are done."""
-        yield from self.bulk_load(BulkLoadAction.OPEN, bulk_load, fencing_token, limit_s)
-        return (yield from self.bulk_load_status(bulk_load, 0, limit_s))
 
     def flushed(self, limit_s: float) -> Job[None]:
         """Wait for all answers and collect the refusals that no caller has seen."""
-        yield from self.settled("flush", limit_s)
+        yield from together([settled(one, "flush", limit_s) for one in self.core.connections])
         self.core.report()
 
     def closing(self, limit_s: float) -> Job[None]:
         """Wait at most `limit_s` for all answers, send BYE, and end the client."""
-        session, late = self.core.session, None
+        connections, late = self.core.connections, None
         try:
-            yield from self.settled("close", limit_s, extend=False)
+            yield from together(
+                [settled(one, "close", limit_s, extend=False) for one in connections]
+            )
         except (PurgatorydError, OSError) as error:
             late = error
         self.core.report()
-        session.bye()
-        # Without an answer the daemon ends the session once it sees that the client is gone.
-        with suppress(PurgatorydError, OSError):
-            yield from self.until(lambda: session.state is State.CLOSED, "bye", BYE_S, extend=False)
+        for connection in connections:
+            connection.session.bye()
+        yield from self._parted()
         self.ended = True
         if late is not None:
             raise late
+
+    def _parted(self) -> Job[None]:
+        """End all open sessions.
+
+        Without an answer the daemon ends a session once it sees that the client is gone.
+        """
+        open_ones = [one for one in self.core.connections if one.session.state is State.OPEN]
+        with suppress(PurgatorydError, OSError):
+            yield from together([parted(one) for one in open_ones])
+
+
+# ---- steps of jobs ---------------------------------------------------------------------------
+
+
+def until(
+    connection: Connection, done: Callable[[], bool], subject: str, limit_s: float, *,
+    extend: bool = True, single: bool = False,
+) -> Job[None]:  # fmt: skip
+    """Wait until `done()`. Raises DaemonError after `limit_s` seconds.
+
+    With `extend` each answer starts `limit_s` again, unless a `single` call is refused as BUSY.
+    """
+    host = connection.host
+    answers, deadline_s = connection.answers, host.monotonic_s() + limit_s
+    while not done():
+        connection.give_up()
+        progress = connection.answers != answers and not (single and connection.session.retries)
+        if extend and progress:
+            answers, deadline_s = connection.answers, host.monotonic_s() + limit_s
+        if host.monotonic_s() >= deadline_s:
+            raise connection.overdue(subject, limit_s)
+        yield deadline_s
+
+
+def settled(
+    connection: Connection, subject: str, limit_s: float, *, extend: bool = True
+) -> Job[None]:
+    """Wait for the answers to all records that are packed."""
+    packer = connection.packer
+    packer.seal()
+    packed = packer.packed
+    yield from until(connection, lambda: packer.settled >= packed, subject, limit_s, extend=extend)
+
+
+def space(connection: Connection, queue_limit: int, limit_s: float) -> Job[None]:
+    """Wait until fewer than `queue_limit` packed calls have no answer."""
+    packer = connection.packer
+    packer.seal()
+    subject = "free slots in the queue"
+    yield from until(connection, lambda: packer.queued < queue_limit, subject, limit_s)
+
+
+# ---- jobs of one connection ------------------------------------------------------------------
+
+
+def greeted(connection: Connection, limit_s: float) -> Job[None]:
+    """Wait for the daemon's welcome. Raises its refusal."""
+    session = connection.session
+
+    def answered() -> bool:
+        return session.state is not State.GREETING or connection.full is not None
+
+    yield from until(connection, answered, "hello", limit_s)
+    if session.refusal is not None:
+        raise session.refusal
+
+
+def parted(connection: Connection) -> Job[None]:
+    """End the session, and wait at most BYE_S for the daemon's answer."""
+    session = connection.session
+    if not session.leaving:
+        session.bye()
+    yield from until(connection, lambda: session.state is State.CLOSED, "bye", BYE_S, extend=False)
+
+
+def single(entry: Entry[Any], limit_s: float) -> Job[None]:
+    """Pack one call and wait for its answer."""
+    pending = entry.pending
+    pending.connection.packer.add(entry)
+    yield from awaited(pending, limit_s, (pending,))
+
+
+def several(queue_limit: int, entries: Sequence[Entry[Any]], limit_s: float) -> Job[None]:
+    """Pack calls as the queue has space, and wait for all answers."""
+    calls = [entry.pending for entry in entries]
+    for call in calls:
+        call.connection.planned.add(call)
+    try:
+        for entry in entries:
+            connection = entry.pending.connection
+            if connection.packer.queued >= queue_limit:
+                yield from space(connection, queue_limit, limit_s)
+            connection.packer.add(entry)
+    finally:
+        for call in calls:
+            call.connection.planned.discard(call)
+    for pending in calls:
+        yield from awaited(pending, limit_s, calls)
+
+
+def awaited(
+    pending: Pending | Started[Any], limit_s: float, calls: Iterable[Pending] = ()
+) -> Job[None]:
+    """Wait for `pending`.
+
+    `calls` have no other waiter. At the timeout, those that were refused as BUSY are not sent
+    again and keep that outcome; a call that was never sent is taken back.
+    """
+    try:
+        yield from until(
+            pending.connection, lambda: pending.done or _never_sent(pending), "call", limit_s,
+            single=True,
+        )  # fmt: skip
+    except DaemonError as error:
+        abandoned = [one.abandon(calls) for one in {call.connection for call in calls}]
+        if not (any(abandoned) and pending.done):
+            for call in calls:
+                call.connection.withdraw(call, error)
+            raise
+    if _never_sent(pending):
+        raise CallTimeout("a call that was never sent", 0.0, 0)
+
+
+def _never_sent(pending: Pending | Started[Any]) -> bool:
+    planned = pending.connection.planned
+    return isinstance(pending, Pending) and not (pending.packed or pending in planned)
+
+
+def bulk(
+    queue_limit: int, packed: Bulk, wait: bool, limit_s: float, *, last: bool
+) -> Job[None]:  # fmt: skip
+    """Submit all parts of a bulk call, as the queues have space.
+
+    `last`: no other call waits for the result, so at the timeout busy rows are abandoned. The
+    error of one part of several becomes the error of its rows.
+    """
+    whole = packed.result
+    jobs = [submitted(queue_limit, part, wait, limit_s, last=last) for part in packed.parts]
+    if isinstance(whole, MergedResult):
+        yield from together([_noted(whole, job) for job in jobs])
+    else:
+        yield from together(jobs)
+
+
+def _noted(whole: MergedResult, job: Job[None]) -> Job[None]:
+    try:
+        yield from job
+    except (Busy, DaemonError) as error:
+        whole.fail(error)
+
+
+def submitted(
+    queue_limit: int, part: Part, wait: bool, limit_s: float, *, last: bool
+) -> Job[None]:  # fmt: skip
+    """Submit the batches of one part of a bulk call. Raises Busy, DaemonError."""
+    connection, result = part.connection, part.result
+    packer, unsent = connection.packer, deque(part.batches)
+    try:
+        while unsent:
+            if packer.queued >= queue_limit:
+                yield from space(connection, queue_limit, limit_s)
+            packer.bulk(unsent.popleft())
+        if wait:
+            yield from until(connection, lambda: result.done, "bulk call", limit_s)
+    except DaemonError as error:
+        if last and not result.done:
+            result.abandon(unsent)
+        for batch in unsent:
+            packer.packed += batch.count
+            batch.settle(error)
+        raise
+
+
+def asked(
+    connection: Connection, ask: Callable[[], Asked[Result]], subject: str, limit_s: float
+) -> Job[Result]:
+    """Ask once all earlier records are answered, and return the answer."""
+    yield from settled(connection, subject, limit_s)
+    question = ask()
+    try:
+        yield from until(connection, lambda: question.done, subject, limit_s)
+    finally:
+        connection.session.forget(question.query)
+    return question.outcome()
+
+
+BulkLoadJob = Callable[[Core, bytes, int, float], Job[Result]]
+"""The arguments are the core, the id of the bulk load, a fencing token and a limit in seconds."""
+
+
+def bulk_load(
+    action: BulkLoadAction, core: Core, bulk_load: bytes, fencing_token: int, limit_s: float
+) -> Job[None]:
+    """Open, close or forget a bulk load."""
+    ask = partial(core.bulk_load_question, bulk_load, action, fencing_token)
+    yield from asked(core.whole(NO_BULK_LOADS), ask, "bulk load", limit_s)
+
+
+def bulk_load_status(core: Core, bulk_load: bytes, _: int, limit_s: float) -> Job[BulkLoadStatus]:
+    """Ask which rows of a bulk load are done."""
+    parts, connection = StatusParts(), core.whole(NO_BULK_LOADS)
+    while parts.start is not None:
+        ask = partial(core.bulk_load_question, bulk_load, BulkLoadAction.STATUS, start=parts.start)
+        parts.take((yield from asked(connection, ask, "bulk load", limit_s)))
+    return parts.status
+
+
+def bulk_load_opened(
+    core: Core, bulk_load_id: bytes, fencing_token: int, limit_s: float
+) -> Job[BulkLoadStatus]:
+    """Open a bulk load, and ask which of its rows are done."""
+    yield from bulk_load(BulkLoadAction.OPEN, core, bulk_load_id, fencing_token, limit_s)
+    return (yield from bulk_load_status(core, bulk_load_id, 0, limit_s))

@@ -1,7 +1,8 @@
-"""What a process received from the daemon, stored in a file of its own, for `pipeline audit`.
+"""A file of facts that a process received from the daemon, for `pipeline audit`.
 
 A line is a fact in JSON: an acknowledged call, the outcome of an operation, a notice received.
-docs/reference/tables.md has the fields. Each Ledger has a file in DIRECTORY/daemon=<uuid>/.
+docs/reference/tables.md has the fields. The files are in DIRECTORY/daemon=<uuid>/, one for each
+Ledger.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from purgatoryd.shm_layout.wire import Key, RawOutcome
 BUFFER_BYTES = 65_536
 BUFFER_MAX = 2**40
 UNKNOWN = "unknown"
-"""Stands for the uuid of a daemon whose arena a subscriber cannot read."""
+"""Name of the folder for a daemon whose arena a subscriber cannot read."""
 
 _OPS = {
     int(Op.PUT): "add", int(Op.WATCH): "watch", int(Op.CANCEL): "cancel", int(Op.UNPARK): "unpark",
@@ -40,7 +41,7 @@ _CAUSES = {int(cause): cause.name.lower() for cause in Cause}
 
 
 class Source(NamedTuple):
-    """Where notices come from: uuid of the arena, id of the stream, number of the subscriber."""
+    """The source of notices: uuid of the arena, id of the stream, number of the subscriber."""
 
     daemon: bytes
     stream: int
@@ -48,16 +49,16 @@ class Source(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As lines have it."""
+        """The fields as a line has them."""
         return f'"stream":"{self.stream:016x}","subscriber":{self.subscriber}'
 
 
 class Ledger(Closing):
-    """Takes note of what its clients and subscribers receive; thread-safe.
+    """Stores facts that its clients and subscribers receive. Thread-safe.
 
-    Lines are written once they fill `buffer_bytes`, on flush() and on close(); a process that is
-    killed loses those that were not. A ledger that outlives a fork writes in the parent only.
-    Raises BadPath if `directory` cannot be made.
+    It writes lines once they fill `buffer_bytes`, on flush() and on close(). A killed process loses
+    lines that were not written. After a fork only the parent writes. Raises BadPath if `directory`
+    cannot be created.
     """
 
     def __init__(self, directory: str | Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
@@ -74,13 +75,14 @@ class Ledger(Closing):
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadPath(str(directory), f"cannot be made: {error.strerror}") from error
+            raise BadPath(str(directory), f"cannot be created: {error.strerror}") from error
 
-    # ---- what is noted -------------------------------------------------------------------------
+    # ---- facts ---------------------------------------------------------------------------------
 
     def answered(self, daemon: bytes, rows: bytes, body: bytes, names: int, names_bytes: int,
                  count: int, results: bytes) -> None:  # fmt: skip
-        """A batch was answered: `rows` and `body` as they were sent, `results` as they came."""
+        """Note the answer to a batch: `rows` and `body` as they were sent, `results` as they
+        came."""
         acked = f'"acked_boot_ns":{HOST.boot_ns()}'
         calls = _calls(body, names, names_bytes, count)
         answers = wire.decode_results(results[: count * wire.RESULT.size])
@@ -92,7 +94,7 @@ class Ledger(Closing):
         ))  # fmt: skip
 
     def ended(self, daemon: bytes, outcomes: Iterable[RawOutcome]) -> None:
-        """The owner of operations was notified how they ended."""
+        """Note that the owner of operations has received their outcomes."""
         acked = f'"acked_boot_ns":{HOST.boot_ns()}'
         self._note(daemon, (
             f'{{"op":"outcome","ticket":{raw.ticket},"found":"{_CAUSES[raw.cause]}",{acked}}}\n'
@@ -100,13 +102,13 @@ class Ledger(Closing):
         ))  # fmt: skip
 
     def subscriber(self) -> int:
-        """A number for one more subscriber, to tell those apart that share the ledger."""
+        """Return a number for one more subscriber, to distinguish those that share the ledger."""
         with self._mutex:
             self._subscribers += 1
             return self._subscribers
 
     def received(self, source: Source, notice: Notice) -> None:
-        """A subscriber handed a notice to its caller."""
+        """Note that a subscriber has handed a notice to its caller."""
         subject = _subject(notice.ticket, notice.namespace, notice.key)
         at = "null" if notice.received_boot_ns is None else notice.received_boot_ns
         line = (
@@ -116,7 +118,7 @@ class Ledger(Closing):
         self._note(source.daemon, (line,))
 
     def lost(self, source: Source, lagged: Lagged) -> None:
-        """A subscriber reported to its caller that notices are gone."""
+        """Note that a subscriber has reported lost notices to its caller."""
         line = (
             f'{{"op":"lost","namespace":{json.dumps(lagged.namespace)},{source.text},'
             f'"topic":{json.dumps(lagged.topic)},"sequence":{lagged.first_lost},'
@@ -136,7 +138,7 @@ class Ledger(Closing):
     # ---- to disk -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Writes what waits; a crash of this process takes it back no more. Raises OSError."""
+        """Write all lines, so that a crash of this process does not lose them. Raises OSError."""
         with self._mutex:
             self._write()
 
@@ -151,7 +153,7 @@ class Ledger(Closing):
                 _write_all(file.fileno(), "".join(lines).encode())
 
     def close(self) -> None:
-        """Writes what waits. Raises OSError."""
+        """Write all lines. Raises OSError."""
         self.flush()
 
 
@@ -161,7 +163,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _act(op: str, status: int, rows: bytes, number: int) -> str:
-    """What was acknowledged: a call, or that the row of a bulk load was done before."""
+    """Return the fields of the acknowledged call, or of a bulk load's row that was done before."""
     if status != Status.BULK_LOADED:
         return f'"op":"{op}"'
     bulk_load, first, _ = wire.ROWS.unpack(rows)
@@ -182,7 +184,7 @@ def _subject(ticket: int, namespace: str, key: Key) -> str:
 
 
 class _Call(NamedTuple):
-    """`op` is empty for what a ledger does not note."""
+    """A call of a batch; `op` is empty if a ledger does not note it."""
 
     op: str
     namespace: str
@@ -190,7 +192,7 @@ class _Call(NamedTuple):
 
 
 def _calls(body: bytes, names: int, names_bytes: int, count: int) -> Iterator[_Call]:
-    """The calls of a batch, in order."""
+    """Yield the calls of a batch, in order."""
     namespaces = list(_namespaces(body, names))
     at = names_bytes + count * wire.RECORD.size
     for record in wire.RECORD.iter_unpack(body[names_bytes:at]):
@@ -201,7 +203,7 @@ def _calls(body: bytes, names: int, names_bytes: int, count: int) -> Iterator[_C
 
 
 def _namespaces(body: bytes, names: int) -> Iterator[str]:
-    """The namespace of each entry of a name table."""
+    """Yield the namespace of each entry of a name table."""
     at = 0
     for _ in range(names):
         namespace_len, topic_len = body[at], body[at + 1]

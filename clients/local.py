@@ -1,29 +1,30 @@
-"""The purgatory inside one process, without a daemon: operations that end when somebody
-completes them or when they time out, whichever is first, each exactly once.
+"""The purgatory inside one process, without a daemon.
 
-Semantics after Kafka's DelayedOperation and DelayedOperationPurgatory. No callback runs
-under a lock of ours, so operations may complete one another, add new ones, or shut down from
-within a callback. Instead of a lock, an operation has at most one thread at work on it; a
-second one that wants to try leaves word, and the first tries again before it goes. So no
-trigger is lost, and try_complete, on_complete and on_expiration of one operation never
-overlap. What a callback completes is finished after it, in the same thread: however long a
-chain of operations that complete one another is, they do not stand on one stack.
+An operation ends when somebody completes it or when it times out, whichever is first, exactly once.
+The semantics are those of Kafka's DelayedOperation and DelayedOperationPurgatory.
+
+No callback runs under a lock of this module, so a callback may complete other operations, add new
+ones, or shut down. Instead of a lock, at most one thread works on an operation. A second thread
+that wants to try it counts up `_words`, and the first one tries again before it stops. So no
+trigger is lost, and try_complete, on_complete and on_expiration of one operation never overlap. An
+operation that a callback completes is finished after the callback, in the same thread. So a chain
+of operations that complete one another needs no deep stack.
 
 An exception of a signal handler, such as KeyboardInterrupt, may interrupt any call between two
-lines, or a callback. An operation still ends once, and on_complete is called once. The rules that
-make it so:
+lines, or a callback. An operation still ends once, and on_complete is called once. These rules
+ensure it:
 
-* What is begun is noted in the operation, in the statement that begins it. After an exception
-  the same thread goes on from there before it passes the exception on (`_go_on`); it leaves no
-  operation half watched.
-* What is done twice has the effect of once: to leave the lists, to disarm, to finish.
+* Each step is noted in the operation by the statement that begins it. After an exception the same
+  thread continues from there before it passes the exception on (`_go_on`). It leaves no operation
+  half watched.
+* Steps that may be repeated have the effect of one: to leave the lists, to disarm, to finish.
 * A lock is held for one call (`_locked`).
 * A callback is called in the line that notes it as called, so an exception comes before both or
   from within the callback.
 
-An exception within a callback cuts it off, even before its first line; it is not called again. A
-second exception while the first one is handled may leave operations without their callbacks: until
-the thread finishes another operation, or, if one was being tried, for good.
+An exception within a callback ends it, even before its first line; it is not called again. A second
+exception while the first one is handled may leave operations without their callbacks: until the
+thread finishes another operation, or for ever if one was being tried.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ from purgatoryd.shm_layout.wheel import NEVER_NS, Wheel
 _LOG = logging.getLogger("purgatoryd")
 
 NAP_MAX_S = 1.0
-"""The reaper's longest sleep before a deadline: a wait stands still while the host is suspended."""
+"""The reaper's longest sleep before a deadline. The clock of a wait stops while the host is
+suspended."""
 
 Ending = Literal["complete", "expire", "return"]
 Result = TypeVar("Result")
 
 
 class _Finishing(threading.local):
-    """What this thread has to finish."""
+    """Operations that this thread has to finish."""
 
     def __init__(self) -> None:
         self.queue: deque[DelayedOperation] = deque()
         self.lock = threading.Lock()
-        """Taken while the thread finishes operations: it finishes further ones after these."""
+        """Locked while the thread finishes operations; it then queues further ones behind these."""
 
 
 _finishing = _Finishing()
@@ -73,8 +75,8 @@ def _locked(lock: threading.Lock, step: Callable[..., Result], *arguments: Any) 
 class DelayedOperation(abc.ABC):
     """An operation that waits. Subclass it; `timeout` is in seconds or a timedelta.
 
-    try_complete decides and calls force_complete when the condition holds; on_complete runs
-    once, whoever completed it; on_expiration runs after it, and only if the timeout won.
+    try_complete checks the condition, and calls force_complete if it holds. on_complete runs once,
+    whoever completed the operation. on_expiration runs after it, and only after a timeout.
     """
 
     def __init__(self, timeout: float | timedelta) -> None:
@@ -84,54 +86,57 @@ class DelayedOperation(abc.ABC):
         self.timeout_ns = round(seconds * 1e9)
         self._mutex = threading.Lock()  # the five fields below; never held in a callback
         self._worker = 0
-        """Thread that is at work on it, and finishes it if it ends meanwhile; 0 = none."""
+        """Thread that works on the operation, and finishes it if it ends meanwhile; 0 = none."""
         self._words = 0
-        """Number of tries that were left to the thread at work."""
+        """Number of tries that other threads have asked the working thread for."""
         self._tried = 0
-        """How many of them a try has followed."""
+        """Value of `_words` before the last try."""
         self._completed = False
         self._expired = False
         self._called = 0
-        """1 = on_complete was called, 2 = on_expiration, too."""
+        """1 = on_complete was called; 2 = on_expiration was called as well."""
         self._begun = False
-        """Whether the last callback was called."""
+        """True if the last callback was called."""
         self._purgatory: DelayedOperationPurgatory | None = None
         self._watch: object = None
-        """The call that watches it."""
+        """Identity of the call that watches the operation."""
         self._keys: tuple[Hashable, ...] = ()
         self._timer: _Timer | None = None
         self._due = False
-        """True while its time-out is under way."""
+        """True while a call expires the operation."""
 
     # ---- for subclasses --------------------------------------------------------------------
 
     @abc.abstractmethod
     def try_complete(self) -> bool:
-        """Looks at the condition; if it holds, returns self.force_complete()."""
+        """Check the condition; if it holds, return self.force_complete()."""
 
     @abc.abstractmethod
     def on_complete(self) -> None:
-        """What is to be done when it is over, however it ended."""
+        """Run once when the operation has ended."""
 
     def on_expiration(self) -> None:  # noqa: B027  -- most need nothing besides
-        """What is to be done besides, if it timed out."""
+        """Run after on_complete if the operation has timed out."""
 
-    # ---- for everybody ---------------------------------------------------------------------
+    # ---- for all callers -------------------------------------------------------------------
 
     @property
     def completed(self) -> bool:
-        """True once it is decided that it ended; on_complete may still be running."""
+        """True once the operation has ended; on_complete may still be running."""
         return self._completed
 
     def force_complete(self) -> bool:
-        """Ends it now. True for the one call that did; on_complete has run; or it will,
-        by another thread that is at work on it, or after the callback that makes this call."""
+        """End the operation. Returns True for the one call that ended it.
+
+        on_complete has then run, or another thread that works on the operation runs it, or it runs
+        after the callback that makes this call.
+        """
         return self._end(expired=False)
 
     # ---- one thread at a time --------------------------------------------------------------
 
     def _end(self, *, expired: bool) -> bool:
-        nested = self._worker == get_ident()  # in a callback of its own
+        nested = self._worker == get_ident()  # called in one of its own callbacks
         try:
             ended = _locked(self._mutex, self._mark_ended, expired)
             if ended:
@@ -149,8 +154,8 @@ class DelayedOperation(abc.ABC):
         return True
 
     def _try(self) -> bool:
-        """Tries once, and once more for every thread that came meanwhile. True if it is
-        this call that saw it end."""
+        """Try once, and once more for every thread that has asked meanwhile. Returns True if this
+        call saw the operation end."""
         nested = self._worker == get_ident()
         try:
             begun = _locked(self._mutex, self._begin_work)
@@ -165,7 +170,8 @@ class DelayedOperation(abc.ABC):
             raise
 
     def _begin_work(self) -> bool:
-        """Leaves word if another thread is at work."""
+        """Take the operation for this thread. If another thread works on it, ask that one to try
+        again."""
         if self._completed or self._worker:
             self._words += 1
             return False
@@ -173,7 +179,7 @@ class DelayedOperation(abc.ABC):
         return True
 
     def _attempt(self) -> bool:
-        """True = another one is due: somebody has left word meanwhile."""
+        """Try once. Returns True if another thread has asked for one more try."""
         words = self._words
         self._guarded(self.try_complete, 0)
         return _locked(self._mutex, self._end_attempt, words)
@@ -186,14 +192,15 @@ class DelayedOperation(abc.ABC):
         return False
 
     def _settle(self, *, nested: bool) -> None:
-        """It has ended: takes it out of all lists, and finishes it if that is for this call."""
-        if (purgatory := self._purgatory) is not None:  # cancel_for_key may take it away
+        """Take an ended operation out of all lists, and finish it if this call has to."""
+        if (purgatory := self._purgatory) is not None:  # cancel_for_key may reset it
             purgatory._take_out(self)
         if self._worker == get_ident() and not nested:
             self._finish()
 
     def _go_on(self, *, nested: bool) -> None:
-        """After an exception, do what this call had begun, and tries that were left to it."""
+        """Continue after an exception: finish what this call began, and make the tries that it was
+        asked for."""
         if nested or self._worker != get_ident():
             return
         try:
@@ -209,7 +216,8 @@ class DelayedOperation(abc.ABC):
             self._worker = 0
 
     def _finish(self) -> None:
-        """Runs in the one thread that is at work; nobody works on it afterwards."""
+        """Finish the operation in the one thread that works on it. No thread works on it
+        afterwards."""
         _finishing.queue.append(self)
         if not _finishing.lock.locked():
             _locked(_finishing.lock, _call_back, _finishing.queue)
@@ -226,7 +234,7 @@ class DelayedOperation(abc.ABC):
             self._begun, self._called = True, called; callback()  # noqa: E702  # fmt: skip
         except KeyboardInterrupt:  # meant for the thread, which is the main one
             raise
-        except BaseException as error:  # sys.exit() too: it must not stop the others
+        except BaseException as error:  # also sys.exit(), which must not stop the others
             if not self._begun:
                 raise
             purgatory = self._purgatory
@@ -257,9 +265,9 @@ class _Timer:
 class DelayedOperationPurgatory:
     """Holds delayed operations by the keys whose events may complete them. Thread-safe.
 
-    `name` is for logs. `on_error(operation, error)` gets what callbacks raise; by default it
-    is logged. `clock_ns`: the time; with `reaper=False` there is no thread, and operations
-    expire when advance() is called.
+    `name` is for logs. `on_error(operation, error)` receives exceptions of callbacks; by default it
+    logs them. `clock_ns` returns the time in ns. With `reaper=False` there is no thread, and
+    operations expire when advance() is called.
     """
 
     def __init__(
@@ -272,16 +280,16 @@ class DelayedOperationPurgatory:
     ) -> None:
         self.name = name
         self.errors = 0
-        """Exceptions that callbacks raised."""
+        """Number of exceptions that callbacks raised."""
         self.already_true = 0
-        """Operations completed only by the last look when they timed out: events without a
+        """Number of operations that the try at their timeout completed: an event came without a
         check_and_complete."""
         self._on_error = on_error
         self._clock_ns = clock_ns
         self._mutex = threading.Lock()  # everything below; never held in a callback
         self._wheel: Wheel[_Timer] = Wheel(clock_ns())
         self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # by id()
-        self._due: dict[int, _Timer] = {}  # by id(); what timed out and has not expired yet
+        self._due: dict[int, _Timer] = {}  # by id(); timed out, not expired yet
         self._closed = False
         self._wake_ns = NEVER_NS
         self._bell: SimpleQueue[None] = SimpleQueue()  # wakes the reaper
@@ -295,12 +303,12 @@ class DelayedOperationPurgatory:
     def try_complete_else_watch(
         self, operation: DelayedOperation, keys: Collection[Hashable]
     ) -> bool:
-        """Tries `operation`; if it does not complete, watches `keys` until it does or times out.
+        """Try `operation`. If it does not complete, watch `keys` until it does or times out.
 
-        It is tried again after it stands on every key's list, so an event in between is not
+        The operation is tried again once it is in every key's list, so an event in between is not
         lost. Returns True if it is complete already. Raises Closed after shutdown, and
-        InvalidArgument without keys or for an operation that is watched already. After an
-        interrupt the operation is complete, or is not watched.
+        InvalidArgument without keys or for an operation that is watched already. After an interrupt
+        the operation is complete, or is not watched.
         """
         unique = tuple(dict.fromkeys(keys))
         if not unique:
@@ -340,7 +348,7 @@ class DelayedOperationPurgatory:
             self._watchers.setdefault(key, {})[id(operation)] = operation
 
     def _arm(self, operation: DelayedOperation, deadline_ns: int) -> None:
-        # Completed by somebody since, or taken out, or even watched again: no timer then.
+        # No timer for an operation that was completed, taken out or watched again meanwhile.
         if operation.completed or not operation._keys or operation._timer is not None:
             return
         operation._timer = timer = _Timer(operation)
@@ -352,7 +360,8 @@ class DelayedOperationPurgatory:
         _locked(self._mutex, self._unlink, operation)
 
     def _unlink(self, operation: DelayedOperation) -> None:
-        """Leaves all lists and the wheel, in O(its keys). The caller holds the lock."""
+        """Take an operation out of all lists and the wheel, in O(its keys). The caller holds the
+        lock."""
         for key in operation._keys:
             watchers = self._watchers.get(key, {})
             watchers.pop(id(operation), None)
@@ -366,18 +375,22 @@ class DelayedOperationPurgatory:
     # ---- events ----------------------------------------------------------------------------
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Something happened on `key`: tries its operations. Returns how many this call
-        completed; one that another thread is at work on is completed by that thread. Repeat an
-        interrupted call: it may not have tried all."""
+        """Try the operations of `key` after an event. Returns the number that this call completed.
+
+        An operation that another thread works on is completed by that thread. Repeat an interrupted
+        call: it may not have tried all.
+        """
         return sum(map(DelayedOperation._try, _locked(self._mutex, self._watchers_of, key)))
 
     def _watchers_of(self, key: Hashable) -> tuple[DelayedOperation, ...]:
         return tuple(self._watchers.get(key, {}).values())
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation]:
-        """Takes the key's operations out of all lists, disarms them, and returns them; they
-        are not completed. They may be watched again. If the call is interrupted, the attribute
-        `handle` of the exception has those that it took out."""
+        """Take the key's operations out of all lists, disarm them, and return them uncompleted.
+
+        They may be watched again. If the call is interrupted, the attribute `handle` of the
+        exception has the operations that it took out.
+        """
         taken: list[DelayedOperation] = []
         try:
             _locked(self._mutex, self._let_go_key, key, taken)
@@ -392,7 +405,7 @@ class DelayedOperationPurgatory:
     def _let_go(
         self, operations: Iterable[DelayedOperation], taken: list[DelayedOperation]
     ) -> None:
-        """Takes out those that have not begun to end. The caller holds the lock."""
+        """Take out operations that have not begun to end. The caller holds the lock."""
         for operation in tuple(operations):
             if not (operation._due or operation.completed):
                 taken.append(operation)
@@ -400,7 +413,7 @@ class DelayedOperationPurgatory:
                 operation._purgatory = None
 
     def _let_go_again(self, taken: list[DelayedOperation]) -> list[DelayedOperation]:
-        """After an exception: of the last one only some may have been done."""
+        """Repeat _let_go() after an exception, which may have cut it off at the last operation."""
         again: list[DelayedOperation] = []
         _locked(self._mutex, self._let_go, taken, again)
         return again
@@ -409,19 +422,19 @@ class DelayedOperationPurgatory:
 
     @property
     def watched(self) -> int:
-        """Entries in all watch lists: an operation counts once for each of its keys."""
+        """Number of entries in all watch lists: an operation counts once for each of its keys."""
         return _locked(self._mutex, lambda: sum(map(len, self._watchers.values())))
 
     @property
     def num_delayed(self) -> int:
-        """Operations that wait for their timeout."""
+        """Number of operations that wait for their timeout."""
         return _locked(self._mutex, len, self._wheel)
 
     # ---- time ------------------------------------------------------------------------------
 
     def advance(self) -> int:
-        """Ends what timed out; for reaper=False. Returns how many operations that were. The next
-        call goes on with what an interrupted one has left."""
+        """End operations that have timed out, with reaper=False. Returns their number. The next
+        call continues after an interrupted one."""
         _locked(self._mutex, self._take_due)
         return sum(map(self._expire, tuple(self._due.values())))
 
@@ -432,7 +445,8 @@ class DelayedOperationPurgatory:
         self._due[id(timer)] = timer
 
     def _expire(self, timer: _Timer) -> bool:
-        """Looks once more: an event may have come without a check_and_complete."""
+        """Expire an operation, unless a last try completes it: an event may have come without a
+        check_and_complete."""
         operation, ended = timer.operation, False
         try:
             due = _locked(self._mutex, self._begin_expiry, timer)
@@ -449,7 +463,7 @@ class DelayedOperationPurgatory:
         return ended
 
     def _begin_expiry(self, timer: _Timer) -> bool:
-        """False: it was taken out since, or another call has begun."""
+        """Return False if the operation was taken out, or another call has begun to expire it."""
         operation = timer.operation
         if operation._timer is not timer or operation._due:
             return False
@@ -461,12 +475,12 @@ class DelayedOperationPurgatory:
             self.advance()
 
     def _next_ns(self) -> int:
-        """When the reaper has to wake up, unless somebody rings."""
+        """Return when the reaper has to wake up, unless it is woken before."""
         self._wake_ns = self._wheel.next_ns
         return self._wake_ns
 
     def _wait(self) -> bool:
-        """The one place that sleeps. False = shut down."""
+        """Sleep until an operation times out. Returns False after shutdown. Nothing else sleeps."""
         while not self._closed:
             left_ns = _locked(self._mutex, self._next_ns) - self._clock_ns()
             if left_ns <= 0:
@@ -481,12 +495,14 @@ class DelayedOperationPurgatory:
     # ---- the end -----------------------------------------------------------------------------
 
     def shutdown(self, ending: Ending = "return") -> list[DelayedOperation]:
-        """Refuses new operations and ends those that are left: "complete" runs on_complete,
-        "expire" runs on_expiration too, "return" leaves them uncompleted, to be watched
-        elsewhere. Returns them. Repeat an interrupted call: it may not have ended all. The
-        attribute `handle` of the exception has those that it ended or took out."""
+        """Refuse new operations, end the remaining ones, and return them.
+
+        `ending`: "complete" runs on_complete, "expire" runs on_expiration as well, "return" leaves
+        them uncompleted, to be watched elsewhere. Repeat an interrupted call: it may not have ended
+        all. The attribute `handle` of the exception has the operations that it ended or took out.
+        """
         if ending not in ("complete", "expire", "return"):
-            raise InvalidArgument(f"ending {ending!r} is none of complete, expire, return")
+            raise InvalidArgument(f"ending must be one of complete, expire, return, not {ending!r}")
         self._closed = True
         self._bell.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -508,7 +524,7 @@ class DelayedOperationPurgatory:
 
     def _end_all(self, operations: list[DelayedOperation], ending: Ending) -> None:
         for operation in operations if ending != "return" else ():
-            operation._purgatory = operation._purgatory or self  # it reports errors
+            operation._purgatory = operation._purgatory or self  # errors are reported through it
             operation._end(expired=ending == "expire")
 
     def _report(self, operation: DelayedOperation, error: BaseException) -> None:

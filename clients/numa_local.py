@@ -1,4 +1,4 @@
-"""Moves the process of a client or subscriber to CPUs near its daemon's, if it was made so."""
+"""Move the process of a client or subscriber to CPUs near its daemon."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from purgatoryd.shm_layout.errors import InvalidArgument
 
 
 def refuse_remote(*, numa_local: bool, remote: Remote | None) -> None:
-    """Raises InvalidArgument if the daemon is on another host."""
+    """Raise InvalidArgument if `numa_local` is wanted and the daemon is on another host."""
     check_type("numa_local", numa_local, bool)
     if numa_local and remote is not None:
         raise InvalidArgument(
-            "numa_local=True needs a daemon on this host, and remote= names another"
+            "numa_local=True needs a daemon on this host; remote= names another host"
         )
 
 
 def pin_numa_local(node: int | None, reaper_cpu: int | None) -> None:
-    """To the CPUs of `node` without the core of `reaper_cpu`, None = any, nor those that loops of
-    other daemons have. Nowhere if the daemon chose neither."""
+    """Move all threads of this process to the CPUs of `node`; None = any node.
+
+    They leave out the core of `reaper_cpu` and the CPUs of other daemons' loops. If the daemon
+    chose neither node nor CPU, nothing changes.
+    """
     if node is None and reaper_cpu is None:
         return
     # Few clients need these modules, and they take long to import.

@@ -1,6 +1,6 @@
-"""Operations of one owner: which there are, and which thread learns of their outcomes.
+"""Operations of one owner, and the threads that receive their outcomes.
 
-No socket and no lock of the connection: the blocking and the asyncio purgatory share it.
+Nothing here uses a socket. The blocking and the asyncio purgatory share this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from purgatoryd.shm_layout.wire import Key, RawOutcome
 _LOG = logging.getLogger("purgatoryd")
 _ORPHANS_MAX = 65_536
 DOUBT_S = 60.0
-"""How long the same watch returns an operation that ended after its first watch raised."""
+"""Seconds for which the same watch returns an operation that has ended since the watch raised."""
 
 CauseName = Literal["satisfied", "expired", "failed", "cancelled"]
 
@@ -83,10 +83,10 @@ class Operation:
         return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Outcome:
-        """Waits up to `timeout` seconds, None = for ever, and returns how it ended.
+        """Wait up to `timeout` seconds, None = without limit, and return how the operation ended.
 
-        Raises CallTimeout if it did not end in time, Refused if it was never armed,
-        SessionExpired if the daemon forgot its owner, and Closed if its owner left first.
+        Raises CallTimeout if it did not end in time, Refused if it was never armed, SessionExpired
+        if the daemon forgot its owner, and Closed if its owner was closed first.
         """
         timeout = None if timeout is None else check_limit_s(timeout)
         if not self._ended.wait(timeout):
@@ -125,9 +125,12 @@ class Operation:
         return self._owner is not None and self._owner._cancel(self)
 
     def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
-        """Calls `callback(operation)` when it ended: in the purgatory's thread, or at once
-        in this one if it has. An exception is logged. It must not wait for the end of another
-        operation there: nobody else would learn of it."""
+        """Call `callback(operation)` once it has ended: in the purgatory's thread, or at once in
+        this one if it has. An exception is logged.
+
+        The callback must not wait for the end of another operation: the thread that would notice it
+        runs the callback.
+        """
         check_callable("callback", callback)
         # No lock: an exception of a signal handler could leave it locked.
         self._callbacks.append(callback)
@@ -160,12 +163,12 @@ class Operation:
         self._end(outcome, None)
 
     def _holds(self) -> bool:
-        """Asks the owner's condition; one that raises is reported and counts as false."""
+        """Evaluate the owner's condition. An exception is logged and counts as false."""
         try:
             return self._asked is not None and bool(self._asked.condition())
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() too: it would end the listener
+        except BaseException as error:  # also sys.exit(), which would end the thread
             _LOG.error("condition of operation %r failed", self.key, exc_info=error)
             return False
 
@@ -175,7 +178,7 @@ def _guarded(callback: Callable[[Operation], object], operation: Operation) -> N
         callback(operation)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # sys.exit() too: one callback must not stop the others
+    except BaseException as error:  # also sys.exit(): one callback must not stop the others
         _LOG.error("callback of operation %r failed", operation.key, exc_info=error)
 
 
@@ -193,18 +196,18 @@ def _cause_of(raw: RawOutcome) -> CauseName:
 
 
 class Book:
-    """Matches what the daemon pushes with the operations of this owner.
+    """Matches outcomes and CHECKs of the daemon with the operations of one session's owner.
 
-    take() runs wherever a message is received; work() runs callbacks and conditions and must
-    run where no lock is held.
+    take() runs where a message is received. work() runs callbacks and conditions, and must run
+    where no lock is held.
     """
 
     def __init__(self, kick: Callable[[], None], host: Host = HOST) -> None:
         self._host = host
-        self._kick = kick  # wakes whoever calls work()
+        self._kick = kick  # wakes the thread that calls work()
         self._armed: dict[int, Operation] = {}
-        self._expected = 0  # watches whose answer is not here
-        self._orphans: dict[int, RawOutcome] = {}  # came before their watch's answer
+        self._expected = 0  # watches without an answer
+        self._orphans: dict[int, RawOutcome] = {}  # came before the answer to their watch
         self._news: deque[Callable[[], None]] = deque()
         self._acks: deque[tuple[int, int, int]] = deque()
         self._true: deque[tuple[Operation, int]] = deque()
@@ -215,8 +218,8 @@ class Book:
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
         self._on_lost: Callable[[SessionExpired], object] | None = None
         self._found: set[int] = set()  # tickets of ended operations of that process
-        # Tickets rise, in the order in which watches were packed. So those of earlier processes are
-        # below one of this process, unless that of one of its unanswered watches is, too.
+        # Tickets rise in the order in which watches were packed. So a ticket below one of this
+        # process is of an earlier process, unless it is of an unanswered watch of this one.
         self._a_ticket = 0  # the first that this process learned; 0 = none
         self._early: set[Operation] = set()  # unanswered watches that were packed before that
 
@@ -236,11 +239,11 @@ class Book:
 
     @property
     def open(self) -> int:
-        """Operations that have not ended."""
+        """Number of operations that have not ended."""
         return len(self._armed)
 
     def expect(self, operation: Operation) -> None:
-        """The watch of `operation` was packed: armed() will follow."""
+        """Note that the watch of `operation` was packed; armed() follows."""
         with self._mutex:
             self._expected += 1
             if not self._a_ticket:
@@ -264,7 +267,7 @@ class Book:
         return None if armed is None or (armed.operation.done and ago_s > DOUBT_S) else armed
 
     def armed(self, operation: Operation, pending: Pending) -> None:
-        """The daemon answered the watch of `operation`."""
+        """Take the daemon's answer to the watch of `operation`."""
         error = pending.why()
         with self._mutex:
             raw = None if error is not None else self._bind(operation, pending.word >> 8)
@@ -274,14 +277,14 @@ class Book:
                 if self._earlier(orphan.ticket):
                     self._take_earlier(self._orphans.pop(orphan.ticket))
             if self._expected == 0:
-                self._orphans.clear()  # repeats of what was received
+                self._orphans.clear()  # repeated outcomes
         if error is not None:
             self._add(lambda: operation._end(None, error))
         elif raw is not None:
             self._tell(operation, raw)
 
     def _bind(self, operation: Operation, ticket: int) -> RawOutcome | None:
-        """What came of it already, an outcome or a CHECK."""
+        """Bind an operation to its ticket. Returns its outcome or CHECK if that came before."""
         operation.ticket = ticket
         self._a_ticket = self._a_ticket or ticket
         raw = self._orphans.pop(ticket, None)
@@ -290,12 +293,12 @@ class Book:
         return raw
 
     def take(self, outcomes: list[RawOutcome]) -> None:
-        """Outcomes and CHECKs that came; a repeated one is only acknowledged again."""
+        """Take outcomes and CHECKs. A repeated outcome is only acknowledged again."""
         for raw in outcomes:
             with self._mutex:
                 earlier = self._earlier(raw.ticket)
             if earlier is None and raw.cause != 0:
-                continue  # it is sent again
+                continue  # the daemon sends it again
             if raw.cause != 0:
                 self._acks.append((raw.ticket, 0, raw.slot))
             if earlier:
@@ -336,8 +339,8 @@ class Book:
             self._tell(operation, raw)
 
     def _remember(self, raw: RawOutcome) -> None:
-        """A CHECK too: it is sent again only to an owner that acknowledges nothing at all. After
-        an outcome it is late: the outcome stays, because it is not sent again."""
+        """Keep an outcome or a CHECK that came before the answer to its watch. A CHECK after the
+        outcome is late: the outcome stays, because it is not sent again."""
         known = self._orphans.get(raw.ticket)
         if known is not None and known.cause != 0:
             return
@@ -360,7 +363,7 @@ class Book:
             self._released.append((raw.ticket, raw.version, raw.slot))
 
     def lost(self, error: PurgatorydError) -> None:
-        """The session is gone: nothing more will be received of its operations."""
+        """End all operations with `error`: the session that has them is gone."""
         with self._mutex:
             operations, self._armed = self._armed, {}
             self._orphans.clear()
@@ -368,7 +371,7 @@ class Book:
             self._add(lambda o=operation: o._end(None, error))  # type: ignore[misc]
 
     def expired(self, error: SessionExpired) -> None:
-        """The daemon has forgotten the session."""
+        """End all operations, and call `on_lost`: the daemon has forgotten the session."""
         self.lost(error)
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
@@ -377,13 +380,13 @@ class Book:
     # ---- for the thread that does the work ---------------------------------------------------
 
     def work(self) -> None:
-        """Runs what is due: callbacks and conditions."""
+        """Run callbacks and conditions that are due."""
         self.release()
         while self._news:
             self._news.popleft()()
 
     def acks(self) -> list[tuple[int, int, int]]:
-        """Acknowledgements that are to be sent now."""
+        """Return the acknowledgements that have to be sent."""
         acks = []
         while self._released:
             acks.append(self._released.popleft())
@@ -396,9 +399,9 @@ class Book:
             self._released.append(self._acks.popleft())
 
     def completions(self) -> list[tuple[Operation, int]]:
-        """Operations whose CLIENT condition was found true, with the CHECK's version.
+        """Return operations whose CLIENT condition was found true, with the version of the CHECK.
 
-        One that ended meanwhile is left out: its key may be another operation's by now.
+        An operation that has ended is left out, because another one may have its key.
         """
         true = []
         while self._true:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
 from purgatoryd.clients.model import CancelResult, TimerInfo
@@ -34,7 +34,10 @@ from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
 
-# well under PG_MESSAGE_MAX: a batch is one copy and one iteration of the loop
+if TYPE_CHECKING:
+    from purgatoryd.clients.connection import Connection
+
+# far below PG_MESSAGE_MAX: a batch is copied once and applied in one loop iteration
 BATCH_BYTES = 1 << 20
 
 _PUT, _CANCEL = int(Op.PUT), int(Op.CANCEL)
@@ -78,7 +81,7 @@ def is_refusal(status: int) -> bool:
 
 
 def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
-    """The error for a result (ticket << 8 | status) that is_refusal."""
+    """Return the error for a refusing result (ticket << 8 | status)."""
     status = word & 0xFF
     if status == Status.EXISTS:
         return Exists(key, status, ticket=word >> 8, deadline_boot_ns=deadline_ns)
@@ -112,7 +115,12 @@ Found = TypeVar("Found")
 class Pending:
     """One packed call. `done` turns True exactly once, when the call has its outcome."""
 
-    __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "packed", "word")
+    __slots__ = (
+        "connection", "deadline_ns", "done", "ended", "error", "key", "on_done", "packed", "word",
+    )  # fmt: skip
+
+    connection: Connection
+    """The connection that sends the call; Connection.entry sets it."""
 
     def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
         self.key = key
@@ -127,7 +135,7 @@ class Pending:
 
     @property
     def status(self) -> int:
-        """enum pg_status of the answer; NONE while or because there is none."""
+        """The enum pg_status of the answer; NONE while or because there is none."""
         return self.word & 0xFF
 
     @property
@@ -136,7 +144,7 @@ class Pending:
         return self.error is not None or is_refusal(self.word & 0xFF)
 
     def why(self) -> PurgatorydError | None:
-        """Why it failed; None if it did not."""
+        """Return the error of a call that failed; None if it did not."""
         if self.error is not None or not is_refusal(self.word & 0xFF):
             return self.error
         return refusal(self.key, self.word, self.deadline_ns)
@@ -169,7 +177,7 @@ class PendingAdd(Pending):
         self.payload = payload
 
     def outcome(self) -> TimerInfo:
-        """The timer. Raises Refused or DaemonError."""
+        """Return the timer. Raises Refused, DaemonError."""
         self._check()
         return TimerInfo(
             self.key, self.namespace, self.topic, self.word >> 8, self.deadline_ns,
@@ -183,19 +191,19 @@ class PendingCancel(Pending):
     __slots__ = ()
 
     def outcome(self) -> CancelResult:
-        """What it found. Raises Refused or DaemonError."""
+        """Return the CancelResult. Raises Refused, DaemonError."""
         self._check()
         return CancelResult(self.word & 0xFF)
 
 
 class PendingTrigger(Pending, Generic[Found]):
-    """A call of a purgatory on its way, which finds something."""
+    """A purgatory's call on its way."""
 
     __slots__ = ()
 
     @abstractmethod
     def outcome(self) -> Found:
-        """What it found. Raises Refused or DaemonError."""
+        """Return the result of the call. Raises Refused, DaemonError."""
 
 
 class PendingCount(PendingTrigger[int]):
@@ -204,7 +212,7 @@ class PendingCount(PendingTrigger[int]):
     __slots__ = ()
 
     def outcome(self) -> int:
-        """How many operations it ended. Raises Refused or DaemonError."""
+        """Return the number of operations that it ended. Raises Refused, DaemonError."""
         self._check()
         return self.deadline_ns
 
@@ -215,7 +223,7 @@ class PendingFound(PendingTrigger[bool]):
     __slots__ = ()
 
     def outcome(self) -> bool:
-        """Whether the daemon knows the key. Raises Refused or DaemonError."""
+        """Return whether the daemon knows the key. Raises Refused, DaemonError."""
         self._check()
         return self.status != Status.UNKNOWN
 
@@ -226,7 +234,7 @@ class PendingCancelled(PendingTrigger[bool]):
     __slots__ = ()
 
     def outcome(self) -> bool:
-        """Whether it ended the operation. Raises Refused or DaemonError."""
+        """Return whether it ended the operation. Raises Refused, DaemonError."""
         self._check()
         return self.status == Status.CANCELLED
 
@@ -251,7 +259,7 @@ class PendingEnded(PendingTrigger[list[Key]]):
             self.repeat()
 
     def outcome(self) -> list[Key]:
-        """The keys of all operations that it ended. Raises Refused or DaemonError."""
+        """Return the keys of all operations that it ended. Raises Refused, DaemonError."""
         self._check()
         return self.ended
 
@@ -293,7 +301,7 @@ class Builder:
         self._bytes += len(record) + len(key) + len(payload)
 
     def cancel(self, name: bytes, key_type: int, key: bytes, ticket: int) -> None:
-        """Adds a CANCEL; `ticket` 0 = whatever timer has the key."""
+        """Add a CANCEL; `ticket` 0 = any timer of the key."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(_CANCEL, 0, key_type, len(key), index, 0, 0, 0, 0, 0, ticket)
         self._records.append(record)
@@ -301,7 +309,7 @@ class Builder:
         self._bytes += len(record) + len(key)
 
     def unpark(self, name: bytes, key_type: int, key: bytes, ticket: int, payload: bytes) -> None:
-        """Adds an UNPARK."""
+        """Add an UNPARK."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(
             Op.UNPARK, 0, key_type, len(key), index, 0, 0, len(payload), 0, 0, ticket
@@ -314,7 +322,7 @@ class Builder:
         self, name: bytes, condition: int, key_type: int, key: bytes, time_kind: int,
         time_ns: int, payload: bytes, threshold: int, watched: bytes, notice: bool,
     ) -> None:  # fmt: skip
-        """Adds a WATCH; `watched`: its encoded watch keys, one behind the other."""
+        """Add a WATCH; `watched`: its encoded watch keys, concatenated."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(
             Op.WATCH, condition, key_type, len(key), index, time_kind, notice, len(payload),
@@ -325,7 +333,7 @@ class Builder:
         self._bytes += len(record) + len(key) + len(payload) + len(watched)
 
     def trigger(self, name: bytes, op: int, key_type: int, key: bytes, value: int) -> None:
-        """Adds one of ADVANCE_KEY to COMPLETE."""
+        """Add a record of the kinds ADVANCE_KEY to COMPLETE."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(op, 0, key_type, len(key), index, 0, 0, 0, 0, 0, value)
         self._records.append(record)
@@ -333,7 +341,7 @@ class Builder:
         self._bytes += len(record) + len(key)
 
     def batch(self, settle: Settle, at_ns: int | None = None, rows: bytes = b"") -> Batch:
-        """The finished batch; `rows`: which rows of a bulk load its records are."""
+        """Return the finished batch; `rows`: the struct pg_rows of a bulk load, else empty."""
         names = b"".join(self._names)
         names += bytes(-len(names) % 8)
         body = b"".join((names, *self._records, *self._area))
@@ -353,8 +361,34 @@ class Entry(NamedTuple, Generic[AnyPending]):
     fields: tuple[Any, ...]
 
 
+TOPICS_CACHED = 4096
+
+
+class Names:
+    """Entries of a batch's name table, for one namespace: two lengths, namespace, topic."""
+
+    def __init__(self, namespace: bytes) -> None:
+        self.namespace = namespace
+        self.of_key = self._entry(b"")
+        """The entry of calls that name no topic."""
+        self._topics: dict[str, bytes] = {}
+
+    def of_topic(self, topic: str) -> bytes:
+        """Return the entry of a topic. Raises InvalidName."""
+        if isinstance(topic, str) and (known := self._topics.get(topic)):
+            return known
+        entry = self._entry(wire.encode_topic(topic))
+        if len(self._topics) >= TOPICS_CACHED:
+            self._topics.clear()
+        self._topics[topic] = entry
+        return entry
+
+    def _entry(self, topic: bytes) -> bytes:
+        return bytes((len(self.namespace), len(topic))) + self.namespace + topic
+
+
 class Packer:
-    """Collects single calls until a batch is full or somebody seals it.
+    """Collects single calls until a batch is full or is sealed.
 
     Sealed batches wait in `sealed`, in order. Not thread-safe.
     """
@@ -363,7 +397,7 @@ class Packer:
         self._host = host
         self.sealed: deque[Batch] = deque()
         self.at_ns: int | None = None
-        # Two counters, because packing and settling happen under different locks.
+        # Two counters, because a caller and the engine may read `queued` at the same time.
         self.packed = 0
         self.settled = 0
         self._open()
@@ -374,7 +408,7 @@ class Packer:
 
     @property
     def queued(self) -> int:
-        """Records that are packed and have no result yet."""
+        """Number of packed records without a result."""
         return self.packed - self.settled
 
     @property
@@ -392,7 +426,7 @@ class Packer:
         self.packed += 1
 
     def seal(self) -> Batch | None:
-        """Closes the open batch, if it holds anything, and returns it."""
+        """Close the open batch and return it; None if it is empty."""
         if not self._pending:
             return None
         settlement = _Settlement(self, self._pending)
@@ -405,7 +439,7 @@ class Packer:
         return batch
 
     def bulk(self, batch: Batch) -> None:
-        """Queues a batch that was packed elsewhere, behind what is open."""
+        """Queue a batch of a bulk call behind the open batch."""
         self.seal()
         batch.at_ns = self.at_ns
         batch.packed_boot_ns = self._host.boot_ns()
@@ -414,7 +448,7 @@ class Packer:
 
 
 class _Settlement:
-    """Hands a batch's results to its calls."""
+    """Hands the results of a batch to its calls."""
 
     __slots__ = ("packer", "pending")
 
@@ -443,7 +477,7 @@ class _Settlement:
         ended = wire.decode_ended(outcome[end:])
         results = wire.decode_results(outcome[:end])
         for number, (pending, (word, deadline_ns)) in enumerate(zip(calls, results, strict=True)):
-            if pending.done:  # it was among some
+            if pending.done:  # some() has settled it
                 continue
             pending.ended += ended.get(number, [])
             pending.word = word

@@ -1,159 +1,172 @@
-"""How rows go to the partitions of a namespace, and their results back into order. No socket."""
+"""Bulk calls of a namespace with any number of partitions: rows divided by key, and packed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from purgatoryd.clients.arguments import each, unreadable
-from purgatoryd.clients.bulk import BulkResult, MergedResult, Packed, fields_of
-from purgatoryd.clients.core import Core
-from purgatoryd.clients.jobs import Job, Jobs
-from purgatoryd.clients.route import Breaker, Partition, Route
-from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import DaemonError, DaemonUnreachable, InvalidArgument
-from purgatoryd.shm_layout.host import HOST
-from purgatoryd.shm_layout.shards import Placement
+from purgatoryd.clients.arguments import check_type, each, unreadable
+from purgatoryd.clients.bulk import (
+    Bulk,
+    BulkResult,
+    MergedResult,
+    Packed,
+    Part,
+    are_columns,
+    fields_of,
+    pack_cancels,
+    pack_puts,
+    pack_unparks,
+    unpark_key,
+)
+from purgatoryd.clients.bulk_loads import BulkLoad
+from purgatoryd.clients.connection import Connection
+from purgatoryd.clients.core import NO_BULK_LOADS, Core
+from purgatoryd.shm_layout.errors import DaemonError, InvalidArgument
 from purgatoryd.shm_layout.wire import Key
 
-Parts = tuple[MergedResult, list[tuple[int, Job[None]]]]
-"""The merged result of all parts, and the job of each partition."""
+Pack = Callable[[Connection, Any], Packed]
 
 
-class Part(NamedTuple):
-    """What of a bulk call is one partition's."""
+class Share(NamedTuple):
+    """The rows of a bulk call that belong to one partition, and their places among all rows."""
 
-    partition: int
+    connection: Connection
     places: Sequence[int]
-    """Of its rows among all rows."""
     rows: Any
 
 
-class Partitions:
-    """Of one namespace."""
-
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
-        self.count = placement.partitions
-
-    @classmethod
-    def at(cls, route: Route) -> Partitions:
-        """Those of a route's namespace; a daemon without shards has one. Raises as Route.find."""
-        paths, table = route.table()
-        alone = Placement(route.namespace, (0,))
-        return cls(alone if table is None else route.placed(paths, table))
-
-    @classmethod
-    def looks(cls, route: Route, timeout_s: float) -> Iterator[Partitions | None]:
-        """Looks for those of a route's namespace, once for each item; None = not there yet.
-
-        Raises as at() does, DaemonUnreachable once `timeout_s` seconds are over.
-        """
-        deadline_s = HOST.monotonic_s() + timeout_s
-        while True:
-            try:
-                yield cls.at(route)
-            except DaemonUnreachable as error:
-                if HOST.monotonic_s() >= deadline_s:
-                    raise DaemonUnreachable(
-                        route.name, error.endpoint, timeout_s, shut=error.shut
-                    ) from None
-                yield None
-
-    def of(self, key: Key) -> int:
-        """The partition of a key. Raises InvalidKey."""
-        return self._placement.partition_of(wire.encode_key(key)[1])
-
-    @property
-    def all(self) -> list[Partition | None]:
-        """What each partition's client is given; None = a plain namespace."""
-        if self.count == 1:
-            return [None]
-        breakers: dict[int, Breaker] = {}
-        return [Partition(number, breakers) for number in range(self.count)]
-
-    def split(self, rows: Any) -> Iterator[Part]:
-        """Rows or columns, as add_many takes them. Raises InvalidRows, InvalidKey."""
-        if isinstance(rows, Mapping) or hasattr(rows, "schema"):
-            try:
-                parts = list(self._split_columns(rows))
-            except Exception as error:
-                raise unreadable("columns", error) from error
-            yield from parts
-        else:
-            rows = list(each("rows", rows))
-            keys = (fields_of(row, index)[0] for index, row in enumerate(rows))
-            yield from self._split_list(keys, rows)
-
-    def split_keys(self, keys: Any) -> Iterator[Part]:
-        """Keys, as cancel_many takes them."""
-        keys = keys if hasattr(keys, "take") else list(each("keys", keys))
-        yield from self._split_list(each("keys", _listed(keys)), keys)
-
-    def _split_list(self, keys: Iterable[Key], rows: Any) -> Iterator[Part]:
-        for partition, places in self._places(keys).items():
-            yield Part(partition, places, _taken(rows, places))
-
-    def _split_columns(self, table: Any) -> Iterator[Part]:
-        keys = table["key"] if isinstance(table, Mapping) else table.column("key")
-        for partition, places in self._places(_listed(keys)).items():
-            if not isinstance(table, Mapping):
-                yield Part(partition, places, table.take(places))
-            else:
-                columns = {name: _taken(column, places) for name, column in table.items()}
-                yield Part(partition, places, columns)
-
-    def _places(self, keys: Iterable[Key]) -> dict[int, list[int]]:
-        places: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(self.of(key), []).append(place)
-        return places
+# ---- the bulk calls --------------------------------------------------------------------------
 
 
-def split_jobs(
-    clients: Sequence[Jobs], parts: Iterable[Part], pack: Callable[[Core, Any], Packed],
-    queue_limit: int, limit_s: float,
-) -> Parts:  # fmt: skip
-    """Return the result of a bulk call, and the job of each reachable partition.
+def puts(core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None) -> Bulk:
+    """Pack `rows` for add_many. Raises InvalidArgument, Closed; then nothing was packed."""
 
-    Raises InvalidArgument and Closed before anything is sent.
-    """
-    parts = list(parts)
-    whole, jobs = MergedResult(sum(len(part.places) for part in parts)), []
-    for part in parts:
-        client = clients[part.partition]
+    def pack(connection: Connection, some: Any) -> Packed:
+        return pack_puts(connection, some, topic, mode, bulk_load)
+
+    return _packed(core, rows, bulk_load, pack, split_rows)
+
+
+def cancels(core: Core, keys: Any, bulk_load: BulkLoad | None = None) -> Bulk:
+    """Pack `keys` for cancel_many. Raises InvalidArgument, Closed; then nothing was packed."""
+    return _packed(core, keys, bulk_load, partial(pack_cancels, bulk_load=bulk_load), split_keys)
+
+
+def unparks(core: Core, rows: Any, bulk_load: BulkLoad | None = None) -> Bulk:
+    """Pack `rows` for unpark_many. Raises InvalidArgument, Closed; then nothing was packed."""
+    return _packed(core, rows, bulk_load, partial(pack_unparks, bulk_load=bulk_load), split_unparks)
+
+
+def unsettled(core: Core, result: BulkResult) -> Bulk:
+    """Return the parts of a bulk call that was packed before. Raises InvalidArgument, Closed."""
+    check_type("result", result, BulkResult, optional=False)
+    core.check()
+    results = [one for _, one in result.parts] if isinstance(result, MergedResult) else [result]
+    parts = [Part(one._connection, one, ()) for one in results if one._connection is not None]
+    if any(part.connection not in core.connections for part in parts):
+        raise InvalidArgument(f"result must be of a bulk call of this client, not {result!r}")
+    return Bulk(result, parts)
+
+
+def _packed(
+    core: Core, rows: Any, bulk_load: BulkLoad | None, pack: Pack,
+    split: Callable[[Core, Any], Iterable[Share]],
+) -> Bulk:  # fmt: skip
+    """Pack the rows of each partition. Raises ShardUnavailable for a namespace with one partition;
+    of several, the rows of a shard that is unavailable get that error."""
+    core.check()
+    if len(core.connections) == 1:
+        connection = core.connections[0]
+        result, batches = pack(connection, rows)
+        connection.admit()
+        return Bulk(result, [Part(connection, result, batches)])
+    if bulk_load is not None:
+        core.whole(NO_BULK_LOADS)
+    rows = rows if _has_columns(rows) else list(each("rows", rows))
+    # Without rows one share remains, so that the other arguments are checked.
+    shares = list(split(core, rows)) or [Share(core.connections[0], (), rows)]
+    whole, parts = MergedResult(sum(len(share.places) for share in shares)), []
+    for share in shares:
         try:
-            client.core.admit()
-        except DaemonError as refused:
-            whole.fail(refused)
-            continue
-        result, batches = pack(client.core, part.rows)
-        whole.add(part.partition, part.places, result)
-        job = client.submitted(queue_limit, result, batches, True, limit_s, last=True)
-        jobs.append((part.partition, job))
-    return whole, jobs
+            result, batches = pack(share.connection, share.rows)
+        except InvalidArgument:
+            pack(core.connections[0], rows)  # raises the error with the row's number among all rows
+            raise
+        whole.add(share.places, result)
+        parts.append(Part(share.connection, result, batches))
+    return Bulk(whole, [part for part in parts if _admitted(whole, part)])
 
 
-def settling(clients: Sequence[Jobs], whole: BulkResult, queue_limit: int, limit_s: float) -> Parts:
-    """Return an interrupted bulk call, and the jobs that wait for its parts.
+def _admitted(whole: MergedResult, part: Part) -> bool:
+    try:
+        part.connection.admit()
+    except DaemonError as error:
+        whole.fail(error)
+        for batch in part.batches:
+            part.connection.packer.packed += batch.count
+            batch.settle(error)
+        return False
+    return True
 
-    Raises InvalidArgument, Closed.
-    """
-    cores = [client.core for client in clients]
-    ours = isinstance(whole, MergedResult) and all(one._core in cores for _, _, one in whole.parts)
-    if not isinstance(whole, MergedResult) or not ours:
-        raise InvalidArgument(f"result must be of a bulk call of this client, not {whole!r}")
-    jobs = []
-    for partition, _, result in whole.parts:
-        client = clients[partition]
-        client.core.check()
-        job = client.submitted(queue_limit, result, [], True, limit_s, last=False)
-        jobs.append((partition, job))
-    return whole, jobs
+
+# ---- dividing rows ---------------------------------------------------------------------------
+
+
+def split_rows(core: Core, rows: Any) -> Iterator[Share]:
+    """Divide rows or columns of add_many. Raises InvalidRows, InvalidKey."""
+    if are_columns(rows):
+        try:
+            shares = list(_split_columns(core, rows))
+        except Exception as error:
+            raise unreadable("columns", error) from error
+        yield from shares
+    else:
+        keys = (fields_of(row, index)[0] for index, row in enumerate(rows))
+        yield from _split(core, keys, rows)
+
+
+def split_keys(core: Core, keys: Any) -> Iterator[Share]:
+    """Divide the keys of cancel_many. Raises InvalidKey."""
+    yield from _split(core, _listed(keys), keys)
+
+
+def split_unparks(core: Core, rows: Any) -> Iterator[Share]:
+    """Divide the rows of unpark_many. Raises InvalidRows, InvalidKey."""
+    keys = (unpark_key(row, index) for index, row in enumerate(rows))
+    yield from _split(core, keys, rows)
+
+
+def _split(core: Core, keys: Iterable[Key], rows: Any) -> Iterator[Share]:
+    for connection, places in _places(core, keys).items():
+        yield Share(connection, places, _taken(rows, places))
+
+
+def _split_columns(core: Core, table: Any) -> Iterator[Share]:
+    keys = table["key"] if isinstance(table, Mapping) else table.column("key")
+    for connection, places in _places(core, _listed(keys)).items():
+        if not isinstance(table, Mapping):
+            yield Share(connection, places, table.take(places))
+        else:
+            columns = {name: _taken(column, places) for name, column in table.items()}
+            yield Share(connection, places, columns)
+
+
+def _places(core: Core, keys: Iterable[Key]) -> dict[Connection, list[int]]:
+    places: dict[Connection, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(core.of(key), []).append(place)
+    return places
+
+
+def _has_columns(rows: Any) -> bool:
+    """True for columns, and for a numpy or Arrow array of keys."""
+    return are_columns(rows) or hasattr(rows, "take")
 
 
 def _listed(column: Any) -> Any:
-    """The keys of a column as Python objects."""
+    """Return the keys of a column as Python objects."""
     for convert in ("to_pylist", "tolist"):
         if hasattr(column, convert):
             return getattr(column, convert)()
@@ -161,7 +174,7 @@ def _listed(column: Any) -> Any:
 
 
 def _taken(column: Any, places: list[int]) -> Any:
-    """Those of a list, a numpy array or an Arrow array at `places`."""
+    """Return the items of a list, a numpy array or an Arrow array at `places`."""
     if hasattr(column, "take"):
         return column.take(places)
     return [column[place] for place in places]

@@ -1,7 +1,8 @@
-"""The purgatory across processes: watch here, advance anywhere, learn here how it ended.
+"""The purgatory across processes: one process watches, any process advances, the watching one
+receives the outcome.
 
-A Purgatory is a Client with operations. Its engine also takes what the daemon pushes; a second
-thread runs callbacks and CLIENT conditions, which may make calls of their own.
+A Purgatory is a Client with operations. Its engine also takes the outcomes that the daemon sends. A
+second thread runs callbacks and CLIENT conditions, which may make calls of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from purgatoryd.clients import times
+from purgatoryd.clients import jobs, times
 from purgatoryd.clients.arguments import check_callable, check_whole, each
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import (
@@ -25,7 +26,8 @@ from purgatoryd.clients.conditions import (
     check_watermark,
     encode,
 )
-from purgatoryd.clients.core import NEVER_S, QUEUE_LIMIT, Core
+from purgatoryd.clients.connection import NEVER_S, Connection
+from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.engine import Engine
 from purgatoryd.clients.jobs import nothing
 from purgatoryd.clients.ledger import Ledger
@@ -34,6 +36,7 @@ from purgatoryd.clients.packing import (
     Builder,
     Entry,
     Found,
+    Names,
     PendingCancelled,
     PendingCount,
     PendingEnded,
@@ -43,12 +46,12 @@ from purgatoryd.clients.packing import (
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import Closed, InvalidRows
+from purgatoryd.shm_layout.errors import Closed, InvalidRows, PurgatorydError
 from purgatoryd.shm_layout.layout import Op, PutMode
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
-KEEP_ALIVE_S = 15.0  # a silent owner of operations speaks this often: idle sessions may go
+KEEP_ALIVE_S = 15.0  # an owner of operations sends a PING this often: idle sessions may be ended
 
 
 class Watch(NamedTuple):
@@ -82,12 +85,15 @@ def _encode_once(operation: Operation, condition: When) -> Encoded:
     return encode(AllOf(dict.fromkeys(operation._encoded.keys, 0), own=condition.own))
 
 
-def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
-    """Check a WATCH and return its entry. Raises InvalidArgument."""
+def prepare_watch(core: Core, owner: Owner, row: Watch) -> Armed:
+    """Check a WATCH and return its entry. Raises InvalidArgument, and Partitioned unless one
+    partition has all keys."""
     encoded = encode(row.condition)
-    kind, time_ns = core.due(row.timeout)
+    connection = core.of_all(row.key, encoded.keys)
+    book = owner.books[connection]
+    kind, time_ns = connection.due(row.timeout)
     key_type, key_bytes = wire.encode_key(row.key)
-    name = core.key_name if row.topic is None else core.topic_name(row.topic)
+    name = core.names.of_key if row.topic is None else core.names.of_topic(row.topic)
     payload = wire.encode_payload(row.payload)
     operation = Operation(row.key, encoded, row.condition)
     if isinstance(row.condition, When) and times.seconds_ns(row.timeout) <= 0:
@@ -97,7 +103,8 @@ def prepare_watch(core: Core, book: Book, row: Watch) -> Armed:
         encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
         encoded.watched, row.topic is not None,
     )  # fmt: skip
-    return Armed(operation, Entry(pending, name, partial(_pack_watch, book, operation), fields))
+    pack = partial(_pack_watch, book, operation)
+    return Armed(operation, connection.entry(pending, name, pack, fields))
 
 
 def _pack_watch(
@@ -107,17 +114,17 @@ def _pack_watch(
     book.expect(operation)
 
 
-def watch_rows(core: Core, book: Book, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:
-    """Check the rows of watch_many and return their entries. Raises InvalidArgument."""
+def watch_rows(core: Core, owner: Owner, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:
+    """Check the rows of watch_many and return their entries. Raises as prepare_watch."""
     return [
-        prepare_watch(core, book, _watch(row, index))
+        prepare_watch(core, owner, _watch(row, index))
         for index, row in enumerate(each("rows", rows))
     ]
 
 
 def _watch(row: Any, index: int) -> Watch:
     if not isinstance(row, tuple | list) or not 3 <= len(row) <= 5:
-        raise InvalidRows("is not (key, condition, timeout[, payload[, topic]])", index)
+        raise InvalidRows("must be (key, condition, timeout[, payload[, topic]])", index)
     return Watch(*row)
 
 
@@ -125,28 +132,45 @@ def prepare_trigger(
     core: Core, kind: type[PendingTrigger[Found]], op: Op, key: Key, value: int = 0
 ) -> Entry[PendingTrigger[Found]]:
     """Check a record from ADVANCE_KEY to COMPLETE; return its entry. Raises InvalidArgument."""
-    key_type, key_bytes = wire.encode_key(key)
-    fields = (op, key_type, key_bytes, value)
-    entry = Entry(kind(key, None), core.key_name, Builder.trigger, fields)
+    connection = core.of(key)
+    entry = connection.entry(kind(key, None), *_trigger(core.names, op, key, value))
     if isinstance(entry.pending, PendingEnded):
-        entry.pending.repeat = partial(core.packer.add, entry)
+        entry.pending.repeat = partial(connection.packer.add, entry)
     return entry
+
+
+def _trigger(
+    names: Names, op: Op, key: Key, value: int
+) -> tuple[bytes, Callable[..., None], tuple[Any, ...]]:
+    key_type, key_bytes = wire.encode_key(key)
+    return names.of_key, Builder.trigger, (op, key_type, key_bytes, value)
 
 
 def prepare_extend(
     core: Core, operation: Operation, timeout: float | timedelta
 ) -> Entry[PendingTrigger[bool]]:
     """Return a PUT that only extends `operation`. Raises InvalidArgument."""
-    kind, time_ns = core.due(timeout)
     key_type, key_bytes = wire.encode_key(operation.key)
+    connection = core.at(key_bytes)
+    kind, time_ns = connection.due(timeout)
     fields = (PutMode.EXTEND, key_type, key_bytes, kind, time_ns, b"", operation.ticket)
-    return Entry(PendingFound(operation.key, None), core.key_name, Builder.put, fields)
+    pending = PendingFound(operation.key, None)
+    return connection.entry(pending, core.names.of_key, Builder.put, fields)
 
 
 def prepare_cancel(core: Core, operation: Operation) -> Entry[PendingTrigger[bool]]:
     """Return a CANCEL of `operation` alone."""
-    entry = core.cancel(operation.key, operation.ticket, collect=False)
-    return Entry(PendingCancelled(operation.key, None), entry.name, entry.method, entry.fields)
+    key_type, key_bytes = wire.encode_key(operation.key)
+    fields = (key_type, key_bytes, operation.ticket)
+    pending = PendingCancelled(operation.key, None)
+    return core.at(key_bytes).entry(pending, core.names.of_key, Builder.cancel, fields)
+
+
+def admit_all(entries: Iterable[Entry[Any]]) -> None:
+    """Admit a call of several records, once for each shard. Raises ShardUnavailable."""
+    for breaker in dict.fromkeys(entry.pending.connection.breaker for entry in entries):
+        if breaker is not None:
+            breaker.check()
 
 
 def check_error(code: object) -> int:
@@ -155,39 +179,96 @@ def check_error(code: object) -> int:
 
 
 def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
-    """(key, watermark) of what advance_many was given. Raises InvalidArgument."""
+    """Return the (key, watermark) pairs of advance_many(). Raises InvalidArgument."""
     given = watermarks.items() if isinstance(watermarks, Mapping) else watermarks
     rows = list(each("watermarks", given))
     for index, row in enumerate(rows):
         if not isinstance(row, tuple | list) or len(row) != 2:
-            raise InvalidRows("is not (key, watermark)", index)
+            raise InvalidRows("must be (key, watermark)", index)
         wire.encode_key(row[0])
         check_watermark(row[1])
     return rows
 
 
-def own_book(core: Core, book: Book, resume: Resume | None) -> None:
-    """Route the daemon's messages to an owner of operations into `book`."""
-    if resume is not None:
-        book.resume(core.session, resume.callback, resume.on_lost)
-    core.session.on_outcomes = book.take
-    core.session.on_lost = book.expired
+class Owner:
+    """The operations of one client: a Book for each connection, and what their owner sends."""
 
+    def __init__(self, core: Core, kick: Callable[[], None], resume: Resume | None) -> None:
+        """`kick` wakes the thread that calls work()."""
+        self.books: dict[Connection, Book] = {}
+        self._core = core
+        self._kick = kick
+        self._resume = resume
+        self._spoke_s = core.host.monotonic_s()
+        core.on_connection = self.own
 
-def settle_book(core: Core, book: Book) -> None:
-    """Packs and queues what the owner has to say about outcomes and CHECKs."""
-    for operation, version in book.completions():
-        core.packer.add(prepare_trigger(core, PendingCount, Op.COMPLETE, operation.key, version))
-    if acks := book.acks():
-        core.session.acknowledge(acks)
+    def own(self, connection: Connection) -> None:
+        """Route what the daemon sends to an owner of operations into a Book."""
+        book, session, resume = Book(self._kick, connection.host), connection.session, self._resume
+        if resume is not None:
+            book.resume(session, resume.callback, resume.on_lost)
+        session.on_outcomes = book.take
+        session.on_lost = book.expired
+        self.books[connection] = book
+
+    @property
+    def open(self) -> int:
+        """Number of operations that have not ended."""
+        return sum(book.open for book in [*self.books.values()])
+
+    def book_of(self, entry: Entry[Any]) -> Book:
+        """Return the Book that has the operation of an entry."""
+        return self.books[entry.pending.connection]
+
+    def speak(self) -> float:
+        """Pack completions, queue acknowledgements, and a PING after a long silence. Return the
+        host time of the next call."""
+        for connection, book in self.books.items():
+            for operation, version in book.completions():
+                fields = _trigger(self._core.names, Op.COMPLETE, operation.key, version)
+                connection.packer.add(Entry(PendingCount(operation.key, None), *fields))
+            if acks := book.acks():
+                connection.session.acknowledge(acks)
+        if not self.open:
+            return NEVER_S
+        now_s = self._core.host.monotonic_s()
+        if now_s >= self._spoke_s + KEEP_ALIVE_S:
+            self._spoke_s = now_s
+            for connection, book in self.books.items():
+                if book.open:
+                    connection.session.call()
+        return self._spoke_s + KEEP_ALIVE_S
+
+    # ---- for the thread that runs callbacks and conditions -------------------------------------
+
+    def work(self) -> None:
+        """Run callbacks and conditions that are due."""
+        for book in [*self.books.values()]:
+            book.work()
+
+    def release(self) -> None:
+        """Acknowledge the outcomes that have arrived."""
+        for book in [*self.books.values()]:
+            book.release()
+
+    @property
+    def speaks(self) -> bool:
+        """True if acknowledgements or answers wait to be sent to a daemon."""
+        return any(book.speaks for book in [*self.books.values()])
+
+    def lost(self, error: PurgatorydError) -> None:
+        """End all operations with `error`."""
+        for book in [*self.books.values()]:
+            book.lost(error)
 
 
 class Purgatory(Client):
-    """A connection to the daemon `name` that owns operations.
+    """A client of the daemon `name` that owns operations.
 
-    Arguments and errors are those of Client. Outcomes come to the process that watched, and
-    are acknowledged by it. The outcomes of operations that are armed when it ends are dropped; with
-    `resume` a later process gets them.
+    Arguments and errors are those of Client. The process that watched receives the outcomes and
+    acknowledges them. With `resume` a later process gets the outcomes of operations that are armed
+    when this one ends; without it they are dropped. In a namespace with several partitions, the key
+    and all watch keys of an operation have to be in one partition, or watch() raises Partitioned.
     """
 
     def __init__(
@@ -206,21 +287,20 @@ class Purgatory(Client):
     ) -> None:
         self._resume = resume
         self._news: SimpleQueue[None] = SimpleQueue()
-        self._book = Book(partial(self._news.put, None))
         super().__init__(
             name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
             remote=remote, durable=durable, ledger=ledger, worker=worker, numa_local=numa_local,
         )  # fmt: skip
         self._worker = threading.Thread(
-            target=_work, args=(self._news, self._book, self._engine),
+            target=_work, args=(self._news, self._owner, self._engine),
             name="purgatoryd-owner", daemon=True,
         )  # fmt: skip
         self._worker.start()
 
     def _start(self) -> Engine:
-        own_book(self._core, self._book, self._resume)
-        owner, wake = Owner(self._core, self._book), partial(self._news.put, None)
-        return Engine(self._core, after=owner.speak, at_end=wake, listens=True)
+        wake = partial(self._news.put, None)
+        self._owner = Owner(self._core, wake, self._resume)
+        return Engine(self._core, after=self._owner.speak, at_end=wake, listens=True)
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -229,48 +309,53 @@ class Purgatory(Client):
         payload: bytes = b"", topic: str | None = None,
         callback: Callable[[Operation], object] | None = None,
     ) -> Operation:  # fmt: skip
-        """Arms an operation that ends when `condition` holds or after `timeout` seconds.
+        """Arm an operation that ends once `condition` holds, or after `timeout` seconds.
 
-        With `topic` its end is also published there. `callback(operation)` runs in the
-        purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
-        Busy, ...), DaemonError. After a CallTimeout repeat the same watch: it returns the operation
-        of the first call, unless that has ended and the call raised more than DOUBT_S (60 s) ago.
+        `topic`: its end is published there as a notice. `callback(operation)` runs in the
+        purgatory's thread once it has ended. Raises InvalidArgument, Partitioned, Refused (Exists,
+        Full, Busy, ...), DaemonError. After a CallTimeout repeat the same watch: it returns the
+        operation of the first call, unless that has ended and the call raised more than DOUBT_S (60
+        s) ago.
         """
         check_callable("callback", callback)
-        self._core.admit()
+        self._core.check()
         row = Watch(key, condition, timeout, payload, topic)
-        fresh = prepare_watch(self._core, self._book, row)
-        doubted: Armed | None = self._book.doubted(fresh.identity)
+        fresh = prepare_watch(self._core, self._owner, row)
+        admit_all([fresh.entry])
+        book = self._owner.book_of(fresh.entry)
+        doubted: Armed | None = book.doubted(fresh.identity)
         armed, limit_s = doubted or fresh, self._limit_s(None)
         armed.operation._owner = self
         pending = armed.entry.pending
         if doubted is None:
-            job = self._engine.several(self.queue_limit, [armed.entry], limit_s)
+            job = jobs.several(self.queue_limit, [armed.entry], limit_s)
         else:
-            job = self._engine.awaited(pending, limit_s, (pending,))
+            job = jobs.awaited(pending, limit_s, (pending,))
         try:
             return self._run(job, partial(_armed, armed, callback), armed.operation)
         except BaseException:
-            self._book.doubt(armed.identity, armed, pending)
+            book.doubt(armed.identity, armed, pending)
             raise
 
     def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Operation]:
-        """Arms many: rows are Watch, or tuples (key, condition, timeout[, payload[, topic]]).
+        """Arm many operations; `rows`: Watch, or tuples (key, condition, timeout[, payload[,
+        topic]]).
 
-        Each is armed or refused by itself: the result() of one that was refused raises why.
-        Raises InvalidArgument before anything is sent, DaemonError.
+        Each is armed or refused by itself: result() of a refused one raises why. Raises
+        InvalidArgument, Partitioned and ShardUnavailable before anything is sent, DaemonError.
         """
-        self._core.admit()
-        armed = watch_rows(self._core, self._book, rows)
+        self._core.check()
+        armed = watch_rows(self._core, self._owner, rows)
         operations = [operation for operation, _ in armed]
         for operation in operations:
             operation._owner = self
         entries = [entry for _, entry in armed]
-        job = self._engine.several(self.queue_limit, entries, self._limit_s(None))
+        admit_all(entries)
+        job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         return self._run(job, lambda: operations, operations)
 
     def _extend(self, operation: Operation, timeout: float | timedelta) -> bool:
-        self._core.admit()
+        self._core.check()
         entry = prepare_extend(self._core, operation, timeout)
         if operation.done or operation.ticket == 0:
             return False
@@ -279,68 +364,73 @@ class Purgatory(Client):
     def _cancel(self, operation: Operation) -> bool:
         if operation.done or operation.ticket == 0:
             return False
-        self._core.admit()
+        self._core.check()
         return self._once(prepare_cancel(self._core, operation))
 
     # ---- triggers --------------------------------------------------------------------------
 
     def advance(self, key: Key, watermark: int) -> int:
-        """Raises the key's watermark to at least `watermark`; returns how many operations that
+        """Raise the key's watermark to at least `watermark`. Returns the number of operations that
         ended."""
         return self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
     def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
-        """Advances many keys, in order; returns how many operations each ended.
+        """Raise the watermarks of many keys, in order. Returns the number of operations that each
+        ended.
 
-        Raises InvalidArgument before anything is sent, DaemonError. Raises Refused for the
-        first key that was refused; the others are advanced all the same.
+        Raises InvalidArgument and ShardUnavailable before anything is sent, DaemonError. Raises
+        Refused for the first key that was refused; the others are advanced all the same.
         """
-        self._core.admit()
+        self._core.check()
         entries = [
             prepare_trigger(self._core, PendingCount, Op.ADVANCE_KEY, key, watermark)
             for key, watermark in each_watermark(watermarks)
         ]
+        admit_all(entries)
         handles: list[Handle[int]] = [Handle(self, entry.pending) for entry in entries]
-        job = self._engine.several(self.queue_limit, entries, self._limit_s(None))
+        job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
 
     def bump(self, key: Key, n: int = 1) -> int:
-        """Adds `n` to the key's watermark, once; returns how many operations that ended."""
+        """Add `n` to the key's watermark, once. Returns the number of operations that ended."""
         return self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     def fail(self, key: Key, code: int) -> int:
-        """Fails the key's operations, and those to come until clear(); returns how many."""
+        """Fail the key's operations, and later ones until clear(). Returns the number that
+        ended."""
         return self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     def clear(self, key: Key) -> bool:
-        """Ends the key's failure. False if nothing is known of the key."""
+        """End the key's failure. Returns False if the daemon does not know the key."""
         return self._trigger(PendingFound, Op.CLEAR, key)
 
     def forget(self, key: Key) -> bool:
-        """Forgets the key's watermark, once nobody watches it. False if nothing is known of it."""
+        """Forget the key's watermark once no operation watches it. Returns False if the daemon does
+        not know the key."""
         return self._trigger(PendingFound, Op.FORGET, key)
 
     def cancel_for_key(self, key: Key) -> list[Key]:
-        """Ends all operations that watch `key`, cause "cancelled"; returns their keys."""
+        """End all operations that watch `key` with the cause "cancelled". Returns their keys."""
         return self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
     def _trigger(
         self, kind: type[PendingTrigger[Found]], op: Op, key: Key, value: int = 0
     ) -> Found:
-        self._core.admit()
+        self._core.check()
         return self._once(prepare_trigger(self._core, kind, op, key, value))
 
     def _once(self, entry: Entry[PendingTrigger[Found]]) -> Found:
+        admit_all([entry])
         handle: Handle[Found] = Handle(self, entry.pending)
-        job = self._engine.single(entry, self._limit_s(None))
+        job = jobs.single(entry, self._limit_s(None))
         return self._run(job, entry.pending.outcome, handle)
 
     @property
     def operations(self) -> int:
-        """Operations of this owner that have not ended."""
-        return self._book.open
+        """Number of operations of this owner that have not ended."""
+        return self._owner.open
 
-    # ---- the end ---------------------------------------------------------------------------------
+    # ---- close -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the client as Client.close does. Running callbacks get as much time again.
@@ -355,27 +445,6 @@ class Purgatory(Client):
             self._worker.join(limit_s)
 
 
-class Owner:
-    """Sends the messages of an owner of operations, with each exchange."""
-
-    def __init__(self, core: Core, book: Book) -> None:
-        self._core = core
-        self._book = book
-        self._spoke_s = core.host.monotonic_s()
-
-    def speak(self) -> float:
-        """Send acknowledgements and completions, and a PING after a long silence. Return when to
-        speak again."""
-        settle_book(self._core, self._book)
-        if not self._book.open:
-            return NEVER_S
-        now_s = self._core.host.monotonic_s()
-        if now_s >= self._spoke_s + KEEP_ALIVE_S:
-            self._spoke_s = now_s
-            self._core.session.call()
-        return self._spoke_s + KEEP_ALIVE_S
-
-
 def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Operation:
     armed.entry.pending.outcome()
     if callback is not None:
@@ -383,16 +452,16 @@ def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Oper
     return armed.operation
 
 
-def _work(news: SimpleQueue[None], book: Book, engine: Engine) -> None:
-    """The thread that runs callbacks and conditions."""
+def _work(news: SimpleQueue[None], owner: Owner, engine: Engine) -> None:
+    """Run callbacks and conditions until the engine has ended."""
     while not engine.ended:
         news.get()
-        for step in (book.release, book.work):
+        for step in (owner.release, owner.work):
             step()
-            if book.speaks:
+            if owner.speaks:
                 engine.put(nothing, urgent=True)  # wakes the engine, which sends the answers
-    book.lost(Closed("purgatory"))
-    book.work()
+    owner.lost(Closed("purgatory"))
+    owner.work()
 
 
 __all__ = ["Operation", "Outcome", "Purgatory", "Watch"]

@@ -1,7 +1,7 @@
-"""A daemon on another host: where it is, and the keys to talk to it.
+"""Address and keys of a daemon on another host.
 
-Nothing of its memory is here. So it stamps delays itself, when it first applies them; and a
-subscriber has only what the messages say.
+A client does not map the daemon's memory then. So the daemon turns delays into deadlines, when it
+first applies them, and a subscriber has only the messages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HEARTBEAT_TIMEOUT_MS = 15_000
 
 @dataclass(frozen=True)
 class Remote:
-    """Give it to a client as `remote=`.
+    """The argument `remote=` of a client.
 
-    `tcp`: "HOST:PORT" of the daemon. `server_key`: its public key, 40 characters. `key`: a file
-    of `purgatoryd keygen` whose public key stands in the daemon's list.
+    `tcp`: "HOST:PORT" of the daemon. `server_key`: its public key, 40 characters. `key`: a file of
+    `purgatoryd keygen` whose public key is in the daemon's list.
 
     Raises InvalidArgument, and BadPath for the file.
     """
@@ -40,7 +40,8 @@ class Remote:
         object.__setattr__(self, "_pair", curve.read_pair(Path(self.key)))
 
     def equip(self, socket: zmq.Socket[bytes]) -> None:
-        """Has the socket, before it connects, speak with these keys and notice a dead host."""
+        """Give a socket these keys, and heartbeats that notice a dead host. Call it before
+        connect()."""
         socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
         socket.set(zmq.CURVE_PUBLICKEY, self._pair.public)
         socket.set(zmq.CURVE_SECRETKEY, self._pair.secret)

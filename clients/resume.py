@@ -28,8 +28,11 @@ class Resume:
     to a day. After that, and after close(), the daemon frees the outcomes. `callback(key, outcome)`
     runs in the purgatory's thread, once for each operation of an earlier process that has ended.
     `missing`, `failed` and `watermarks` of such an outcome are empty. A `When` of an earlier
-    process counts as false. `on_lost(error)` runs in the same thread, at most once, if the session
-    that was taken over is lost: operations of earlier processes then give no more outcomes.
+    process counts as false.
+
+    `on_lost(error)` runs in the same thread, at most once for each partition of the namespace, if a
+    session that was taken over is lost: operations of earlier processes in that partition then give
+    no more outcomes.
 
     Raises InvalidArgument.
     """
@@ -49,16 +52,21 @@ class Resume:
 
     @property
     def grace_ns(self) -> int:
-        """`grace` in ns."""
+        """The `grace` in ns."""
         return round(self.grace * 1e9)
 
-    def nonces(self, random_bytes: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """Return a function that gives the nonce of the resumable session, then random nonces for
-        sessions that replace it; no process can resume those."""
-        made = self._nonces(random_bytes)
+    def nonces(
+        self, random_bytes: Callable[[int], bytes], partition: int
+    ) -> Callable[[int], bytes]:
+        """Return a function that gives the nonce of the resumable session with a partition, then
+        random nonces for sessions that replace it; no process can resume those."""
+        made = self._nonces(random_bytes, partition)
         return lambda _: next(made)
 
-    def _nonces(self, random_bytes: Callable[[int], bytes]) -> Iterator[bytes]:
-        yield sha256(b"purgatoryd resume " + self.name.encode())[:_NONCE_BYTES]
+    def _nonces(self, random_bytes: Callable[[int], bytes], partition: int) -> Iterator[bytes]:
+        # The first partition has the nonce of a namespace with one.
+        suffix = b"\0%d" % partition if partition else b""
+        name = b"purgatoryd resume " + self.name.encode() + suffix
+        yield sha256(name)[:_NONCE_BYTES]
         while True:
             yield random_bytes(_NONCE_BYTES)

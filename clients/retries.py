@@ -48,7 +48,7 @@ class _Row(NamedTuple):
 
 
 def rows_of(batch: Batch) -> Iterator[_Row]:
-    """The records of a batch, each with its bytes and the keys that it touches."""
+    """Yield the records of a batch, each with its bytes and the keys that it touches."""
     body, records = batch.body, batch.names_bytes
     at = records + batch.count * wire.RECORD.size
     namespaces = list(_namespaces(batch))
@@ -65,7 +65,7 @@ def rows_of(batch: Batch) -> Iterator[_Row]:
 
 
 def _namespaces(batch: Batch) -> Iterator[bytes]:
-    """The namespace of each entry of the name table."""
+    """Yield the namespace of each entry of the name table."""
     at = 0
     for _ in range(batch.names):
         namespace_len, topic_len = batch.body[at], batch.body[at + 1]
@@ -103,7 +103,7 @@ class Whole:
         self.batch = batch
         self.rows = list(rows_of(batch))
         self.waiting: list[int] = []
-        """Numbers of the records that wait to be sent, rising."""
+        """Numbers of the records that wait to be sent, in rising order."""
         self.refused: set[int] = set()
         """Numbers of the records that wait or are sent again: their keys are busy."""
         self.in_flight = 0
@@ -167,7 +167,7 @@ class Whole:
             self.batch.settle_some(places, self._answers(places))
 
     def _answers(self, places: Sequence[int]) -> bytes:
-        """The answers to these records, and the keys that they ended."""
+        """Return the answers to these records, and the keys that they ended."""
         results = b"".join(self._results[place] for place in places)
         ended = ((n, self._ended[place]) for n, place in enumerate(places) if place in self._ended)
         return results + b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
@@ -301,7 +301,9 @@ class Retries:
         whole = self._take_apart(batch)
         places: list[int] = []
         for place, row in enumerate(rows):
-            in_bulk_load = bool(batch.rows and whole.waiting)  # its rows are consecutive
+            in_bulk_load = bool(
+                batch.rows and whole.waiting
+            )  # rows of a bulk load in one batch are consecutive
             if in_bulk_load or any(key in self._busy for key in row.keys):
                 whole.note((place,), _REFUSED)
                 self._wait(whole, (place,))

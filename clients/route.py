@@ -1,13 +1,12 @@
-"""Name and namespace to the daemon that holds it: the daemon of that name, or one of its shards.
+"""Find the daemon that holds a partition of a namespace: a daemon, or a shard of a deployment.
 
-Never waits. With shards the routing table says which; a namespace that does not stand in it yet is
-placed by who runs the deployment, who is asked once.
+With shards the routing table says which shard holds what. For a namespace that is not in the table
+yet, the deployment is asked to create it. Nothing here waits.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.shm_layout import wire
@@ -17,28 +16,20 @@ from purgatoryd.shm_layout.paths import Paths, client_paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table
 
 FAILURES = 3
-"""Calls in a row without an answer, after which a shard is not asked for a while."""
+"""Number of consecutive calls without an answer after which calls for a shard fail at once."""
 ASK_AGAIN_NS = 500_000_000
 PAUSE_NS, PAUSE_MAX_NS = 1_000_000_000, 30_000_000_000
-"""For how long, the first time and at most; it doubles with every probe that fails."""
-
-
-class Partition(NamedTuple):
-    """One of those that a namespace is divided into, for a client that is one of several."""
-
-    number: int
-    breakers: dict[int, Breaker]
-    """By shard; of all these clients, so that what one learns of a shard the others know."""
+"""Pause before the first probe of a silent shard, and the longest pause; each failed probe doubles
+it."""
 
 
 class Route:
-    """To the daemon that holds `namespace`, or that partition of it."""
+    """The way to the daemons that hold `namespace`, for one client."""
 
     def __init__(
         self,
         name: str,
         namespace: str,
-        partition: Partition | None = None,
         host: Host = HOST,
         open_channel: OpenChannel = Channel,
     ) -> None:
@@ -46,27 +37,47 @@ class Route:
         self.namespace = namespace
         self.host = host
         self._open_channel = open_channel
-        self.breaker: Breaker | None = None
-        """Of the shard that was found last; None = the daemon has no shards."""
-        self._partition = None if partition is None else partition.number
-        self._breakers = {} if partition is None else partition.breakers
+        self._breakers: dict[int, Breaker] = {}
+        """Breakers by shard, shared by the connections to a shard."""
+        self._partitions = 0
+        """Number of partitions that the first find() or count() saw; 0 = none yet."""
         self._directory: Path | None = None
         self._asked: Channel | None = None
         self._ask_boot_ns = 0
 
-    def find(self) -> Paths:
-        """Where the daemon is now. Raises DaemonUnreachable, also while the namespace is being
-        placed, MessageRefused if it cannot be, Partitioned, and TableBroken."""
+    def count(self) -> int:
+        """Return the number of partitions of the namespace; 1 without shards. Raises as find()."""
+        paths, table = self.table()
+        return self._counted(1 if table is None else self.placed(paths, table).partitions)
+
+    def find(self, partition: int = 0) -> tuple[Paths, Breaker | None]:
+        """Return the paths of the daemon that holds a partition, and the breaker of its shard; None
+        without shards.
+
+        Raises DaemonUnreachable, also until the namespace is created, MessageRefused if it cannot
+        be created, TableBroken, and Partitioned if the number of partitions has changed.
+        """
         paths, table = self.table()
         if table is None:
-            return paths
-        shard = self._shard(self.placed(paths, table))
-        self.breaker = self._breakers.setdefault(shard, Breaker(self.name, shard, self.host))
-        return paths_in(paths.directory, table.daemon(shard))
+            self._counted(1)
+            return paths, None
+        placement = self.placed(paths, table)
+        self._counted(placement.partitions)
+        shard = placement.shards[partition]
+        breaker = self._breakers.setdefault(shard, Breaker(self.name, shard, self.host))
+        return paths_in(paths.directory, table.daemon(shard)), breaker
+
+    def _counted(self, partitions: int) -> int:
+        if self._partitions not in (0, partitions):
+            detail = f"this client was opened when it had {self._partitions}; open a new one"
+            raise Partitioned(self.namespace, partitions, detail)
+        self._partitions = partitions
+        return partitions
 
     def table(self) -> tuple[Paths, ShardTable | None]:
-        """What there is of that name; with a table, a deployment. Raises DaemonUnreachable, also if
-        it is in another directory by now: that is another daemon."""
+        """Return the paths of the daemon, and the routing table of a deployment. Raises
+        DaemonUnreachable, also if the name is found in another directory than before: that is
+        another daemon."""
         paths = client_paths(self.name)
         if self._directory not in (None, paths.directory):
             raise DaemonUnreachable(self.name, str(self._directory), 0.0)
@@ -74,23 +85,15 @@ class Route:
         return paths, read_table(paths.directory, self.name)
 
     def placed(self, paths: Paths, table: ShardTable) -> Placement:
-        """Where the namespace is by `table`. Raises as find() does."""
+        """Return the placement of the namespace in `table`. Raises as find()."""
         if not table.knows(self.namespace):
             self._ask(paths)
             raise DaemonUnreachable(self.name, paths.cmd_endpoint, 0.0)
         self.close()
         return table.place(self.namespace)
 
-    def _shard(self, placement: Placement) -> int:
-        if self._partition is not None:
-            return placement.shards[self._partition]
-        if placement.partitions > 1:
-            detail = "PartitionedClient is for those, and has plain timers only"
-            raise Partitioned(self.namespace, placement.partitions, detail)
-        return placement.shards[0]
-
     def _ask(self, paths: Paths) -> None:
-        """Has the namespace placed. Asking again does no harm."""
+        """Ask the deployment to create the namespace. A repeated request does no harm."""
         now_ns = self.host.boot_ns()
         if self._asked is None:
             self._asked = self._open_channel(paths.cmd_endpoint)
@@ -104,15 +107,18 @@ class Route:
             raise reply.refusal()
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Close the channel to the deployment, if one is open."""
         if self._asked is not None:
             self._asked.close()
             self._asked = None
 
 
 class Breaker:
-    """Of one shard: after FAILURES calls in a row without an answer, calls fail at once; now and
-    then one is let through, and the first answer ends it."""
+    """Circuit breaker of one shard.
+
+    After FAILURES consecutive calls without an answer, calls fail at once. After each pause one
+    call is let through as a probe; the first answer closes the breaker.
+    """
 
     def __init__(self, name: str, shard: int, host: Host = HOST) -> None:
         self._host = host
@@ -124,7 +130,7 @@ class Breaker:
         self._pause_ns = PAUSE_NS
 
     def check(self) -> None:
-        """Before a call. Raises ShardUnavailable."""
+        """Admit a call. Raises ShardUnavailable."""
         if self.failures < FAILURES:
             return
         now_ns = self._host.boot_ns()
@@ -135,7 +141,7 @@ class Breaker:
         self._retry_boot_ns = now_ns + self._pause_ns  # this call is the probe
 
     def failed(self) -> None:
-        """A call has had no answer."""
+        """Count a call that got no answer."""
         now_ns = self._host.boot_ns()
         self.failures += 1
         if self.failures == 1:
@@ -145,5 +151,5 @@ class Breaker:
         self._retry_boot_ns = now_ns + self._pause_ns
 
     def answered(self) -> None:
-        """The shard answers."""
+        """Note an answer of the shard: its calls are admitted."""
         self.failures, self._pause_ns = 0, PAUSE_NS

@@ -1,8 +1,8 @@
 """One session with the daemon: no socket, no clock, no thread.
 
-Bytes go in through receive() and come out through frame(); results go to the `settle` of
-each batch. Records that are answered BUSY are sent again, after a wait that the caller times:
-`retries` has them. The blocking and the asyncio client drive the same object.
+Messages of the daemon go in through receive(), and messages to it come out through frame(). Results
+go to the `settle` of each batch. Records that are answered BUSY wait in `retries` and are sent
+again; the caller times the pause. The blocking and the asyncio client drive the same object.
 
 States:
 
@@ -10,10 +10,10 @@ States:
     OPEN      up to `window` batches are in flight
     CLOSED    the session has ended, or the daemon refused the HELLO for good
 
-A batch gets its sequence when it is first handed out and keeps its bytes from then on, so
-that a re-sent one is recognised and answered from the daemon's memory. When the daemon does
-not know the session any more, a batch is sent again in a new session only if it is certain
-that it was never applied; the others settle with SessionExpired.
+A batch gets its sequence when it is first handed out and keeps its bytes from then on. So the
+daemon recognises a copy and answers it from memory. If the daemon has forgotten the session, a
+batch moves to a new session only if it was certainly never applied; the others settle with
+SessionExpired.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PASSING = frozenset((
 
 
 class State(enum.Enum):
-    """Where the conversation stands."""
+    """State of a session."""
 
     GREETING = enum.auto()
     OPEN = enum.auto()
@@ -48,8 +48,8 @@ class State(enum.Enum):
 class Query(Letter):
     """A question; asking twice changes nothing.
 
-    `build` makes the message from its number and the session; `settle` takes the reply, or why
-    there is none.
+    `build` makes the message from its number and the session. `settle` takes the reply, or the
+    error that replaces it.
     """
 
     __slots__ = ("build", "settle")
@@ -80,7 +80,7 @@ class Session:
         self._grace_ns = grace_ns
         self.original = False
         """True from the first welcome until another session replaces that one."""
-        self._worker = worker  # what the WAL calls us
+        self._worker = worker  # our name in the WAL
         self._wants_durable = durable
         self._ledger = ledger
         self._hellos = 0
@@ -103,33 +103,34 @@ class Session:
         self.id = 0
         self.window = layout.WINDOW
         self.same_clock = True
-        """Whether our CLOCK_BOOTTIME is the daemon's: only then ours is sent."""
+        """True if our CLOCK_BOOTTIME is the daemon's. Only then batches have their time of
+        packing."""
         self.welcome: Welcome | None = None
         self.refusal: MessageRefused | None = None
-        """Why the last HELLO was refused, until one is accepted."""
+        """Refusal of the last HELLO, until one is accepted."""
         self.astray: MessageRefused | None = None
         """Refusal of a shard that does not know our namespace; None once a shard answers."""
         self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
-        """Takes what the daemon pushes to the owner of operations."""
+        """Takes the outcomes and CHECKs that the daemon sends to the owner of operations."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
-        """Called when the session, and with it its operations' outcomes, is gone."""
+        """Called when the session is gone, and the outcomes of its operations with it."""
         self._greet()
 
     @property
     def _durable(self) -> bool:
-        """Whether batches are answered once they are on disk."""
+        """True if batches are answered once they are on disk."""
         if self._wants_durable is None:
             return self.welcome is not None and bool(self.welcome.wal)
         return self._wants_durable
 
-    # ---- what the caller wants -----------------------------------------------------------
+    # ---- requests of the caller ----------------------------------------------------------
 
     def submit(self, batch: Batch) -> None:
-        """Queues `batch` behind all others; it settles exactly once."""
+        """Queue `batch` behind all others; it settles exactly once."""
         self._waiting.append(batch)
 
     def ask(self, query: Query) -> None:
-        """Queues a question."""
+        """Queue a question."""
         self._questions += 1
         self._queries[self._questions] = query
         if self.state is State.OPEN:
@@ -143,7 +144,7 @@ class Session:
         return next((batch for batch in batches if _call_of(batch) is call), None)
 
     def withdraw(self, batch: Batch) -> bool:
-        """Takes back a batch that no socket took; False = it is too late for that."""
+        """Take back a batch that the socket has not taken. Returns False if it has."""
         if batch in self._waiting:
             self._waiting.remove(batch)
         elif batch.sent or self._flight.get(self._sequence) is not batch:
@@ -165,23 +166,24 @@ class Session:
         return count
 
     def forget(self, query: Query) -> None:
-        """Drops a question that nobody waits for any more."""
+        """Drop a question whose caller does not wait any more."""
         self._queries = {n: q for n, q in self._queries.items() if q is not query}
 
     def acknowledge(self, acks: list[tuple[int, int, int]]) -> None:
-        """Queues an ACK of (ticket, version, slot); a lost one is asked for again."""
+        """Queue an ACK of (ticket, version, slot). If it is lost, the daemon sends the outcome
+        again."""
         if self.state is State.OPEN:
             for first in range(0, len(acks), layout.BATCH_RECORDS):
                 some = acks[first : first + layout.BATCH_RECORDS]
                 self._outgoing.append(Letter(wire.encode_acks(self.id, some)))
 
     def call(self) -> None:
-        """Tells the daemon where the owner of this session is to be reached."""
+        """Send a PING, so that the daemon knows the connection of this session's owner."""
         if self.state is State.OPEN and self.on_outcomes is not None:
             self._outgoing.append(Letter(wire.encode_frame(Message.PING, self.id)))
 
     def bye(self) -> None:
-        """Ends the session; for a client that has nothing in flight."""
+        """End the session. The client has nothing in flight."""
         self._leaving = True
         if self.state is State.OPEN:
             self._outgoing.append(self._bye())
@@ -199,18 +201,23 @@ class Session:
         )
 
     @property
-    def resting(self) -> bool:
-        """True if no message is in flight: only the end of a pause can change anything."""
-        return not (self._flight or self._queries or self._outgoing)
+    def sends(self) -> bool:
+        """True while a message waits for the socket."""
+        return bool(self._outgoing)
+
+    @property
+    def leaving(self) -> bool:
+        """True while the BYE of this session has no answer."""
+        return self._leaving and self.state is State.OPEN
 
     def in_doubt(self) -> int:
-        """Records that were handed out and have no answer."""
+        """Return the number of records that were sent and have no answer."""
         return sum(b.count for b in self._flight.values() if b.sent)
 
-    # ---- what goes out ---------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------
 
     def frame(self) -> bytes | None:
-        """The next message to send, or None; call sent() once the socket took it."""
+        """Return the next message to send, or None. Call sent() once the socket has taken it."""
         if not self._outgoing and self.state is State.OPEN and not self._window_full():
             batch = self._next()
             if batch is not None:
@@ -238,11 +245,12 @@ class Session:
         self._outgoing.append(batch)
 
     def sent(self) -> None:
-        """The socket took the message that frame() returned."""
+        """Note that the socket has taken the message of frame()."""
         self._outgoing.popleft().sent = True
 
     def resend(self) -> None:
-        """After a reconnect, or when an answer is overdue: hands everything out again."""
+        """Queue all messages without an answer again, after a reconnect or when an answer is
+        overdue."""
         self._outgoing.clear()
         if self.state is State.GREETING:
             self._outgoing.append(Letter(self._hello))
@@ -255,7 +263,8 @@ class Session:
                 self._outgoing.append(self._bye())
 
     def moved(self) -> None:
-        """Another daemon has this session now, perhaps under another id: greets it by the nonce."""
+        """Send a HELLO to the daemon that holds this session after resharding, perhaps under
+        another id."""
         self._moving |= self.state is State.OPEN
         self.state = State.GREETING
         self.resend()
@@ -273,7 +282,7 @@ class Session:
     def _address_query(self, number: int, query: Query) -> None:
         query.frame = query.build(number, self.id)
 
-    # ---- what comes in ---------------------------------------------------------------------
+    # ---- receiving -------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Take one message of the daemon. Raises ProtocolError if it is malformed."""
@@ -318,7 +327,7 @@ class Session:
     def _on_refused_hello(self, refusal: MessageRefused) -> None:
         self.refusal = refusal
         if refusal.error in _PASSING:
-            return  # may pass: the HELLO is sent again, there or elsewhere
+            return  # temporary: the HELLO is sent again, to this shard or another one
         self.state = State.CLOSED
         waiting, self._waiting = self._waiting, deque()
         queries, self._queries = self._queries, {}
@@ -331,9 +340,9 @@ class Session:
     def _on_batch(self, reply: Reply) -> None:
         batch = self._flight.get(reply.sequence)
         if batch is None or reply.session != self.id:
-            return  # answers a copy of what is settled already
+            return  # answers a copy of a settled batch
         if reply.error == WireError.WRONG_SHARD:
-            self.astray = reply.refusal()  # it is asked again, there or elsewhere
+            self.astray = reply.refusal()  # it is sent again, to this shard or another one
         elif not reply.error:
             self.astray = None
             wire.check_results(reply.body, batch.count)
@@ -345,11 +354,11 @@ class Session:
         elif reply.error == WireError.OUT_OF_ORDER:
             self._reorder(batch, reply.detail[0])
         elif reply.error in (WireError.STALE, WireError.CHANGED):
-            self._desert(self._sequence + 1)  # the sequence was used; by what is unknown
-        elif reply.error == WireError.NOT_DURABLE:  # applied: the session goes on
+            self._desert(self._sequence + 1)  # the sequence was used by an unknown batch
+        elif reply.error == WireError.NOT_DURABLE:  # applied; the session continues
             del self._flight[reply.sequence]
             batch.settle(NotDurable(*reply.detail))
-        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # those two are sent again
+        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # both are sent again
             self._abandon(batch, reply.refusal())
 
     def _settle(self, batch: Batch, results: bytes) -> None:
@@ -409,29 +418,31 @@ class Session:
     # ---- when the session breaks -------------------------------------------------------------
 
     def _forgotten(self) -> None:
-        """The daemon does not know the session. With batches in flight their own answers say which
-        are certain. While a HELLO is under way, this is known already: a second one would leave a
-        session that nobody uses."""
+        """Replace a session that the daemon does not know.
+
+        With batches in flight their own answers say which are certain. While a HELLO is under way
+        the session is being replaced already, and a second HELLO would leave a session without use.
+        """
         if self.state is State.OPEN and not self._flight:
             self._replace(0)
 
     def _expire(self, refused: Batch) -> None:
-        # Sent once and refused: never applied. What was sent once and later than that will
-        # be refused too. Of earlier ones, or of several copies, one may have been applied.
+        # A batch that was sent once and refused was never applied, nor was a later one that was
+        # sent once. An earlier batch, or one of several copies, may have been applied.
         self._replace(refused.sequence)
 
     def _reorder(self, refused: Batch, expected: int) -> None:
         if expected in self._flight:
             at_once = self.astray is None and refused.sequence == expected + 1
-            if at_once:  # one round for the whole window
+            if at_once:  # the whole window is sent again at once
                 later = [b for b in self._flight.values() if b.sequence >= expected]
                 self._outgoing = deque(o for o in self._outgoing if o not in later)
                 self._hand_out_again(later)
         elif expected not in range(refused.sequence, self._sequence + 1):
-            self._desert(self._sequence + 1)  # the daemon's idea of this session is not ours
+            self._desert(self._sequence + 1)  # the daemon's state of this session differs from ours
 
     def _abandon(self, refused: Batch, refusal: MessageRefused) -> None:
-        # Nothing after a refused batch can have been applied, whatever the number of copies.
+        # No batch after a refused one can have been applied, even if several copies were sent.
         del self._flight[refused.sequence]
         for batch in self._flight.values():
             if batch.sequence > refused.sequence:
@@ -446,8 +457,11 @@ class Session:
         self._outgoing.appendleft(bye)
 
     def _replace(self, first_certain: int) -> None:
-        """Opens a new session. Batches from `first_certain` on of which no copy is in doubt
-        move over; the others have an unknown outcome. A session that is to end is not replaced."""
+        """Open a new session.
+
+        Batches from `first_certain` on without a copy in doubt move to it; the others have an
+        unknown outcome. A session that is to end is not replaced.
+        """
         if self._leaving:
             self.state = State.CLOSED
             return
@@ -456,7 +470,7 @@ class Session:
         self._give_up([b for b in flight if b.sequence >= first_certain and not b.doubtful])
 
     def _give_up(self, certain: list[Batch]) -> None:
-        """The session is gone: `certain` ones move over, the others have an unknown outcome."""
+        """Move the `certain` batches to the next session; the outcome of the others is unknown."""
         lost = [b for b in self._flight.values() if b not in certain]
         error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
         self._flight.clear()
@@ -468,7 +482,7 @@ class Session:
             self.on_lost(error)
 
     def _greet(self) -> None:
-        # Numbered, so that a late answer to an earlier nonce is not taken for this one's.
+        # The number distinguishes a late answer to an earlier nonce.
         self._hellos += 1
         self._hello = wire.encode_hello(self._nonce(16), self._hellos, self._worker, self._grace_ns)
         self._grace_ns = 0  # no process can resume a session that replaces this one

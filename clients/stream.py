@@ -1,20 +1,20 @@
-"""The order of notices: finds gaps, fills them from the arena, drops what came twice.
+"""Order of notices: find gaps, fill them from the arena, drop duplicates.
 
-No socket and no clock: messages go in through take(), notices come out through pop(). The
-arena is read only, through `Reader`.
+This module uses neither socket nor clock: messages go in through take(), notices come out through
+pop(). The arena is only read, through `Reader`.
 
-What stands in `_todo` is done in order, so a message waits behind the gap before it:
+Work in `_todo` is done in order, so a message waits behind the gap before it:
 
     Gap      notices that the arena has and this subscriber has not
     Arrival  a message; turned into notices once the topic's gap is closed
 
-A subscriber is driven by its caller's thread, where a signal handler may raise between any two
-bytecodes. So each step can be repeated: an Arrival leaves `_todo` once its notices are in
-`_ready`, and a notice that gets there twice is dropped by its sequence. The item that peek()
-returns stays the next item until it is stored in `taken`.
+The caller's thread drives a subscriber, and a signal handler may raise there between any two
+bytecodes. So each step can be repeated: an Arrival leaves `_todo` once its notices are in `_ready`,
+and a notice that gets there twice is dropped by its sequence. The item that peek() returns stays
+the next item until it is stored in `taken`.
 
-Without an arena that this version can read only the messages are left: a topic begins with the
-first one that is received, and a gap is lost, with its range.
+Without an arena that this version can read only the messages are left. A topic then begins with the
+first message that arrives, and a gap is reported as lost, with its range.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CAUSES = {int(cause): cause for cause in Cause}
 
 @dataclass(slots=True)
 class Position:
-    """How far one topic was delivered."""
+    """Progress of delivery in one topic."""
 
     topic: str
     incarnation: int
-    """0 = the topic was not in the arena yet."""
+    """Incarnation of the topic; 0 = the topic was not in the arena yet."""
     next: int
     """The sequence that must come next."""
     reported: int = 0
@@ -65,7 +65,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Arrival:
-    """A message that was not delivered yet; `received_ns` as in Notice."""
+    """A message that is not delivered yet; `received_ns` as in Notice."""
 
     position: Position
     head: NoticeHead
@@ -74,12 +74,12 @@ class Arrival:
 
 
 class Stream:
-    """What one subscriber has seen of one namespace.
+    """The notices of one namespace, for one subscriber.
 
-    `attach` maps the arena of the daemon as it is now, or raises a PurgatorydError; None = there is
-    none that can be read here. It begins with what comes from now on, or `whole`, with all that the
-    arena has. `topics` None = all topics, those included that are born later.
-    `clock` is CLOCK_BOOTTIME, in ns.
+    `attach` maps the present arena of the daemon, or raises a PurgatorydError; it returns None if
+    there is no arena that can be read here. The stream begins with notices that come from now on,
+    or with `whole`, with all that the arena has. `topics`: None = all topics, also later ones.
+    `clock`: CLOCK_BOOTTIME, in ns.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Stream:
         self.taken: Notice | Lagged | None = None
         """The item that was handed out last."""
         self.stream_id = self._reader.stream_id if self._reader else 0
-        """Of the notice that pop() returned last, too."""
+        """Id of the stream, and of the stream of the last notice of pop()."""
         for topic, (incarnation, sequence) in self._newest_sequences().items():
             first = 1 if whole else sequence + 1
             self._positions[topic] = Position(topic, incarnation, first)
@@ -111,16 +111,18 @@ class Stream:
 
     @property
     def daemon(self) -> bytes:
-        """The uuid of the arena that sent what pop() returned last; empty if none can be read."""
+        """The uuid of the arena of the last item of pop(); empty if no arena can be read."""
         return self._reader.uuid if self._reader else b""
 
     @property
     def stuck(self) -> bool:
-        """True if something waits that the arena cannot give just now; pop() tries again."""
+        """True if there is work that needs the arena, and the arena cannot be read at present;
+        pop() tries again."""
         return bool(self._todo)
 
     def broken(self) -> list[Lagged]:
-        """What has to be said of each topic if no more comes from here than pop() returned."""
+        """Return a Lagged for each topic, to be reported if nothing follows the items that pop()
+        returned."""
         return [
             Lagged(self._namespace, position.topic, position.next, 0)
             for position in self._positions.values()
@@ -128,14 +130,14 @@ class Stream:
         ]
 
     def close(self) -> None:
-        """Unmaps the arena."""
+        """Unmap the arena."""
         if self._reader is not None:
             self._reader.close()
 
     # ---- in ----------------------------------------------------------------------------------
 
     def take(self, frames: list[bytes]) -> None:
-        """Takes a message as it came from the socket. Raises ProtocolError."""
+        """Take a message of the socket. Raises ProtocolError."""
         if len(frames) != 2:
             return
         _, topic = wire.decode_topic_frame(frames[0])
@@ -143,7 +145,7 @@ class Stream:
         self._todo.append(Arrival(self._position(topic), head, frames[1], self._received_ns()))
 
     def compare(self) -> None:
-        """Looks in the arena for notices that no message has announced."""
+        """Look in the arena for notices that no message has announced."""
         if not self._current(self.stream_id):
             self._follow()
         for topic, (incarnation, sequence) in self._newest_sequences().items():
@@ -154,7 +156,7 @@ class Stream:
                 self._todo.append(self._gap(position, sequence))
 
     def reconnected(self) -> None:
-        """The daemon may be another one now, with another arena."""
+        """Attach again and compare: the daemon may have another arena."""
         self._follow()
         self.compare()
 
@@ -182,7 +184,7 @@ class Stream:
         return item
 
     def _work(self, item: Gap | Arrival) -> bool:
-        """Does the first thing to do; False if it cannot be done now."""
+        """Do the first piece of work. Returns False if it cannot be done at present."""
         return self._fill(item) if isinstance(item, Gap) else self._arrive(item)
 
     def _arrive(self, arrival: Arrival) -> bool:
@@ -211,7 +213,7 @@ class Stream:
         return not same or gap.last < position.next
 
     def _fill(self, gap: Gap) -> bool:
-        """Closes a gap, at most REPLAY_CHUNK notices at a time."""
+        """Close a gap, at most REPLAY_CHUNK notices at a time."""
         position = gap.position
         if not self._is_over(gap) and not self._current(self.stream_id) and not self._follow():
             return False
@@ -225,7 +227,7 @@ class Stream:
         epoch = self._reader.epoch
         lost_until, bodies = self._reader.replay(self._namespace, position.topic, first, last)
         if not self._current(self.stream_id) or self._reader.epoch != epoch:
-            return False  # read while the daemon rebuilt the arena: proves nothing
+            return False  # read during a rebuild of the arena: the result is not reliable
         for body in bodies:
             head = wire.decode_notice_head(body)
             self._lose(position, head.first - 1)
@@ -236,7 +238,7 @@ class Stream:
     def _deliver(
         self, position: Position, head: NoticeHead, body: bytes, received_ns: int | None
     ) -> None:
-        """Appends the notices of a message that are new. Its first is not ahead of its turn."""
+        """Append the new notices of a message. The message leaves no gap behind it."""
         skip = position.next - head.first
         if skip >= head.records:
             return
@@ -268,12 +270,12 @@ class Stream:
         position.next = until + 1
 
     def _received_ns(self) -> int | None:
-        """None under the virtual clock, and where nobody can tell which clock it is."""
+        """Return the time of receipt; None under the virtual clock, or if the clock is unknown."""
         if self._reader is None or int(self._reader.header.clock_kind) == ClockKind.VIRTUAL:
             return None
         return self._clock()
 
-    # ---- which stream this is ------------------------------------------------------------------
+    # ---- streams -------------------------------------------------------------------------------
 
     def _newest_sequences(self) -> dict[str, tuple[int, int]]:
         newest = self._reader.newest_sequences(self._namespace) if self._reader else {}
@@ -292,7 +294,7 @@ class Stream:
         return self._reader.state == ArenaState.READY and self._reader.stream_id == stream_id
 
     def _follow(self) -> bool:
-        """Maps the daemon's present arena. False while there is none in order."""
+        """Map the daemon's present arena. Returns False while there is none that is ready."""
         try:
             reader = self._attach()
         except PurgatorydError:
@@ -305,7 +307,7 @@ class Stream:
         return True
 
     def _same_stream(self, head: NoticeHead) -> bool:
-        """False for a message of a stream that is over."""
+        """Return False for a message of an earlier stream."""
         if head.stream_id != self.stream_id:
             self._follow()
         if self._reader is None and head.stream_id != self.stream_id:

@@ -1,9 +1,9 @@
-"""The blocking subscriber, and what it shares with the asyncio one.
+"""The blocking subscriber, and the code that the asyncio one uses as well.
 
-PUB sockets drop silently; a subscriber does not lose. Every message says where it stands in
-its topic, and the arena's topic table says how far each topic is. It is compared often in
-the first second after each (re)connect, because a subscription takes effect some time after
-it was made, and every CHECK_S from then on.
+PUB sockets drop messages silently; a subscriber does not lose them. Every message has its position
+in its topic, and the arena's topic table has the newest position of each topic. The two are
+compared often in the first second after each connect, because a subscription takes effect some time
+after it was made, and every CHECK_S from then on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Next = tuple[Taker, Notice | Lagged]
 
 
 class Inbox:
-    """A SUB socket, the stream behind it, and when to compare. Never waits."""
+    """A SUB socket, the stream behind it, and the times of comparison. Never waits."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Inbox:
         host: Host = HOST,
         subscribe: Subscribe = Subscription,
     ) -> None:
-        """`whole`: with all notices that the arena has, not only those from now on."""
+        """`whole`: begin with all notices that the arena has, instead of those from now on."""
         self._host = host
         self.name = check_name(name)
         check_type("remote", remote, Remote)
@@ -88,12 +88,13 @@ class Inbox:
         self._ledger = ledger
         self._noted: Notice | Lagged | None = None
         self._receiving = False
-        """True while a message is received, and after an interrupt left one half received."""
+        """True while a message is received, and after an interrupt that left it half received."""
         self._number = 0 if ledger is None else ledger.subscriber()
         subjects = _subjects(namespace, topics)
-        self.endpoint = remote.place.notices if remote else self._route.find().pub_endpoint
+        self.endpoint = remote.place.notices if remote else self._route.find()[0].pub_endpoint
         self.live = remote is None
-        """False until a remote daemon has let us in; of a local one the arena tells all."""
+        """False until a remote daemon has accepted the connection. True at once for a local one,
+        whose arena has all notices."""
         self._fork_guard = ForkGuard("subscriber")
         self._subscription = subscribe(self.endpoint, subjects, high_water_mark, remote)
         try:
@@ -117,7 +118,7 @@ class Inbox:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """Those that tell when peek() is worth a call."""
+        """The sockets that become readable when peek() may find something."""
         return self._subscription.sockets
 
     def let_in(self) -> bool:
@@ -147,7 +148,7 @@ class Inbox:
 
     @property
     def patience_s(self) -> float:
-        """How long to sleep on the sockets at most before peek() is worth a call."""
+        """The longest sleep on the sockets before the next peek(), in seconds."""
         if self._stream.stuck:
             return STUCK_S
         return max(self._check_s - self._host.monotonic_s(), 0.0)
@@ -158,7 +159,8 @@ class Inbox:
         return self._fork_guard.mine and not self._fork_guard.closed
 
     def end(self) -> list[Lagged]:
-        """Closes one whose daemon is gone for good: what has to be reported of its topics."""
+        """Close an inbox whose daemon is gone for good. Returns a Lagged to report for each
+        topic."""
         lost = self._stream.broken()
         if self._ledger is not None:
             for one in lost:
@@ -167,7 +169,7 @@ class Inbox:
         return lost
 
     def close(self) -> None:
-        """Closes socket and arena. An interrupted call can be repeated."""
+        """Close socket and arena. An interrupted call can be repeated."""
         if self._fork_guard.mine:
             self._fork_guard.closed = True
             self._route.close()
@@ -175,11 +177,12 @@ class Inbox:
             self._subscription.close()
 
     def _attach(self) -> Reader | None:
-        """None if the daemon is on another host, or of a version with another ABI."""
+        """Attach to the arena; None if the daemon is on another host, or of a version with another
+        ABI."""
         if self._remote is not None:
             return None
         try:
-            return Reader.attach(self._route.find())
+            return Reader.attach(self._route.find()[0])
         except OtherAbi:
             return None
 
@@ -197,7 +200,8 @@ class Inbox:
         return frames is not None
 
     def _compare(self) -> bool:
-        """With nothing to receive: compares with the arena if it is time. True if it was."""
+        """Compare with the arena if it is time and no message has come. Returns whether it was
+        time."""
         if self._subscription.reconnected():
             self.live = True
             self._stream.reconnected()
@@ -215,18 +219,18 @@ class Inbox:
         return True
 
     def _follow(self) -> None:
-        """With another number of shards, or with the first, the namespace may have gone to another
-        daemon."""
+        """Redirect the subscription if another daemon holds the namespace. That happens when the
+        number of shards changes, and when a daemon becomes a deployment."""
         if self._remote is not None:
             return
         with suppress(PurgatorydError):
-            endpoint = self._route.find().pub_endpoint
+            endpoint = self._route.find()[0].pub_endpoint
             if endpoint != self.endpoint:
                 self.endpoint = endpoint
                 self._subscription.redirect(endpoint)
 
-    # Checks double their distance until PROBATION_S, or until a message proves the
-    # subscription to be live; then they come every CHECK_S.
+    # The pause between comparisons doubles until PROBATION_S, or until a message shows that the
+    # subscription is live. Then they come every CHECK_S.
 
     def _probation(self) -> None:
         self._received = False
@@ -244,15 +248,17 @@ class Inbox:
 
 
 class Merged:
-    """The inboxes of all shards that a namespace is in, as one. Each topic has an order in each."""
+    """The inboxes of all shards that hold a namespace, merged. A topic has an order in each
+    shard."""
 
     def __init__(self, route: Route, open_one: Callable[[Route, bool], Inbox]) -> None:
-        """`open_one`: the inbox at a route, with all that the arena has or from now on."""
+        """`open_one`: opens the inbox at a route, with all that the arena has if its second
+        argument is true, else with notices from now on."""
         self._route = route
         self._open_one = open_one
         self._inboxes: list[Inbox] = []
         self._reported: deque[Lagged] = deque()
-        """Of the shards of the generation before; still to be raised."""
+        """Losses in the previous shard generation that are still to be raised."""
         self.taken: Notice | Lagged | None = None
         self._check_s = 0.0
         self._shard_generation = 0
@@ -261,23 +267,23 @@ class Merged:
 
     @property
     def name(self) -> str:
-        """Of the deployment."""
+        """Name of the deployment."""
         return self._route.name
 
     @property
     def endpoint(self) -> str:
-        """Of one of the shards: the one that lets us in last."""
+        """Endpoint of a shard that has not let us in; of the first one if all have."""
         waiting = [inbox for inbox in self._inboxes if not inbox.live] or self._inboxes
         return waiting[0].endpoint
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Those that tell when peek() is worth a call."""
+        """The sockets that become readable when peek() may find something."""
         return tuple(socket for inbox in self._inboxes for socket in inbox.sockets)
 
     @property
     def patience_s(self) -> float:
-        """How long to sleep on the sockets at most before peek() is worth a call."""
+        """The longest sleep on the sockets before the next peek(), in seconds."""
         check_s = max(self._check_s - self._route.host.monotonic_s(), 0.0)
         return min(check_s, *(inbox.patience_s for inbox in self._inboxes))
 
@@ -311,16 +317,18 @@ class Merged:
         return None
 
     def close(self) -> None:
-        """Closes all."""
+        """Close all inboxes."""
         self._reported.clear()
         self._route.close()
         for inbox in self._inboxes:
             inbox.close()
 
     def _follow(self) -> None:
-        """With another number of shards the topics start over, with what nobody was sent.
+        """Open the inboxes of the next shard generation after the number of shards has changed.
 
-        Of what was sent and did not arrive nothing is left, so each topic's end is reported.
+        There topics begin with the notices that no subscriber was sent. Notices that were sent and
+        did not arrive are gone, so a Lagged reports the end of each topic of the previous
+        shard generation.
         """
         self._check_s = self._route.host.monotonic_s() + CHECK_S
         with suppress(PurgatorydError):
@@ -332,8 +340,7 @@ class Merged:
         paths, table = self._route.table()
         assert table is not None
         shards = self._route.placed(paths, table).shards
-        # By the shard's own name: never to one of another shard generation, whose topics are
-        # others.
+        # By the shard's own name: a shard of another shard generation has other topics.
         namespace, host = self._route.namespace, self._route.host
         routes = [Route(table.daemon(shard), namespace, host=host) for shard in {*shards}]
         before, self._inboxes = self._inboxes, _all_or_none(routes, self._open_one, whole)
@@ -359,7 +366,7 @@ def _all_or_none(
 
 
 class Opener:
-    """Opens what a subscriber listens to, once it is there."""
+    """Opens the inbox of a subscriber once the daemon is there."""
 
     def __init__(
         self,
@@ -377,7 +384,7 @@ class Opener:
         self._remote = remote
 
     def __call__(self) -> Inbox | Merged:
-        """Raises as Subscriber does, at once."""
+        """Open the inbox. Raises as Subscriber does, without a wait."""
         if self._remote is None:
             paths, table = self._route.table()
             if table is not None and self._route.placed(paths, table).partitions > 1:
@@ -385,7 +392,7 @@ class Opener:
         return self._one(self._route, False)
 
     def close(self) -> None:
-        """For an opener that has not opened anything."""
+        """Release an opener that has not opened anything."""
         self._route.close()
 
     def _one(self, route: Route, whole: bool) -> Inbox:
@@ -393,20 +400,20 @@ class Opener:
 
 
 class Subscriber(Closing):
-    """Notices of the daemon `name`, from now on, none lost, each once, in order per topic.
+    """Notices of the daemon `name` from now on: none lost, each once, in order per topic.
 
-    `topics`: only these; None = all topics of the namespace. `high_water_mark`: messages that
-    wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
-    wait for the daemon. Everything that fires after the constructor returned arrives. `ledger`:
-    notes every notice that is handed out. `numa_local`: as of Client; it takes the arena to know.
+    `topics`: only these; None = all topics of the namespace. `high_water_mark`: number of messages
+    that wait in the socket; further ones are dropped there and recovered from the arena. `timeout`:
+    seconds to wait for the daemon. Every notice of a timer that fires after the constructor has
+    returned arrives. `ledger`: stores every notice that is handed out. `numa_local`: as of Client;
+    it needs the daemon's arena.
 
-    Of a namespace that is divided among shards the notices of all of them come, and "in order per
-    topic" holds for those of each shard.
+    The namespace may have any number of partitions. The notices of all shards are merged, and a
+    topic has an order in each shard.
 
-    With a daemon of a version with another ABI, and with `remote` one on another host, only what
-    comes by the socket is left: a topic begins with its first message that arrives, and what the
-    socket drops is not recovered but reported as Lagged, when the topic's next message
-    shows it.
+    With a daemon of a version with another ABI, and with `remote`, the subscriber cannot read the
+    arena. Then a topic begins with the first message that arrives, and messages that the socket
+    drops are not recovered: Lagged reports them when the topic's next message arrives.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
     """
@@ -442,10 +449,10 @@ class Subscriber(Closing):
             time.sleep(OPEN_RETRY_S)
 
     def get(self, timeout: float | None = None) -> Notice | None:
-        """The next notice; None if none came within `timeout` seconds (None = no limit).
+        """Return the next notice; None if none came within `timeout` seconds (None = no limit).
 
-        Raises Lagged, once for each range that the replay buffer has lost; the next call
-        goes on with what follows.
+        Raises Lagged once for each range that the replay buffer has lost; the next call continues
+        after it.
         """
         found = self._await(None if timeout is None else check_limit_s(timeout))
         if found is None:
@@ -453,7 +460,7 @@ class Subscriber(Closing):
         source, item = found
         if isinstance(item, Lagged):
             source.taken = item; raise item  # noqa: E702  # fmt: skip
-        # No signal comes between the two statements: a notice is taken only if it is returned.
+        # No signal handler runs between the two statements: a notice is taken only if returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     def _await(self, limit_s: float | None) -> Next | None:
@@ -475,7 +482,7 @@ class Subscriber(Closing):
         return self
 
     def __next__(self) -> Notice:
-        """The next notice, however long it takes; raises as get() does."""
+        """Return the next notice, however long it takes. Raises as get() does."""
         while (found := self._await(None)) is None:
             pass
         source, item = found
@@ -484,19 +491,19 @@ class Subscriber(Closing):
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     def close(self) -> None:
-        """Ends the subscription."""
+        """End the subscription."""
         self._inbox.close()
 
 
 def unreachable(name: str, error: Exception, waited_s: float) -> Exception:
-    """The error after waiting for a daemon: `error` itself if it says more."""
+    """Return the error of a wait for a daemon: `error` itself if it says more."""
     if isinstance(error, DaemonUnreachable):
         return DaemonUnreachable(name, error.endpoint, waited_s, shut=error.shut)
     return error
 
 
 def _subjects(namespace: str, topics: Collection[str] | None) -> list[bytes]:
-    """What to subscribe to: prefixes of first frames."""
+    """Return the prefixes of first frames to subscribe to. Raises InvalidArgument."""
     prefix = wire.encode_namespace(namespace)
     if topics is None:
         return [prefix + b"\0"]

@@ -5,11 +5,11 @@ Exactly one of four says when a timer is due:
     delay             seconds (int, float) or timedelta, from the call on
     delay_ns          the same in whole nanoseconds
     deadline          an aware datetime: follows the wall clock
-    deadline_boot_ns  a point on the daemon's own clock: CLOCK_BOOTTIME, or virtual time
+    deadline_boot_ns  a time on the daemon's own clock: CLOCK_BOOTTIME, or virtual time
 
-A negative delay is due at once. Under the real clock the deadline is fixed here, at the
-call, so that packing, queueing and re-sending extend nothing; under the virtual clock the
-daemon stamps delays when it applies them.
+A negative delay is due at once. Under the real clock the delay becomes a deadline at the call, so
+that packing, queueing and re-sending extend nothing. Under the virtual clock the daemon makes
+the deadline when it applies the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from purgatoryd.shm_layout.errors import InvalidTime
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, TimeKind
 
 BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
-FAR_S = 1e10  # past TIME_MAX_NS, and still finite in nanoseconds
+FAR_S = 1e10  # above TIME_MAX_NS, and finite in nanoseconds
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -36,9 +36,9 @@ def due(
     deadline: datetime | None = None,
     deadline_boot_ns: int | None = None,
 ) -> tuple[int, int]:
-    """(enum pg_time_kind, nanoseconds) of the one time that is not None.
+    """Return (enum pg_time_kind, nanoseconds) of the one time that is not None.
 
-    `clock` is the daemon's ClockKind; `now_ns` the moment of the call on CLOCK_BOOTTIME, which
+    `clock` is the daemon's ClockKind. `now_ns` is the moment of the call on CLOCK_BOOTTIME, which
     only a delay on that clock uses. Raises InvalidTime.
     """
     given = (delay is not None) + (delay_ns is not None)
@@ -58,7 +58,7 @@ def due(
 
 
 def seconds_ns(delay: Any) -> int:
-    """Seconds (int, float) or timedelta -> nanoseconds. Raises InvalidTime."""
+    """Return seconds (int, float) or a timedelta in nanoseconds. Raises InvalidTime."""
     if type(delay) is int:
         return delay * 1_000_000_000
     if isinstance(delay, float):
@@ -71,7 +71,7 @@ def seconds_ns(delay: Any) -> int:
 
 
 def wall_ns(deadline: Any) -> int:
-    """An aware datetime -> nanoseconds since 1970 UTC. Raises InvalidTime."""
+    """Return an aware datetime as nanoseconds since 1970 UTC. Raises InvalidTime."""
     if not isinstance(deadline, datetime):
         raise _invalid("must be a datetime", deadline)
     if deadline.utcoffset() is None:
@@ -80,7 +80,7 @@ def wall_ns(deadline: Any) -> int:
 
 
 def wall_time(wall_clock_ns: int) -> datetime:
-    """Nanoseconds since 1970 -> an aware UTC datetime, cut to microseconds."""
+    """Return nanoseconds since 1970 as an aware UTC datetime, cut to microseconds."""
     return _EPOCH + timedelta(microseconds=wall_clock_ns // 1000)
 
 

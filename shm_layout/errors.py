@@ -10,7 +10,7 @@ PurgatorydError
 |   +-- InvalidCondition             keys, watermarks or threshold of an operation
 |   +-- InvalidSetting               a setting or an option is out of bounds
 |   +-- UnknownSetting               a setting or an option of another name
-|   +-- Partitioned                  not with a namespace whose keys are divided among shards
+|   +-- Partitioned                  not with a namespace that has several partitions
 +-- Refused                          the daemon refused one timer; the arena is unchanged
 |   +-- Exists                       mode="error" and the key is armed
 |   +-- Full                         slots, payload bytes, namespaces, topics or tickets
@@ -284,11 +284,10 @@ class UnknownSetting(InvalidArgument):
 
 @keeps_figures
 class Partitioned(InvalidArgument):
-    """A call does not work with a namespace whose keys are divided into partitions.
+    """A call does not work with a namespace that has several partitions; `detail` says why.
 
-    `detail` says what does not work; use PartitionedClient for such a namespace.
-
-    What to do: Use plain timers, or a namespace without partitions.
+    What to do: Use plain timers, give an operation keys of one partition, or use a namespace
+    without partitions.
     """
 
     namespace: str

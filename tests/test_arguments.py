@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from partitioned import start_partitioned
 from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon
 from tiers import wide
+from unconnected import connection_of
 
 from purgatoryd.clients import (
     Admin,
     AllOf,
     AnyOf,
     AsyncClient,
-    AsyncPartitionedClient,
     AsyncPurgatory,
     AsyncSubscriber,
     BulkLoad,
@@ -35,7 +36,6 @@ from purgatoryd.clients import (
     Client,
     InvalidArgument,
     Ledger,
-    PartitionedClient,
     Purgatory,
     PurgatorydError,
     Status,
@@ -52,10 +52,15 @@ BULK_LOAD = bytes(range(16))
 CONDITION = AllOf({"w": 5})
 
 
-def of_other_partitions() -> MergedResult:
-    """A result of a client with more partitions."""
+def of_another_client() -> BulkResult:
+    """A result of a client that has other connections."""
+    return BulkResult(connection_of("other", "default"), arrays=False)
+
+
+def merged_of_another_client() -> MergedResult:
+    """A result of a client with partitions."""
     merged = MergedResult(0)
-    merged.add(1000, [], BulkResult(None, arrays=False))
+    merged.add([], of_another_client())
     return merged
 
 
@@ -70,7 +75,8 @@ BAD: list[Any] = [
     pa.table({"key": [[1]], "delay": [1]}), AllOf({}), AllOf(5), AnyOf({"a": -1}),  # type: ignore[arg-type]
     AllOf({"a": 1}, own=5), SumOf({"a": 1}, math.nan), SumOf({"a": 1}, 1, cap={5: 5}),  # type: ignore[arg-type]
     When(print, 5), When(5, ["a"]),  # type: ignore[arg-type]
-    BulkResult(None, arrays=False), MergedResult(0), of_other_partitions(),
+    BulkResult(None, arrays=False), MergedResult(0), of_another_client(),
+    merged_of_another_client(),
 ]  # fmt: skip
 
 CLIENT_CALLS: dict[str, dict[str, Any]] = {
@@ -98,16 +104,6 @@ PURGATORY_CALLS = CLIENT_CALLS | {
     "clear": {"key": "w"},
     "forget": {"key": "w"},
     "cancel_for_key": {"key": "w"},
-}
-PARTITIONED_CALLS: dict[str, dict[str, Any]] = {
-    "of": {"key": "k"},
-    "add": {"key": "k", "time": (), "named": {"delay": HOUR_S}},
-    "cancel": {"key": "k"},
-    "get": {"key": "k"},
-    "add_many": {"rows": [("k", HOUR_S)]},
-    "cancel_many": {"keys": ["k"]},
-    "settle": {"result": MergedResult(0)},
-    "flush": {},
 }
 ADMIN_CALLS: dict[str, dict[str, Any]] = {
     "ping": {},
@@ -138,17 +134,9 @@ def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str
         for parameter in inspect.signature(getattr(cls, method)).parameters.values():
             if parameter.name in ("self", "wait", "drain"):
                 continue
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                continue
             yield from ((method, good | {parameter.name: value}) for value in BAD)
         if "rows" in good:
             yield from ((method, good | {"rows": [row]}) for row in ROWS)
-
-
-def flat(arguments: dict[str, Any]) -> dict[str, Any]:
-    named = dict(arguments)
-    named.pop("time", None)
-    return {**named.pop("named", {}), **named}
 
 
 def tried(call: Callable[[], object], tried_call: object) -> None:
@@ -165,15 +153,17 @@ def tried(call: Callable[[], object], tried_call: object) -> None:
 
 @pytest.mark.costly("60 bad values for each argument of each call")
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("cls", [Client, wide(Purgatory), wide(PartitionedClient)])
-def test_a_bad_argument_of_a_client_packs_nothing(daemon: StartDaemon, cls: type[Any]) -> None:
-    daemon("demo", "--capacity", "100000")
-    calls = {Client: CLIENT_CALLS, Purgatory: PURGATORY_CALLS}.get(cls, PARTITIONED_CALLS)
+@pytest.mark.parametrize(("cls", "count"), [(Client, 1), wide(Purgatory, 1), wide(Purgatory, 2)])
+def test_a_bad_argument_of_a_client_packs_nothing(
+    daemon: StartDaemon, cls: type[Any], count: int
+) -> None:
+    start_partitioned(daemon, count, "--capacity", "100000")
+    calls = PURGATORY_CALLS if cls is Purgatory else CLIENT_CALLS
     with cls("demo", timeout=PATIENCE_S) as client:
-        assert public(cls) - OTHER_CALLS - {"of", "operations"} <= calls.keys()
+        assert public(cls) - OTHER_CALLS - {"operations"} <= calls.keys()
         for number, (method, arguments) in enumerate(bad_calls(cls, calls)):
             tried_call = (method, arguments)
-            tried(lambda: getattr(client, method)(**flat(arguments)), tried_call)  # noqa: B023
+            tried(lambda: getattr(client, method)(**arguments), tried_call)  # noqa: B023
             key = f"probe{number}"
             assert client.cancel(key) is CancelResult.UNKNOWN, tried_call
             assert client.add(key, HOUR_S).status is Status.ADDED, tried_call
@@ -182,20 +172,22 @@ def test_a_bad_argument_of_a_client_packs_nothing(daemon: StartDaemon, cls: type
 
 @pytest.mark.costly("60 bad values for each argument of each call")
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("cls", [wide(AsyncClient), AsyncPurgatory, wide(AsyncPartitionedClient)])
+@pytest.mark.parametrize(
+    ("cls", "count"), [wide(AsyncClient, 1), (AsyncPurgatory, 1), wide(AsyncPurgatory, 2)]
+)
 def test_a_bad_argument_of_an_async_client_packs_nothing(
-    daemon: StartDaemon, cls: type[Any]
+    daemon: StartDaemon, cls: type[Any], count: int
 ) -> None:
-    daemon("demo", "--capacity", "100000")
-    calls = {AsyncClient: CLIENT_CALLS, AsyncPurgatory: PURGATORY_CALLS}.get(cls, PARTITIONED_CALLS)
+    start_partitioned(daemon, count, "--capacity", "100000")
+    calls = PURGATORY_CALLS if cls is AsyncPurgatory else CLIENT_CALLS
 
     async def scenario() -> None:
         async with cls("demo", timeout=PATIENCE_S) as client:
-            assert public(cls) - OTHER_CALLS - {"of", "operations"} <= calls.keys()
+            assert public(cls) - OTHER_CALLS - {"operations"} <= calls.keys()
             for number, (method, arguments) in enumerate(bad_calls(cls, calls)):
                 tried_call = (method, arguments)
                 try:
-                    found = getattr(client, method)(**flat(arguments))
+                    found = getattr(client, method)(**arguments)
                     if inspect.isawaitable(found):
                         await found
                 except PurgatorydError:
@@ -242,8 +234,8 @@ def test_bad_limits_of_waits(daemon: StartDaemon) -> None:
 
 
 def constructors() -> list[type[Any]]:
-    return [Client, Purgatory, Subscriber, PartitionedClient, Admin, Ledger, BulkLoad,
-            AsyncClient, AsyncPurgatory, AsyncSubscriber, AsyncPartitionedClient]  # fmt: skip
+    return [Client, Purgatory, Subscriber, Admin, Ledger, BulkLoad,
+            AsyncClient, AsyncPurgatory, AsyncSubscriber]  # fmt: skip
 
 
 @pytest.mark.tier("test")

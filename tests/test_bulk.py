@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from unconnected import connection_of
 
 from purgatoryd.clients import times
 from purgatoryd.clients.bulk import pack_cancels, pack_puts
-from purgatoryd.clients.core import Core
+from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.retries import all_busy
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import Busy, InvalidKey, InvalidPayload, InvalidRows, InvalidTime
@@ -39,13 +40,14 @@ BAD_TIMES: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def core() -> Core:
-    """A client under the virtual clock that has no connection."""
-    core = Core("demo", "shop")
+def connection() -> Connection:
+    """The connection of a client under the virtual clock; it is not open."""
+    connection = connection_of("demo", "shop")
     welcome = [0] * len(wire.Welcome._fields)
     welcome[wire.Welcome._fields.index("clock_kind")] = ClockKind.VIRTUAL
-    core.session.welcome = wire.Welcome(*welcome)  # type: ignore[arg-type]
-    return core
+    connection.session.welcome = wire.Welcome(*welcome)  # type: ignore[arg-type]
+    connection._welcomed()
+    return connection
 
 
 # ---- times -----------------------------------------------------------------------------------
@@ -124,10 +126,10 @@ COLUMNS: dict[str, Callable[[int], Any]] = {
 }  # fmt: skip
 
 
-def timers(core: Core, table: Any, topic: str = "default") -> list[tuple[Any, ...]]:
+def timers(connection: Connection, table: Any, topic: str = "default") -> list[tuple[Any, ...]]:
     """What the batches ask the daemon to arm, decoded again."""
     found = []
-    for batch in pack_puts(core, table, topic, "error")[1]:
+    for batch in pack_puts(connection, table, topic, "error")[1]:
         assert batch.count <= layout.BATCH_RECORDS
         names = decoded_names(batch.body[: batch.names_bytes], batch.names)
         end = batch.names_bytes + batch.count * wire.RECORD.size
@@ -161,44 +163,44 @@ def expected(count: int) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_rows_are_packed_as_they_are(core: Core) -> None:
-    assert timers(core, rows(2500)) == expected(2500)
+def test_rows_are_packed_as_they_are(connection: Connection) -> None:
+    assert timers(connection, rows(2500)) == expected(2500)
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
-def test_columns_mean_what_rows_mean(core: Core, kind: str) -> None:
-    assert timers(core, COLUMNS[kind](2500)) == expected(2500)
+def test_columns_mean_what_rows_mean(connection: Connection, kind: str) -> None:
+    assert timers(connection, COLUMNS[kind](2500)) == expected(2500)
 
 
-def test_no_rows(core: Core) -> None:
-    assert timers(core, []) == []
-    assert timers(core, {"key": [], "delay": []}) == []
-    result, batches = pack_puts(core, [], "t", "keep")
+def test_no_rows(connection: Connection) -> None:
+    assert timers(connection, []) == []
+    assert timers(connection, {"key": [], "delay": []}) == []
+    result, batches = pack_puts(connection, [], "t", "keep")
     assert (result.done, result.ok, len(result), batches) == (True, True, 0, [])
 
 
 def test_rows_that_were_never_sent_leave_the_queue_as_busy(
-    core: Core, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = layout.BATCH_RECORDS + 5
-    result, (sent, unsent) = pack_puts(core, [(f"{n}", 1) for n in range(rows)], "t", "keep")
-    core.packer.bulk(sent)
+    result, (sent, unsent) = pack_puts(connection, [(f"{n}", 1) for n in range(rows)], "t", "keep")
+    connection.packer.bulk(sent)
     sent.settle(all_busy(sent))
-    monkeypatch.setattr(core, "abandon", lambda calls: True)
+    monkeypatch.setattr(connection, "abandon", lambda calls: True)
     with pytest.raises(Busy) as refused:
         result.abandon([unsent])
     assert refused.value.rows == tuple(range(rows))
-    assert core.packer.queued == 0
+    assert connection.packer.queued == 0
 
 
-def test_many_topics_and_large_payloads_split_batches(core: Core) -> None:
+def test_many_topics_and_large_payloads_split_batches(connection: Connection) -> None:
     keys = [f"k{i}" for i in range(1000)]
     topics = [f"t{i}" for i in range(1000)]
-    found = timers(core, {"key": keys, "delay": [1] * 1000, "topic": topics})
+    found = timers(connection, {"key": keys, "delay": [1] * 1000, "topic": topics})
     assert [timer[4] for timer in found] == [topic.encode() for topic in topics]
     big = [bytes([i]) * 65536 for i in range(50)]
     result, batches = pack_puts(
-        core, {"key": keys[:50], "delay": [1] * 50, "payload": big}, "t", "error"
+        connection, {"key": keys[:50], "delay": [1] * 50, "payload": big}, "t", "error"
     )
     assert len(batches) > 1
     assert max(len(batch.body) for batch in batches) < layout.MESSAGE_MAX
@@ -218,8 +220,10 @@ def test_many_topics_and_large_payloads_split_batches(core: Core) -> None:
         ("deadline", pa.array([86400, 1], pa.timestamp("s", "UTC")), [86400 * 10**9, 10**9]),
     ],
 )
-def test_time_columns(core: Core, column: str, values: Any, expected_ns: list[int]) -> None:
-    found = timers(core, {"key": ["a", "b"], column: values})
+def test_time_columns(
+    connection: Connection, column: str, values: Any, expected_ns: list[int]
+) -> None:
+    found = timers(connection, {"key": ["a", "b"], column: values})
     assert [timer[2] for timer in found] == expected_ns
 
 
@@ -240,9 +244,9 @@ def test_time_columns(core: Core, column: str, values: Any, expected_ns: list[in
         ("deadline", [datetime(2030, 1, 1)] * 2),
     ],
 )
-def test_bad_time_columns(core: Core, column: str, values: Any) -> None:
+def test_bad_time_columns(connection: Connection, column: str, values: Any) -> None:
     with pytest.raises(InvalidTime):
-        pack_puts(core, {"key": ["a", "b"], column: values}, "t", "error")
+        pack_puts(connection, {"key": ["a", "b"], column: values}, "t", "error")
 
 
 @pytest.mark.parametrize(
@@ -261,38 +265,40 @@ def test_bad_time_columns(core: Core, column: str, values: Any) -> None:
         pa.table({"key": ["a"], "delay": [1], "topic": pa.array([None], pa.string())}),
     ],
 )
-def test_bad_rows(core: Core, table: Any) -> None:
+def test_bad_rows(connection: Connection, table: Any) -> None:
     with pytest.raises(InvalidRows):
-        pack_puts(core, table, "t", "error")
+        pack_puts(connection, table, "t", "error")
 
 
 @pytest.mark.parametrize("shorter", ["key", "delay", "topic", "payload"])
-def test_columns_have_one_length(core: Core, shorter: str) -> None:
+def test_columns_have_one_length(connection: Connection, shorter: str) -> None:
     table: dict[str, list[Any]]
     table = {"key": ["a", "b"], "delay": [1, 1], "topic": ["t", "t"], "payload": [b"", b""]}
     with pytest.raises(InvalidRows, match="differ in length"):
-        pack_puts(core, table | {shorter: table[shorter][:1]}, "t", "error")
+        pack_puts(connection, table | {shorter: table[shorter][:1]}, "t", "error")
 
 
-def test_a_bad_row_is_named(core: Core) -> None:
+def test_a_bad_row_is_named(connection: Connection) -> None:
     with pytest.raises(InvalidRows) as caught:
-        pack_puts(core, [("a", 1), ("b",)], "t", "error")
+        pack_puts(connection, [("a", 1), ("b",)], "t", "error")
     assert caught.value.row == 1
 
 
-def test_bad_keys_and_payloads_in_columns(core: Core) -> None:
+def test_bad_keys_and_payloads_in_columns(connection: Connection) -> None:
     for keys in (np.array([b"a", b""]), pa.array(["a", "x" * 256]), ["a", 5], np.array(["a", ""])):
         with pytest.raises(InvalidKey):
-            pack_puts(core, {"key": keys, "delay": [1, 2]}, "t", "error")
+            pack_puts(connection, {"key": keys, "delay": [1, 2]}, "t", "error")
     for payloads in (["text", b""], np.array(["text", ""]), [b"", bytes(65537)]):
         with pytest.raises(InvalidPayload):
-            pack_puts(core, {"key": ["a", "b"], "delay": [1, 2], "payload": payloads}, "t", "error")
+            pack_puts(
+                connection, {"key": ["a", "b"], "delay": [1, 2], "payload": payloads}, "t", "error"
+            )
 
 
-def test_cancels_pack_the_same_from_lists_and_arrays(core: Core) -> None:
+def test_cancels_pack_the_same_from_lists_and_arrays(connection: Connection) -> None:
     keys = [f"k{i}" for i in range(1500)]
     bodies = [
-        [batch.body for batch in pack_cancels(core, form)[1]]
+        [batch.body for batch in pack_cancels(connection, form)[1]]
         for form in (keys, np.array(keys), pa.array(keys), pa.chunked_array([keys]))
     ]
     assert len(bodies[0]) == 2

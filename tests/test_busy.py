@@ -405,7 +405,7 @@ class TimeFlies(Host):
     """
 
     def __init__(self, client: Client | AsyncClient, count: int = 0) -> None:
-        self._retries = client._core.session.retries
+        self._retries = client._core.connections[0].session.retries
         self._leapt_s = 0.0
         self.count = count
 
@@ -433,7 +433,7 @@ class Stalled:
         self._after.touch()
         with Client("demo", namespace="filler", timeout=PATIENCE_S) as client:
             client.add("gate", HOUR_S)
-            client._core.host = TimeFlies(client, count=1)
+            client._core.host = client._core.connections[0].host = TimeFlies(client, count=1)
             self._stack.enter_context(self._gate.closed())
             with pytest.raises(Busy) as refused:
                 self._fill(client)
@@ -472,7 +472,7 @@ def test_packed_calls_of_several_threads_keep_their_order(stalled: Stalled) -> N
             one.start()
         for one in threads:
             one.join()
-        eventually(lambda: client._core.session.retries.waiting)
+        eventually(lambda: client._core.connections[0].session.retries.waiting)
         assert client.add("x", HOUR_S, wait=False).done is False
         stalled.go_on()
         assert {h.result().status for h in adds} == {Status.ADDED}  # type: ignore[attr-defined]
@@ -488,7 +488,7 @@ def test_bulk_calls_wait_until_the_daemon_is_not_busy(stalled: Stalled) -> None:
         lists = client.add_many(rows, mode="replace", wait=False)
         table = {"key": np.arange(900).astype("S"), "delay": np.full(900, HOUR_S)}
         columns = client.add_many(table, wait=False)
-        eventually(lambda: client._core.session.retries.waiting)
+        eventually(lambda: client._core.connections[0].session.retries.waiting)
         stalled.go_on()
         client.settle(lists)
         client.settle(columns)
@@ -507,7 +507,7 @@ def test_a_call_that_stays_busy_says_which_rows_are_not_done(stalled: Stalled) -
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()
         clock = TimeFlies(client)
-        client._core.host = clock
+        client._core.host = client._core.connections[0].host = clock
         clock.count = 300
         rows = [(f"new:{n}", HOUR_S, "t", bytes(9000)) for n in range(300)]
         with pytest.raises(Busy, match=r"'row \d+' was refused because the daemon is busy") as many:
@@ -538,7 +538,8 @@ def test_the_asyncio_client_sends_busy_calls_again(stalled: Stalled) -> None:
     async def run() -> None:
         async with AsyncClient("demo", timeout=PATIENCE_S) as client:
             await asyncio.to_thread(stalled.stall)
-            client._core.host = clock = TimeFlies(client, count=1)
+            clock = TimeFlies(client, count=1)
+            client._core.host = client._core.connections[0].host = clock
             with pytest.raises(Busy):
                 await client.add("single", HOUR_S)
             clock.count = 2
@@ -554,7 +555,9 @@ def test_the_asyncio_client_sends_busy_calls_again(stalled: Stalled) -> None:
                 for _ in range(500)
             ]
             result = await client.add_many([("k", HOUR_S)] * 2, mode="replace", wait=False)
-            await asyncio.to_thread(eventually, lambda: client._core.session.retries.waiting)
+            await asyncio.to_thread(
+                eventually, lambda: client._core.connections[0].session.retries.waiting
+            )
             stalled.go_on()
             for add, cancel in handles:
                 assert (await add).status == Status.ADDED

@@ -7,7 +7,6 @@ the client works, and every result belongs to its call.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import os
 import random
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 
 import pytest
 from interrupts import EFFECTS, HOUR_S, Interrupt, Interrupted, run
+from partitioned import start_partitioned
 from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon
 from tiers import sample, wide
@@ -39,7 +39,6 @@ from purgatoryd.clients import (
     operations,
 )
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
-from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 
 pytestmark = pytest.mark.tier("all")
@@ -173,25 +172,24 @@ CALLS: dict[str, Callable[[Any, int], Any]] = {
     "AsyncOperation.result": ended,
 }
 WAITS = ("flush", "settle")
-"""The calls of a client with partitions that only wait."""
+"""Calls that only wait, for a namespace with partitions."""
 
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize(
-    ("cls", "name"),
+    ("partitions", "name"),
     sample(
-        [(AsyncPurgatory, name) for name in CALLS]
-        + [(AsyncPartitionedClient, name) for name in WAITS],
-        {(AsyncPurgatory, "flush"), (AsyncPurgatory, "AsyncHandle.result")},
+        [(1, name) for name in CALLS] + [(4, name) for name in WAITS],
+        {(1, "flush"), (1, "AsyncHandle.result")},
     ),
 )
 def test_a_client_works_after_a_cancelled_call(
-    daemon: StartDaemon, cls: type[Any], name: str
+    daemon: StartDaemon, partitions: int, name: str
 ) -> None:
-    daemon("demo")
+    start_partitioned(daemon, partitions)
 
     async def scenario() -> None:
-        async with cls("demo", timeout=PATIENCE_S, queue_limit=1) as client:
+        async with AsyncPurgatory("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
                 await client.add(f"before{n}", HOUR_S, wait=False)
@@ -204,8 +202,8 @@ def test_a_client_works_after_a_cancelled_call(
     asyncio.run(scenario())
 
 
-PARTITIONED = ("add", "cancel", "get")
-"""The calls of a client with partitions that have one key."""
+PARTITIONED = ("add", "cancel", "cancel_many", "get", "forget")
+"""Calls with one key, for a namespace with partitions."""
 
 
 async def outcome_of(client: Any, handle: Any) -> Any:
@@ -220,21 +218,20 @@ async def outcome_of(client: Any, handle: Any) -> Any:
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize(
-    ("cls", "name"),
+    ("partitions", "name"),
     sample(
-        [(AsyncPurgatory, name) for name in EFFECTS]
-        + [(AsyncPartitionedClient, name) for name in PARTITIONED],
-        {(AsyncPurgatory, "cancel"), (AsyncPurgatory, "advance_many")},
+        [(1, name) for name in EFFECTS] + [(4, name) for name in PARTITIONED],
+        {(1, "cancel"), (1, "advance_many")},
     ),
 )
 def test_a_cancelled_call_has_a_handle_or_no_effect(
-    daemon: StartDaemon, cls: type[Any], name: str
+    daemon: StartDaemon, partitions: int, name: str
 ) -> None:
-    daemon("demo", "--bulk-loads", "4096")
+    start_partitioned(daemon, partitions, "--bulk-loads", "4096")
     effect = EFFECTS[name]
 
     async def scenario() -> None:
-        async with cls("demo", timeout=PATIENCE_S, queue_limit=1) as client:
+        async with AsyncPurgatory("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
                 await client.add(f"before{n}", HOUR_S, wait=False)  # the queue is full
@@ -358,7 +355,7 @@ def test_one_handle_reports_all_parts_of_a_bulk_call(daemon: StartDaemon, name: 
     expected = Status.ADDED if adds else Status.CANCELLED
 
     async def scenario() -> None:
-        async with AsyncPartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as client:
+        async with AsyncClient("demo", namespace="clicks", timeout=PATIENCE_S) as client:
             doubts = 0
             prepare = [] if adds else [partial(PARTS["add_many"], client)]
             async for number, _, error in cancelled(partial(PARTS[name], client), prepare):
@@ -375,11 +372,13 @@ def test_one_handle_reports_all_parts_of_a_bulk_call(daemon: StartDaemon, name: 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("cls", [AsyncClient, AsyncPurgatory, AsyncPartitionedClient])
+@pytest.mark.parametrize(
+    ("cls", "partitions"), [(AsyncClient, 1), (AsyncPurgatory, 1), (AsyncClient, 4)]
+)
 def test_a_cancelled_close_ends_and_sends_what_was_packed(
-    daemon: StartDaemon, cls: type[Any]
+    daemon: StartDaemon, cls: type[Any], partitions: int
 ) -> None:
-    daemon("demo")
+    start_partitioned(daemon, partitions)
     keys: list[str] = []
 
     async def scenario() -> None:
@@ -425,9 +424,13 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("cls", [AsyncClient, AsyncPurgatory, AsyncPartitionedClient])
-def test_a_cancelled_connect_leaves_nothing(daemon: StartDaemon, cls: type[Any]) -> None:
-    daemon("demo")
+@pytest.mark.parametrize(
+    ("cls", "partitions"), [(AsyncClient, 1), (AsyncPurgatory, 1), (AsyncClient, 4)]
+)
+def test_a_cancelled_connect_leaves_nothing(
+    daemon: StartDaemon, cls: type[Any], partitions: int
+) -> None:
+    start_partitioned(daemon, partitions)
 
     async def connect(_: int) -> None:
         client = await cls("demo", timeout=PATIENCE_S).connect()
@@ -557,7 +560,6 @@ def test_calls_end_after_an_exception_in_a_callback_of_the_loop(daemon: StartDae
 TRIED: dict[type, set[str]] = {
     AsyncClient: {*ADDS, *CALLS, *EFFECTS, "close", "connect"},
     AsyncPurgatory: {*ADDS, *CALLS, *EFFECTS, *WATCHES, "close", "connect"},
-    AsyncPartitionedClient: {*PARTITIONED, *PARTS, *WAITS, "close", "connect"},
     AsyncHandle: {name.removeprefix("AsyncHandle.") for name in CALLS},
     AsyncOperation: {
         *(name.removeprefix("AsyncOperation.") for name in CALLS),
@@ -566,6 +568,7 @@ TRIED: dict[type, set[str]] = {
     AsyncSubscriber: {"get", "close", "connect"},
 }
 """Calls that the tests above cancel."""
+DO_NOT_WAIT = {"at", "add_done_callback", "future"}
 
 
 @pytest.mark.tier("test")
@@ -573,7 +576,7 @@ def test_every_public_call_that_waits_is_cancelled() -> None:
     exported = [name for name in clients.__all__ if name.startswith("Async")]
     assert {getattr(clients, name) for name in exported} == TRIED.keys()
     for cls, calls in TRIED.items():
-        waits = {name for name in public(cls) if inspect.iscoroutinefunction(getattr(cls, name))}
+        waits = public(cls) - DO_NOT_WAIT
         assert waits <= {name.split()[0] for name in calls}, cls
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from partitioned import start_partitioned
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, remove_arena_files
 from tiers import wide
 
 from purgatoryd.clients import (
     Admin,
     AsyncClient,
-    AsyncPartitionedClient,
     AsyncPurgatory,
     AsyncSubscriber,
     BatchError,
@@ -637,10 +637,14 @@ def test_async_client_survives_a_restart(real: Daemon) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("cls", [AsyncClient, AsyncPurgatory, AsyncPartitionedClient])
+@pytest.mark.parametrize(
+    ("cls", "partitions"), [(AsyncClient, 1), (AsyncPurgatory, 1), (AsyncClient, 4)]
+)
 def test_an_async_client_without_connect_connects_with_its_first_call(
-    real: Daemon, cls: type[Any]
+    daemon: StartDaemon, cls: type[Any], partitions: int
 ) -> None:
+    start_partitioned(daemon, partitions)
+
     async def scenario() -> None:
         await cls("demo").close()
         for call, arguments in (("add", ["k", HOUR_S]), ("get", ["k"]), ("cancel", ["k"]),

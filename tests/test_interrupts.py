@@ -38,6 +38,7 @@ from interrupts import (
     state_is,
     status,
 )
+from partitioned import start_partitioned
 from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon, eventually
 from tiers import sample, wide
@@ -55,7 +56,6 @@ from purgatoryd.clients import (
     Handle,
     Notice,
     Operation,
-    PartitionedClient,
     Purgatory,
     Status,
     Stopping,
@@ -124,8 +124,8 @@ def test_a_client_works_after_an_interrupt(daemon: StartDaemon, name: str) -> No
             works(client, number)
 
 
-PARTITIONED = ("add", "cancel", "get")
-"""The calls of a client with partitions that have one key."""
+PARTITIONED = ("add", "cancel", "cancel_many", "get", "forget")
+"""Calls with one key, for a namespace with partitions."""
 
 
 def outcome_of(client: Any, handle: Any) -> Any:
@@ -140,19 +140,18 @@ def outcome_of(client: Any, handle: Any) -> Any:
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize(
-    ("cls", "name"),
+    ("partitions", "name"),
     sample(
-        [(Purgatory, name) for name in EFFECTS]
-        + [(PartitionedClient, name) for name in PARTITIONED],
-        {(Purgatory, "cancel"), (Purgatory, "advance_many")},
+        [(1, name) for name in EFFECTS] + [(4, name) for name in PARTITIONED],
+        {(1, "cancel"), (1, "advance_many")},
     ),
 )
 def test_an_interrupted_call_has_a_handle_or_no_effect(
-    daemon: StartDaemon, cls: type[Any], name: str
+    daemon: StartDaemon, partitions: int, name: str
 ) -> None:
-    daemon("demo", "--bulk-loads", "4096")
+    start_partitioned(daemon, partitions, "--bulk-loads", "4096")
     effect, doubts = EFFECTS[name], 0
-    with cls("demo", timeout=PATIENCE_S) as client:
+    with Purgatory("demo", timeout=PATIENCE_S) as client:
         prepare = [partial(step, client) for step in effect.before]
         for number, found, error in interrupted(partial(effect.call, client), prepare):
             handle = getattr(error, "handle", None)
@@ -258,7 +257,7 @@ def test_one_handle_reports_all_parts_of_a_bulk_call(daemon: StartDaemon, name: 
         admin.create_namespace("clicks", 4)
     adds, doubts = name == "add_many", 0
     expected = Status.ADDED if adds else Status.CANCELLED
-    with PartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as client:
+    with Client("demo", namespace="clicks", timeout=PATIENCE_S) as client:
         prepare = [] if adds else [partial(many, client)]
         for number, _, error in interrupted(partial(PARTS[name], client), prepare):
             handle = getattr(error, "handle", None)
@@ -284,18 +283,20 @@ def test_an_interrupted_wait_for_partitions_is_repeated(daemon: StartDaemon, nam
     daemon("demo", "--shards", "2", "--capacity", "10000")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.create_namespace("clicks", 4)
-    with PartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as client:
+    with Client("demo", namespace="clicks", timeout=PATIENCE_S) as client:
         for number, _, _ in interrupted(partial(WAITS[name], client)):
             WAITS[name](client, number)
             works(client, number)
 
 
-CLOSED = (Client, Purgatory, PartitionedClient, Subscriber, Admin)
+CLOSED = (Client, Purgatory, Subscriber, Admin)
+CLOSED_TOO = [*((cls, 1) for cls in CLOSED), (Client, 4), (Purgatory, 4)]
+"""Classes, and the number of partitions of their namespace."""
 
 
-@pytest.mark.parametrize("cls", CLOSED)
-def test_an_interrupted_close_ends(daemon: StartDaemon, cls: type[Any]) -> None:
-    daemon("demo")
+@pytest.mark.parametrize(("cls", "partitions"), CLOSED_TOO)
+def test_an_interrupted_close_ends(daemon: StartDaemon, cls: type[Any], partitions: int) -> None:
+    start_partitioned(daemon, partitions)
     opened: list[Any] = []
 
     def use(number: int) -> None:
@@ -315,9 +316,11 @@ def test_an_interrupted_close_ends(daemon: StartDaemon, cls: type[Any]) -> None:
             assert client.cancel_many(keys) == [CancelResult.CANCELLED] * len(keys)
 
 
-@pytest.mark.parametrize("cls", CLOSED)
-def test_an_interrupted_constructor_leaves_nothing(daemon: StartDaemon, cls: type[Any]) -> None:
-    daemon("demo")
+@pytest.mark.parametrize(("cls", "partitions"), CLOSED_TOO)
+def test_an_interrupted_constructor_leaves_nothing(
+    daemon: StartDaemon, cls: type[Any], partitions: int
+) -> None:
+    start_partitioned(daemon, partitions, "--sessions", "4096")
     for _, made, _ in interrupted(lambda _: cls("demo", timeout=PATIENCE_S)):
         if made is not None:
             made.close()
@@ -371,9 +374,11 @@ print(number > 10, descriptors() - before)
 """
 
 
-@pytest.mark.parametrize("cls", CLOSED)
-def test_an_interrupt_leaves_no_descriptor(daemon: StartDaemon, cls: type[Any]) -> None:
-    daemon("demo")
+@pytest.mark.parametrize(("cls", "partitions"), CLOSED_TOO)
+def test_an_interrupt_leaves_no_descriptor(
+    daemon: StartDaemon, cls: type[Any], partitions: int
+) -> None:
+    start_partitioned(daemon, partitions, "--sessions", "4096")
     support = str(Path(inspect.getfile(Interrupt)).parent)
     assert run(LEFT, cls.__name__, support) == "True 0\n"
 
@@ -401,7 +406,7 @@ class Looks:
 
     @property
     def session(self) -> int:
-        return self.sessions[-1]._core.session.id
+        return self.sessions[-1]._core.connections[0].session.id
 
     def drains(self, admin: Admin) -> bool:
         """Whether the daemon drains; ends that."""
@@ -572,7 +577,6 @@ def test_an_interrupted_subscriber_returns_each_notice_once(
 TRIED: dict[type, set[str]] = {
     Client: {*ADDS, *CALLS, *EFFECTS, "close"},
     Purgatory: {*ADDS, *CALLS, *EFFECTS, *WATCHES, "close"},
-    PartitionedClient: {*PARTITIONED, *PARTS, *WAITS, "close", "of"},  # of() sends nothing
     Handle: {name.removeprefix("Handle.") for name in CALLS},
     Operation: {name.removeprefix("Operation.") for name in (*CALLS, *EFFECTS, *CALLBACKS)},
     Subscriber: {"get", "close"},

@@ -205,5 +205,5 @@ def test_a_forked_child_writes_nothing_of_its_parents_lines(
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadPath, match="cannot be made"):
+    with pytest.raises(BadPath, match="cannot be created"):
         Ledger(tmp_path / "file" / "ledgers")

@@ -23,7 +23,7 @@ from raw_owner import trigger as record
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, stats
 from tiers import wide
 
-from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, core
+from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, connection
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
 from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message
@@ -139,7 +139,7 @@ def test_a_flood_of_triggers_delays_no_expiry_for_ever(daemon: StartDaemon) -> N
 
 def lose_all(client: Purgatory, patch: pytest.MonkeyPatch) -> None:
     """Messages of `client` that its socket accepts do not arrive."""
-    channel = client._core.channel
+    channel = client._core.connections[0].channel
     assert channel is not None
     patch.setattr(channel, "send", lambda frame: True)
 
@@ -152,14 +152,14 @@ def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: Star
         time.sleep(GRACE_NS / 1e9)  # the grace of the start is over
         operation = owner.watch("op", AllOf({"k": 1}), timeout=0.3)
         go_on = frozen(real)
-        other._core._resend_s = core.RESEND_MAX_S
+        other._core.connections[0]._resend_s = connection.RESEND_MAX_S
         with pytest.MonkeyPatch.context() as patch:
             lose_all(other, patch)
             sender = threading.Thread(target=trigger, args=(other, "k"))
             begun_s = time.monotonic()
             sender.start()
             time.sleep(0.5)  # the deadline passes
-            assert other._core.session.in_doubt()
+            assert other._core.connections[0].session.in_doubt()
         go_on()
         sender.join(PATIENCE_S)
         assert time.monotonic() - begun_s > 1.9
@@ -230,7 +230,7 @@ def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaem
 
 
 def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
-    assert GRACE_NS > RESEND_MAX_NS == core.RESEND_MAX_S * 1e9
+    assert GRACE_NS > RESEND_MAX_NS == connection.RESEND_MAX_S * 1e9
 
 
 class Asked:

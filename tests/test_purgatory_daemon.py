@@ -1009,7 +1009,7 @@ def test_an_owner_keeps_itself_reachable(
     monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.02)
     with owner() as p:
         op = p.watch("w", AllOf({"k": 1}), HOUR_S)
-        stranger.ping(p._core.session.id)
+        stranger.ping(p._core.connections[0].session.id)
         stranger.batch(trigger(Op.ADVANCE_KEY, b"k", 1))
         assert op.result(PATIENCE_S).cause == "satisfied"
 

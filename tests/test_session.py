@@ -21,15 +21,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from real_daemon import PATIENCE_S
+from unconnected import connection_of, with_partitions
 
-from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
+from purgatoryd.clients import jobs
 from purgatoryd.clients.arguments import LIMIT_S, check_limit_s
 from purgatoryd.clients.batch import Batch, Outcome
-from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.channel import Channel, ChannelPoller
 from purgatoryd.clients.client import Client
-from purgatoryd.clients.core import BUSY_MAX_S, BUSY_S, Core
+from purgatoryd.clients.connection import BUSY_MAX_S, BUSY_S
+from purgatoryd.clients.core import Core
 from purgatoryd.clients.engine import Call, CallThread, Engine
-from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.clients.subscriber import CHECK_S, FIRST_CHECK_S, PROBATION_S, Inbox
@@ -283,17 +284,16 @@ def batch(outcomes: list[Outcome], number: int = 1) -> Batch:
 @pytest.mark.parametrize(("extend", "later_s"), [(True, 17.0), (False, 10.0)])
 def test_only_an_answer_extends_the_deadline_of_a_call(extend: bool, later_s: float) -> None:
     now_s = 0.0
-    core: Any = SimpleNamespace(
+    connection: Any = SimpleNamespace(
         answers=0, give_up=lambda: None, session=SimpleNamespace(retries=None),
         host=SimpleNamespace(monotonic_s=lambda: now_s),
         overdue=lambda subject, limit_s: TimeoutError(subject),
     )  # fmt: skip
-    jobs: Any = SimpleNamespace(core=core)
-    job = Jobs.until(jobs, lambda: False, "call", 10.0, extend=extend)
+    job = jobs.until(connection, lambda: False, "call", 10.0, extend=extend)
     assert next(job) == 10.0
     now_s = 6.0
     assert next(job) == 10.0
-    now_s, core.answers = 7.0, 1
+    now_s, connection.answers = 7.0, 1
     assert next(job) == later_s
     now_s = later_s
     with pytest.raises(TimeoutError):
@@ -307,27 +307,22 @@ def test_an_interrupted_call_has_its_handle_if_it_was_packed(packed: bool) -> No
             job()
         raise KeyboardInterrupt
 
-    engine: Any = SimpleNamespace(queued=0, put=put, knows=lambda fact: fact())
+    engine: Any = SimpleNamespace(queued=lambda _: 0, put=put, knows=lambda fact: fact())
     engine.leave_handle = partial(CallThread.leave_handle, engine)
-    client: Any = SimpleNamespace(
-        queue_limit=1, _engine=engine, _core=SimpleNamespace(packer=Packer(HOST))
-    )
-    one = Entry(PendingCancel("k", None), b"n", Builder.cancel, (1, b"k", 0))
+    client: Any = SimpleNamespace(queue_limit=1, _engine=engine)
+    one = with_partitions(1, "demo", "shop").cancel("k", 0, collect=False)
     with pytest.raises(KeyboardInterrupt) as caught:
         Client._later(client, one, 1.0)
     assert hasattr(caught.value, "handle") is packed
 
 
-def test_calls_that_do_not_fit_the_queue_wait_for_space() -> None:
-    packer = Packer(HOST)
-    core = SimpleNamespace(packer=packer)
-    jobs: Any = SimpleNamespace(
-        core=core, _planned=set(), space=lambda *_: [1.0], awaited=lambda *_: [2.0]
-    )
-    entries = [
-        Entry(PendingCancel(key, None), b"n", Builder.cancel, (1, key.encode(), 0)) for key in "abc"
-    ]
-    waited = [(due_s, packer.queued) for due_s in Jobs.several(jobs, 2, entries, 10.0)]
+def test_calls_that_do_not_fit_the_queue_wait_for_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "space", lambda *_: [1.0])
+    monkeypatch.setattr(jobs, "awaited", lambda *_: [2.0])
+    core = with_partitions(1, "demo", "shop")
+    packer = core.connections[0].packer
+    entries = [core.cancel(key, 0, collect=False) for key in "abc"]
+    waited = [(due_s, packer.queued) for due_s in jobs.several(2, entries, 10.0)]
     assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "for space, then for each answer"
 
 
@@ -627,18 +622,25 @@ def test_acknowledgements_come_in_messages_of_the_size_that_is_allowed(model: Mo
 def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
     endpoint = f"ipc://{daemon_dir}/socket"
     with closing(Channel(endpoint)) as channel, zmq.Context() as context:
-        assert not channel.wait(0)
+        assert not waited(channel, 0)
         with context.socket(zmq.ROUTER) as daemon:
             daemon.bind(endpoint)
-            assert channel.wait(PATIENCE_S)
+            assert waited(channel, PATIENCE_S)
             assert channel.reconnected()
             assert channel.connected
             assert not channel.reconnected()
-            assert not channel.wait(0), "space to send was not asked for"
-            assert channel.wait(PATIENCE_S, to_send=True)
-        assert channel.wait(PATIENCE_S)
+            assert not waited(channel, 0), "space to send was not asked for"
+            assert waited(channel, PATIENCE_S, to_send=True)
+        assert waited(channel, PATIENCE_S)
         assert not channel.reconnected()
         assert not channel.connected
+
+
+def waited(channel: Channel, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
+    """Wait for a channel alone."""
+    poller = ChannelPoller(kicked)
+    poller.watch(channel, to_send=to_send)
+    return bool(poller.wait(timeout_s))
 
 
 def test_a_channel_sends_on_no_connection_that_was_not_reported(daemon_dir: Path) -> None:
@@ -647,16 +649,16 @@ def test_a_channel_sends_on_no_connection_that_was_not_reported(daemon_dir: Path
         for _ in range(2):
             with context.socket(zmq.ROUTER) as daemon:
                 daemon.bind(endpoint)
-                assert channel.wait(PATIENCE_S)
+                assert waited(channel, PATIENCE_S)
                 assert not channel.send(b"early")
                 assert channel.reconnected()
                 assert channel.send(b"asked")
                 route, asked = daemon.recv_multipart()
                 assert asked == b"asked"
                 daemon.send_multipart([route, b"answer"])
-            assert channel.wait(PATIENCE_S)
+            assert waited(channel, PATIENCE_S)
             while not channel.reconnected() and channel.connected:
-                assert channel.wait(PATIENCE_S)
+                assert waited(channel, PATIENCE_S)
             assert channel.receive() == b"answer", "it was lost with the connection"
 
 
@@ -664,14 +666,14 @@ def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:
     endpoint, kicked = f"ipc://{daemon_dir}/socket", os.eventfd(0, os.EFD_NONBLOCK)
     with closing(Channel(endpoint)) as channel, zmq.Context() as context:
         os.eventfd_write(kicked, 1)
-        assert not channel.wait(PATIENCE_S, kicked=kicked)
+        assert not waited(channel, PATIENCE_S, kicked=kicked)
         with pytest.raises(BlockingIOError):
             os.eventfd_read(kicked)
         with context.socket(zmq.ROUTER) as daemon:
             daemon.bind(endpoint)
-            assert channel.wait(PATIENCE_S, kicked=kicked)
+            assert waited(channel, PATIENCE_S, kicked=kicked)
             os.eventfd_write(kicked, 1)
-            assert channel.wait(PATIENCE_S, kicked=kicked), "the connection was not taken"
+            assert waited(channel, PATIENCE_S, kicked=kicked), "the connection was not taken"
     os.close(kicked)
 
 
@@ -702,7 +704,7 @@ class SilentChannel:
 
 
 @pytest.mark.parametrize(
-    "option", ["remote", "durable", "ledger", "worker", "numa_local", "partition", "resume"]
+    "option", ["remote", "durable", "ledger", "worker", "numa_local", "resume"]
 )
 def test_an_option_of_another_type_is_refused_before_a_connection(option: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{option} must be "):
@@ -716,11 +718,6 @@ def test_an_option_of_another_type_is_refused_before_a_connection(option: str) -
 )  # fmt: skip
 def test_a_limit_of_any_size_is_a_number_of_seconds(given: float, limit_s: float) -> None:
     assert check_limit_s(given) == limit_s
-
-
-def test_a_partitioned_client_has_a_timeout_for_calls_without_one() -> None:
-    client = AsyncPartitionedClient("demo", timeout=3.0)
-    assert [client._limit_s(timeout) for timeout in (None, 0.0, 7.0)] == [3.0, 0.0, 7.0]
 
 
 @pytest.mark.parametrize("proven", [False, True])
@@ -752,37 +749,37 @@ def test_a_silent_or_lost_daemon_is_looked_for_where_the_namespace_is(
         channels.append(SilentChannel(*arguments))
         return channels[-1]
 
-    core = Core("demo", "shop", host=host, open_channel=open_channel)
-    monkeypatch.setattr(core, "_find", lambda: found[0])
-    assert core.try_open()
-    core.expect(answer=True)
+    connection = connection_of("demo", "shop", host=host, open_channel=open_channel)
+    monkeypatch.setattr(connection, "_find", lambda: found[0])
+    connection.open()
+    connection.expect(answer=True)
     found[0] = "there"
-    core.look()
-    core.ask_again()
+    connection.look()
+    connection.ask_again()
     assert channels[0].endpoints == ["here"]
     channels[0].connected = connected
     if connected:
-        host.now_s = core.resend_at_s
-        core.ask_again()
+        host.now_s = connection.resend_at_s
+        connection.ask_again()
     else:
-        core.look()
+        connection.look()
     assert channels[0].endpoints == ["here", "there"]
 
 
 def test_the_pause_before_busy_calls_doubles_until_one_is_taken() -> None:
     host, rounds = SteppedHost(), list[float]()
-    core = Core("demo", "shop", host=host)
+    connection = connection_of("demo", "shop", host=host)
     retries = SimpleNamespace(
         in_round=False, waiting=1, settled=0, begin_round=lambda: rounds.append(host.now_s)
     )
-    core.session.retries = cast("Any", retries)
+    connection.session.retries = cast("Any", retries)
     pauses = []
     for number in range(10):
         retries.settled = int(number == 9)
-        core.push()
-        pauses.append(core.retry_at_s - host.now_s)
-        host.now_s = core.retry_at_s
-        core.push()
+        connection.exchange()
+        pauses.append(connection.retry_at_s - host.now_s)
+        host.now_s = connection.retry_at_s
+        connection.exchange()
         assert rounds.pop() == host.now_s
     expected = [min(BUSY_S * 2**number, BUSY_MAX_S) for number in range(9)] + [BUSY_S]
     assert pauses == pytest.approx(expected)

@@ -3,7 +3,6 @@ of rows to partitions and back."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import itertools
@@ -21,14 +20,14 @@ import pyarrow as pa
 import pytest
 import zmq
 from purgatory_driver import ANY, Command, Key, Purgatory, advance, cancel, put, watch
+from unconnected import with_partitions
 from wal_driver import authoritative_state
 
 from purgatoryd.clients import route
-from purgatoryd.clients.aio import AsyncClient
-from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.bulk import BulkResult, MergedResult
-from purgatoryd.clients.partitioned import SILENCE_S, Patience
-from purgatoryd.clients.partitions import Partitions
+from purgatoryd.clients.core import Core
+from purgatoryd.clients.jobs import Job, together
+from purgatoryd.clients.partitions import puts, split_rows
 from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.clients.subscriber import _all_or_none
 from purgatoryd.daemon import deployment, shard
@@ -42,11 +41,13 @@ from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
+    Busy,
     CallTimeout,
     DaemonError,
     DaemonUnreachable,
     InvalidName,
     InvalidSetting,
+    Partitioned,
     ShardUnavailable,
     TableBroken,
 )
@@ -56,6 +57,7 @@ from purgatoryd.shm_layout.layout import (
     DaemonState,
     Degraded,
     Message,
+    Status,
     WireError,
 )
 from purgatoryd.shm_layout.paths import paths_in
@@ -658,14 +660,30 @@ def test_a_daemon_of_that_name_in_another_directory_is_another_one(
     there = paths_in(tmp_path, "demo")
     monkeypatch.setattr(route, "client_paths", lambda _: there)
     way = route.Route("demo", "shop")
-    assert way.find() == there
+    assert way.find()[0] == there
     write_table(tmp_path, ShardTable("demo", 1, 1, 2).with_birth(Placement("shop", (1,))))
-    assert way.find().name == "demo-1-1"
+    assert way.find()[0].name == "demo-1-1"
     there = paths_in(tmp_path / "other", "demo")
     with pytest.raises(DaemonUnreachable):
         way.find()
     there = paths_in(tmp_path, "demo")
-    assert way.find().name == "demo-1-1"
+    assert way.find()[0].name == "demo-1-1"
+
+
+def test_another_number_of_partitions_needs_another_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route, "client_paths", lambda _: paths_in(tmp_path, "demo"))
+    empty = ShardTable("demo", 1, 1, 2)
+    write_table(tmp_path, empty.with_birth(Placement("shop", (0, 1, 0))))
+    way = route.Route("demo", "shop")
+    assert way.count() == 3
+    assert [way.find(number)[0].name for number in range(3)] == ["demo-1-0", "demo-1-1", "demo-1-0"]
+    breakers = [way.find(number)[1] for number in range(3)]
+    assert breakers[0] is breakers[2] is not breakers[1]
+    write_table(tmp_path, empty.with_birth(Placement("shop", (1,))))
+    with pytest.raises(Partitioned, match=r"has 1 partitions: .* had 3; open a new one"):
+        way.find(0)
 
 
 # ---- the breaker --------------------------------------------------------------------------------
@@ -703,41 +721,42 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
 
 
 def test_several_silent_partitions_do_not_take_the_time_of_each() -> None:
-    given: list[float] = []
+    """All are waited for at the same time, and each is waited for to its end."""
+    steps = Counter[str]()
 
-    def silent(timeout: float) -> None:
-        given.append(timeout)
-        raise CallTimeout("flush", timeout, 0)
+    def silent(name: str, deadline_s: float, count: int) -> Job[None]:
+        for _ in range(count):
+            steps[name] += 1
+            yield deadline_s
+        raise CallTimeout(name, 5.0, 0)
 
-    patience = Patience(5.0)
-    for _ in range(3):
-        with pytest.raises(CallTimeout):
-            patience.wait(silent)
-    assert given == [5.0, SILENCE_S, SILENCE_S]
-
-
-def test_a_partition_that_fails_leaves_no_call_of_another_behind() -> None:
-    class Fails:
-        async def flush(self, timeout: float | None) -> None:
-            raise CallTimeout("flush", 1.0, 0)
-
-    class Takes:
-        done = False
-
-        async def flush(self, timeout: float | None) -> None:
-            for _ in range(10):
-                await asyncio.sleep(0)
-            self.done = True
-
-    client, slow = AsyncPartitionedClient("demo"), Takes()
-    client._clients = [cast("AsyncClient", Fails()), cast("AsyncClient", slow)]
-    with pytest.raises(CallTimeout):
-        asyncio.run(client.flush())
-    assert slow.done
+    job = together([silent("slow", 7.0, 3), silent("fast", 5.0, 1)])
+    assert [next(job) for _ in range(3)] == [5.0, 7.0, 7.0]
+    with pytest.raises(CallTimeout, match="fast"):
+        next(job)
+    assert steps == {"slow": 3, "fast": 1}
 
 
-def partitions(count: int = 3) -> Partitions:
-    return Partitions(Placement("clicks", tuple(range(count))))
+def test_a_broken_connection_reaches_the_jobs_of_all_partitions() -> None:
+    caught = []
+
+    def job(name: str) -> Job[None]:
+        try:
+            yield 1.0
+        except OSError:
+            caught.append(name)
+            yield 2.0
+
+    both = together([job("one"), job("other")])
+    assert next(both) == 1.0
+    assert both.throw(OSError()) == 2.0
+    assert caught == ["one", "other"]
+    with pytest.raises(StopIteration):
+        next(both)
+
+
+def partitions(count: int = 3) -> Core:
+    return with_partitions(count, "demo", "clicks")
 
 
 @pytest.mark.parametrize(
@@ -753,12 +772,12 @@ def partitions(count: int = 3) -> Partitions:
 )
 def test_rows_of_any_kind_go_where_their_keys_are(rows: Any) -> None:
     some = partitions()
-    parts = list(some.split(rows))
-    assert sorted(part.partition for part in parts) == [0, 1, 2]
-    assert sorted(place for part in parts for place in part.places) == list(range(len(KEYS)))
-    for part in parts:
-        assert {some.of(KEYS[place]) for place in part.places} == {part.partition}
-        assert keys_of(part.rows) == [KEYS[place] for place in part.places]
+    shares = list(split_rows(some, rows))
+    assert sorted(share.connection.number for share in shares) == [0, 1, 2]
+    assert sorted(place for share in shares for place in share.places) == list(range(len(KEYS)))
+    for share in shares:
+        assert {some.of(KEYS[place]) for place in share.places} == {share.connection}
+        assert keys_of(share.rows) == [KEYS[place] for place in share.places]
 
 
 def keys_of(rows: Any) -> list[str]:
@@ -773,11 +792,49 @@ def test_results_come_back_in_the_order_of_the_rows() -> None:
     odd._parts, even._parts = [cells[1], cells[3]], [cells[0] + cells[2]]
     lost = DaemonError()
     merged = MergedResult(5)
-    merged.add(1, (1, 3), odd)
-    merged.add(0, (0, 2), even)
+    merged.add((1, 3), odd)
+    merged.add((0, 2), even)
     merged.fail(lost)
     assert merged.tickets == [0, 1, 2, 3, 0]
     assert [int(status) for status in merged.statuses] == [1, 1, 1, 1, 0]
     assert not merged.ok
     with pytest.raises(DaemonError):
         merged.check()
+
+
+def test_busy_rows_of_several_partitions_are_reported_by_their_number() -> None:
+    busy, added = wire.RESULT.pack(Status.BUSY, 0), wire.RESULT.pack(1 << 8 | Status.ADDED, 1)
+    odd, even = BulkResult(None, arrays=False), BulkResult(None, arrays=False)
+    odd._parts, even._parts = [busy, added], [added, busy, bytes(wire.RESULT.size)]
+    merged = MergedResult(5)
+    merged.add((1, 3), odd)
+    merged.add((0, 2, 4), even)
+    merged.fail(odd._busy())
+    with pytest.raises(Busy) as caught:
+        merged.check()
+    assert (caught.value.rows, caught.value.result) == ((1, 2), merged)
+    lost = DaemonError()
+    merged.fail(lost)  # rows without a result are worse
+    merged.fail(odd._busy())
+    with pytest.raises(DaemonError) as other:
+        merged.check()
+    assert other.value is lost
+
+
+def test_a_bulk_call_goes_on_in_the_partitions_whose_shards_answer() -> None:
+    core = partitions()
+    refused = core.connections[1]
+    refused.breaker = Breaker("demo", 7)
+    for _ in range(FAILURES):
+        refused.breaker.failed()
+    result, parts = puts(core, [(key, 5.0) for key in KEYS], "t", "error")
+    assert {part.connection for part in parts} == {core.connections[0], core.connections[2]}
+    for part in parts:
+        for batch in part.batches:
+            batch.settle(wire.RESULT.pack(1 << 8 | Status.ADDED, 1) * batch.count)
+    assert result.done
+    there = [Status.ADDED if core.of(key) is not refused else Status.NONE for key in KEYS]
+    assert result.statuses == there
+    with pytest.raises(ShardUnavailable):
+        result.check()
+    assert refused.packer.queued == 0

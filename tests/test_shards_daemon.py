@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner, Result
@@ -31,21 +33,28 @@ from purgatoryd.clients import (
     Admin,
     AllOf,
     AsyncClient,
-    AsyncPartitionedClient,
+    AsyncPurgatory,
     AsyncSubscriber,
+    BulkLoad,
+    BulkResult,
     CancelResult,
     Client,
     DaemonError,
+    InvalidArgument,
+    InvalidRows,
+    InvalidTime,
     Lagged,
     MessageRefused,
     Notice,
     Partitioned,
-    PartitionedClient,
     Purgatory,
     PurgatorydError,
+    Resume,
+    SessionTableFull,
     ShardUnavailable,
     Status,
     Subscriber,
+    When,
     WrongShard,
     subscriber,
 )
@@ -53,11 +62,13 @@ from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
+from purgatoryd.shm_layout.wire import Key
 
 pytestmark = pytest.mark.tier("all")
 
 FAR = 3600.0
 STRANGER = 4242
+BULK_LOAD = bytes(range(16))
 SMALL = "--capacity", "2000", "--payload-memory", "1M", "--replay-buffer", "1024"
 PATIENT = "status", "--frozen-after", "2s"
 NAMES = [f"n{i}" for i in range(20)]
@@ -212,7 +223,7 @@ def clicks(demo: Daemon) -> Daemon:
 def test_a_partitioned_namespace_is_one_for_its_users(clicks: Daemon) -> None:
     keys = [f"k{i}" for i in range(40)]
     with (
-        PartitionedClient("demo", namespace="clicks") as timers,
+        Client("demo", namespace="clicks") as timers,
         Subscriber("demo", namespace="clicks") as notices,
     ):
         result = timers.add_many([(key, 0.05) for key in keys])
@@ -235,11 +246,120 @@ def test_a_partitioned_namespace_is_one_for_its_users(clicks: Daemon) -> None:
         reader = Reader.attach(paths_in(clicks.dir, table(clicks).daemon(shard)))
         assert reader.stats()["live"] > 0
         reader.close()
-    for kind in (Client, Purgatory):
-        with pytest.raises(Partitioned, match="4 partitions"):
-            kind("demo", namespace="clicks")
     with Admin("demo") as admin, pytest.raises(Partitioned, match="cannot park"):
         admin.set_namespace("clicks", park_beyond_ns=1)
+
+
+def test_a_partitioned_namespace_takes_columns_and_reports_rows_by_their_number(
+    clicks: Daemon,
+) -> None:
+    keys = [f"k{i}" for i in range(40)]
+    with Client("demo", namespace="clicks") as timers:
+        columns = {"key": np.array(keys), "delay": np.full(40, FAR)}
+        result = timers.add_many(columns, mode="keep", wait=False)
+        timers.settle(result)
+        assert result.statuses.tolist() == [Status.ADDED] * 40
+        tickets = dict(zip(keys, result.tickets.tolist(), strict=True))
+        assert {key: timers.add(key, FAR, mode="keep").ticket for key in keys} == tickets
+        for call in (timers.add_many, timers.unpark_many):
+            with pytest.raises(InvalidRows) as caught:
+                call([*[(key, 1, b"") for key in keys], ("bad",)])  # type: ignore[list-item]
+            assert caught.value.row == 40
+        with pytest.raises(InvalidArgument, match="row 39: ticket"):
+            timers.unpark_many([*[(key, 1, b"") for key in keys[:39]], ("k39", -1, b"")])
+        found = timers.unpark_many([(key, 1, b"") for key in keys])
+        assert found.statuses == [Status.UNKNOWN] * 40
+        with pytest.raises(InvalidTime, match="row 39"):
+            timers.add_many({"key": np.array(keys), "delay": np.array([*[FAR] * 39, np.nan])})
+        with pytest.raises(InvalidArgument, match="mode"):
+            timers.add_many([], mode="other")  # type: ignore[arg-type]
+        assert timers.add_many([]).statuses == []
+
+
+def test_bulk_loads_need_a_namespace_with_one_partition(clicks: Daemon) -> None:
+    calls: list[Callable[[Client], object]] = [
+        lambda c: c.add_many([("k", FAR)], bulk_load=BulkLoad(BULK_LOAD)),
+        lambda c: c.cancel_many(["k"], bulk_load=BulkLoad(BULK_LOAD)),
+        lambda c: c.unpark_many([("k", 1, b"")], bulk_load=BulkLoad(BULK_LOAD)),
+        lambda c: c.open_bulk_load(BULK_LOAD),
+        lambda c: c.close_bulk_load(BULK_LOAD),
+        lambda c: c.forget_bulk_load(BULK_LOAD),
+        lambda c: c.bulk_load_status(BULK_LOAD),
+        lambda c: c.daemon,
+    ]
+    with Client("demo", namespace="clicks") as timers:
+        for call in calls:
+            with pytest.raises(Partitioned, match="4 partitions"):
+                call(timers)
+        assert timers.get("k") is None
+
+
+def one_partition(owner: Purgatory | AsyncPurgatory, key: str, *, same: bool) -> str:
+    """A watch key that is, or is not, in the partition of an operation's key."""
+    core = owner._core
+    return next(w for w in map(str, range(100)) if (core.of(w) is core.of(key)) is same)
+
+
+def test_operations_whose_keys_are_in_one_partition(clicks: Daemon) -> None:
+    names = [f"op{i}" for i in range(20)]
+    with Purgatory("demo", namespace="clicks") as owner:
+        there = {name: one_partition(owner, name, same=True) for name in names}
+        operations = owner.watch_many([(n, AllOf({there[n]: 1}), FAR) for n in names])
+        assert owner.operations == len(names)
+        assert sum(owner.advance_many([(w, 1) for w in {*there.values()}])) == len(names)
+        assert {o.result(PATIENCE_S).cause for o in operations} == {"satisfied"}
+        own = owner.watch("same", AllOf({"same": 1}), FAR, topic="ended")
+        assert own.extend(2 * FAR)
+        assert owner.cancel_for_key("same") == ["same"]
+        assert own.result(PATIENCE_S).cause == "cancelled"
+        asked = owner.watch("asked", When(lambda: True, ["asked"]), FAR)
+        owner.advance("asked", 1)
+        assert asked.result(PATIENCE_S).cause == "satisfied"
+        apart = one_partition(owner, "op", same=False)
+        with pytest.raises(Partitioned, match=f"watch key '{apart}'"):
+            owner.watch("op", AllOf({"op": 1, apart: 1}), FAR)
+        with pytest.raises(Partitioned):
+            owner.watch_many([("fine", AllOf({"fine": 1}), FAR), ("op", AllOf({apart: 1}), FAR)])
+        assert owner.operations == 0
+        assert owner.forget("same")
+
+
+def test_operations_in_one_partition_with_asyncio(clicks: Daemon) -> None:
+    async def run() -> None:
+        async with AsyncPurgatory("demo", namespace="clicks") as owner:
+            key = one_partition(owner, "op", same=True)
+            operation = await owner.watch("op", AllOf({key: 1}), FAR)
+            assert await owner.advance(key, 1) == 1
+            assert (await operation.result(PATIENCE_S)).cause == "satisfied"
+            with pytest.raises(Partitioned):
+                await owner.watch("op", AllOf({one_partition(owner, "op", same=False): 1}), FAR)
+
+    asyncio.run(run())
+
+
+def test_an_owner_of_operations_in_partitions_is_resumed(clicks: Daemon) -> None:
+    names, ended = [f"op{i}" for i in range(20)], SimpleQueue[tuple[Key, str]]()
+    resume = Resume("owner", 60, lambda key, outcome: ended.put((key, outcome.cause)))
+    first = Purgatory("demo", namespace="clicks", resume=resume)
+    for name in names:
+        first.watch(name, AllOf({name: 1}), FAR)
+    first._engine.end()  # its process has ended
+    with Purgatory("demo", namespace="clicks", resume=resume) as second:
+        for name in names:
+            assert second.advance(name, 1) == 1
+        outcomes = [ended.get(timeout=PATIENCE_S) for _ in names]
+    assert sorted(outcomes, key=str) == sorted(((n, "satisfied") for n in names), key=str)
+
+
+def test_a_refused_session_ends_those_of_the_other_partitions(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    daemon("demo", "--shards", "1", "--sessions", "8", *SMALL)
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.create_namespace("clicks", 16)
+        with pytest.raises(SessionTableFull):
+            Client("demo", namespace="clicks")
+        assert admin.sessions() == []
 
 
 def test_a_partitioned_namespace_with_asyncio(clicks: Daemon) -> None:
@@ -247,7 +367,7 @@ def test_a_partitioned_namespace_with_asyncio(clicks: Daemon) -> None:
 
     async def run() -> None:
         async with (
-            AsyncPartitionedClient("demo", namespace="clicks") as timers,
+            AsyncClient("demo", namespace="clicks") as timers,
             AsyncSubscriber("demo", namespace="clicks") as notices,
         ):
             assert (await timers.add_many([(key, 0.05) for key in keys])).ok
@@ -263,7 +383,7 @@ def test_a_partitioned_namespace_with_asyncio(clicks: Daemon) -> None:
 
 
 def leave_with_an_error(freeze: Callable[[], None]) -> None:
-    with PartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as timers:
+    with Client("demo", namespace="clicks", timeout=PATIENCE_S) as timers:
         freeze()
         for n in range(100):
             timers.add(f"k{n}", FAR, wait=False)
@@ -272,7 +392,7 @@ def leave_with_an_error(freeze: Callable[[], None]) -> None:
 
 def leave_asyncio_with_an_error(freeze: Callable[[], None]) -> None:
     async def run() -> None:
-        async with AsyncPartitionedClient("demo", namespace="clicks", timeout=PATIENCE_S) as timers:
+        async with AsyncClient("demo", namespace="clicks", timeout=PATIENCE_S) as timers:
             freeze()
             for n in range(100):
                 await timers.add(f"k{n}", FAR, wait=False)
@@ -325,7 +445,7 @@ def test_a_killed_shard_comes_back_and_the_others_do_not_notice(demo: Daemon) ->
     assert "shard demo-1-0 has ended; restarting it in 0.1 s" in demo.stderr
 
 
-def unavailable(timers: PartitionedClient, key: str) -> ShardUnavailable | None:
+def unavailable(timers: Client, key: str) -> ShardUnavailable | None:
     try:
         timers.get(key, timeout=0.2)
     except ShardUnavailable as refusal:
@@ -337,11 +457,11 @@ def unavailable(timers: PartitionedClient, key: str) -> ShardUnavailable | None:
 
 def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None:
     keys = [f"k{i}" for i in range(40)]
-    with PartitionedClient("demo", namespace="clicks") as timers:
+    with Client("demo", namespace="clicks") as timers:
         placement = table(clicks).place("clicks")
         home = {key: placement.shards[placement.partition_of(key.encode())] for key in keys}
-        silent = {timers.of(key): key for key in keys if home[key] == 0}.values()
-        assert len(silent) == 2  # of two partitions, that is of two clients
+        silent = {timers._core.of(key): key for key in keys if home[key] == 0}.values()
+        assert len(silent) == 2  # of two partitions, that is of two sessions
         one, other = silent
         lively = next(key for key in keys if home[key] == 1)
         pid = pid_of(clicks, 0)
@@ -356,6 +476,12 @@ def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None
             assert refusal.shard == 0
             assert refusal.failures >= 3
             eventually(lambda: answers(timers, lively))
+            eventually(lambda: unavailable(timers, other))
+            with pytest.raises(ShardUnavailable) as caught:
+                timers.add_many([(other, FAR), (lively, FAR)])
+            result: BulkResult = vars(caught.value)["handle"]
+            assert result.statuses == [Status.NONE, Status.ADDED]
+            assert timers.cancel(lively) is CancelResult.CANCELLED
         finally:
             with suppress(ProcessLookupError):  # it may have been given enough time
                 os.kill(pid, signal.SIGCONT)
@@ -550,7 +676,7 @@ def quota(demo: Daemon, shard: int) -> int:
         reader.close()
 
 
-def answers(timers: PartitionedClient, key: str) -> bool:
+def answers(timers: Client, key: str) -> bool:
     try:
         return timers.get(key) is None
     except DaemonError:
@@ -650,7 +776,7 @@ def test_clients_live_through_another_number_of_shards(clicks: Daemon) -> None:
         timers = [stack.enter_context(Client("demo", namespace=name)) for name in names]
         owners = [stack.enter_context(Purgatory("demo", namespace=name)) for name in names]
         received = [stack.enter_context(Subscriber("demo", namespace=name)) for name in names]
-        many = stack.enter_context(PartitionedClient("demo", namespace="clicks"))
+        many = stack.enter_context(Client("demo", namespace="clicks"))
         all_received = stack.enter_context(Subscriber("demo", namespace="clicks"))
         assert many.add_many([(key, FAR) for key in keys]).ok
         waits = [owner.watch("op", AllOf({"k": 1}), timeout=FAR) for owner in owners]
@@ -674,7 +800,7 @@ def test_another_number_of_shards_sends_nothing_twice(
     monkeypatch.setattr(subscriber, "CHECK_S", 0.05)
     received: list[Notice] = []
     with (
-        PartitionedClient("demo", namespace="clicks", timeout=30) as many,
+        Client("demo", namespace="clicks", timeout=30) as many,
         Subscriber("demo", namespace="clicks") as notices,
     ):
         ends = hear(many, notices, received, "before")
@@ -685,9 +811,7 @@ def test_another_number_of_shards_sends_nothing_twice(
     assert [(end.topic, end.last_lost) for end in ends] == [("default", 0)] * 2
 
 
-def hear(
-    many: PartitionedClient, notices: Subscriber, received: list[Notice], word: str
-) -> list[Lagged]:
+def hear(many: Client, notices: Subscriber, received: list[Notice], word: str) -> list[Lagged]:
     """Has 40 timers fire, hears until all have come, and returns what was said to be lost."""
     missing = {f"{word}{i}" for i in range(40)}
     assert many.add_many([(key, 0.0) for key in missing]).ok

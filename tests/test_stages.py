@@ -20,9 +20,9 @@ from real_daemon import (
     remove_arena_files,
     wal_frames,
 )
+from unconnected import connection_of
 
 from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory, Remote
-from purgatoryd.clients.core import Core
 from purgatoryd.daemon.admin import frame
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.shm_layout import wire
@@ -203,24 +203,24 @@ def test_a_worker_has_a_short_name(name: str, real: Daemon) -> None:
 
 
 def test_a_remote_worker_names_its_host() -> None:
-    core = Core("demo", "n", remote=object.__new__(Remote))
-    frame = core.session.frame()
+    connection = connection_of("demo", "n", remote=object.__new__(Remote))
+    frame = connection.session.frame()
     assert frame is not None
     assert frame.endswith(f":{os.getpid()}".encode())
-    assert not core.session.same_clock
+    assert not connection.session.same_clock
 
 
 @pytest.mark.parametrize(("offset_ns", "same"), [(0, True), (-(10**18), False), (10**18, False)])
 def test_a_client_in_another_time_namespace_notices(offset_ns: int, same: bool) -> None:
-    core = Core("demo", "n")
-    frame = core.session.frame()
+    connection = connection_of("demo", "n")
+    frame = connection.session.frame()
     assert frame is not None
     sequence = wire.FRAME.unpack_from(frame)[4]
     welcome = wire.WELCOME.pack(
         3, 7, bytes(16), 0, 1, 0, 0, 0, 1, 0, 4, 1024, 1 << 23, boot_ns() + offset_ns, 0, 0, 3, 0, 0
     )  # fmt: skip
-    core.take(wire.encode_frame(Message.HELLO, 3, sequence) + welcome)
-    assert core.session.same_clock is same
+    connection.take(wire.encode_frame(Message.HELLO, 3, sequence) + welcome)
+    assert connection.session.same_clock is same
 
 
 def answered(wal: Path) -> set[int]:

@@ -29,7 +29,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.top import SECTIONS, Bar, Choice, boxed, client_name, picture, times
 from purgatoryd.cli.view import Operations, Sampler, Spread, TopicShare, View, _Moment
 from purgatoryd.cli.viewer import Viewer
-from purgatoryd.clients import Admin, Client, PartitionedClient
+from purgatoryd.clients import Admin, Client
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import Handle
 from purgatoryd.shm_layout.errors import InvalidSetting, PermissionDenied, PurgatorydError
@@ -345,7 +345,7 @@ def test_a_deployment_is_the_sum_of_its_shards(viewer: Viewer) -> None:
 def test_a_namespace_with_partitions_is_one(viewer: Viewer) -> None:
     with Admin("demo") as admin:
         admin.create_namespace("split", partitions=3)
-    with PartitionedClient("demo", namespace="split") as client:
+    with Client("demo", namespace="split") as client:
         client.add_many([(f"k{i}", 3600.0) for i in range(50)])
     (one,) = viewer.take().whole.namespaces
     assert (one.name, one.timers) == ("split", 50)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.operations import Outcome
 from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.route import Partition
 from purgatoryd.daemon.config import MIB, Config
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
@@ -223,7 +222,7 @@ class Cell:
     def client(self, number: int) -> SimulatedClient:
         """A new process of a client."""
         world, setting = self.world, self.world.script.setting
-        partition = Partition(self.number, {}) if self._shards > 1 else None
+        partition = self.number if self._shards > 1 else None
         client = SimulatedClient(
             world.machine, world.network, "w", NAMESPACE,
             durable=setting.wal and setting.durable[number], hidden=setting.hidden[number],
@@ -328,7 +327,7 @@ class Cell:
     def guest(self, uid: int) -> SimulatedClient:
         """A client that has a session and makes no call."""
         world = self.world
-        partition = Partition(self.number, {}) if self._shards > 1 else None
+        partition = self.number if self._shards > 1 else None
         guest = SimulatedClient(
             world.machine, world.network, "w", NAMESPACE, durable=False, partition=partition,
             uid=uid if world.script.setting.uids else 0, owns=False,
@@ -756,7 +755,7 @@ class Cell:
         owns no operation, has nothing to send again."""
         for number, client in enumerate(self.clients):
             lossy = any(end.lossy for end in client.ends)
-            if not lossy and client.core.session.id not in self._arena.session_ids():
+            if not lossy and client.session_id not in self._arena.session_ids():
                 raise Violation(f"client {number} has lost its session, and was connected")
 
     def _check_deserted(self) -> None:

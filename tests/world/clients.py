@@ -6,18 +6,20 @@ that Jobs asks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from purgatoryd.clients import jobs, partitions
 from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
+from purgatoryd.clients.bulk import Bulk, BulkResult
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AnyCondition
-from purgatoryd.clients.core import NEVER_S, Core
+from purgatoryd.clients.connection import NEVER_S, Connection
+from purgatoryd.clients.core import Core
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
-from purgatoryd.clients.operations import Book, Operation
+from purgatoryd.clients.operations import Operation
 from purgatoryd.clients.packing import (
     Entry,
     Pending,
@@ -30,7 +32,6 @@ from purgatoryd.clients.purgatory import (
     Owner,
     Watch,
     each_watermark,
-    own_book,
     prepare_cancel,
     prepare_extend,
     prepare_trigger,
@@ -38,8 +39,7 @@ from purgatoryd.clients.purgatory import (
     watch_rows,
 )
 from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.route import Partition
-from purgatoryd.clients.session import State
+from purgatoryd.clients.session import Session, State
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
 from purgatoryd.shm_layout.layout import BulkLoadAction, Op
 from world.hosts import Machine, SimulatedHost
@@ -86,6 +86,19 @@ class Begun(Started[Any]):
         self._client.errors += error is not None
 
 
+class SimulatedCore(Core):
+    """A Core that keeps to one partition, whatever the key, so that the cells of a world with
+    shards do not share one."""
+
+    def __init__(self, *arguments: Any, partition: int | None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._partition = partition
+
+    def partitions(self) -> Iterable[int]:
+        numbers = super().partitions()
+        return numbers if self._partition is None else [self._partition]
+
+
 class SimulatedClient:
     """One client process."""
 
@@ -99,7 +112,7 @@ class SimulatedClient:
         durable: bool | None,
         uid: int = 0,
         boot_offset_ns: int = 0,
-        partition: Partition | None = None,
+        partition: int | None = None,
         resume: Resume | None = None,
         hasty: bool = False,
         queue_limit: int = QUEUE_LIMIT,
@@ -122,14 +135,14 @@ class SimulatedClient:
         self._network = network
         self._uid, self._hidden = uid, hidden
         self._resumes = resume is not None
-        self.core = Core(
+        self.core = SimulatedCore(
             name, namespace, durable=durable, partition=partition, resume=resume, host=self.host,
             open_channel=self._open_channel,
         )  # fmt: skip
-        self.book = Book(self.wake, self.host)
-        if owns:
-            own_book(self.core, self.book, resume)
-        after = Owner(self.core, self.book).speak if owns else nothing
+        self.owner = Owner(self.core, self.wake, resume) if owns else None
+        self.core.on_connection = self._connected
+        self._report_expired: Callable[[], None] = lambda: None
+        after = nothing if self.owner is None else self.owner.speak
         self.jobs = Jobs(self.core, after, listens=owns)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
         """Calls without an outcome, and what reports it."""
@@ -138,6 +151,36 @@ class SimulatedClient:
         self._iterations = 0
         self._iterates_at_ns: int | None = None
         self._begin(self.jobs.greeted(LIMIT_S))
+
+    @property
+    def connection(self) -> Connection:
+        """The only connection of this client."""
+        [connection] = self.core.connections
+        return connection
+
+    @property
+    def session(self) -> Session:
+        """The session of its only connection."""
+        return self.connection.session
+
+    @property
+    def session_id(self) -> int:
+        """Number of its session; 0 before the first one."""
+        return self.session.id if self.core.connections else 0
+
+    def _connected(self, connection: Connection) -> None:
+        """Begin a connection; report when the daemon says that its session is gone."""
+        connection.admit = lambda: None  # type: ignore[method-assign]  # `usable` admits calls
+        if self.owner is not None:
+            self.owner.own(connection)
+        session = connection.session
+        expire = session._expire
+
+        def expired(batch: Batch) -> None:
+            self._report_expired()
+            expire(batch)
+
+        session._expire = expired  # type: ignore[method-assign, assignment]
 
     def _open_channel(self, endpoint: str, *_: object) -> Any:
         end = End(self.host, self._uid, COMMANDS, hidden=self._hidden)
@@ -168,16 +211,20 @@ class SimulatedClient:
             return
         try:
             self.core.try_open()
-            self.book.work()
+            self._work()
             self.jobs.iterate()
         except (PurgatorydError, OSError) as error:
             self.jobs.advance(error)
-        self.book.work()
+        self._work()
         self._report()
         wake_s = self.jobs.wake_s
         if wake_s != NEVER_S:
             wait_s = wake_s - self.host.monotonic_s()
             self._iterate_in(max(ITERATION_NS, round(wait_s * 1e9) + 1000))
+
+    def _work(self) -> None:
+        if self.owner is not None:
+            self.owner.work()
 
     def _report(self) -> None:
         unsettled, self.unsettled = self.unsettled, []
@@ -204,7 +251,7 @@ class SimulatedClient:
         if wait:
             self._single(entry, report)
         else:
-            self.core.packer.add(entry)
+            self.connection.packer.add(entry)
             self._expect(entry.pending, report)
             self.wake()
 
@@ -223,7 +270,8 @@ class SimulatedClient:
         report: Callable[[Pending], None],
     ) -> Operation:  # fmt: skip
         """Arm an operation."""
-        armed = prepare_watch(self.core, self.book, Watch(key, condition, timeout_s, b"", topic))
+        assert self.owner is not None
+        armed = prepare_watch(self.core, self.owner, Watch(key, condition, timeout_s, b"", topic))
         self._single(armed.entry, report)
         return armed.operation
 
@@ -232,13 +280,14 @@ class SimulatedClient:
 
     def _single(self, entry: Entry[Any], report: Callable[[Pending], None]) -> None:
         self._expect(entry.pending, report)
-        self._begin(self.jobs.single(entry, self.limit_s))
+        self._begin(jobs.single(entry, self.limit_s))
 
     def watch_many(
         self, rows: list[Watch], report: Callable[[int, Pending], None]
     ) -> list[Operation]:
         """Arm many operations; `report` gets the number of each row and its call."""
-        armed = watch_rows(self.core, self.book, rows)
+        assert self.owner is not None
+        armed = watch_rows(self.core, self.owner, rows)
         for number, one in enumerate(armed):
             self._expect(one.entry.pending, partial(report, number))
         self._several([one.entry for one in armed])
@@ -259,7 +308,7 @@ class SimulatedClient:
     def _several(self, entries: list[Entry[Any]]) -> None:
         def work() -> Job[None]:
             try:
-                yield from self.jobs.several(self._queue_limit, entries, self.limit_s)
+                yield from jobs.several(self._queue_limit, entries, self.limit_s)
             finally:
                 self._unpacked.update(one.pending for one in entries if not one.pending.packed)
 
@@ -278,39 +327,36 @@ class SimulatedClient:
         report: Callable[[BulkResult], None], *, wait: bool = True,
     ) -> None:  # fmt: skip
         """Add many timers. Without `wait` the call ends before the answers have come."""
-        self._bulk(pack_puts(self.core, rows, topic, mode, bulk_load), report, wait=wait)
+        self._bulk(partitions.puts(self.core, rows, topic, mode, bulk_load), report, wait=wait)
 
     def cancel_many(self, keys: list[str], report: Callable[[BulkResult], None]) -> None:
         """Cancel many timers."""
-        self._bulk(pack_cancels(self.core, keys, None), report, last=True)
+        self._bulk(partitions.cancels(self.core, keys, None), report, last=True)
 
     def unpark_many(self, rows: list[Any], report: Callable[[BulkResult], None]) -> None:
         """Arm parked timers."""
-        self._bulk(pack_unparks(self.core, rows, None), report)
+        self._bulk(partitions.unparks(self.core, rows, None), report)
 
     def _bulk(
-        self, packed: Any, report: Callable[[BulkResult], None], *,
+        self, bulk: Bulk, report: Callable[[BulkResult], None], *,
         last: bool = False, wait: bool = True,
     ) -> None:  # fmt: skip
-        result, batches = packed
-        self._expect(result, report)
-        self._begin(
-            self.jobs.submitted(self._queue_limit, result, batches, wait, self.limit_s, last=last)
-        )
+        self._expect(bulk.result, report)
+        self._begin(jobs.bulk(self._queue_limit, bulk, wait, self.limit_s, last=last))
 
     def bulk_load(
         self, bulk_load: bytes, action: BulkLoadAction, token: int, answered: Callable[[], None]
     ) -> None:
         """Ask about a bulk load, or change it."""
-        jobs, limit_s = self.jobs, self.limit_s
+        core, limit_s = self.core, self.limit_s
 
         def work() -> Job[Any]:
             if action == BulkLoadAction.STATUS:
-                yield from jobs.bulk_load_status(bulk_load, 0, limit_s)
+                yield from jobs.bulk_load_status(core, bulk_load, 0, limit_s)
             elif action == BulkLoadAction.OPEN:
-                yield from jobs.bulk_load_opened(bulk_load, token, limit_s)
+                yield from jobs.bulk_load_opened(core, bulk_load, token, limit_s)
             else:
-                yield from jobs.bulk_load(action, bulk_load, token, limit_s)
+                yield from jobs.bulk_load(action, core, bulk_load, token, limit_s)
             answered()
 
         self._begin(work())
@@ -331,14 +377,14 @@ class SimulatedClient:
         asked: list[Any] = []
 
         def ask() -> Any:
-            asked.append(self.core.question(key))
+            asked.append(self.core.question(self.connection, key))
             return asked[0]
 
         limit_s = self.limit_s
 
         def work() -> Job[Any]:
             try:
-                yield from self.jobs.asked(ask, "get", limit_s)
+                yield from jobs.asked(self.connection, ask, "get", limit_s)
             except PurgatorydError:
                 report(_UNASKED)
                 raise
@@ -348,14 +394,7 @@ class SimulatedClient:
 
     def on_expired(self, report: Callable[[], None]) -> None:
         """Call `report` whenever the daemon says that a session is gone."""
-        session = self.core.session
-        expire = session._expire
-
-        def expired(batch: Batch) -> None:
-            report()
-            expire(batch)
-
-        session._expire = expired  # type: ignore[method-assign, assignment]
+        self._report_expired = report
 
     # ---- its process ---------------------------------------------------------------------------
 
@@ -376,10 +415,13 @@ class SimulatedClient:
     @property
     def usable(self) -> bool:
         """True once calls can be made: a client's constructor returns with its first session."""
-        if not self.alive or self.leaving or self.core.session.welcome is None:
+        if not self.alive or self.leaving or not self.core.connections:
+            return False
+        if self.session.welcome is None:
             return False
         try:
-            self.core.admit()
+            self.core.check()
+            Connection.admit(self.connection)
         except PurgatorydError:  # its shard has not answered for a while
             return False
         return True
@@ -387,7 +429,7 @@ class SimulatedClient:
     @property
     def served(self) -> bool:
         """True while it has a session."""
-        return self.core.session.state is State.OPEN
+        return bool(self.core.connections) and self.session.state is State.OPEN
 
     @property
     def repeated_greetings(self) -> int:
@@ -396,18 +438,20 @@ class SimulatedClient:
 
     def want_durable(self, wanted: bool) -> None:
         """Ask for durable answers; without a WAL the daemon refuses each batch then."""
-        self.core.session._wants_durable = wanted
+        self.core._durable = wanted
+        for connection in self.core.connections:
+            connection.session._wants_durable = wanted
 
     @property
     def resumable(self) -> bool:
         """True while a later process can take its operations over."""
-        session = self.core.session
-        return self._resumes and session.original
+        return self._resumes and bool(self.core.connections) and self.session.original
 
     @property
     def closed(self) -> bool:
         """True once BYE is answered."""
-        return self.jobs.ended and self.core.session.state is State.CLOSED
+        states = [one.session.state for one in self.core.connections]
+        return self.jobs.ended and states in ([], [State.CLOSED])
 
     def die(self) -> None:
         """End the process; unless it was closed before, without a word."""
@@ -421,5 +465,5 @@ class SimulatedClient:
                 connection.open = False
                 connection.transport.lost(connection)
             end.connection = None
-        if self.core.channel is not None:
-            self.core.channel.close()
+        for one in self.core.connections:
+            one.close()

@@ -208,7 +208,7 @@ def reuse_pid(cell: Cell, client: int) -> None:
 def drop_session(cell: Cell, client: int, late_ns: int) -> None:
     """Have an operator end a client's session. Unless `late_ns` is 0, delay the next frames of the
     client by this time, and end its session once more."""
-    session = cell.clients[client].core.session.id
+    session = cell.clients[client].session_id
     if cell.clients[client].alive and session:
         _count(cell, "client")
         cell.dropped.add(client)
@@ -334,7 +334,7 @@ def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
 
 def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
     """Have an operator end the session of a guest; then the guest asks a question."""
-    session = guest.core.session.id
+    session = guest.session_id
     if guest in cell.guests and session:
         cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
         cell.world.schedule.after(MS, lambda: guest.get("k", lambda _: None))

@@ -30,7 +30,7 @@ SMALL: dict[str, tuple[tuple[ModuleType, str, int], ...]] = {
     ),
     "first snapshot": ((wal, "SNAPSHOT_BEFORE_READY", 500),),
     "client": (
-        (core, "TOPICS_CACHED", 1), (core, "UNCOLLECTED_MAX", 1), (packing, "BATCH_BYTES", 100),
+        (packing, "TOPICS_CACHED", 1), (core, "UNCOLLECTED_MAX", 1), (packing, "BATCH_BYTES", 100),
         (session, "WAITING_MAX", 2),
     ),
 }  # fmt: skip

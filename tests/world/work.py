@@ -206,7 +206,7 @@ def add_far(cell: Cell, client: int, key: int) -> None:
         cell.clients[client].add, name, topic="a", payload=b"", mode="replace", wait=True,
         delay_ns=TIME_MAX_NS,
     )  # fmt: skip
-    if cell.clients[client].core.delay_clock == ClockKind.VIRTUAL:
+    if cell.clients[client].connection.delay_clock == ClockKind.VIRTUAL:
         call = _call(cell, client, "replace", name, 0, "a", 0)
         assert call.timer is not None
         call.timer.delay_ns = TIME_MAX_NS
@@ -460,7 +460,7 @@ def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
     left = [int(WADE_NEED * 0.82**n) for n in range(WADE_ADVANCES)]
     steps = [(f"w{key}", more - less) for more, less in pairwise(left)]
     for some in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
-        cell.clients[client].core.packer.seal()  # each in a message of its own
+        cell.clients[client].connection.packer.seal()  # each in a message of its own
         _advance_rows(cell, client, some)
 
 
@@ -476,7 +476,7 @@ def overfill(cell: Cell, client: int, key: int) -> None:
     last = [operation for operation, _ in cell.operations[client][-CANCELS:]]
     for operation in last:
         operation.cancelled = True
-    one.core.packer.seal()
+    one.connection.packer.seal()
     one.cancel_many([operation.key for operation in last], lambda _: None)
     one.limit_s = usual_s
 
@@ -607,7 +607,7 @@ def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
     if uid == ADMIN_UID and kind in ("stop", "drop"):
         return
     if uid != ADMIN_UID or kind != "advance" or cell.now_ns() > 0:  # nobody goes back from 0
-        Stranger(cell, kind, uid, admin=admin, session=cell.clients[0].core.session.id)
+        Stranger(cell, kind, uid, admin=admin, session=cell.clients[0].session_id)
 
 
 def quota(cell: Cell, timers: int, ops: int, owner: int) -> None:

@@ -1,0 +1,102 @@
+"""The signatures that Client and AsyncClient share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
+
+from purgatoryd.clients.core import Core, Mode
+from purgatoryd.clients.packing import Entry
+from purgatoryd.shm_layout.wire import Key
+
+Added = TypeVar("Added", covariant=True)
+AddedLater = TypeVar("AddedLater", covariant=True)
+Cancelled = TypeVar("Cancelled", covariant=True)
+CancelledLater = TypeVar("CancelledLater", covariant=True)
+
+Prepare = Callable[..., Entry[Any]]
+"""A method of Core that checks the arguments of a call and returns its entry."""
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of add(), for its overloads. add() itself has their defaults."""
+
+    delay_ns: int | None
+    deadline: datetime | None
+    deadline_boot_ns: int | None
+    topic: str
+    payload: bytes
+    mode: Mode
+    timeout: float | None
+
+
+class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
+    """add() and cancel() of a client.
+
+    The parameters are what these return: with wait=True, and with wait=False. For AsyncClient they
+    are coroutines.
+    """
+
+    @overload
+    def add(
+        self, key: Key, delay: float | timedelta | None = None, *, wait: Literal[True] = True,
+        **options: Unpack[Options],
+    ) -> Added: ...  # fmt: skip
+
+    @overload
+    def add(
+        self, key: Key, delay: float | timedelta | None = None, *, wait: Literal[False],
+        **options: Unpack[Options],
+    ) -> AddedLater: ...  # fmt: skip
+
+    def add(
+        self, key: Key, delay: float | timedelta | None = None, *,
+        delay_ns: int | None = None, deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
+        mode: Mode = "error", wait: bool = True, timeout: float | None = None,
+    ) -> Added | AddedLater:  # fmt: skip
+        """Arm a timer. Exactly one of the four times must be given.
+
+        `delay`: seconds or a timedelta; `delay_ns`: nanoseconds; `deadline`: an aware datetime,
+        which follows the wall clock; `deadline_boot_ns`: a time on the daemon's clock. `payload`:
+        0 to 65536 bytes. `mode`: the effect if the key is armed: "error" raises Exists, "replace"
+        arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but only
+        later. `timeout`: seconds to wait for the answer, default the client's.
+
+        Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
+        sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
+        with wait=False QueueFull if the queue stays full for `timeout`.
+        """
+
+        arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode
+        # One line, because an interrupt after the call would lose its result.
+        return self._made(Core.put, arguments, wait, timeout)  # type: ignore[no-any-return]
+
+    @overload
+    def cancel(
+        self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
+        timeout: float | None = None,
+    ) -> Cancelled: ...  # fmt: skip
+
+    @overload
+    def cancel(
+        self, key: Key, *, ticket: int = 0, wait: Literal[False], timeout: float | None = None
+    ) -> CancelledLater: ...
+
+    def cancel(
+        self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
+    ) -> Cancelled | CancelledLater:
+        """Disarm the key's timer; with `ticket`, only the timer that has this ticket.
+
+        Returns a CancelResult, or a handle as add() does; UNKNOWN and FIRED are results. Raises as
+        add() does.
+        """
+        return self._made(Core.cancel, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
+
+    @abstractmethod
+    def _made(
+        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+    ) -> Any:
+        """Make a call. With `wait` return its outcome, else a handle."""

@@ -1,0 +1,315 @@
+"""The exchange with the daemon that holds one partition of a namespace.
+
+A Connection has a session, the packed calls that wait for it, and a channel. A client has one for
+each partition; most namespaces have one partition. Nothing here locks or waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from purgatoryd.clients import times
+from purgatoryd.clients.channel import Channel, OpenChannel
+from purgatoryd.clients.numa_local import pin_numa_local
+from purgatoryd.clients.packing import Entry, Names, Packer, Pending
+from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.route import Breaker, Route
+from purgatoryd.clients.session import Session, State
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import (
+    CallTimeout,
+    DaemonError,
+    DaemonUnreachable,
+    MessageRefused,
+    PermissionDenied,
+    SessionTableFull,
+    TableBroken,
+    UidShareExceeded,
+)
+from purgatoryd.shm_layout.layout import ClockKind, kernel_number
+from purgatoryd.shm_layout.paths import shut
+
+NEVER_S = float("inf")
+APART_NS = 60_000_000_000
+"""Largest difference between the clock in a welcome and our CLOCK_BOOTTIME. Above it, or if the
+welcome is later, the daemon is in another time namespace."""
+RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
+RESEND_MAX_S = wire.RESEND_MAX_NS / 1e9
+BUSY_S = 0.001  # the first wait before calls refused as BUSY are sent again; doubles
+BUSY_MAX_S = 0.1
+
+AnyPending = TypeVar("AnyPending", bound=Pending)
+
+
+class Connection:
+    """A session with the daemon that holds a partition, and the calls for that partition."""
+
+    def __init__(
+        self,
+        route: Route,
+        number: int,
+        names: Names,
+        session: Session,
+        *,
+        open_channel: OpenChannel = Channel,
+        remote: Remote | None = None,
+        numa_local: bool = False,
+    ) -> None:
+        self.host = route.host
+        self.number = number
+        """Number of the partition."""
+        self.names = names
+        self.session = session
+        session.same_clock = remote is None
+        self.delay_clock: int = ClockKind.BOOT if remote is None else ClockKind.VIRTUAL
+        """ClockKind by which delays are sent. VIRTUAL lets the daemon compute the deadline: its
+        clock is virtual, or it is on another host or in another time namespace."""
+        self.packer = Packer(self.host)
+        self.planned: set[Pending] = set()
+        """Calls that a job packs once the queue has space."""
+        self.channel: Channel | None = None
+        self.endpoint = ""
+        self.blocked = False
+        """True if the socket could not take a message."""
+        self.news = False
+        """True if a socket of the channel is readable, and until look() has read it."""
+        self.answers = 0
+        """Number of messages that were progress. It extends the waits for answers."""
+        self.breaker: Breaker | None = None
+        """Breaker of the shard; None if the daemon has no shards."""
+        self._route = route
+        self._open_channel = open_channel
+        self._remote = remote
+        self._numa_local = numa_local
+        self._resend_s = RESEND_S
+        self.resend_at_s = NEVER_S
+        """Host time at which overdue answers are asked for again."""
+        self._busy_s = BUSY_S
+        self._retry_at_s = NEVER_S
+        self._retried = 0
+
+    # ---- open and close ----------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the channel, unless it is open. Raises as Route.find."""
+        if self.channel is None:
+            self.endpoint = self._find()
+            self.channel = self._open_channel(self.endpoint, self._remote)
+            self.news = True
+
+    def _find(self) -> str:
+        if self._remote is not None:
+            return self._remote.place.commands
+        paths, self.breaker = self._route.find(self.number)
+        return paths.cmd_endpoint
+
+    def admit(self) -> None:
+        """Admit a call, once its arguments are checked.
+
+        Raises ShardUnavailable if the shard has not answered the last calls, except for one call
+        after each pause.
+        """
+        if self.breaker is not None:
+            self.breaker.check()
+
+    def _follow(self) -> None:
+        """Redirect the channel if another daemon holds the partition. That happens when the number
+        of shards changes, and when a daemon becomes a deployment."""
+        if self.channel is None or self._remote is not None:
+            return
+        with suppress(DaemonError, TableBroken, PermissionDenied):
+            endpoint = self._find()
+            if endpoint != self.endpoint:
+                self.endpoint = endpoint
+                self.channel.redirect(endpoint)
+                self.session.moved()
+
+    def close(self) -> None:
+        """Close the channel. Calls in flight get no answer."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    # ---- time --------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        """ClockKind of the daemon, from its last welcome."""
+        return self.session.welcome.clock_kind if self.session.welcome else ClockKind.BOOT
+
+    @property
+    def daemon(self) -> bytes:
+        """The uuid of the daemon's arena, from its last welcome."""
+        return self.session.welcome.uuid if self.session.welcome else b""
+
+    def due(
+        self,
+        delay: float | timedelta | None,
+        delay_ns: int | None = None,
+        deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None,
+    ) -> tuple[int, int]:
+        """Return times.due of a call that is made at this moment."""
+        now_ns = self.host.boot_ns()
+        return times.due(self.delay_clock, now_ns, delay, delay_ns, deadline, deadline_boot_ns)
+
+    # ---- calls -------------------------------------------------------------------------------
+
+    def entry(
+        self, pending: AnyPending, name: bytes, method: Callable[..., None], fields: tuple[Any, ...]
+    ) -> Entry[AnyPending]:
+        """Return the entry of a call of this connection."""
+        pending.connection = self
+        return Entry(pending, name, method, fields)
+
+    def abandon(self, calls: Iterable[object]) -> bool:
+        """Stop sending these calls again if the daemon refused them as BUSY; BUSY becomes their
+        answer. Returns False if none was refused."""
+        return self.session.abandon(frozenset(calls)) > 0
+
+    def withdraw(self, call: Pending, error: DaemonError) -> None:
+        """Take back `call` if it is alone in its batch and was never sent; `error` becomes its
+        outcome."""
+        batch = self.session.unsent(call)
+        if batch is not None and self.session.withdraw(batch):
+            batch.settle(error)
+
+    # ---- the exchange ------------------------------------------------------------------------
+
+    def expects(self, *, greets: bool) -> bool:
+        """True while an answer may come, or something must be sent. A HELLO counts with `greets`:
+        a client that neither calls nor listens opens no new session."""
+        session = self.session
+        if session.state is State.GREETING and greets:
+            return True
+        return bool(
+            self.blocked or session.busy or session.sends or session.leaving
+            or not self.packer.empty
+        )  # fmt: skip
+
+    def look(self) -> None:
+        """Receive all messages. After a reconnect send everything without an answer again."""
+        if self.channel is not None and self.channel.reconnected():
+            self.session.resend()
+        elif self.channel is not None and not self.channel.connected:
+            self._follow()
+        self._pull()
+        self.news = False
+
+    def ask_again(self) -> None:
+        """Ask again for overdue answers; each time the daemon gets longer to answer."""
+        if self.host.monotonic_s() >= self.resend_at_s:
+            self._resend_s = min(2 * self._resend_s, RESEND_MAX_S)
+            self.resend_at_s = NEVER_S
+            self._follow()
+            self.session.resend()
+
+    def exchange(self) -> bool:
+        """Send what may be sent, and receive all messages. Returns whether any came. The last use
+        of the socket is an empty receive."""
+        self.packer.seal()
+        self.blocked = self._push()
+        return self._pull()
+
+    def expect(self, *, answer: bool) -> None:
+        """Note whether the daemon owes an answer. The wait for it begins once, and again after
+        each message of the daemon."""
+        if not answer or self.channel is None:
+            self.resend_at_s = NEVER_S
+        elif self.resend_at_s == NEVER_S:
+            self.resend_at_s = self.host.monotonic_s() + self._resend_s
+
+    def _push(self) -> bool:
+        """Send what may be sent. Returns True if the socket could not take a message."""
+        sealed, session, channel = self.packer.sealed, self.session, self.channel
+        while sealed:
+            session.submit(sealed.popleft())
+        if session.retries:
+            self._retry()
+        while (frame := session.frame()) is not None:
+            if channel is None or not channel.send(frame):
+                return True
+            session.sent()
+        return False
+
+    def _retry(self) -> None:
+        """Send calls that were refused as BUSY again, once their pause is over."""
+        retries = self.session.retries
+        if retries.in_round or not retries.waiting:
+            return
+        now_s = self.host.monotonic_s()
+        if self._retry_at_s == NEVER_S:
+            if retries.settled != self._retried:
+                self._retried, self._busy_s = retries.settled, BUSY_S
+            self._retry_at_s = now_s + self._busy_s
+            self._busy_s = min(2 * self._busy_s, BUSY_MAX_S)
+        elif now_s >= self._retry_at_s:
+            self._retry_at_s = NEVER_S
+            retries.begin_round()
+
+    @property
+    def retry_at_s(self) -> float:
+        """Host time at which calls refused as BUSY are sent again; NEVER_S if there are none."""
+        return self._retry_at_s if self.session.retries.waiting else NEVER_S
+
+    def _pull(self) -> bool:
+        """Receive all messages. Returns whether any came."""
+        came = False
+        while self.channel is not None and (data := self.channel.receive()) is not None:
+            self.take(data)
+            came = True
+        return came
+
+    def take(self, data: bytes) -> None:
+        """Hand one message to the session. Raises ProtocolError."""
+        self.resend_at_s, self._resend_s = NEVER_S, RESEND_S
+        session = self.session
+        before = session.welcome
+        session.receive(data)
+        if session.welcome is not before:
+            self._welcomed()
+        if session.refusal is None and session.astray is None and not session.fruitless:
+            self.answers += 1  # repeated refusals are no progress
+            if self.breaker is not None:
+                self.breaker.answered()
+
+    def _welcomed(self) -> None:
+        welcome = self.session.welcome
+        assert welcome is not None
+        apart = not 0 <= self.host.boot_ns() - welcome.real_boot_ns < APART_NS
+        same_clock = self.session.same_clock = self._remote is None and not apart
+        self.delay_clock = self.clock if same_clock else ClockKind.VIRTUAL
+        if self._numa_local:
+            self._numa_local = False
+            pin_numa_local(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
+
+    @property
+    def full(self) -> MessageRefused | None:
+        """The refusal of a session because the daemon has no space for one, or this uid has too
+        many."""
+        refusal = self.session.refusal
+        return refusal if isinstance(refusal, (SessionTableFull, UidShareExceeded)) else None
+
+    def give_up(self) -> None:
+        """Raise `full` if there is one; the next call asks again."""
+        if (refusal := self.full) is not None:
+            self.session.refusal = None
+            self.session.resend()
+            raise refusal
+
+    def overdue(self, subject: str, waited_s: float) -> DaemonError:
+        """Count a call that got no answer within `waited_s` seconds, and return its error."""
+        in_doubt = self.session.in_doubt()
+        if self.breaker is not None:
+            self.breaker.failed()
+        if refusal := self.session.refusal or self.session.astray:
+            return refusal
+        greeting = self.session.state is State.GREETING
+        if greeting or self.channel is None or not self.channel.connected:
+            name = self._route.name
+            barred = shut(name) if self._remote is None else ""
+            return DaemonUnreachable(name, self.endpoint, waited_s, in_doubt, barred)
+        return CallTimeout(subject, waited_s, in_doubt, self.session.retries.waiting)
