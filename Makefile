@@ -19,6 +19,9 @@ FUZZ_C  := $(sort $(filter-out tests/fuzz/main.c,$(wildcard tests/fuzz/*.c)))
 CRASH_C := $(sort $(wildcard tests/crash/*.c))
 STEPS_C := $(filter-out %/stores.c,$(CRASH_C))
 STORES_C := $(filter-out %/step.c,$(CRASH_C))
+ORDERS_C := $(sort $(wildcard tests/orders/*.c))
+ORDERS_SEEN := tests/orders/readers.c tests/orders/wal.c
+ORDERS_H := $(sort $(wildcard tests/orders/*.h))
 CRASH_H := $(sort $(wildcard tests/crash/*.h))
 BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
 BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
@@ -33,8 +36,8 @@ SAN_CORE  := $(CORE_C:shm_layout/core/%.c=build/sanitize/core/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
 LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
-HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores
-LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
+HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores build/orders/explore
+LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(ORDERS_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
 .PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs clean
@@ -292,6 +295,20 @@ build/crash/seen/%.o: shm_layout/core/%.c $(CORE_H)
 build/crash/stores: $(STORES_C) $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.o) $(CRASH_H) $(TESTS_H)
 	$(CC) $(STRICT) -O3 -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
-build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(CRASH_H) $(BENCH_H)
+# The core and the scenarios with a call for each load, store and fence, to the memory model of
+# tests/orders. Calls of memcpy and its like stay calls. -no-pie: places are those of the file.
+ORDERS_FLAGS := -std=c11 -w -g -O1 -fno-builtin -fsanitize=thread -Ishm_layout -Itests/c
+build/orders/core/%.o: shm_layout/core/%.c $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(ORDERS_FLAGS) -c -o $@ $<
+build/orders/%.o: tests/orders/%.c $(ORDERS_H) $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(ORDERS_FLAGS) -c -o $@ $<
+
+ORDERS_WRAP := memcpy memmove memset memcmp eventfd_read eventfd_write pthread_create
+build/orders/explore: $(filter-out $(ORDERS_SEEN),$(ORDERS_C)) $(ORDERS_SEEN:tests/orders/%.c=build/orders/%.o) $(CORE_C:shm_layout/core/%.c=build/orders/core/%.o) $(ORDERS_H) $(TESTS_H) $(CORE_H)
+	$(CC) $(STRICT) -g -O2 -no-pie -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^) $(ORDERS_WRAP:%=-Wl,--wrap=%)
+
+build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(CRASH_H) $(ORDERS_H) $(BENCH_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(if $(filter benchmarks/%,$<),-std=gnu11) -O3 -Ishm_layout -Itests/c -c -o $@ $<

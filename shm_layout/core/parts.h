@@ -969,6 +969,8 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot);
 
 void *sink_take(struct sink *s, uint64_t bytes);     /* NULL and full when it does not fit */
 void sink_put(struct sink *s, const void *bytes, uint64_t len);
+/* A reader's copy of a slot's cold half, where it has found this control word. */
+struct pg_cold slot_cold_copy(const struct pg_arena *a, uint32_t slot, uint64_t ctl);
 /* What a reader copied may be half of one timer and half of the next: whether all that it names
  * is inside, so that it may be read. */
 bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
