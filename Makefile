@@ -167,6 +167,7 @@ lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning 
 	$(BIN)/mypy --strict $(wildcard tests examples benchmarks)
 	$(BIN)/python .ci/vocabulary.py
 	$(BIN)/python .ci/layers.py
+	$(BIN)/python .ci/orders.py
 
 bench-core: build ## measure the C core; writes benchmarks/results/core.json
 	$(BIN)/python benchmarks/bench_core.py

@@ -93,7 +93,8 @@ static inline void touch(const void *at, uint64_t bytes)
         (void)*((const volatile uint8_t *)at + i);
 }
 
-/* Words that one thread or process stores and others load without a lock. RELAXED: nothing else
+/* Words that one thread or process stores and others load without a lock. docs/architecture.md has
+ * a table of them ("Published words"), which lint compares with the code. RELAXED: nothing else
  * depends on the word. */
 #define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)
