@@ -3,6 +3,8 @@
 PYTHON ?= python3
 CC     ?= cc
 CLANG  ?= clang
+AARCH64_CC ?= aarch64-linux-gnu-gcc
+AARCH64_RUN ?= qemu-aarch64
 SECONDS ?= 60
 ROUNDS ?= 40
 VENV   := .venv
@@ -19,6 +21,9 @@ FUZZ_C  := $(sort $(filter-out tests/fuzz/main.c,$(wildcard tests/fuzz/*.c)))
 CRASH_C := $(sort $(wildcard tests/crash/*.c))
 STEPS_C := $(filter-out %/stores.c,$(CRASH_C))
 STORES_C := $(filter-out %/step.c,$(CRASH_C))
+ORDERS_C := $(sort $(wildcard tests/orders/*.c))
+ORDERS_SEEN := tests/orders/readers.c tests/orders/wal.c
+ORDERS_H := $(sort $(wildcard tests/orders/*.h))
 CRASH_H := $(sort $(wildcard tests/crash/*.h))
 BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
 BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
@@ -33,11 +38,12 @@ SAN_CORE  := $(CORE_C:shm_layout/core/%.c=build/sanitize/core/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
 LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
-HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores
-LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
+AARCH64   := $(TESTS_C:tests/c/%.c=build/aarch64/tests/%)
+HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores build/orders/explore
+LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(ORDERS_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs bench-commands site clean
+.PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs bench-commands site clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,7 +51,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .SECONDARY:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: build/core.stamp ## make .venv, install the package in it, compile the C core and all C tests
 	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(HARNESSES)
@@ -101,6 +107,14 @@ $(SAN_TESTS:%=%.run): build/sanitize/tests/%.run: build/sanitize/tests/%
 	@echo $< && $< $(SHORTER)
 $(SAN_FUZZ:%=%.run): build/sanitize/fuzz/%.run: build/sanitize/fuzz/%
 	@echo $< && $< tests/fuzz/corpus/$*/*
+
+# Under QEMU a few of the simulated power cuts are enough.
+.PHONY: $(AARCH64:%=%.run)
+build/aarch64/tests/test_group_commit.run: SHORTER = 10
+$(AARCH64:%=%.run): build/aarch64/tests/%.run: build/aarch64/tests/%
+	@echo $< && $(AARCH64_RUN) $< $(SHORTER)
+test-aarch64: ## run the C tests as aarch64 programs, with aarch64-linux-gnu-gcc and QEMU's user mode
+	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(AARCH64:%=%.run)
 
 # What is found stays in build/fuzz/corpus; a case that failed, in build/fuzz.
 fuzz: $(LIBFUZZER:%=%.run) build/fuzz/decoders.run ## look for inputs that break us: SECONDS=60 for each target, with clang
@@ -164,6 +178,7 @@ lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning 
 	$(BIN)/mypy --strict $(wildcard tests examples benchmarks)
 	$(BIN)/python .ci/vocabulary.py
 	$(BIN)/python .ci/layers.py
+	$(BIN)/python .ci/orders.py
 
 bench-core: build ## measure the C core; writes benchmarks/results/core.json
 	$(BIN)/python benchmarks/bench_core.py
@@ -293,6 +308,32 @@ build/crash/seen/%.o: shm_layout/core/%.c $(CORE_H)
 build/crash/stores: $(STORES_C) $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.o) $(CRASH_H) $(TESTS_H)
 	$(CC) $(STRICT) -O3 -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
-build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(CRASH_H) $(BENCH_H)
+# The core and the scenarios with a call for each load, store and fence, to the memory model of
+# tests/orders. Calls of memcpy and its like stay calls. -no-pie: places are those of the file.
+ORDERS_FLAGS := -std=c11 -w -g -O1 -fno-builtin -fsanitize=thread -Ishm_layout -Itests/c
+build/orders/core/%.o: shm_layout/core/%.c $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(ORDERS_FLAGS) -c -o $@ $<
+build/orders/%.o: tests/orders/%.c $(ORDERS_H) $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(ORDERS_FLAGS) -c -o $@ $<
+
+ORDERS_WRAP := memcpy memmove memset memcmp eventfd_read eventfd_write pthread_create
+build/orders/explore: $(filter-out $(ORDERS_SEEN),$(ORDERS_C)) $(ORDERS_SEEN:tests/orders/%.c=build/orders/%.o) $(CORE_C:shm_layout/core/%.c=build/orders/core/%.o) $(ORDERS_H) $(TESTS_H) $(CORE_H)
+	$(CC) $(STRICT) -g -O2 -no-pie -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^) $(ORDERS_WRAP:%=-Wl,--wrap=%)
+
+# The C tests for another processor, statically linked, for QEMU's user mode.
+AARCH64_FLAGS := $(STRICT) -DPG_ASSERT_ALL -O2 -Ishm_layout
+build/aarch64/core/%.o: shm_layout/core/%.c $(CORE_H)
+	@mkdir -p $(@D)
+	$(AARCH64_CC) $(AARCH64_FLAGS) -c -o $@ $<
+build/aarch64/core.a: $(CORE_C:shm_layout/core/%.c=build/aarch64/core/%.o)
+	@rm -f $@
+	$(AR) -rcs $@ $^
+build/aarch64/tests/%: tests/c/%.c build/aarch64/core.a $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(AARCH64_CC) $(AARCH64_FLAGS) -static -o $@ $< build/aarch64/core.a
+
+build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(CRASH_H) $(ORDERS_H) $(BENCH_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(if $(filter benchmarks/%,$<),-std=gnu11) -O3 -Ishm_layout -Itests/c -c -o $@ $<

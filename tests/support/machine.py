@@ -143,6 +143,11 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
     "tsan": (_sees_races, "`cc -fsanitize=thread` must make programs that run"),
     "qemu": (_on_path("qemu-system-x86_64"), "`qemu-system-x86_64` is needed"),
+    "aarch64": (
+        _on_path("aarch64-linux-gnu-gcc"),
+        "`aarch64-linux-gnu-gcc` is needed, with the C library of libc6-dev-arm64-cross",
+    ),
+    "qemuuser": (_on_path("qemu-aarch64"), "`qemu-aarch64` is needed, which comes with qemu-user"),
     "kernel": (
         lambda: any(guest_machine.kernels()),
         "/boot/vmlinuz-* with /lib/modules is needed, as of linux-image-cloud-amd64",

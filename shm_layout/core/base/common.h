@@ -37,8 +37,12 @@ static inline void touch(const void *at, uint64_t bytes)
         (void)*((const volatile uint8_t *)at + i);
 }
 
-/* Access to shared fields that readers poll while the daemon writes. */
+/* Words that one thread or process stores and others load without a lock. docs/architecture.md has
+ * a table of them ("Published words"), which lint compares with the code. RELAXED: nothing else
+ * depends on the word. */
 #define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)
 #define STORE_RELEASE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+#define STORE_RELAXED(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
 
 #endif

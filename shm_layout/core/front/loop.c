@@ -33,7 +33,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     if (now_ns < a->header->now_ns)
         now_ns = a->header->now_ns;
     time_set(a, now_ns, real_boot_ns);
-    a->header->now_ns = now_ns;
+    STORE_RELAXED(&a->header->now_ns, now_ns);
     a->call.visits_left = budget;
     if (wall_offset_ns != a->header->wall_offset_ns)
         wall_note(a, wall_offset_ns);

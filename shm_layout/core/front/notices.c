@@ -15,12 +15,14 @@
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
                                uint32_t count)
 {
+    const struct pg_topic *t = topic_at(a, topic);
     return (struct pg_notices){.magic = PG_NOTICE_MAGIC, .version = PG_WIRE_VERSION,
                                .stream_id = a->header->stream_id,
-                               .incarnation = topic_at(a, topic)->incarnation, .first = first,
-                               .tail = LOAD_ACQUIRE(&topic_at(a, topic)->sequence),
-                               .built_ns = a->header->now_ns,
-                               .wall_offset_ns = a->header->wall_offset_ns, .count = count};
+                               .incarnation = LOAD_RELAXED(&t->incarnation), .first = first,
+                               .tail = LOAD_ACQUIRE(&t->sequence),
+                               .built_ns = LOAD_RELAXED(&a->header->now_ns),
+                               .wall_offset_ns = LOAD_RELAXED(&a->header->wall_offset_ns),
+                               .count = count};
 }
 
 struct pg_notice notice_of(const struct pg_entry *e)

@@ -62,7 +62,7 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
 bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out)
 {
     const struct pg_hot h = *slot_hot(a, slot);
-    const struct pg_cold c = *slot_cold(a, slot);
+    const struct pg_cold c = slot_cold_copy(a, slot, ctl);
     const uint64_t before = out->used;
 
     if (slot_copy_bounded(a, &h, &c))
@@ -97,7 +97,7 @@ uint64_t pg_overdue(const struct pg_arena *a)
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         const struct pg_hot *h = slot_hot(a, i);
         overdue += ctl_state(LOAD_ACQUIRE(&h->ctl)) == PG_S_PARKED &&
-                   h->deadline_ns <= a->header->now_ns;
+                   LOAD_RELAXED(&h->deadline_ns) <= LOAD_RELAXED(&a->header->now_ns);
     }
     return overdue;
 }
@@ -109,7 +109,7 @@ int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
     if (slot >= a->slots.capacity)
         return NO_WALL;
     const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, slot)->ctl);
-    const uint32_t blob = slot_cold(a, slot)->blob;
+    const uint32_t blob = LOAD_RELAXED(&slot_cold(a, slot)->blob);
     if (ctl_state(ctl) != PG_S_OUTCOME || !blob_inside(&a->blobs, blob, sizeof op))
         return NO_WALL;
     memcpy(&op, blob_at(&a->blobs, blob), sizeof op);

@@ -592,7 +592,7 @@ static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_faul
         return true;
     if (!ticket_known(a->header, ctl_ticket(ctl)))
         return fault_set(fault, "slots", "a ticket that was never given", i,
-                         a->header->next_ticket, ctl_ticket(ctl));
+                         LOAD_RELAXED(&a->header->next_ticket), ctl_ticket(ctl));
     if (!slot_sound(a, &h, &c))
         return fault_set(fault, "slots", "an armed slot names what is not there", i, 0, h.topic);
     if (!slot_blob_inside(a, &c))

@@ -96,7 +96,7 @@ static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
     memcpy(j->uuid, h->uuid, sizeof j->uuid);
     memcpy(j->boot_id, h->boot_id, sizeof j->boot_id);
     j->stream_id = h->stream_id;
-    j->epoch = h->epoch;
+    j->epoch = LOAD_RELAXED(&h->epoch);
     j->clock_kind = h->clock_kind;
     j->shard = h->shard;
     j->shards = h->shards;
@@ -107,8 +107,8 @@ static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
 /* Read the tail before `published`. They then differ by at most the replay buffer's capacity. */
 static void head_counters(const struct pg_header *h, struct pg_wal_head *j)
 {
-    j->now_ns = h->now_ns;
-    j->wall_offset_ns = h->wall_offset_ns;
+    j->now_ns = LOAD_RELAXED(&h->now_ns);
+    j->wall_offset_ns = LOAD_RELAXED(&h->wall_offset_ns);
     j->next_ticket = LOAD_ACQUIRE(&h->next_ticket);
     j->next_incarnation = h->next_incarnation;
     j->replay_tail = LOAD_ACQUIRE(&h->replay_tail);
@@ -138,6 +138,7 @@ static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
     if (j == NULL)
         return false;
+    atomic_thread_fence(memory_order_acquire);   /* behind all that was copied */
     if (has_wal(a))
         s->end_lsn = wal_next_lsn(a) - 1;
     *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,
@@ -248,7 +249,7 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     if (!ctl_live(ctl))
         return true;
     const struct pg_hot h = *slot_hot(a, s->next);
-    const struct pg_cold c = *slot_cold(a, s->next);
+    const struct pg_cold c = slot_cold_copy(a, (uint32_t)s->next, ctl);
     if (!slot_copy(a, s, &h, &c, out))
         return false;
     atomic_thread_fence(memory_order_acquire);

@@ -226,6 +226,7 @@ static uint32_t topic_row_for(struct pg_arena *a)
         return PG_NIL;
     }
     STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
+    atomic_thread_fence(memory_order_release);   /* before the row gets another name */
     names_rebuild(a);
     return row;
 }
@@ -239,7 +240,7 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     memset(t, 0, sizeof *t);
     t->namespace_row = ns;
     t->created_uid = a->call.uid;
-    t->incarnation = a->header->next_incarnation++;
+    STORE_RELAXED(&t->incarnation, a->header->next_incarnation++);
     memcpy(t->name, name.bytes, name.len);
     if (has_wal(a))
         wal_append_topic(a, row, name);
@@ -363,13 +364,24 @@ uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t 
     return PG_NIL;
 }
 
+/* A row may get another name meanwhile, and another incarnation with it. */
+static bool topic_named(const struct pg_topic *t, uint32_t namespace_row, const char *name,
+                        uint32_t len)
+{
+    const uint64_t incarnation = LOAD_ACQUIRE(&t->incarnation);
+    if (LOAD_ACQUIRE(&t->name_len) != len + 1)
+        return false;
+    if (t->namespace_row != namespace_row || memcmp(t->name, name, len) != 0)
+        return false;
+    atomic_thread_fence(memory_order_acquire);
+    return LOAD_ACQUIRE(&t->name_len) == len + 1 && LOAD_RELAXED(&t->incarnation) == incarnation;
+}
+
 uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const char *name,
                        uint32_t len)
 {
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (LOAD_ACQUIRE(&topic_at(a, i)->name_len) == len + 1 &&
-            topic_at(a, i)->namespace_row == namespace_row &&
-            memcmp(topic_at(a, i)->name, name, len) == 0)
+        if (topic_named(topic_at(a, i), namespace_row, name, len))
             return i;
     return PG_NIL;
 }

@@ -64,7 +64,7 @@ static void entry_settle(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);
     struct pg_topic *t = topic_at(a, e->topic);
-    t->last_position = position + 1;
+    STORE_RELEASE(&t->last_position, position + 1);  /* readers follow it to the entry */
     STORE_RELEASE(&t->sequence, e->sequence);
     STORE_RELEASE(&a->header->replay_tail, position + 1);
 }

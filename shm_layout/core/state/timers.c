@@ -422,6 +422,7 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
     if (has_wal(a))
         wal_append_unpark(a, slot);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_ARMED);
+    atomic_thread_fence(memory_order_release);   /* before the stub's bytes serve others */
     slot_counted(a, slot, 1);
     blobs_give(&a->blobs, old, stub);
     a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;
@@ -552,7 +553,7 @@ bool wall_iteration(struct pg_arena *a, uint32_t budget)
 void wall_note(struct pg_arena *a, int64_t offset_ns)
 {
     const int64_t step = offset_ns - a->wall_placed_by_ns;
-    a->header->wall_offset_ns = offset_ns;
+    STORE_RELAXED(&a->header->wall_offset_ns, offset_ns);
     if (step > -STEP_NS && step < STEP_NS)
         return;
     a->wall_placed_by_ns = offset_ns;
@@ -666,13 +667,25 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
 
 /* ---- for readers --------------------------------------------------------------------------- */
 
+/* unpark() moves a parked slot to a blob with the payload before the slot counts as armed. Key and
+ * payload of both blobs begin alike, so the reader takes the key of either, and no payload. */
+struct pg_cold slot_cold_copy(const struct pg_arena *a, uint32_t slot, uint64_t ctl)
+{
+    struct pg_cold c = *slot_cold(a, slot);
+    if (UNLIKELY(ctl_state(ctl) == PG_S_PARKED)) {
+        atomic_thread_fence(memory_order_acquire);   /* before the new blob is read */
+        c.payload_len = 0;
+    }
+    return c;
+}
+
 bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
     if (h->topic >= a->topic_rows || c->payload_len > PG_PAYLOAD_MAX ||
         !blob_inside(&a->blobs, c->blob, (uint64_t)c->ext_len + c->key_len + c->payload_len))
         return false;
     const struct pg_topic *t = topic_at(a, h->topic);
-    return t->name_len != 0 && t->name_len <= sizeof t->name &&
-           t->namespace_row < a->namespace_rows &&
-           namespace_at(a, t->namespace_row)->name_len <= PG_NAMESPACE_MAX;
+    const uint32_t len = LOAD_RELAXED(&t->name_len), ns = t->namespace_row;
+    return len != 0 && len <= sizeof t->name && ns < a->namespace_rows &&
+           LOAD_RELAXED(&namespace_at(a, ns)->name_len) <= PG_NAMESPACE_MAX;
 }

@@ -117,6 +117,8 @@ static inline unsigned slots_status(const struct pg_arena *a, bool replacing)
 }
 /* Return the namespace of a slot in use, also of an outcome; PG_NIL = no namespace fits its key. */
 uint32_t slot_home(const struct pg_arena *a, uint32_t slot);
+/* Return a reader's copy of a slot's cold half, where the reader has found this control word. */
+struct pg_cold slot_cold_copy(const struct pg_arena *a, uint32_t slot, uint64_t ctl);
 /* A reader's copy may mix two timers. Return whether all that it refers to is inside the arena, so
  * that the reader may follow it. */
 bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);

@@ -207,9 +207,9 @@ static bool zeros_keep_ahead(struct pg_group_commit *c)
 static int64_t clocks(const struct pg_group_commit *c, int64_t *wall_ns)
 {
     const struct pg_header *h = c->arena->header;
-    int64_t boot_ns = LOAD_ACQUIRE(&h->now_ns);
+    int64_t boot_ns = LOAD_RELAXED(&h->now_ns);
 
-    *wall_ns = boot_ns + LOAD_ACQUIRE(&h->wall_offset_ns);
+    *wall_ns = boot_ns + LOAD_RELAXED(&h->wall_offset_ns);
     return boot_ns;
 }
 
@@ -391,7 +391,8 @@ static void stop_for_good(struct pg_group_commit *c)
 
 int pg_group_commit_iterate(struct pg_group_commit *c)
 {
-    if (c->wal_buffer->state != PG_WAL_RUNNING || LOAD_ACQUIRE(&c->wal_buffer->tail) == c->position)
+    if (LOAD_RELAXED(&c->wal_buffer->state) != PG_WAL_RUNNING ||
+        LOAD_ACQUIRE(&c->wal_buffer->tail) == c->position)
         return 0;
     if (!commit(c))
         stop_for_good(c);

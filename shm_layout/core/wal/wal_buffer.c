@@ -118,6 +118,8 @@ void wal_frame_end(struct pg_arena *a)
 {
     STORE_RELEASE(&a->wal_buffer->appended, a->wal_buffer_end);
     STORE_RELEASE(&a->wal_buffer->next_lsn, a->wal_buffer->next_lsn + 1);
+    atomic_thread_fence(memory_order_release);   /* before the effect: a snapshot that has it knows
+                                                    the number */
 }
 
 /* ---- the group-commit thread's side -------------------------------------------------------- */

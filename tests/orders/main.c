@@ -1,0 +1,44 @@
+/* main.c - explores each scenario as it is, and with each order weakened. For tests/test_orders.py,
+ * which resolves the places: a line for each exploration, with scenario, weakening, place, number of
+ * executions, and the fault that was found or "-". */
+#include <stdio.h>
+#include <string.h>
+
+#include "scenarios.h"
+
+enum { MUTATIONS_MAX = 512 };
+
+static const struct scenario *const scenarios[] = {
+    &slot_scenario, &check_scenario, &parked_scenario, &replay_scenario, &gap_scenario,
+    &topic_scenario, &operation_scenario, &outcome_scenario, &acknowledged_scenario,
+    &snapshot_scenario, &watermark_scenario, &settings_scenario, &birth_scenario,
+    &group_scenario, &reuse_scenario, &unasked_scenario, &stopped_scenario};
+
+static const char *const weakenings[] = {[INTACT] = "intact", [NO_RELEASE] = "no release",
+                                         [NO_ACQUIRE] = "no acquire", [NO_FENCE] = "no fence",
+                                         [NO_LOOK] = "no second look"};
+
+/* Returns whether there was a fault. */
+static bool report(const struct scenario *s, struct mutation m)
+{
+    const struct outcome o = model_explore(s, m);
+    printf("%s\t%s\t%#lx\t%lu\t%s\n", s->name, weakenings[m.kind], (unsigned long)m.place,
+           (unsigned long)o.executions, o.fault != NULL ? o.fault : "-");
+    fflush(stdout);
+    return o.fault != NULL;
+}
+
+int main(int count, char **names)
+{
+    struct mutation mutations[MUTATIONS_MAX];
+    for (uint32_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
+        if (count > 1 && strcmp(names[1], scenarios[i]->name) != 0)
+            continue;
+        if (report(scenarios[i], (struct mutation){INTACT, 0}))
+            continue;
+        const uint32_t found = model_mutations(mutations, MUTATIONS_MAX);
+        for (uint32_t n = 0; n < found; n++)
+            report(scenarios[i], mutations[n]);
+    }
+    return 0;
+}

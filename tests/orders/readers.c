@@ -1,0 +1,646 @@
+/* readers.c - a daemon that changes the arena, and a process that reads it meanwhile. */
+#include "scenarios.h"
+
+#include "check.h"
+#include "core/core.h"
+
+enum { LAYOUT = 4711, OUT = 1 << 16, KEY = 8, PAYLOAD = 8, RING = 16, FAR_NS = 1000000,
+       DUE_NS = 3000 };
+
+static struct pg_arena *daemon_side, *reader_side, *daemon_before;
+static uint8_t *arena, *secret, *out;
+static uint64_t lsn;              /* of the first frame that the daemon's thread appends */
+
+static void *zeroed(uint64_t bytes)
+{
+    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    CHECK(memory != NULL);
+    return memset(memory, 0, bytes);
+}
+
+static void arena_make(bool with_wal)
+{
+    const struct pg_config config = {
+        .layout_id = LAYOUT, .payload_bytes = 4096, .replay_bytes_max = 2048, .tick_ns = 1000,
+        .now_ns = 1000, .stream_id = 1, .secret = {1, 2}, .capacity = 2, .replay_capacity = RING,
+        .fanout = 2, .namespaces = 2, .topics = 2, .sessions = 2, .watches = 4, .watermarks = 4,
+        .accounts = 2, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL,
+        .wal_buffer_bytes = with_wal ? PG_WAL_BUFFER_MIN : 0};
+    struct pg_fault why;
+    arena = zeroed(pg_arena_bytes(&config));
+    secret = zeroed(pg_private_bytes(&config));
+    daemon_side = malloc(pg_handle_bytes());
+    daemon_before = malloc(pg_handle_bytes());
+    reader_side = malloc(pg_handle_bytes());
+    out = zeroed(OUT);
+    CHECK(daemon_side != NULL && daemon_before != NULL && reader_side != NULL);
+    CHECK(pg_create(daemon_side, arena, secret, &config));
+    CHECK(pg_attach(reader_side, arena, pg_arena_bytes(&config), NULL, 0, LAYOUT, &why));
+    model_watch(arena, pg_arena_bytes(&config));
+    model_watch(secret, pg_private_bytes(&config));
+}
+
+/* The arena is as the threads shall find it. */
+static void made(void)
+{
+    memcpy(daemon_before, daemon_side, pg_handle_bytes());
+    lsn = daemon_side->wal_buffer != NULL ? daemon_side->wal_buffer->next_lsn : 0;
+}
+static void again(void) { memcpy(daemon_side, daemon_before, pg_handle_bytes()); }
+
+/* Key and payload of the n-th timer that a scenario arms. They differ in one byte only: each further
+ * word that differs doubles what has to be explored. */
+static void number_bytes(uint8_t bytes[8], uint32_t n, uint8_t mark)
+{
+    memset(bytes, mark, 8);
+    bytes[0] = (uint8_t)n;
+}
+
+static struct pg_put put_of(uint32_t n, int64_t time_ns, uint8_t key[KEY], uint8_t payload[PAYLOAD])
+{
+    number_bytes(key, n, 'k');
+    number_bytes(payload, n, 'p');
+    return (struct pg_put){.namespace_name = "n", .namespace_len = 1, .topic_name = "t",
+                           .topic_len = 1, .key = key, .key_len = KEY, .key_type = PG_KEY_BYTES,
+                           .payload = payload, .payload_len = PAYLOAD, .time_ns = time_ns};
+}
+
+/* With the key of timer `as`. */
+static void arm_as(uint32_t n, uint32_t as, int64_t deadline_ns)
+{
+    uint8_t key[KEY], payload[PAYLOAD];
+    struct pg_put put = put_of(n, deadline_ns, key, payload);
+    struct pg_result r;
+    number_bytes(key, as, 'k');
+    pg_put(daemon_side, &put, &r);
+    CHECK(r.ticket >> 8 == n);
+}
+
+static void arm(uint32_t n, int64_t deadline_ns) { arm_as(n, n, deadline_ns); }
+
+static void advance(int64_t now_ns)
+{
+    int more;
+    pg_advance(daemon_side, now_ns, 0, now_ns, 100, &more);
+}
+
+static bool is_number(const uint8_t *bytes, uint32_t n, uint8_t mark)
+{
+    uint8_t expected[8];
+    number_bytes(expected, n, mark);
+    return memcmp(bytes, expected, 8) == 0;
+}
+
+/* ---- a slot's control word ------------------------------------------------------------------- */
+
+static uint64_t scanned;
+
+static void slot_setup(void)
+{
+    arena_make(false);
+    arm(1, FAR_NS + 1);
+    made();
+}
+
+/* The second timer takes the slot and the blob of the first. */
+static void slot_daemon(void)
+{
+    uint8_t key[KEY], payload[PAYLOAD];
+    const struct pg_put first = put_of(1, 0, key, payload);
+    struct pg_result r;
+    pg_cancel(daemon_side, &first, 0, &r);
+    arm(2, FAR_NS + 2);
+}
+
+static void slot_reader(void)
+{
+    uint32_t cursor = 0;
+    scanned = pg_scan(reader_side, &cursor, 8, out, OUT);
+}
+
+static void slot_end(void)
+{
+    struct pg_info info;
+    for (uint64_t at = 0; at < scanned;) {
+        memcpy(&info, out + at, sizeof info);
+        const uint32_t n = (uint32_t)(info.ticket >> 8);
+        const uint8_t *key = out + at + sizeof info + 2;
+        if (info.namespace_len != 1 || info.topic_len != 1 || info.key_len != KEY ||
+            info.payload_len != PAYLOAD || info.deadline_ns != FAR_NS + n ||
+            !is_number(key, n, 'k') || !is_number(key + KEY, n, 'p'))
+            model_fault("a scan trusts a copy of two timers");
+        at += sizeof info + 2 + KEY + PAYLOAD;
+    }
+}
+
+const struct scenario slot_scenario = {
+    "slot", slot_setup, again, {slot_daemon, slot_reader}, true, true, slot_end};
+
+/* ---- a check of a live arena ----------------------------------------------------------------- */
+
+static int sound;
+
+static void check_reader(void)
+{
+    struct pg_fault why;
+    sound = pg_check_live(reader_side, &why);
+}
+
+static void check_end(void)
+{
+    if (!sound)
+        model_fault("a check calls a sound arena broken");
+}
+
+const struct scenario check_scenario = {
+    "check", slot_setup, again, {slot_daemon, check_reader}, true, true, check_end};
+
+/* ---- a parked timer gets its payload back ---------------------------------------------------- */
+
+static void put_inside(struct put *p, const struct pg_put *put)
+{
+    *p = (struct put){.key = {.bytes = put->key, .len = put->key_len, .type = put->key_type,
+                              .namespace_row = 0},
+                      .payload = put->payload, .payload_len = put->payload_len};
+    p->key.hash = key_hash(daemon_side, 0, put->key_type, put->key, put->key_len);
+}
+
+static void parked_setup(void)
+{
+    arena_make(true);
+    arm(1, 2000);                 /* makes the names */
+    advance(3000);
+    daemon_side->namespaces[0].park_beyond_ns = 1000;
+    arm(2, FAR_NS + 2);
+    made();
+}
+
+static void parked_daemon(void)
+{
+    uint8_t key[KEY], payload[PAYLOAD];
+    const struct pg_put put = put_of(2, 0, key, payload);
+    struct put p;
+    struct pg_result r;
+    put_inside(&p, &put);
+    timers_unpark(daemon_side, &p, 2, &r);
+    wal_buffer_settle(daemon_side);
+}
+
+static void parked_end(void)
+{
+    struct pg_info info;
+    memcpy(&info, out, sizeof info);
+    const uint8_t *key = out + sizeof info + 2;
+    const bool parked = (info.ticket & 0xff) == PG_ST_PARKED;
+    if (scanned == 0)
+        return;
+    if (info.ticket >> 8 != 2 || info.key_len != KEY || !is_number(key, 2, 'k') ||
+        info.payload_len != (parked ? 0 : PAYLOAD))
+        model_fault("a scan trusts a copy of a timer that is half parked");
+    else if (!parked && !is_number(key + KEY, 2, 'p'))
+        model_fault("a scan trusts a payload that is not there yet");
+}
+
+const struct scenario parked_scenario = {
+    "parked", parked_setup, again, {parked_daemon, slot_reader}, true, true, parked_end};
+
+/* ---- commit words of the replay buffer ------------------------------------------------------- */
+
+static uint64_t positions[RING + 2], lost, got, replayed, first, last;
+
+static void notices_make(uint32_t count)
+{
+    advance(DUE_NS);
+    for (uint32_t n = 1; n <= count; n++) {
+        arm(n, DUE_NS);
+        advance(DUE_NS);
+    }
+}
+
+/* RING notices, of which the socket has all, and a timer that is about to fire. */
+static void replay_setup(void)
+{
+    arena_make(false);
+    notices_make(RING);
+    pg_published(daemon_side, RING, 0, 0);
+    arm(RING + 1, DUE_NS);
+    made();
+    first = 1;
+    last = 1;
+}
+
+/* The last notice takes the place of the first one, whose blob is free then. */
+static void replay_daemon(void) { advance(DUE_NS); }
+
+static void replay_reader(void)
+{
+    replayed = pg_replay(reader_side, 0, first, last, positions, out, OUT, &lost, &got);
+}
+
+static void replay_end(void)
+{
+    struct pg_notices head;
+    struct pg_notice record;
+    if (lost >= first && lost > 1)
+        model_fault("a replay calls notices lost that are there");
+    if (replayed == 0)
+        return;
+    memcpy(&head, out, sizeof head);
+    const uint8_t *bytes = out + sizeof head + head.count * sizeof record;
+    if (head.first != lost + 1 || head.first + head.count != got + 1)
+        model_fault("a replay has other notices than it says");
+    for (uint32_t i = 0; i < head.count; i++, bytes += KEY + PAYLOAD) {
+        const uint32_t n = (uint32_t)head.first + i;
+        memcpy(&record, out + sizeof head + i * sizeof record, sizeof record);
+        if (record.ticket != n || record.deadline_ns != DUE_NS || record.key_len != KEY ||
+            record.payload_len != PAYLOAD || !is_number(bytes, n, 'k') ||
+            !is_number(bytes + KEY, n, 'p'))
+            model_fault("a replay trusts a copy of two notices");
+    }
+}
+
+const struct scenario replay_scenario = {
+    "replay", replay_setup, again, {replay_daemon, replay_reader}, true, true, replay_end};
+
+/* ---- the newest notice ----------------------------------------------------------------------- */
+
+static void gap_setup(void)
+{
+    arena_make(false);
+    notices_make(2);
+    arm(3, DUE_NS);
+    made();
+    first = 2;
+    last = 3;
+}
+
+static void gap_daemon(void) { advance(DUE_NS); }
+
+const struct scenario gap_scenario = {
+    "gap", gap_setup, again, {gap_daemon, replay_reader}, true, true, replay_end};
+
+/* ---- a snapshot of a live arena -------------------------------------------------------------- */
+
+static struct pg_snapshot snapshot;
+static uint64_t snapshot_bytes;
+
+static void snapshot_setup(void)
+{
+    arena_make(true);
+    arm(1, 2000);
+    advance(3000);
+    pg_published(daemon_side, 1, 0, 0);
+    arm(2, FAR_NS);
+    made();
+}
+
+/* Two frames: the second timer ends, and the third one takes its slot and its blob. */
+static void snapshot_daemon(void)
+{
+    uint8_t key[KEY], payload[PAYLOAD];
+    const struct pg_put second = put_of(2, 0, key, payload);
+    struct pg_result r;
+    pg_cancel(daemon_side, &second, 0, &r);
+    arm_as(3, 2, FAR_NS);
+    wal_buffer_settle(daemon_side);
+}
+
+static void snapshot_reader(void)
+{
+    snapshot = (struct pg_snapshot){0};
+    snapshot_bytes = pg_snapshot(reader_side, &snapshot, out, OUT);
+}
+
+/* Whether the effect of a frame of the daemon is there. */
+static void snapshot_judge(bool there, uint64_t frame)
+{
+    if (there && snapshot.end_lsn < frame)
+        model_fault("a snapshot has what the WAL need not have");
+    if (!there && snapshot.start_lsn > frame)
+        model_fault("a snapshot lacks what is not redone");
+}
+
+static const struct pg_frame_head *frame_next(uint64_t *at)
+{
+    const struct pg_frame_head *f = (const struct pg_frame_head *)(out + *at);
+    if (*at >= snapshot_bytes)
+        return NULL;
+    *at += f->bytes;
+    return f;
+}
+
+static void snapshot_end(void)
+{
+    bool there[4] = {false};
+    const struct pg_frame_head *f;
+    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;) {
+        const struct pg_wal_arm *body = (const struct pg_wal_arm *)(f + 1);
+        const uint8_t *key = (const uint8_t *)(body + 1);
+        if (f->type != PG_WAL_ARM)
+            continue;
+        const uint32_t n = (uint32_t)body->ticket;
+        if ((n != 2 && n != 3) || body->deadline_ns != FAR_NS || body->key_len != KEY ||
+            body->payload_len != PAYLOAD || !is_number(key, 2, 'k') ||
+            !is_number(key + KEY, n, 'p'))
+            model_fault("a snapshot trusts half a timer");
+        else
+            there[n] = true;
+    }
+    snapshot_judge(!there[2], lsn);
+    snapshot_judge(there[3], lsn + 1);
+}
+
+const struct scenario snapshot_scenario = {
+    "snapshot", snapshot_setup, again, {snapshot_daemon, snapshot_reader}, true, true,
+    snapshot_end};
+
+/* ---- a watermark that a snapshot copies ------------------------------------------------------ */
+
+static uint32_t watch_key_row(uint8_t mark)
+{
+    const struct key key = {.bytes = &mark, .len = 1, .type = PG_KEY_BYTES, .row_guess = PG_NIL,
+                            .hash = key_hash(daemon_side, 0, PG_KEY_BYTES, &mark, 1)};
+    struct pg_result r;
+    return watermark_born(daemon_side, &key, false, &r);
+}
+
+static void watermark_setup(void)
+{
+    arena_make(true);
+    arm(1, 2000);
+    advance(3000);
+    pg_published(daemon_side, 1, 0, 0);
+    watch_key_row('w');
+    wal_buffer_settle(daemon_side);
+    made();
+}
+
+static void watermark_daemon(void)
+{
+    watermark_set(daemon_side, 0, 7, 0);
+    wal_buffer_settle(daemon_side);
+}
+
+static void watermark_end(void)
+{
+    const struct pg_frame_head *f;
+    bool there = false;
+    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;)
+        there |= f->type == PG_WAL_WATERMARK &&
+                 ((const struct pg_wal_watermark *)(f + 1))->watermark == 7;
+    snapshot_judge(there, lsn);
+}
+
+const struct scenario watermark_scenario = {
+    "watermark", watermark_setup, again, {watermark_daemon, snapshot_reader}, true, true,
+    watermark_end};
+
+/* ---- settings of a namespace that a snapshot copies ------------------------------------------ */
+
+static void namespace_set(const char *name)
+{
+    struct {
+        struct pg_namespace_set set;
+        char name[8];
+    } message = {{.fields = PG_N_TIMERS, .name_len = (uint32_t)strlen(name), .quota_timers = 77},
+                 {0}};
+    struct pg_namespace_set now;
+    uint64_t detail[2];
+    memcpy(message.name, name, strlen(name));
+    CHECK(pg_set_namespace(daemon_side, &message, sizeof message.set + strlen(name), 0, &now,
+                           detail) == PG_ERR_NONE);
+}
+
+/* Two frames: the settings are stored before the second one. */
+static void settings_daemon(void)
+{
+    namespace_set("n");
+    watermark_set(daemon_side, 0, 7, 0);
+    wal_buffer_settle(daemon_side);
+}
+
+static void settings_end(void)
+{
+    const struct pg_frame_head *f;
+    bool there = false;
+    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;)
+        there |= f->type == PG_WAL_NAMESPACE &&
+                 ((const struct pg_wal_namespace *)(f + 1))->quota_timers == 77;
+    snapshot_judge(there, lsn);
+}
+
+const struct scenario settings_scenario = {
+    "settings", watermark_setup, again, {settings_daemon, snapshot_reader}, true, true,
+    settings_end};
+
+/* ---- a row that gets another topic's name ---------------------------------------------------- */
+
+static uint32_t found_row;
+
+static void topic_arm(const char *name)
+{
+    uint8_t key[KEY], payload[PAYLOAD];
+    struct pg_put put = put_of(9, FAR_NS, key, payload);
+    struct pg_result r;
+    put.topic_name = name;
+    put.topic_len = (uint8_t)strlen(name);
+    pg_put(daemon_side, &put, &r);
+    CHECK((r.ticket & 0xff) == PG_ST_ADDED);
+}
+
+static void topic_setup(void)
+{
+    uint8_t key[KEY], payload[PAYLOAD];
+    const struct pg_put put = put_of(9, 0, key, payload);
+    struct pg_result r;
+    arena_make(false);
+    arm(1, FAR_NS);
+    topic_arm("aaaadddd");
+    pg_cancel(daemon_side, &put, 0, &r);
+    made();
+}
+
+static void topic_daemon(void) { topic_arm("ccccbbbb"); }
+
+static void topic_reader(void)
+{
+    found_row = pg_find_topic(reader_side, 0, "ccccdddd", 8);
+}
+
+static void topic_end(void)
+{
+    if (found_row != PG_NIL)
+        model_fault("a topic is found that never was");
+}
+
+const struct scenario topic_scenario = {
+    "topic", topic_setup, again, {topic_daemon, topic_reader}, true, true, topic_end};
+
+/* ---- a namespace that is born ---------------------------------------------------------------- */
+
+static void birth_setup(void)
+{
+    arena_make(false);
+    arm(1, FAR_NS);
+    made();
+}
+
+static void birth_daemon(void) { namespace_set("mmmmmmmm"); }
+
+static void birth_end(void)
+{
+    const struct pg_frame_head *f;
+    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;) {
+        const struct pg_wal_namespace *body = (const struct pg_wal_namespace *)(f + 1);
+        if (f->type == PG_WAL_NAMESPACE && body->row == 1 &&
+            (body->name_len != 8 || memcmp(body + 1, "mmmmmmmm", 8) != 0))
+            model_fault("a snapshot has half a name");
+    }
+}
+
+const struct scenario birth_scenario = {
+    "birth", birth_setup, again, {birth_daemon, snapshot_reader}, true, true, birth_end};
+
+/* ---- an operation that ends, and another one that takes its watch records -------------------- */
+
+static uint64_t session, sequence;
+static uint8_t reply[PG_MESSAGE_MAX];
+
+static void handle(const void *message, uint64_t bytes)
+{
+    uint64_t used;
+    int64_t wait_ns;
+    CHECK(pg_handle(daemon_side, message, bytes, 1, 1, 3000, 3000, reply, &used, &wait_ns) ==
+          PG_H_REPLY);
+}
+
+static void greet(void)
+{
+    struct {
+        struct pg_frame frame;
+        struct pg_hello hello;
+    } message = {.frame = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                           .message = PG_M_HELLO}, .hello = {.nonce = {1}}};
+    handle(&message, sizeof message);
+    memcpy(&session, reply + offsetof(struct pg_frame, session), 8);
+    sequence = 0;
+}
+
+/* A batch of one record; its key is `key`, and that of its watch key `watched`. */
+static void record_send(unsigned op, char key, char watched, uint64_t value)
+{
+    struct {
+        struct pg_frame frame;
+        uint8_t names[8];
+        struct pg_record record;
+        uint8_t bytes[1 + sizeof(struct pg_watch_key) + 1];
+    } message = {.frame = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                           .message = PG_M_BATCH, .session = session, .sequence = ++sequence,
+                           .count = 1, .names = 1, .names_bytes = 8},
+                 .names = {1, 1, 'n', 't'},
+                 .record = {.op = (uint8_t)op, .mode = PG_C_ALL, .key_type = PG_KEY_BYTES,
+                            .key_len = 1}};
+    const struct pg_watch_key k = {.target = 5, .key_len = 1, .key_type = PG_KEY_BYTES};
+    uint64_t bytes = offsetof(__typeof__(message), bytes) + 1;
+    message.bytes[0] = (uint8_t)key;
+    if (op == PG_OP_WATCH) {
+        message.record.time_kind = PG_T_BOOT;
+        message.record.time_ns = FAR_NS;
+        message.record.ext_len = sizeof k + 1;
+        memcpy(message.bytes + 1, &k, sizeof k);
+        message.bytes[1 + sizeof k] = (uint8_t)watched;
+        bytes += sizeof k + 1;
+    } else {
+        message.record.value = value;
+    }
+    handle(&message, bytes);
+    CHECK((((struct pg_result *)(reply + sizeof(struct pg_frame)))->ticket & 0xff) ==
+          (op == PG_OP_WATCH ? PG_ST_ADDED : PG_ST_DONE));
+}
+
+static void operation_setup(void)
+{
+    arena_make(false);
+    arm(1, 2000);
+    advance(3000);
+    greet();
+    record_send(PG_OP_WATCH, '1', 'v', 0);
+    record_send(PG_OP_WATCH, '2', 'w', 0);
+    made();
+}
+
+static void operation_daemon(void)
+{
+    sequence = 2;
+    record_send(PG_OP_ADVANCE_KEY, 'v', 0, 5);
+}
+
+static void operation_end_judge(void)
+{
+    struct pg_info info;
+    for (uint64_t at = 0; at < scanned;) {
+        memcpy(&info, out + at, sizeof info);
+        const uint8_t *key = out + at + sizeof info + 2;
+        const uint8_t *watched = key + 1 + sizeof(struct pg_info_watch);
+        if (info.keys != 1 || info.watch_bytes != sizeof(struct pg_info_watch) + 1 ||
+            *watched != (*key == '1' ? 'v' : 'w'))
+            model_fault("a scan trusts an operation that has lost its watch keys");
+        at += sizeof info + 3 + info.watch_bytes;
+    }
+}
+
+static int64_t ended_ns[2];       /* by slot */
+
+static void outcome_reader(void)
+{
+    for (uint32_t slot = 0; slot < 2; slot++)
+        ended_ns[slot] = pg_outcome_ended_ns(reader_side, slot);
+}
+
+static void outcome_end(void)
+{
+    for (uint32_t slot = 0; slot < 2; slot++)
+        if (ended_ns[slot] != NO_WALL && ended_ns[slot] != 3000)
+            model_fault("an outcome without its time");
+}
+
+const struct scenario outcome_scenario = {
+    "outcome", operation_setup, again, {operation_daemon, outcome_reader}, true, true, outcome_end};
+
+/* ---- an outcome whose owner acknowledges it -------------------------------------------------- */
+
+static void acknowledged_setup(void)
+{
+    operation_setup();
+    record_send(PG_OP_ADVANCE_KEY, 'v', 0, 5);
+    made();
+}
+
+/* A timer takes the bytes of the operation. */
+static void acknowledged_daemon(void)
+{
+    static const uint8_t payload[31] = {0};
+    struct {
+        struct pg_frame frame;
+        struct pg_ack ack;
+    } message = {.frame = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION, .message = PG_M_ACK,
+                           .session = session, .count = 1},
+                 .ack = {.ticket = 2, .slot = 0}};
+    uint64_t used;
+    int64_t wait_ns;
+    struct pg_result r;
+    const struct pg_put put = {.namespace_name = "n", .namespace_len = 1, .topic_name = "t",
+                               .topic_len = 1, .key = payload, .key_len = 1, .payload = payload,
+                               .key_type = PG_KEY_BYTES, .payload_len = 31, .time_ns = FAR_NS};
+    pg_handle(daemon_side, &message, sizeof message, 1, 1, 3000, 3000, reply, &used, &wait_ns);
+    pg_put(daemon_side, &put, &r);
+    CHECK((r.ticket & 0xff) == PG_ST_ADDED && daemon_side->metrics->outcomes == 0);
+}
+
+const struct scenario acknowledged_scenario = {
+    "acknowledged", acknowledged_setup, again, {acknowledged_daemon, outcome_reader}, true, true,
+    outcome_end};
+
+const struct scenario operation_scenario = {
+    "operation", operation_setup, again, {operation_daemon, slot_reader}, true, true,
+    operation_end_judge};

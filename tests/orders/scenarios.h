@@ -1,0 +1,14 @@
+/* scenarios.h - what is explored: product functions in two threads, and what has to hold. */
+#ifndef PURGATORYD_SCENARIOS_H
+#define PURGATORYD_SCENARIOS_H
+
+#include "model.h"
+
+/* readers.c: a daemon that changes the arena, and a process that reads it. */
+extern const struct scenario slot_scenario, check_scenario, parked_scenario, replay_scenario,
+    gap_scenario, topic_scenario, operation_scenario, outcome_scenario, acknowledged_scenario,
+    snapshot_scenario, watermark_scenario, settings_scenario, birth_scenario;
+/* wal.c: the loop and the group-commit thread. */
+extern const struct scenario group_scenario, reuse_scenario, unasked_scenario, stopped_scenario;
+
+#endif
