@@ -318,7 +318,7 @@ build/orders/%.o: tests/orders/%.c $(ORDERS_H) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(ORDERS_FLAGS) -c -o $@ $<
 
-ORDERS_WRAP := memcpy memmove memset memcmp eventfd_read eventfd_write pthread_create
+ORDERS_WRAP := memcpy memmove memset memcmp eventfd_read eventfd_write pthread_create assertion_failed
 build/orders/explore: $(filter-out $(ORDERS_SEEN),$(ORDERS_C)) $(ORDERS_SEEN:tests/orders/%.c=build/orders/%.o) $(CORE_C:shm_layout/core/%.c=build/orders/core/%.o) $(ORDERS_H) $(TESTS_H) $(CORE_H)
 	$(CC) $(STRICT) -g -O2 -no-pie -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^) $(ORDERS_WRAP:%=-Wl,--wrap=%)
 

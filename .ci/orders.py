@@ -2,8 +2,8 @@
 
 A published word is one that a thread or process stores and another one loads without a lock, or
 that a recovery relies on. Each place of the C core that loads or stores one names it through a
-macro of base/common.h or a function of stdatomic.h. The table has a row for each word, with the orders of
-its stores and loads. Code that only readers run loads no such word in any other way.
+macro of base/common.h or a function of stdatomic.h. The table has a row for each word, with the
+orders of its stores and loads. Code that only readers run loads no such word in any other way.
 """
 
 from __future__ import annotations

@@ -880,6 +880,15 @@ void *__tsan_memmove(void *to, const void *from, size_t bytes)
 void *__tsan_memset(void *at, int value, size_t bytes);
 void *__tsan_memset(void *at, int value, size_t bytes) { return __wrap_memset(at, value, bytes); }
 
+/* A broken assertion of the core is a fault of the execution; its thread does not go on. */
+_Noreturn void __wrap_assertion_failed(const char *part, const char *invariant);
+_Noreturn void __wrap_assertion_failed(const char *part, const char *invariant)
+{
+    (void)part;
+    model_fault(invariant);
+    abort();
+}
+
 /* The kernel's lock of an eventfd orders its calls. */
 int __wrap_eventfd_write(int fd, eventfd_t value);
 int __wrap_eventfd_read(int fd, eventfd_t *value);

@@ -99,7 +99,7 @@ void *wal_frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t e
     const uint64_t bytes = frame_bytes(type, extra), whole = bytes + tail;
     wal_buffer_settle(a);
     const uint64_t position = place_for(a, whole);
-    PG_ASSERT(position + whole - LOAD_ACQUIRE(&a->wal_buffer->committed) <= a->wal_buffer->size,
+    PG_ASSERT(position + whole - LOAD_RELAXED(&a->wal_buffer->committed) <= a->wal_buffer->size,
               "WAL buffer", "a frame has space");
     struct pg_frame_head *f = frame_at(a, position);
     memset((uint8_t *)f + bytes - 8, 0, 8);
