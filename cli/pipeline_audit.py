@@ -104,8 +104,8 @@ def _exit(verdict: Verdict, required: float) -> Exit:
     if verdict.counts:
         return Exit.BROKEN
     if required and not verdict.coverage.reaches(required):
-        text = f"coverage is {_percent(verdict.coverage)}; --require-coverage is {required:.6%}"
-        click.echo(f"purgatoryd: {text.replace('.000000', '')}", err=True)
+        found, least = _percent(verdict.coverage), f"{100 * required:.9g} %"
+        click.echo(f"purgatoryd: coverage is {found}; --require-coverage is {least}", err=True)
         return Exit.BROKEN
     return Exit.DONE if verdict.clean else Exit.NEGATIVE
 
