@@ -157,12 +157,13 @@ mutants: build ## change sampled lines of the daemon and the clients: tests have
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py cover
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py try $(ARGS)
 
-lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
+lint: build/core.stamp $(LINT) ## ruff, mypy --strict, C with every warning an error, spelling, style of sentences, layers of the core
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict $(wildcard tests examples benchmarks)
-	$(BIN)/python .ci/vocabulary.py
+	$(BIN)/codespell . .ci
+	$(BIN)/python .ci/style.py
 	$(BIN)/python .ci/layers.py
 
 bench-core: build ## measure the C core; writes benchmarks/results/core.json

@@ -49,8 +49,8 @@ UNMEASURED = {
     f"test_{name}.py" for name in (
         "bench_quick", "benchmarks", "core_arena", "core_batch", "core_model", "crash", "docs",
         "examples", "flights_data", "fuzz", "golden", "machine_check", "needs", "packaging",
-        "pipeline_ship", "placement_guest", "public_names", "races", "test_suite", "topology",
-        "vocabulary", "world_bugs",
+        "pipeline_ship", "placement_guest", "public_names", "races", "style", "test_suite",
+        "topology", "world_bugs",
     )
 }  # fmt: skip
 """Test files that guard the core, the pipeline, documents or tools; so does tests/spark. Storms of
