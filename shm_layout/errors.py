@@ -87,10 +87,10 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 
 class PurgatorydError(Exception):
-    """Every error that purgatoryd raises on purpose is one of these; catch it to catch all."""
+    """Base class of all errors that purgatoryd raises on purpose."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Names of what an error keeps, in the order of its arguments."""
+    """Attribute names of an error's figures, in the order of its arguments."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args)
@@ -109,7 +109,7 @@ class PurgatorydError(Exception):
         return f"{type(self).__name__}({retained})" if self.figures else super().__repr__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # BaseException remembers positional arguments only; these are built with keywords.
+        # BaseException pickles positional arguments only; these errors take keywords.
         return type(self), tuple(getattr(self, n) for n in self.figures) or self.args
 
 
@@ -118,9 +118,9 @@ _Error = TypeVar("_Error", bound=type[PurgatorydError])
 
 @dataclass_transform(eq_default=False)
 def keeps_figures(error: _Error) -> _Error:
-    """What the class annotates are its arguments from now on, behind those of its base.
+    """Make the annotations of an error class its arguments, after those of its base class.
 
-    As with a dataclass, but no code is made for it: every process that imports this would wait.
+    This works like a dataclass, but generates no code, which would delay each import.
     """
     error.figures = (*error.figures, *error.__annotations__)
     return error
@@ -320,7 +320,7 @@ _SETTING_OF = {
     "blocks of 4096 rows of bulk loads": "--bulk-load-rows",
     "operations": "--capacity",
 }
-"""The setting that bounds each resource of Full. Tickets have none."""
+"""Setting that limits each resource of Full. Tickets have none."""
 
 
 @keeps_figures
@@ -361,7 +361,7 @@ class DuplicateWatchKey(Refused):
 class Stopping(Refused):
     """A timer is added while `purgatoryd stop --drain` waits for the armed ones."""
 
-    why = "was refused because the daemon is about to stop"
+    why = "was refused because the daemon is stopping"
 
 
 class WatermarkOverflow(Refused):
@@ -404,7 +404,7 @@ class Busy(Refused):
     rows: tuple[int, ...] = ()
     in_doubt: int = 0
 
-    result = cast(Any, None)  # not one of its figures: it is not pickled
+    result = cast(Any, None)  # no figure: it is not pickled
     why = "was refused because the daemon is busy"
 
     def __str__(self) -> str:
@@ -493,11 +493,11 @@ class WrongShard(Refused):
 
 @keeps_figures
 class BatchError(PurgatorydError):
-    """A client made calls with wait=False, nobody collected their results, and some were refused.
+    """A client made calls with wait=False, did not collect their results, and some were refused.
 
-    `refusals` holds (key, status) pairs of the first ones, with status 0 where the whole
-    message was refused; `count` says how many there were, `lost` how many calls have an
-    unknown outcome because their session expired.
+    `refusals` holds (key, status) pairs of the first ones, with status 0 if the whole message was
+    refused; `count` is the number of refusals, `lost` the number of calls whose outcome is unknown
+    because their session expired.
     """
 
     refusals: tuple[tuple[object, int], ...]
@@ -520,9 +520,9 @@ class DaemonError(PurgatorydError):
 class DaemonUnreachable(DaemonError, ConnectionError):
     """A call or a command finds no daemon of that name, or none that answers.
 
-    `endpoint` was tried for `waited_s` seconds. `in_doubt` calls were handed to the socket: they
-    may or may not have been applied. `shut` is the folder or socket that this user may not
-    open; empty if there is none.
+    `endpoint` was tried for `waited_s` seconds. `in_doubt` calls were given to the socket: they may
+    or may not have been applied. `shut` is the folder or socket that this user may not open; empty
+    if there is none.
     """
 
     name: str
@@ -535,7 +535,7 @@ class DaemonUnreachable(DaemonError, ConnectionError):
         text = f"no daemon {self.name!r} answered at {self.endpoint}"
         text += f" within {self.waited_s:.3g} s" if self.waited_s else ""
         if self.shut:
-            text += f"; {self.shut} cannot be opened by this user, who is not of the daemon's group"
+            text += f"; {self.shut} cannot be opened by this user, who is not in the daemon's group"
         return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
 
 
@@ -627,7 +627,7 @@ class SessionExpired(DaemonError):
 
 @keeps_figures
 class MessageRefused(DaemonError):
-    """The daemon refuses a whole message and applies nothing of it.
+    """The daemon refuses a whole message and applies none of its records.
 
     `error` is its number in enum pg_error, `name` its name, `detail` its two figures.
     """
@@ -685,10 +685,10 @@ class UidShareExceeded(MessageRefused):
 
 @keeps_figures
 class NotDurable(DaemonError):
-    """A durable call was applied, and the WAL stopped before it was on disk.
+    """A durable call was applied, but the WAL stopped before the change was on disk.
 
-    It holds until a reboot. `committed_lsn` is the last record that is on disk; `errno` says
-    why no later one is.
+    The change survives a crash of the daemon, but not a reboot. `committed_lsn` is the last record
+    on disk; `errno` is the error that stopped the WAL.
     """
 
     committed_lsn: int
@@ -705,7 +705,7 @@ class NotDurable(DaemonError):
 class ProtocolError(DaemonError):
     """A client or the daemon receives bytes that break docs/protocol.md.
 
-    `offset` says where, `expected` and `found` the values.
+    `offset` is the position in the message, `expected` and `found` are the values there.
     """
 
     subject: str
@@ -719,11 +719,11 @@ class ProtocolError(DaemonError):
 
 @keeps_figures
 class Lagged(PurgatorydError):
-    """A subscriber asks for notices that the replay buffer does not hold any more.
+    """A subscriber asks for notices that the replay buffer has dropped.
 
     Notices `first_lost` to `last_lost` of the topic are lost. With `last_lost` = 0 the stream
-    itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then
-    the first sequence that was not seen.
+    itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then the
+    first sequence that was not seen.
     """
 
     namespace: str
@@ -807,9 +807,9 @@ class OtherAbi(ArenaMismatch):
 
 @keeps_figures
 class ArenaNotReady(ArenaError):
-    """An arena is read before its daemon has made or recovered it, or after it was replaced.
+    """An arena is read before its daemon has created or recovered it, or after it was replaced.
 
-    `state` is blank, rebuilding, retired, or not there yet and why.
+    `state` is "blank", "rebuilding" or "retired", or says why there is no arena yet.
     """
 
     arena_file: str
@@ -823,7 +823,7 @@ class ArenaNotReady(ArenaError):
 class ArenaBroken(ArenaError):
     """`purgatoryd check`, or a start, finds an arena whose contents contradict each other.
 
-    It is the first broken invariant: in `part`, at `where`.
+    The figures describe the first broken invariant: `detail` in `part`, at position `where`.
     """
 
     part: str
@@ -859,9 +859,9 @@ class ArenaTooLarge(ArenaError):
 
 @keeps_figures
 class ArenaTooSmall(ArenaError):
-    """A daemon starts with sizes that are too small for what its arena holds.
+    """A daemon starts with sizes that are too small for the contents of its arena.
 
-    `resource` was asked to be `asked`, and holds `needed`.
+    The requested size of `resource` is `asked`, its contents need `needed`.
     """
 
     resource: str
@@ -869,14 +869,15 @@ class ArenaTooSmall(ArenaError):
     needed: int
 
     def __str__(self) -> str:
-        return f"{self.resource} {self.asked} is below the {self.needed} that live in the arena"
+        return f"{self.resource} {self.asked} is below {self.needed}, which the arena holds"
 
 
 @keeps_figures
 class ArenaInUse(ArenaError):
     """`run --import` starts a daemon whose arena is not empty.
 
-    `arena_file` holds `timers` armed timers, `operations`, and `notices` that were not sent.
+    `arena_file` contains `timers` armed timers, `operations` armed operations, and `notices` unsent
+    notices.
     """
 
     arena_file: str
@@ -893,10 +894,9 @@ class ArenaInUse(ArenaError):
 
 @keeps_figures
 class TableBroken(PurgatorydError):
-    """A client, a command or a start finds that a deployment's routing table or status file cannot
-    be read.
+    """A client, a command or a start cannot read a deployment's routing table or status file.
 
-    `path` is the file, `reason` what is wrong with it.
+    `path` is the file, `reason` describes the error.
     """
 
     path: str
@@ -917,17 +917,17 @@ class PermissionDenied(PurgatorydError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path} cannot be read by this user: that is for its daemon's user, "
+            f"{self.path} cannot be read by this user; allowed are the daemon's user, "
             "the members of its group, and root"
         )
 
 
 @keeps_figures
 class SystemFailure(PurgatorydError):
-    """A daemon is refused memory, a file or a descriptor by the machine, and ends.
+    """The machine refuses the daemon memory, a file or a descriptor, and the daemon ends.
 
-    `number` is the errno (0: not known) of the system call, on `path` if any. What the daemon
-    had acknowledged is in its arena, for the next start.
+    `number` is the errno (0: unknown) of the system call, on `path` if any. All acknowledged
+    changes are in the arena, for the next start.
     """
 
     number: int
@@ -944,7 +944,7 @@ class SystemFailure(PurgatorydError):
 class ExtraMissing(PurgatorydError):
     """A command needs an optional part of the installation that is missing.
 
-    `subject` is needed; `install` says how to get it.
+    `subject` is the missing part; `install` says how to install it.
     """
 
     subject: str
@@ -958,7 +958,7 @@ class ExtraMissing(PurgatorydError):
 class LakeBroken(PurgatorydError):
     """A command of the pipeline finds a file of the lake that is missing or damaged.
 
-    `path` is the file, `detail` is wrong with it.
+    `path` is the file, `detail` describes the damage.
     """
 
     path: str
@@ -972,20 +972,21 @@ class LakeBroken(PurgatorydError):
 class LakeInUse(PurgatorydError):
     """A command would write to a part of the lake where another process writes.
 
-    `path` is the lock that it holds.
+    `path` is the lock file of that process.
     """
 
     path: str
 
     def __str__(self) -> str:
-        return f"{self.path}: another process writes there"
+        return f"{self.path}: another process writes to this part of the lake"
 
 
 @keeps_figures
 class LakeMismatch(PurgatorydError):
-    """A lake or cold tier was written in another format than this version of purgatoryd reads.
+    """A lake or cold tier has a format that this version of purgatoryd does not read.
 
-    `path` is its file, `found` the format number there (None if it has none), `expected` ours.
+    `path` is its file, `found` the format number in it (None if it has none), `expected` the number
+    of this version.
     """
 
     path: str
@@ -1021,10 +1022,10 @@ class BulkLoadRefused(PurgatorydError):
 
 @keeps_figures
 class ParkedElsewhere(PurgatorydError):
-    """A cold tier has timers of an arena, and nothing says that the daemon's arena took its place.
+    """A cold tier has timers of an arena, and no record says that the daemon's arena replaced it.
 
-    `rows` timers were parked by the arena `parked_by`, and they are asked of `daemon`. Both are
-    uuids in hex.
+    `rows` timers were parked by the arena `parked_by`; `daemon` is the arena that should arm them.
+    Both are uuids in hex.
     """
 
     parked_by: str
@@ -1043,7 +1044,7 @@ class ParkedElsewhere(PurgatorydError):
 class WindowElsewhere(PurgatorydError):
     """A command of the cold tier names another daemon than the one that its timers belong to.
 
-    The tier is of the daemon `daemon`: nothing goes to `other`.
+    The tier belongs to `daemon`, and the command names `other`.
     """
 
     daemon: str
@@ -1058,9 +1059,9 @@ class WindowElsewhere(PurgatorydError):
 
 @keeps_figures
 class WindowTaken(PurgatorydError):
-    """`cold promote` finds that a newer run goes on with its window.
+    """`cold promote` finds that a newer run has taken over its window.
 
-    Run `fencing_token` of `window` adds nothing more.
+    The run with `fencing_token` adds no more timers of `window`.
     """
 
     window: str
@@ -1097,7 +1098,7 @@ class AlreadyRunning(StartError):
 class ShardFailed(StartError):
     """A deployment is started, and one of its shards ends before it is ready.
 
-    `daemon` is the shard and `code` its exit code; its own error stands above.
+    `daemon` is the shard and `code` its exit code; its own error message precedes this one.
     """
 
     daemon: str
@@ -1109,7 +1110,7 @@ class ShardFailed(StartError):
 
 @keeps_figures
 class Unplaceable(StartError):
-    """A deployment is started with another number of shards, and a namespace cannot be divided.
+    """A deployment is started with another number of shards, and a namespace cannot be resharded.
 
     `reason` says why.
     """
@@ -1139,7 +1140,7 @@ class BadPath(StartError):
 class Unsupported(StartError):
     """`purgatoryd install` needs something that this machine lacks.
 
-    `subject` is a sentence about it.
+    `subject` is a sentence that names it.
     """
 
     subject: str
@@ -1154,9 +1155,9 @@ class WalError(StartError):
 
 @keeps_figures
 class WalInUse(WalError):
-    """A daemon is started with the WAL of another one that runs.
+    """A daemon is started with the WAL of another running daemon.
 
-    `pid` is its process, 0 if unknown.
+    `pid` is that daemon's process, 0 if unknown.
     """
 
     path: str
@@ -1170,7 +1171,8 @@ class WalInUse(WalError):
 class WalCopied(WalError):
     """A daemon is started with a copy of a WAL, whose original may fire the same timers.
 
-    The original's birth was `recorded`; the file that records it in the folder `path` has `found`.
+    The identity of the original file is `recorded` in the WAL; the file in the folder `path` has
+    the identity `found`.
     """
 
     path: str
@@ -1187,9 +1189,9 @@ class WalCopied(WalError):
 
 @keeps_figures
 class WalMismatch(WalError):
-    """A file is not of this WAL, or not of this version.
+    """A file belongs to another WAL, or another version wrote it.
 
-    `field` differs: `expected` and `found` are both values.
+    `field` of its header differs: `expected` and `found` are both values.
     """
 
     path: str
@@ -1203,7 +1205,7 @@ class WalMismatch(WalError):
 
 @keeps_figures
 class WalDamaged(WalError):
-    """A start or a reader finds bytes in a WAL that are not what was written.
+    """A start or a reader finds damaged bytes in a WAL.
 
     Bytes `first_byte` to `last_byte` of `path` are damaged: records `first_lsn` to `last_lsn` are
     lost or in doubt; 0 = unknown.
@@ -1227,16 +1229,16 @@ class WalDamaged(WalError):
         return damaged
 
     def __str__(self) -> str:
-        if not self.path.endswith(".wal"):  # of a snapshot there is nothing before
+        if not self.path.endswith(".wal"):  # a snapshot has no records before the damage
             return self.place
         return f"{self.place}; --force-wal goes on with what is before"
 
 
 @keeps_figures
 class WalUnwritable(WalError):
-    """A daemon cannot write its WAL, a snapshot or an export, such as on a full disk.
+    """A daemon cannot write its WAL, a snapshot or an export, for example on a full disk.
 
-    `errno` says why writing `path` failed.
+    `errno` is the error of the write to `path`.
     """
 
     path: str
@@ -1250,8 +1252,8 @@ class WalUnwritable(WalError):
 class WalNeeded(WalError):
     """A daemon is started without the WAL that its arena or a namespace needs.
 
-    The arena `arena_file` has a WAL; without it, its records would go nowhere. Or it is
-    imported, and its `namespace` is durable, which nothing is without a WAL.
+    Either the arena `arena_file` was used with a WAL and would stop recording, or an import has a
+    durable `namespace`, which needs a WAL.
     """
 
     arena_file: str

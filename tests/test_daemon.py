@@ -918,7 +918,7 @@ def test_topics_run_out_and_are_used_again(daemon: StartDaemon) -> None:
         assert client.batch(*puts, names=again).statuses == [raw.FULL_TOPICS, raw.EXISTS]
     authoritative_state(real)
     said = refused(lambda: real.restart("--topics", "299"))
-    assert "topics 299 is below the 300 that live in the arena" in said
+    assert "topics 299 is below 300, which the arena holds" in said
     real.start("--topics", "300")
 
 
@@ -1235,7 +1235,7 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
             (notice,) = take(subscriber, 1)
             assert (notice.key, notice.seq) == ("next", 11)
     said = refused(lambda: real.restart("--capacity", "1989"))
-    assert "capacity 1989 is below the 1990 that live in the arena" in said
+    assert "capacity 1989 is below 1990, which the arena holds" in said
     real.start("--capacity", "1990")
     assert stats(real)["live"] == 1990
     assert not list(SHM.glob(f"{real.paths.arena[1:]}*.new"))

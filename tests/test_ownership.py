@@ -227,7 +227,7 @@ def test_a_directory_in_place_of_an_arena_file_is_named_and_stays(
     try:
         before = files(real.paths)
         done = start_again(real.dir)
-        said = f"{path}: has the name of an arena file and is not a file: remove it"
+        said = f"{path}: has the name of an arena file but is not a file: remove it"
         assert (done.returncode, said in done.stderr) == (Exit.UNUSABLE, True)
         assert "Traceback" not in done.stderr
         assert files(real.paths) == before

@@ -217,7 +217,7 @@ def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) 
         allow(place, tmp_path, second)
         eventually(lambda: is_cut_off(client))
     allow(place, tmp_path, second, second)
-    eventually(lambda: "stands there already" in place.daemon.stderr)
+    eventually(lambda: "repeats a key" in place.daemon.stderr)
     eventually(lambda: is_let_in(other))  # a list that cannot be read changes nothing
     assert not is_let_in(place.remote)
 
@@ -316,7 +316,7 @@ def test_a_key_file_that_others_may_read_is_refused(place: Place, tmp_path: Path
         (f"worker {'a' * 40} minus", "NAME KEY UID"),
         (f"worker {'~' * 40} 1", "is not a key"),
         (f"worker {'a' * 40} {2**32 - 1}", "NAME KEY UID"),
-        (f"one {'a' * 40} 1\ntwo {'a' * 40} 2", "stands there already"),
+        (f"one {'a' * 40} 1\ntwo {'a' * 40} 2", "repeats a key"),
     ],
 )
 def test_a_list_that_says_nothing_is_refused(tmp_path: Path, line: str, reason: str) -> None:

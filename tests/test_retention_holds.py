@@ -97,7 +97,7 @@ def test_names_of_retention_holds_have_bounds(name: str, tmp_path: Path) -> None
 )
 def test_a_foreign_file_of_retention_holds_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(BadPath, match="is no table of retention holds"):
+    with pytest.raises(BadPath, match="is not a table of retention holds"):
         set_hold(tmp_path, RetentionHold("audit", 1))
     assert (tmp_path / FILE).read_bytes() == content
 

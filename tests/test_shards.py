@@ -289,7 +289,7 @@ def test_a_status_file_is_read_as_it_was_written_until_the_host_boots(tmp_path: 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"daemon_state": 1}', "\xff"])
 def test_what_says_no_state_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "demo.status").write_text(content)
-    with pytest.raises(TableBroken, match=r"demo\.status: says no state"):
+    with pytest.raises(TableBroken, match=r"demo\.status: is not a status file"):
         _ = StatusFile(tmp_path, "demo").header
 
 
