@@ -5,13 +5,13 @@
  *
  * STRUCTURE: wheel, heap, linked. WORKLOAD:
  *   ops    PENDING timers due in 1 ms .. 1 h: add, cancel every second one in random order,
- *          add as many again, then expire all, asking each time when the next call is needed
+ *          add as many again, then expire all; each call asks for the time of the next one
  *   mix    steady state of PENDING timers with delays as in a purgatory: lognormal, median 5 s,
  *          sigma 1; 90 % are cancelled at a uniform fraction of their delay; 1 ms ticks
  *   pause  PENDING timers due within 30 s, expired at every 1 ms tick; a value per tick
  *
  * All figures are nanoseconds: of processor time per timer for ops, of real time per tick for
- * mix and pause, where one reading of the processor's clock would cost as much as ten timers.
+ * mix and pause, because reading the processor's clock costs as much as ten timers.
  * Random numbers are drawn, and the mix's cancels looked up, outside the measured sections; a
  * batch has 1024 timers at most.
  */
@@ -90,7 +90,7 @@ static void expire_all(const struct kind *k, struct timers *t, uint32_t pending)
     expect(fired == pending, "a timer was lost or fired twice");
 }
 
-/* Processor time since *mark, which moves to now. */
+/* Return the processor time since *mark, and set *mark to now. */
 static int64_t lap_ns(int64_t *mark_ns)
 {
     int64_t before_ns = *mark_ns;
@@ -136,11 +136,11 @@ static void print_ticks(const char *name, const int64_t *ticks_ns, int count)
 
 /* ---- mix ---------------------------------------------------------------------------------- */
 
-/* What becomes of the timers: lists by the tick of their cancel. */
+/* Lists of the timers to cancel, by tick. */
 struct plan {
     uint32_t lists[MIX_TICKS];    /* first timer to cancel at each tick */
-    uint32_t *next;               /* of each id */
-    uint64_t expiries;            /* within the measured ticks */
+    uint32_t *next;               /* next timer of the list, by id */
+    uint64_t expiries;            /* number in the measured ticks */
 };
 
 static void plan_timer(struct plan *p, uint32_t id, double cancel_ms, int64_t deadline_ns)
@@ -187,7 +187,7 @@ static void draft_set(struct draft *d, uint32_t i, double cancel_ms, double due_
     d->deadlines_ns[i] = (int64_t)(due_ms * (double)MS);
 }
 
-/* A timer of the steady state: those that stay longer are met more often. Times from now. */
+/* Draw a timer of the steady state, in which longer ones are more frequent. Times from now. */
 static void draw_pending(struct draft *d, uint32_t i)
 {
     double delay_ms = random_delay_ms(5000 * exp(1.0));
@@ -218,7 +218,7 @@ static uint32_t collect(const struct plan *p, uint32_t tick, uint32_t *ids)
     return count;
 }
 
-/* Fills the structure with the steady state. */
+/* Fill the structure with the steady state. */
 static void stand(const struct kind *k, struct timers *t, uint32_t pending, struct plan *p)
 {
     struct draft d = draft_new(pending);
@@ -237,7 +237,7 @@ static double next_call_ns(const struct kind *k, const struct timers *t)
     return (double)(clock_ns(CLOCK_MONOTONIC) - begin_ns) / NEXT_CALLS;
 }
 
-/* One tick: `adds` timers of the draft come, those in `cancels` go, the due ones fire. */
+/* One tick: add `adds` timers of the draft, cancel those in `cancels`, fire the due ones. */
 static uint64_t mix_tick(const struct kind *k, struct timers *t, uint32_t tick, struct draft *d,
                          uint32_t adds, const uint32_t *cancels, uint32_t cancel_count)
 {

@@ -1,6 +1,6 @@
 /*
- * heap.c - baseline: a 4-ary heap that tracks where each timer stands, so that a cancel
- * removes at once. Keys stand in the heap itself; four siblings share a cache line.
+ * heap.c - baseline: a 4-ary heap that tracks the position of each timer, so that a cancel
+ * removes at once. Keys are in the heap itself; four siblings share a cache line.
  */
 #include "timers.h"
 
@@ -12,7 +12,7 @@ struct entry {
     uint32_t unused;
 };
 
-struct record {                   /* the rest of a timer, half a cache line as in the arena */
+struct record {                   /* remaining fields of a timer: half a cache line, as in the arena */
     uint64_t ctl;
     uint64_t unused[3];
 };
@@ -20,10 +20,10 @@ struct record {                   /* the rest of a timer, half a cache line as i
 struct timers {
     struct record *records;
     struct entry *entries;        /* entries[0] is the earliest */
-    uint32_t *places;             /* of each id: its index in entries */
+    uint32_t *places;             /* index in entries, by id */
     uint32_t *free;
     uint32_t count, capacity, free_count;
-    void *block;                  /* entries[1] starts a cache line of it */
+    void *block;                  /* allocated so that entries[1] starts a cache line */
 };
 
 static struct timers *create(uint32_t capacity, int64_t tick_ns)

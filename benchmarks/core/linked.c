@@ -1,6 +1,6 @@
 /*
  * linked.c - baseline: a 64-way wheel of doubly linked lists, linked by index, with a word
- * of occupancy per level. A coarse bucket is re-placed at once when the clock enters it.
+ * of occupancy per level. A coarse bucket is distributed at once when the clock enters it.
  */
 #include "timers.h"
 
@@ -9,7 +9,7 @@ enum { FETCH_NODE = 32, FETCH_NEIGHBOURS = 12, FETCH_FREE = 8 };
 
 struct node {                     /* half a cache line, as a slot of the arena */
     uint64_t ctl;
-    uint64_t tick;                /* of the deadline */
+    uint64_t tick;                /* deadline in ticks */
     uint32_t next, previous;      /* NIL at the ends */
     uint32_t list;                /* level * WAY + position */
     uint32_t unused;
@@ -110,7 +110,7 @@ static void cancel(struct timers *t, const uint32_t *ids, uint32_t count)
     }
 }
 
-/* The finest level with members holds the earliest. Returns its next list, NIL = none. */
+/* Return the next list of the finest level with members, which has the earliest timers; NIL = none. */
 static uint32_t next_list(const struct timers *t, uint64_t *tick)
 {
     for (uint32_t level = 0; level < LEVELS; level++)
@@ -123,7 +123,7 @@ static uint32_t next_list(const struct timers *t, uint64_t *tick)
     return NIL;
 }
 
-/* Fires the list, or links it again in finer levels. Returns how many fired. */
+/* Fire the list, or link its timers in finer levels. Return how many fired. */
 static uint64_t empty_list(struct timers *t, uint32_t list)
 {
     uint32_t id = t->heads[list], next;

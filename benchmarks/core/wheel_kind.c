@@ -8,7 +8,7 @@ struct timers {
     struct slots slots;
     struct wheel wheel;
     struct wheel_shape shape;
-    uint64_t fired;               /* in the running expire */
+    uint64_t fired;               /* fired by the current expire */
 };
 
 static struct timers *create(uint32_t capacity, int64_t tick_ns)

@@ -3,9 +3,9 @@
  *
  *   arena ROUNDS
  *
- * A round adds 65,536 timers in batches of 1024, due within a second, turns the wheel every
- * millisecond until all have fired, and hands their notices over. The figure is nanoseconds of
- * processor time per timer, from its batch to its notice; messages are made outside of it.
+ * A round adds 65,536 timers in batches of 1024, due within a second, advances the wheel every
+ * millisecond until all have fired, and takes their notices. The figure is nanoseconds of
+ * processor time per timer, from its batch to its notice; the messages are built before.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -60,7 +60,7 @@ static void bench_open(struct bench *b)
                      &config), "no arena");
 }
 
-/* Returns the processor time. */
+/* Return the processor time. */
 static int64_t ask(struct bench *b, uint64_t bytes)
 {
     uint64_t used;

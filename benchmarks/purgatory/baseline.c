@@ -1,4 +1,4 @@
-/* What both earlier designs share: requests, records and outcomes on the wire, purges. */
+/* Common parts of both earlier designs: requests, records and outcomes on the wire, purges. */
 #include <time.h>
 
 #include "baseline.h"
@@ -58,7 +58,7 @@ static struct request *request_read(struct baseline *b, const struct pg_record *
     return r;
 }
 
-/* Try, put on every list, try again, arm the timer. */
+/* Check the condition, link the request to every list, check again, arm the timer. */
 static void watch(struct baseline *b, const struct pg_record *record, const uint8_t *area)
 {
     struct request *r = request_read(b, record, area);
@@ -111,7 +111,7 @@ static void purge_if_due(struct baseline *b)
         b->figures.purge_max_ns = took_ns;
 }
 
-/* One BATCH; other messages mean nothing here. A purge may come between any two records, as
+/* Apply one BATCH; other messages are ignored. A purge may come between any two records, as
  * the reaper thread of these designs may run at any time. */
 void baseline_handle(struct baseline *b, const uint8_t *message)
 {
@@ -143,7 +143,7 @@ static uint8_t *outcome_bytes(uint8_t *at, const struct request *r)
     memcpy(at + sizeof r->key, r->payload, r->payload_len);
     at += sizeof r->key + r->payload_len;
     const uint32_t end = r->keys * (uint32_t)sizeof(uint64_t) + 2;
-    memset(at, 0, end);           /* watermarks, missing and failed keys: these keep none */
+    memset(at, 0, end);           /* no watermarks, missing or failed keys: these designs keep none */
     return at + end;
 }
 
@@ -157,7 +157,7 @@ static void outcome_pop(struct baseline *b)
     request_drop(b, r);
 }
 
-/* One OUTCOMES message of at most `most` outcomes; returns its bytes, 0 = none. */
+/* Write one OUTCOMES message of at most `most` outcomes; return its bytes, 0 = none. */
 uint64_t baseline_inbox(struct baseline *b, uint8_t *out, uint32_t most)
 {
     const uint32_t count = b->outcome_count < most ? (uint32_t)b->outcome_count : most;

@@ -78,7 +78,7 @@ void row_watch(struct request *r, unsigned n)
     r->holders++;
 }
 
-/* Tries those who are pending; takes those who are not from the list. */
+/* Check pending requests, and unlink the others from the list. */
 static void row_check(struct baseline *b, struct row *row)
 {
     struct request **link = &row->head;
@@ -104,7 +104,7 @@ static struct row **link_of(const struct baseline *b, uint64_t key)
     return link;
 }
 
-/* From now on it goes with its last watcher; at once if there is none. */
+/* Free the row with its last watcher; at once if there is none. */
 static void forget(struct baseline *b, struct row **link)
 {
     (*link)->forgotten = true;
@@ -129,7 +129,7 @@ void row_forget(struct baseline *b, uint64_t key)
         forget(b, link);
 }
 
-/* A request that ended forgets its own rows. Those on whose lists it still stands are here. */
+/* Forget the own rows of an ended request, or mark them if a list still has the request. */
 void rows_leave(struct baseline *b, const struct request *r)
 {
     for (unsigned n = 0; n < r->keys; n++) {
@@ -142,17 +142,17 @@ void rows_leave(struct baseline *b, const struct request *r)
     }
 }
 
-/* Fetches what the walk will touch some cells from now. */
+/* Prefetch memory that the walk will touch some cells later. */
 static void prefetch_cells(const struct baseline *b, uint64_t cell)
 {
     if (cell + 16 < b->cell_count)
         __builtin_prefetch(b->cells[cell + 16]);
     if (cell + 8 < b->cell_count && b->cells[cell + 8] != NULL)
         __builtin_prefetch(b->cells[cell + 8]->head);
-    __asm__ volatile("");         /* an effect: else compilers drop the call */
+    __asm__ volatile("");         /* an effect: otherwise compilers drop the call */
 }
 
-/* Walks every list. */
+/* Walk every list. */
 void rows_purge(struct baseline *b)
 {
     for (uint64_t i = 0; i < b->cell_count; i++) {

@@ -69,7 +69,7 @@ static int64_t tick_after(int64_t deadline_ns)
     return (deadline_ns + TICK_NS - 1) / TICK_NS * TICK_NS;
 }
 
-/* False: due already. */
+/* Return false if the deadline has passed. */
 static bool wheel_link(struct baseline *b, struct request *r)
 {
     const int64_t expires_ns = tick_after(r->deadline_ns);
