@@ -1,4 +1,4 @@
-"""Time arguments and bulk packing without a daemon: columns mean what rows mean."""
+"""Time arguments and bulk packing without a daemon: columns and rows have the same meaning."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ COLUMNS: dict[str, Callable[[int], Any]] = {
 
 
 def timers(core: Core, table: Any, topic: str = "default") -> list[tuple[Any, ...]]:
-    """What the batches ask the daemon to arm, decoded again."""
+    """Return the timers of the sent batches, decoded."""
     found = []
     for batch in pack_puts(core, table, topic, "error")[1]:
         assert batch.count <= layout.BATCH_RECORDS

@@ -18,7 +18,7 @@ CODE = layers.code_of(ROOT / "shm_layout" / "core")
 
 
 def core(folder: Path, **files: str) -> dict[str, str]:
-    """The code of a core with these files; their names have the storey before "__"."""
+    """Return the code of a core with these files; the storey precedes "__" in their names."""
     for name, text in files.items():
         storey, _, stem = name.partition("__")
         (folder / storey).mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def test_foreign_bytes_that_a_file_touches_are_counted(tmp_path: Path) -> None:
     assert layers.touched(code) == {"state/timers.c": {"topics": 2}}
     assert layers.foreign(code, {"state/timers.c": {"topics": 2}}) == []
     fewer = layers.foreign(code, {"state/timers.c": {"topics": 3}, "front/x.c": {"ring": 1}})
-    assert len(fewer) == 2, "a list that is out of date is an error, too"
+    assert len(fewer) == 2, "an outdated list is an error"
     (more,) = layers.foreign(code, {"state/timers.c": {"topics": 1}})
     assert "at 2 places, foreign.toml has 1" in more
 

@@ -60,7 +60,7 @@ def renamed(section: str) -> Iterator[tuple[str, str]]:
     yield from re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", text, re.MULTILINE)
 
 
-def test_the_table_of_names_tells_today_s_names() -> None:
+def test_the_table_of_names_has_current_names() -> None:
     sections = public_names.stored()
     options = {f"--{line.rpartition('--')[2]}" for line in sections["options"]}
     for section, names in (
