@@ -1,11 +1,11 @@
-"""Check that calls inside the C core point downward, and who touches which bytes.
+"""Check that calls inside the C core point downward, and that files touch only their own rows.
 
 A file of shm_layout/core may call functions of its own storey and of those below it, and no chain
 of calls leads from a file back to it. Function pointers are not followed: they are how a lower part
 calls an upper one.
 
 Each region of the arena has a file that owns its rows. `foreign.toml` counts the places in other
-files that touch them. No count may grow; who removes such a place lowers its count.
+files that touch them. A count that differs from the listed one is an error, so counts only fall.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STOREYS = ("base", "wal", "state", "recover", "front")
-"""From the lowest to the highest one."""
+"""Storeys of the core, from the lowest to the highest one."""
 NO_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
 DEFINITION = re.compile(
     r"^(static )?(?:inline |RARE )*(?:const )?(?:struct |enum )?\w+[ *]+(\w+)\([^;{]*\)\s*\{",
@@ -37,12 +37,12 @@ OWNERS = {
     "bulk_load_bits": "state/bulk_loads.c", "sessions": "state/session.c",
     "replies": "state/session.c", "answers": "state/session.c",
 }  # fmt: skip
-"""By member of struct pg_arena: the file that owns its rows."""
+"""File that owns the rows, by member of struct pg_arena."""
 TOUCH = re.compile(r"\b(?:a|to|from)->(" + "|".join(map(re.escape, OWNERS)) + r")\b(?!\()")
 FOREIGN = Path(__file__).with_name("foreign.toml")
 
 Calls = dict[str, dict[str, set[str]]]
-"""By file: the files that it calls, and the functions."""
+"""Called functions, by calling file and called file."""
 
 
 def code_of(core: Path) -> dict[str, str]:
@@ -118,7 +118,7 @@ def foreign(texts: dict[str, str], listed: dict[str, dict[str, int]]) -> list[st
 
 
 def main() -> None:
-    """Print what is wrong. Exit with 1 if there is anything."""
+    """Print all violations. Exit with 1 if there is any."""
     texts = code_of(ROOT / "shm_layout" / "core")
     calls = calls_of(texts)
     found = upward(calls) or cycle(calls)

@@ -86,7 +86,7 @@ class TopicRow:
     name: bytes
     incarnation: int
     sequence: int = 0
-    newest_deadline_ns: int = 0  # of the ordered timers that fired
+    newest_deadline_ns: int = 0  # largest deadline of the ordered timers that fired
 
 
 @dataclass

@@ -373,7 +373,7 @@ def test_a_condition_that_raises_stops_no_other_operation(
     assert {id(op) for op, _ in errors} == {id(ops[1])}
     assert len(errors) == purgatory.errors == 3
     time.add(2)
-    assert purgatory.advance() == 1, "it still times out"
+    assert purgatory.advance() == 1, "the operation still times out"
     assert ops[1].ends == ["complete", "expire"]
 
 

@@ -292,11 +292,11 @@ def test_an_unwritten_line_is_counted_and_reported(reading: Reading) -> None:
 def test_one_kind_of_message_has_a_rate_and_leaves_the_others_alone(reading: Reading) -> None:
     logger = log.Log()
     for number in range(log.BURST + 50):
-        logger.warning(f"of one statement, {number}")
-    logger.warning("of another one")
+        logger.warning(f"message of one statement, {number}")
+    logger.warning("message of another one")
     logger.flush(PATIENCE_S)
     assert len(reading.lines) == log.BURST + 1
-    assert reading.lines[-1] == "purgatoryd: of another one"
+    assert reading.lines[-1] == "purgatoryd: message of another one"
     assert logger.dropped == 50
 
 
@@ -351,16 +351,19 @@ def test_a_forked_child_logs_by_itself_and_repeats_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     logger = log.Log()
-    logger.warning("of the parent")
+    logger.warning("message of the parent")
     pid = os.fork()
     if pid == 0:
-        logger.warning("of the child")
+        logger.warning("message of the child")
         logger.flush(PATIENCE_S)
         os._exit(0)
     os.waitpid(pid, 0)
     logger.flush(PATIENCE_S)
     lines = capfd.readouterr().err.splitlines()
-    assert sorted(lines) == ["purgatoryd: of the child", "purgatoryd: of the parent"]
+    assert sorted(lines) == [
+        "purgatoryd: message of the child",
+        "purgatoryd: message of the parent",
+    ]
 
 
 def test_a_stderr_that_another_process_made_non_blocking_is_waited_for() -> None:

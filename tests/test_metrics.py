@@ -147,7 +147,9 @@ def test_a_far_timer_has_its_own_bucket() -> None:
         core.cancel(f"{n}")
     found = of(core, Measured.REMOTE)
     assert found.count == 20
-    assert found.sum_ns == pytest.approx(20 * century_ns, rel=2**-23), "of more than 64 bits"
+    assert found.sum_ns == pytest.approx(20 * century_ns, rel=2**-23), (
+        "the sum has more than 64 bits"
+    )
     assert found.quantile(0.5) == pytest.approx(century_ns, rel=1 / 8)
 
 
@@ -311,7 +313,7 @@ def test_the_budget_of_iterations_with_work_is_counted() -> None:
     iterations, before = core.metrics.iterations, core.metrics.iteration_budget
     core.advance(300 * MS, budget=1000)
     assert (core.metrics.iterations, core.metrics.iteration_budget) == (iterations + 1, before), (
-        "it had no work"
+        "the iteration had no work"
     )
 
 

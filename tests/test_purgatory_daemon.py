@@ -507,7 +507,7 @@ def test_callbacks_run_once_and_stop_nobody(
     assert all_there.wait(PATIENCE_S)
     assert sorted(called) == ["'one' satisfied", "'three' satisfied", "'two' satisfied"]
     op.add_done_callback(note)
-    assert called[3:] == ["'one' satisfied"], "of one that ended already: at once"
+    assert called[3:] == ["'one' satisfied"], "a callback of an ended operation runs at once"
     assert "on purpose" in caplog.text
     assert "in the listener" in caplog.text
 
@@ -803,7 +803,7 @@ def test_workers_die_at_random_while_others_go_on(
         for _ in range(12):
             victim = workers.pop(rng.randrange(3))
             assert victim.stdout is not None
-            assert select.select([victim.stdout], [], [], PATIENCE_S)[0], "it armed nothing"
+            assert select.select([victim.stdout], [], [], PATIENCE_S)[0], "the worker armed nothing"
             drain(subscriber, seen, 0.1 + rng.random() * 0.2)
             armed += bury(victim)
             workers.append(purgatory_worker.start("churn", rng.random()))

@@ -214,7 +214,7 @@ def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) 
         client.add("k", delay=3600)
         allow(place, tmp_path, first, second)
         eventually(lambda: is_let_in(other))
-        assert client.get("k") is not None, "it connects again"
+        assert client.get("k") is not None, "the client connects again"
         allow(place, tmp_path, second)
         eventually(lambda: is_cut_off(client))
     allow(place, tmp_path, second, second)

@@ -61,5 +61,5 @@ def install(root: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [step.__name__ for step in STEPS])
-def test_as_a_service(step: str, outcomes: Mapping[str, str | None]) -> None:
+def test_a_step_of_the_service(step: str, outcomes: Mapping[str, str | None]) -> None:
     assert outcomes[step] is None, outcomes[step]

@@ -662,7 +662,7 @@ def test_a_channel_sends_on_no_connection_that_was_not_reported(daemon_dir: Path
             assert channel.wait(PATIENCE_S)
             while not channel.reconnected() and channel.connected:
                 assert channel.wait(PATIENCE_S)
-            assert channel.receive() == b"answer", "it was lost with the connection"
+            assert channel.receive() == b"answer", "the answer was lost with the connection"
 
 
 def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:

@@ -445,7 +445,7 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
         "slow clients",
     ):
         assert text in shown
-    assert f"process {os.getpid()}, uid {os.geteuid()}" not in shown  # it is not slow
+    assert f"process {os.getpid()}, uid {os.geteuid()}" not in shown  # a client that is not slow
     for text in ("[red]shop", "structural lateness"):
         assert text in shown
     assert "hidden" not in shown

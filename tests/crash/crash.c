@@ -1,20 +1,20 @@
 /* crash.c - kill -9 at any instruction.
  *
  * Each trial runs one call in a tiny arena, one instruction after the other. Whenever authoritative
- * state has changed, what a kill would leave there is taken as a new daemon would take it:
- * attached, rebuilt, checked, and the call is made again, as a client sends its batch again. Then
- * nothing may tell this arena from one in which nobody was killed:
+ * state has changed, a copy of the arena is treated as after a kill: it is attached, rebuilt and
+ * checked, and the call is repeated, as a client repeats its batch. Then the copy must not differ
+ * from an arena without a kill:
  *
  *   - the recovered arena is whole, and each ticket and key in it is as it was before the call
- *     or as it is behind one of its records, never in between and never gone;
+ *     or as it is after one of its records, never in between and never gone;
  *   - notices that were committed keep their place, sequence and ticket; no topic has a gap;
- *   - what a reader trusts, because its control word or commit has not changed, has not changed;
- *   - where there is a WAL, its frames redone over a snapshot give the recovered arena;
+ *   - data that a reader trusts, because control word or commit has not changed, are unchanged;
+ *   - with a WAL, its frames redone over a snapshot give the recovered arena;
  *   - the repeated call is answered with the same statuses;
- *   - behind it all is as without the kill, and so is what fires until nothing is left.
+ *   - afterwards the state is as without the kill, and so is everything that fires until the end.
  *
  * Some of the recoveries are stepped themselves, and killed again. Their two halves, which a daemon
- * runs in two threads, come in both orders. */
+ * runs in two threads, run in both orders. */
 #define _GNU_SOURCE                /* setenv */
 #include <stdio.h>
 #include <unistd.h>
@@ -70,9 +70,9 @@ static bool seen_add(struct seen *s, uint64_t hash)
 /* ---- a trial ------------------------------------------------------------------------------ */
 
 #define DOUBLES_MAX 8
-#define WORDS_MAX 64              /* control words and commits of such a fixture */
+#define WORDS_MAX 64              /* most control words and commits of a fixture */
 
-/* What a reader found behind a word. */
+/* Data that a reader found with a control word or commit. */
 struct trusted {
     uint64_t word, hash;
 };
@@ -81,20 +81,20 @@ struct trial {
     const char *operation;
     uint32_t shape;
     uint64_t seed;
-    struct fixture fx, twin, redo;   /* where the call is stepped, recoveries run, frames are redone */
+    struct fixture fx, twin, redo;   /* for the stepped call, recoveries, redone frames */
     struct frames snapshot, appended;
     struct call call;
     uint64_t fresh;               /* the first ticket that the call may give */
     int64_t recover_ns;
     uint32_t stage_count;
-    struct ledger stages[RECORDS_MAX + 1];  /* before the call, and behind each of its records */
+    struct ledger stages[RECORDS_MAX + 1];  /* facts before the call, and after each record */
     bool whole_only;              /* notices were handed over within the call */
     struct ledger after, drained;
     uint64_t fired;
     struct reply reply;
-    uint64_t statuses;            /* bit per enum pg_status that was answered */
+    uint64_t statuses;            /* a bit per enum pg_status in the answers */
     struct authoritative authoritative;
-    uint8_t *shadow;              /* authoritative state as it was last seen */
+    uint8_t *shadow;              /* last seen authoritative state */
     struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
     uint32_t double_count, double_every;
@@ -148,7 +148,7 @@ static bool authoritative_same(const struct authoritative *t, const uint8_t *sav
     return true;
 }
 
-/* Of authoritative state only: what layout.h calls derived within its records is left out. */
+/* Hash authoritative state only, without the fields that layout.h calls derived. */
 static uint64_t authoritative_hash(const struct fixture *fx, const struct authoritative *t)
 {
     const struct pg_header *h = fx->a->header;
@@ -178,7 +178,7 @@ static uint64_t authoritative_hash(const struct fixture *fx, const struct author
     return hash;
 }
 
-/* ---- what has to hold --------------------------------------------------------------------- */
+/* ---- invariants --------------------------------------------------------------------------- */
 
 static bool whole(struct trial *t, const char *when)
 {
@@ -189,7 +189,7 @@ static bool whole(struct trial *t, const char *when)
     return false;
 }
 
-/* What was committed when the kill hit stands where it stood. */
+/* Check that notices that were committed at the kill have their place. */
 static bool committed_stay(const struct trial *t)
 {
     const struct pg_header *h = t->twin.a->header;
@@ -209,8 +209,8 @@ static uint64_t answer_ticket(uint64_t ticket, uint64_t fresh)
     return ticket >> 8 < fresh ? ticket : ctl_of(PG_TICKET_MAX, ticket & 0xff);
 }
 
-/* What CANCEL_FOR_KEY ended, per record, in any order: watchers for the same watermark have
- * none. */
+/* Hash the keys that CANCEL_FOR_KEY ended, per record, in any order: watchers for the same
+ * watermark are not ordered. */
 static uint64_t ended_keys(const struct reply *r, uint64_t at)
 {
     uint64_t sum = 0;
@@ -256,7 +256,7 @@ static bool same_reply(const struct trial *t, const struct reply *found)
     return f->error == expected->error && same_results(t, found, f->count);
 }
 
-/* Lets everything fire that ever will. Returns the sum of all notices. */
+/* Let all timers fire. Return the sum of all notices. */
 static uint64_t drain(struct fixture *fx, uint64_t fresh)
 {
     uint64_t fired = 0;
@@ -350,7 +350,7 @@ static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
     *known = (struct trusted){word, hash};
 }
 
-/* Whose payload is given, has the bytes that all payloads have here. A parked timer gives none. */
+/* Check a payload, which consists of the same bytes in every timer. A parked timer has none. */
 static bool payload_sound(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
@@ -358,7 +358,7 @@ static bool payload_sound(const struct pg_arena *a, uint32_t slot)
     return c->payload_len == 0 || (at[0] == 'p' && memcmp(at, at + 1, c->payload_len - 1) == 0);
 }
 
-/* Who has read a topic's sequence finds that notice from its last position on. */
+/* Check that a reader of a topic's sequence finds that notice from its last position on. */
 static bool newest_found(const struct pg_arena *a, uint32_t topic)
 {
     const struct pg_topic *t = &a->topics[topic];
@@ -366,7 +366,7 @@ static bool newest_found(const struct pg_arena *a, uint32_t topic)
            replay_at(a, t->last_position - 1)->sequence >= t->sequence;
 }
 
-/* Of the arena as it stands, in the middle of the call. */
+/* Let readers read the arena in the middle of the call. */
 static void readers_check(struct trial *t)
 {
     const struct pg_arena *a = t->fx.a;
@@ -405,7 +405,7 @@ static void double_keep(struct trial *t)
     memcpy(t->doubles[t->double_count++], t->shadow, t->authoritative.bytes);
 }
 
-/* Behind every instruction. */
+/* Called after every instruction. */
 static void kill_here(void *context)
 {
     struct trial *t = context;
@@ -480,7 +480,7 @@ static void image_drop(struct image *i)
     free(i->handle);
 }
 
-/* What happens without a kill: behind each record, behind the call, and until nothing is left. */
+/* Record facts without a kill: after each record, after the call, and until nothing is left. */
 static void reference(struct trial *t, const struct image *start)
 {
     static struct call prefix;
@@ -543,7 +543,7 @@ static void trial_run(struct trial *t, struct counts *recoveries)
     image_drop(&start);
 }
 
-/* Every other time a while later, unless that changes what the call does. */
+/* Let time pass in every other trial, unless that changes the effect of the call. */
 static int64_t recovered_at(const struct trial *t)
 {
     if (t->call.kind == BY_ADVANCE)
@@ -552,7 +552,7 @@ static int64_t recovered_at(const struct trial *t)
     return t->fx.a->header->now_ns + (later ? 1000000 : 0);
 }
 
-/* `every`: of so many states one has its recovery stepped, too; 0 = none. */
+/* `every`: one in this number of states has a stepped recovery; 0 = none. */
 static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint32_t every,
                       struct counts *counts, struct counts *recoveries)
 {
@@ -623,7 +623,7 @@ static void counts_print(const char *name, const struct counts *c, uint64_t stat
     printf(statuses != 0 ? "]}" : "}");
 }
 
-/* A migration changes nothing of what is stepped, and takes as long as all others together. */
+/* A migration does not change the stepped arena, and takes as long as all other operations. */
 static bool worth_it(uint32_t operation, uint64_t seed)
 {
     return strcmp(call_name(operation), "migrate") != 0 || seed % 16 == 0;

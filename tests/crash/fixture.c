@@ -69,7 +69,7 @@ void fixture_commit(struct fixture *fx)
     s->committed_lsn = s->next_lsn - 1;
 }
 
-/* Near the ring's end, so that frames are padded and begin again, over what others have left. */
+/* Start near the ring's end, so that frames are padded and wrap, over bytes of earlier ones. */
 static void wal_buffer_place(struct fixture *fx)
 {
     struct pg_wal_buffer *s = pg_wal_buffer_of(fx->a);
@@ -100,7 +100,7 @@ static void piece_add(struct authoritative *t, void *at, uint64_t bytes)
     t->bytes += bytes;
 }
 
-/* The ring's next bytes, in two pieces where it begins again. */
+/* Copy the ring's next bytes, in two pieces where it wraps. */
 static void wal_buffer_add(struct authoritative *t, const struct fixture *fx)
 {
     struct pg_wal_buffer *s = pg_wal_buffer_of(fx->a);
@@ -138,11 +138,11 @@ void fixture_authoritative(const struct fixture *fx, struct authoritative *t)
 
 /* ---- messages -------------------------------------------------------------------------- */
 
-/* Two topics that are used all the time, and one that is mostly not born yet. */
+/* Two topics that are always in use, and one that mostly does not exist yet. */
 static const uint8_t names[16] = "\1\1nt\1\1nu\1\1mv";
 
 struct draft {
-    struct pg_rows rows;          /* which rows of a bulk load the records are, where
+    struct pg_rows rows;          /* rows of the bulk load for the records, with
                                      in_bulk_load */
     bool in_bulk_load;
     uint32_t count;
@@ -193,7 +193,7 @@ static void batch_write(struct call *call, struct client *c, const struct draft 
     call_append(call, d->area, d->used);
 }
 
-/* Bytes before the records of a batch. */
+/* Return the number of bytes before the records of a batch. */
 static uint32_t fixed_bytes(const struct call *call)
 {
     const struct pg_frame *f = (const struct pg_frame *)call->message;
@@ -247,7 +247,7 @@ static uint8_t key_write(const struct fixture *fx, uint8_t *at, uint32_t key)
     return len;
 }
 
-/* Odd ones are too long for their row. */
+/* Keys with an odd number are too long for their row. */
 static uint8_t watch_key_write(const struct fixture *fx, uint8_t *at, uint32_t key)
 {
     const uint8_t len = key % 2 ? 20 : (uint8_t)(1 + fx->lengths % 16);
@@ -324,7 +324,7 @@ static void watch_draft(struct fixture *fx, struct draft *d, unsigned condition)
         watch_key_add(fx, d, r, fx->shape == SHARED_BUCKET ? i : (first + i) % WATCH_KEYS);
 }
 
-/* The last record's key becomes that of a watch key, whose bytes are all the same. */
+/* Replace the last record's key by that of a watch key, whose bytes are all equal. */
 static void watch_key_take(struct draft *d, struct pg_record *r, const uint8_t *key)
 {
     const struct pg_watch_key *k = (const struct pg_watch_key *)key - 1;
@@ -342,7 +342,7 @@ static void watermark_draft(struct fixture *fx, struct draft *d, unsigned op)
                                        : 0;
 }
 
-/* Names an armed timer or operation, if there is one, more often than anything else. */
+/* Choose a key: most often that of an armed timer or operation, if there is one. */
 static void aim(struct fixture *fx, struct draft *d, struct pg_record *r, bool client_only)
 {
     const uint32_t from = below(fx, fx->a->slots.capacity);
@@ -370,7 +370,7 @@ static void cancel_draft(struct fixture *fx, struct draft *d)
     aim(fx, d, record_new(fx, d, PG_OP_CANCEL, false), false);
 }
 
-/* Of some parked timer, if there is one; now and then with a ticket that nobody has or gets. */
+/* Unpark a parked timer, if there is one; sometimes with a ticket that no timer ever has. */
 static void unpark_draft(struct fixture *fx, struct draft *d)
 {
     struct pg_record *r = record_new(fx, d, PG_OP_UNPARK, false);
@@ -404,7 +404,7 @@ static void bulk_load_id(struct fixture *fx, uint8_t id[16])
     memset(id, (int)(1 + below(fx, BULK_LOAD_IDS)), 16);
 }
 
-/* Rows on both sides of a block's end, in more blocks than there are. */
+/* Choose rows on both sides of a block's end, in more blocks than the arena has. */
 static void rows_draft(struct fixture *fx, struct draft *d, uint32_t records, unsigned modes)
 {
     static const uint64_t first[] = {0, 3, PG_BULK_LOAD_BLOCK_ROWS - 2,
@@ -469,7 +469,7 @@ static bool advance_run(struct fixture *fx, const struct call *call)
     return again;
 }
 
-/* Into an arena that nobody knows of yet: of the old one nothing may change. */
+/* Migrate to an unpublished arena; the old one must not change. */
 static void migrate_run(struct fixture *fx)
 {
     struct fixture to = {.config = fx->config};
@@ -487,7 +487,7 @@ static void settings_run(struct fixture *fx, const struct call *call)
     CHECK_EQUAL(pg_set_namespace(fx->a, call->message, call->bytes, call->uid, &now, detail), PG_ERR_NONE);
 }
 
-/* Not to be repeated: whoever does not know whether it was published looks first. */
+/* A publication is not repeated: a client in doubt first checks whether it was published. */
 static void publish_run(struct fixture *fx, const struct call *call)
 {
     struct pg_result result;
@@ -536,7 +536,7 @@ static void put_make(struct fixture *fx, struct call *call, unsigned mode)
 {
     struct draft d = {.count = 0};
     put_draft(fx, &d, mode);
-    if (mode != PG_MODE_ERROR && below(fx, 2)) {   /* of a key that is armed */
+    if (mode != PG_MODE_ERROR && below(fx, 2)) {   /* an armed key */
         struct draft cancel = {.count = 0};
         cancel_draft(fx, &cancel);
         struct pg_record *r = &d.records[0];
@@ -560,7 +560,7 @@ static void parks_far(struct fixture *fx)
     CHECK_EQUAL(pg_set_namespace(fx->a, &ask, sizeof ask.set + 1, PG_NIL, &now, detail), PG_ERR_NONE);
 }
 
-/* Of both clients, so that somebody owns what is there to be unparked. */
+/* Unpark with both clients, so that one of them owns the parked timer. */
 static void park_some(struct fixture *fx)
 {
     struct call call = {.real_ns = fx->real_ns};
@@ -637,8 +637,8 @@ static void watermark_make(struct fixture *fx, struct call *call, unsigned op)
     batch_make(fx, call, &d);
 }
 
-/* Of a key that is to be forgotten with its last watcher, who is there if there is space for
- * him. */
+/* Use a key that is to be forgotten with its last watcher, which exists if there is space for
+ * it. */
 static void forgotten_make(struct fixture *fx, struct call *call, unsigned op)
 {
     struct draft watched = {.count = 0}, d = {.count = 0};
@@ -704,7 +704,7 @@ static void repeated_make(struct fixture *fx, struct call *call, unsigned unused
     call_run(fx, call, &reply);
 }
 
-/* As a kill leaves it that comes before one of its records; not if it holds memory. */
+/* Return the state of a kill before one of the records; not if the record holds memory. */
 static void batch_cut_off(struct fixture *fx, struct client *c)
 {
     struct pg_session *s = session_find(fx->a, c->session);
@@ -720,7 +720,7 @@ static void batch_cut_off(struct fixture *fx, struct client *c)
     s->current = s->last--;
 }
 
-/* In the place of one that is under way, of which nobody asks any more. */
+/* Replace a batch in progress, whose client has given up. */
 static void changed_make(struct fixture *fx, struct call *call, unsigned records)
 {
     struct client *c = &fx->clients[below(fx, CLIENTS)];
@@ -757,7 +757,7 @@ static void ack_make(struct fixture *fx, struct call *call, unsigned unused)
     ((struct pg_frame *)call->message)->count = count;
 }
 
-/* A new one, a known one, or one that finds all rows in use. */
+/* Open a new session, a known one, or one that finds all rows in use. */
 static void hello_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const struct pg_hello hello = {.nonce = {(uint8_t)(1 + below(fx, CLIENTS + 2))}};
@@ -774,7 +774,7 @@ static void bye_make(struct fixture *fx, struct call *call, unsigned unused)
     frame_write(call, &fx->clients[below(fx, CLIENTS)], PG_M_BYE, 0, 0);
 }
 
-/* `far`: how many of the armed deadlines it passes. To a border of ticks: within one, a restart
+/* `far`: number of armed deadlines to pass. Advance to a border of ticks: within one, a restart
  * fires what is due at once, and a daemon that goes on when the tick ends. */
 static void advance_make(struct fixture *fx, struct call *call, unsigned far)
 {
@@ -799,7 +799,7 @@ static void wall_make(struct fixture *fx, struct call *call, unsigned unused)
     fx->offset_ns += (below(fx, 2) ? 1 : -1) * 2000000ll;
 }
 
-/* The wish to drain is the daemon's own: who wants it says so again after a kill. */
+/* The drain belongs to the process: after a kill it has to be requested again. */
 static void drain_make(struct fixture *fx, struct call *call, unsigned expire)
 {
     if (expire)
@@ -809,7 +809,7 @@ static void drain_make(struct fixture *fx, struct call *call, unsigned expire)
     call->draining = true;
 }
 
-/* The rate is one that nobody gets to: a restart fills it up. */
+/* The rate is never reached, because a restart refills it. */
 static void settings_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const bool wal = pg_wal_buffer_of(fx->a) != NULL;
@@ -846,7 +846,7 @@ static void published_make(struct fixture *fx, struct call *call, unsigned unuse
     call->kind = BY_PUBLISHED;
 }
 
-/* To a topic that timers use, or to one that is theirs no more. */
+/* Publish to a topic that timers use, or to one that they do not use any more. */
 static void publish_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const bool timers = below(fx, 2);
@@ -938,7 +938,7 @@ void call_make(struct fixture *fx, uint32_t operation, struct call *call)
     call->real_ns = fx->real_ns;
 }
 
-/* ---- the past ------------------------------------------------------------------------------ */
+/* ---- history ------------------------------------------------------------------------------- */
 
 static void hello(struct fixture *fx, uint32_t n)
 {
@@ -979,7 +979,7 @@ static void past_settings(struct fixture *fx)
     settings_run(fx, &call);
 }
 
-/* Calls of all kinds, so that timers, operations and notices of every age are there. */
+/* Make calls of all kinds, so that timers, operations and notices of every age exist. */
 static void past(struct fixture *fx, uint32_t steps)
 {
     struct call call = {.kind = BY_ADVANCE};
@@ -1004,7 +1004,7 @@ static uint64_t replay_buffer_retained(const struct fixture *fx)
     return fx->a->header->replay_tail - fx->a->header->replay_head;
 }
 
-/* Slots and replay buffer: whatever fires from here on withdraws what is old. */
+/* Fill slots and replay buffer: every later notice drops an old one. */
 static void fill(struct fixture *fx)
 {
     struct call call;
@@ -1051,7 +1051,7 @@ void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed)
     CHECK(pg_create(fx->a, fx->arena, fx->secret, &fx->config));
     wal_buffer_place(fx);
     if (below(fx, 3) == 0)
-        pg_set_quotas(fx->a, 6, 700, 0);   /* no rate: a restart fills it up */
+        pg_set_quotas(fx->a, 6, 700, 0);   /* no rate, because a restart refills it */
     if (below(fx, 3) == 0)
         pg_set_uid_share(fx->a, 30 + below(fx, 60), 0);
     if (pg_wal_buffer_of(fx->a) != NULL && below(fx, 2))

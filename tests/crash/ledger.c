@@ -40,7 +40,7 @@ static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uin
     l->facts[l->count++] = (struct fact){subject, state};
 }
 
-/* 0 = nothing is known. */
+/* Return the fact of a subject; 0 = nothing is known. */
 static uint64_t ledger_state(const struct ledger *l, uint64_t subject)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -95,7 +95,7 @@ bool ledger_between(const struct ledger *found, const struct ledger *stages, uin
     return true;
 }
 
-/* ---- what is said of each -------------------------------------------------------------- */
+/* ---- facts by kind --------------------------------------------------------------------- */
 
 static uint64_t watermark_hash(const struct pg_arena *a, uint32_t row)
 {
@@ -144,7 +144,7 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     const unsigned state = ctl_state(h->ctl);
     const bool wall = h->flags & PG_F_WALL;
     uint64_t hash = ledger_mix(state, h->flags);
-    if (state != PG_S_OUTCOME)      /* an outcome's topic may be another one's by now */
+    if (state != PG_S_OUTCOME)      /* the row of an outcome's topic may have been reused */
         hash = ledger_mix(hash, topic_hash(a, h->topic));
     hash = ledger_mix(hash, (uint64_t)(wall ? ((const struct pg_ext *)blob)->value
                                             : h->deadline_ns));
@@ -152,8 +152,8 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     return is_operation(a, slot) ? operation_hash(a, slot, hash) : hash;
 }
 
-/* A recovery may come later: the elapsed time of an operation's verdict is left out, and when
- * something was published. */
+/* A recovery may come later, so the elapsed time of an operation's verdict and times of
+ * publications are left out. */
 static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
 {
     const uint8_t *blob = blob_at(&a->blobs, e->blob);
@@ -215,8 +215,8 @@ static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fr
     }
 }
 
-/* A watermark of 0 is as good as none. An operation that ends forgets its own ones before, so in
- * between it may be either. */
+/* A watermark of 0 equals none. An operation that ends forgets its own keys first, so meanwhile
+ * both may occur. */
 static void watermarks_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
@@ -230,8 +230,8 @@ static void watermarks_note(struct ledger *l, const struct pg_arena *a)
     }
 }
 
-/* Each setting by itself, for nobody was notified of those that a kill has cut off; as long as it
- * is what a namespace is born with, there is nothing to tell. */
+/* Each setting is a fact of its own, because no client was notified of settings that a kill
+ * interrupted. An initial value is no fact. */
 static void settings_note(struct ledger *l, const struct pg_namespace *n)
 {
     const uint64_t settings[] = {(uint32_t)(n->owner_uid + 1), n->durability, n->quota_timers,
@@ -241,7 +241,7 @@ static void settings_note(struct ledger *l, const struct pg_namespace *n)
             note(l, OF_NAME, ledger_bytes(i, n->name, n->name_len), ledger_mix(1, settings[i]));
 }
 
-/* Of topics those whose row is used in `rows`, too. */
+/* Only topics whose row is also used in `rows` count. */
 static void names_note(struct ledger *l, const struct pg_arena *a, const struct pg_arena *rows)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++)
@@ -262,7 +262,7 @@ static void sessions_note(struct ledger *l, const struct pg_arena *a)
             note(l, OF_SESSION, a->sessions[i].nonce[0], a->sessions[i].uid + 1);
 }
 
-/* Fencing token and state each by itself: one after the other rises. */
+/* Fencing token and state are separate facts: they change one after the other. */
 static void bulk_loads_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->bulk_load_rows; i++) {

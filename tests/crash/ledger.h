@@ -1,4 +1,4 @@
-/* ledger.h - what an arena says of its timers, operations, notices and watermarks, in a form that
+/* ledger.h - facts about timers, operations, notices and watermarks of an arena, in a form in which
  * two arenas can be compared in, whatever slots, chunks and rows they use. */
 #ifndef PURGATORYD_LEDGER_H
 #define PURGATORYD_LEDGER_H
@@ -8,9 +8,9 @@
 #define FACTS_MAX 240
 #define TOPICS_MAX 8
 
-/* All that holds for one ticket, or for one key, as the sum of hashes. What a crash may cut
- * apart but a recovery may not - a timer and its notice, the old and the new timer of a key -
- * stands in one fact. */
+/* A fact is the sum of hashes of all state of one ticket, or of one key. States that a crash may
+ * separate but a recovery may not - a timer and its notice, the old and the new timer of a key -
+ * are in one fact. */
 enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW };
 struct fact {
     uint64_t subject, state;      /* enum subject_kind in the low 3 bits of the subject */

@@ -1,5 +1,5 @@
 /* step.c - single steps of x86-64. The trap flag raises SIGTRAP after every instruction; the
- * handler runs without it. What is stepped makes no system call, so nothing is skipped. */
+ * handler runs without it. The stepped code makes no system call, so no instruction is skipped. */
 #define _GNU_SOURCE                /* names of the registers */
 #include "step.h"
 
@@ -38,7 +38,7 @@ uint64_t step_run(void (*run)(void *), void (*seen)(void *), void *context)
     each_context = context;
     steps = 0;
     stepping = 1;
-    raise(SIGTRAP);               /* returns with the flag set */
+    raise(SIGTRAP);               /* returns with the trap flag set */
     run(context);
     stepping = 0;
     return steps;

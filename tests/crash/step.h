@@ -1,4 +1,4 @@
-/* step.h - runs a function and stops wherever a kill can hit: step.c behind each instruction,
+/* step.h - runs a function and stops wherever a kill can hit: step.c after each instruction,
  * stores.c before each store. */
 #ifndef PURGATORYD_STEP_H
 #define PURGATORYD_STEP_H

@@ -1,4 +1,4 @@
-/* stores.c - in the place of step.c: stops before every store instead of behind every instruction.
+/* stores.c - replaces step.c: stops before every store instead of after every instruction.
  *
  * The core is compiled with -fsanitize=thread, and these functions stand in for the sanitizer's
  * runtime. It is some ten times faster than the trap flag, on any processor, and sees the order
@@ -18,7 +18,7 @@ static void before_store(void)
 {
     if (!stepping)
         return;
-    stepping = false;             /* what `each` runs has such calls, too */
+    stepping = false;             /* the function `each` makes such calls as well */
     steps++;
     each(each_context);
     stepping = true;
@@ -31,12 +31,12 @@ uint64_t step_run(void (*run)(void *), void (*seen)(void *), void *context)
     steps = 0;
     stepping = true;
     run(context);
-    before_store();               /* what the last one has left */
+    before_store();               /* reports the last store */
     stepping = false;
     return steps;
 }
 
-/* ---- what the compilers call --------------------------------------------------------------- */
+/* ---- functions that the compilers call ------------------------------------------------------ */
 
 void __tsan_init(void);
 void __tsan_init(void) {}

@@ -43,7 +43,7 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
            pg_rebuild(to->a, from->a->now_ns, why);
 }
 
-/* Of what it has armed or parked, while that lives. */
+/* Check the timestamps of a timer that the record armed or parked, while the timer exists. */
 static bool timestamps_recorded(const struct pg_frame_head *f, const struct fixture *fx, uint32_t slot,
                                 uint64_t ticket)
 {
@@ -54,7 +54,7 @@ static bool timestamps_recorded(const struct pg_frame_head *f, const struct fixt
             memcmp(timestamps, &fx->a->timestamps[slot], sizeof *timestamps) == 0);
 }
 
-/* All that lives here was armed with a WAL: the record is a known one. */
+/* Every armed timer here was armed with a WAL, so its record is known. */
 static bool timestamps_known(const struct pg_frame_head *f)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
@@ -62,7 +62,7 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
-/* Nobody asks to drop an outcome. */
+/* No client requests that an outcome is dropped. */
 static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
 {
     return j->uid == (j->cause == PG_END_DROPPED ? PG_NIL : uid);
@@ -78,7 +78,7 @@ static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
     case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->uid == uid;
     case PG_WAL_ENTRY: return ((const struct pg_wal_entry *)body)->uid == uid;
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->uid == uid;
-    default: return true;         /* nobody asked for it, or it does not say who */
+    default: return true;         /* there was no request, or the record does not name one */
     }
 }
 

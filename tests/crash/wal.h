@@ -1,4 +1,4 @@
-/* wal.h - what the WAL buffer of a fixture says, redone over a snapshot into a fresh arena. */
+/* wal.h - frames in the WAL buffer of a fixture, redone over a snapshot into a new arena. */
 #ifndef PURGATORYD_WAL_H
 #define PURGATORYD_WAL_H
 
@@ -13,12 +13,12 @@ struct frames {
 
 void frames_open(struct frames *f);
 void frames_close(struct frames *f);
-/* All authoritative state of a fixture that nobody changes meanwhile. */
+/* Write a snapshot of a fixture that does not change meanwhile. */
 void frames_snapshot(struct frames *f, const struct fixture *fx);
-/* All that stands in the ring and is not committed. */
+/* Copy the uncommitted frames of the ring. */
 void frames_appended(struct frames *f, const struct fixture *fx);
-/* Whether what lives has the timestamps that its appended record tells, final states are of timers
- * that began, and all say who asked for it. */
+/* Check that armed timers have the timestamps of their appended records, that final states belong
+ * to timers that were armed, and that all records name their request. */
 bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32_t uid,
                  struct pg_fault *why);
 /* As a start without an arena does it: `to` is of the same sizes, without a WAL buffer. */

@@ -1,6 +1,7 @@
 /* attach.c - fuzz target: an arena whose bytes were changed. Attach and rebuild must refuse it,
- * or give one that is whole and stays so, or one in which check() finds the damage (a rebuild
- * does not read every key). Nothing may step outside, or not end; nor a reader's calls. */
+ * or return one that is valid and stays valid, or one in which check() finds the damage (a rebuild
+ * does not read every key). No call, nor that of a
+ * reader, may access memory outside of the arena, or hang. */
 
 #include "fuzz.h"
 
@@ -23,7 +24,7 @@ static struct image image_make(void)
     return i;
 }
 
-/* ---- an arena in which something of everything lives ----------------------------------------- */
+/* ---- an arena with contents of every kind ---------------------------------------------------- */
 
 static uint64_t handle_message(uint64_t len)
 {
@@ -112,7 +113,7 @@ static void sound_make(void)
 
 /* ---- the target ------------------------------------------------------------------------------ */
 
-/* Each patch: where, over all used regions and the private arena file, how long, and its bytes. */
+/* Each patch: position over all used regions and the private arena file, length, and bytes. */
 static void patch(struct image *i, struct input *in)
 {
     uint8_t bytes[PATCH_MAX];

@@ -1,4 +1,4 @@
-/* fuzz.h - what the fuzz targets share: taking bytes off the input, and an arena to try them on.
+/* fuzz.h - common parts of the fuzz targets: bytes of the input, and an arena to apply them to.
  *
  * A target is a program over its input: it takes what it needs off the front, and zeros once the
  * input has ended, so that every input means something and a shorter one is a prefix of it. */
@@ -10,7 +10,7 @@
 
 #include "core/core.h"
 
-/* libFuzzer calls it, and tests/fuzz/main.c for every file of the corpus. */
+/* Called by libFuzzer, and by tests/fuzz/main.c for every file of the corpus. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { FUZZ_LAYOUT = 4711, FUZZ_TICK_NS = 1000000, FUZZ_SESSIONS = 2 };
@@ -49,7 +49,7 @@ static inline uint16_t take_short(struct input *in)
     return value;
 }
 
-/* Zeroed memory of exactly that size, so that a step outside is seen. */
+/* Return zeroed memory of exactly that size, so that ASan finds accesses outside. */
 static inline void *fuzz_memory(uint64_t bytes)
 {
     void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);

@@ -1,5 +1,5 @@
-/* records.c - fuzz target: messages of two clients to a living arena, with time and restarts
- * between them. After each step the arena must be whole. */
+/* records.c - fuzz target: messages of two clients to an arena in use, with time and restarts
+ * between them. After each step the arena must be valid. */
 
 #include "fuzz.h"
 
@@ -59,7 +59,7 @@ static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
     }
 }
 
-/* In memory of exactly its size. A message that waits for a virtual time gets it. */
+/* Copy the message to memory of exactly its size. Advance the virtual time that it waits for. */
 static uint64_t deliver(struct world *w, uint32_t uid, const uint8_t *bytes, uint64_t len)
 {
     uint8_t *message = malloc(len + (len == 0));
@@ -86,7 +86,7 @@ static struct pg_frame frame_of(const struct world *w, uint32_t number, unsigned
                              .sequence = w->sequences[number] + 1};
 }
 
-/* What the daemon says of the session: where to go on. */
+/* Continue the session as the reply says. */
 static void follow(struct world *w, uint32_t number, uint64_t reply_bytes)
 {
     struct pg_frame reply;
@@ -120,7 +120,7 @@ static void raw(struct world *w, struct input *in, uint32_t number)
     follow(w, number, deliver(w, number, w->buffer, len));
 }
 
-/* A good head, and whatever behind it. */
+/* Send a valid head with arbitrary bytes behind it. */
 static void framed(struct world *w, struct input *in, uint32_t number)
 {
     struct pg_frame frame = frame_of(w, number, take_byte(in) % (PG_M_ACK + 2));
@@ -133,7 +133,7 @@ static void framed(struct world *w, struct input *in, uint32_t number)
     follow(w, number, deliver(w, number, w->buffer, sizeof frame + len));
 }
 
-/* Few names and few keys, so that they meet. */
+/* Choose among few names and keys, so that they collide. */
 static uint8_t *key_write(struct input *in, uint8_t *at, uint8_t *len, uint8_t *type)
 {
     const uint8_t choice = take_byte(in);
@@ -185,7 +185,7 @@ static uint8_t *record_write(struct input *in, struct pg_record *r, uint8_t *at,
     return end;
 }
 
-/* A message that is whole, unless the input spoils one byte of it. */
+/* Send a valid message, unless the input changes one byte of it. */
 static void batch(struct world *w, struct input *in, uint32_t number, unsigned message)
 {
     static const uint8_t names[16] = {1, 1, 'n', 't', 1, 0, 'n', 2, 1, 'm', 'm', 't'};
@@ -227,7 +227,7 @@ static void repeat(struct world *w, uint32_t number)
         follow(w, number, deliver(w, number, w->last, w->last_len));
 }
 
-/* Acknowledges what the inbox gives out, or completes what it asks about. */
+/* Acknowledge outcomes of the inbox, or answer its CHECKs. */
 static void acknowledge(struct world *w, struct input *in)
 {
     uint64_t session;

@@ -1,15 +1,15 @@
-/* wal.c - fuzz target: a snapshot and a segment whose checksums are right and whose records
- * are anything. What the walk gives must be refused by redo, or give an arena that a rebuild
- * takes or refuses; nothing may step outside, or not end. */
+/* wal.c - fuzz target: a snapshot and a segment with valid checksums and arbitrary records.
+ * Redo must refuse the walked records, or return an arena that a rebuild accepts or refuses;
+ * no call may access memory outside, or hang. */
 
 #include "fuzz.h"
 
 enum { FILE_MAX = 1 << 16, ARENA_MAX = 1 << 22, FRAMES_MAX = 64, BODY_MAX = 600 };
-enum flag { F_HEAD = 1, F_LAST = 2 };  /* these frames are the input's own too, not sound ones */
+enum flag { F_HEAD = 1, F_LAST = 2 };  /* invalid frames, from the input as well */
 
 static struct file {
     _Alignas(8) uint8_t bytes[FILE_MAX];
-    uint64_t used;                /* of the group that stands behind the header */
+    uint64_t used;                /* bytes of the group behind the header */
     uint64_t frames;
 } snapshot, segment;
 
@@ -27,7 +27,7 @@ static void *frame_add(struct file *f, uint16_t type, uint64_t body_bytes)
     return head + 1;
 }
 
-/* The HEAD of a small arena; with F_HEAD some of its bytes are others. */
+/* Append the HEAD of a small arena; with F_HEAD some of its bytes are changed. */
 static void head_add(struct file *f, struct input *in, unsigned flags)
 {
     uint8_t *body = frame_add(f, PG_WAL_HEAD, sizeof(struct pg_wal_head));
@@ -53,7 +53,7 @@ static void last_add(struct file *f)
     memcpy(frame_add(f, PG_WAL_LAST, sizeof last), &last, sizeof last);
 }
 
-/* Frames up to a LAST, or the end. */
+/* Append frames up to a LAST, or to the end of the input. */
 static void frames_add(struct file *f, struct input *in, unsigned flags)
 {
     for (unsigned n = 0; n < FRAMES_MAX && in->at != in->end; n++) {
@@ -90,7 +90,7 @@ static void file_end(struct file *f)
 
 /* ---- the target ------------------------------------------------------------------------------ */
 
-/* The arena that the snapshot begins with, empty; false: refused, or larger than worth a try. */
+/* Create the empty arena of the snapshot's HEAD; false: refused, or too large to be tried. */
 static bool arena_make(struct pg_config *c, void **arena, void **secret)
 {
     const struct pg_frame_head *head =

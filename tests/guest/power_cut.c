@@ -1,7 +1,7 @@
-/* power_cut.c - the first and only process of a virtual machine that is killed over and over.
+/* power_cut.c - the first and only process of a virtual machine that is killed repeatedly.
  *
- * At each boot it reads the WAL on its disk, says how far it goes, and appends to it until
- * the power is gone. The console has one line per fact:
+ * At each boot it reads the WAL on its disk, reports the last record, and appends records until
+ * the power is cut. The console has one line per fact:
  *   recovered LSN    what was found, all of it checked    unsynced LSN   what a file written
  *   ready            it appends from now on                              without sync still says
  *   ack LSN          so far all is on disk                broken ...     and nothing after it
@@ -45,7 +45,7 @@ static void *memory(uint64_t bytes)
     return memset(found, 0, bytes);
 }
 
-/* Kernel modules are numbered in the order in which they need each other. */
+/* Load the kernel modules, which are numbered in the order of their dependencies. */
 static void modules_load(void)
 {
     char path[32];
@@ -138,7 +138,7 @@ static struct pg_walk wal_read(void)
     struct dirent **names;
     struct pg_fault why;
     const struct pg_frame_head *f;
-    uint8_t *file = NULL;                  /* the last one stays: the walk's end is written again */
+    uint8_t *file = NULL;                  /* the last segment stays: its end is rewritten */
     uint64_t bytes;
     int count = scandir(WAL, &names, is_segment, by_name);
 
@@ -222,7 +222,7 @@ static uint64_t wait_committed(struct pg_arena *a, struct pg_group_commit *c)
 static void append(struct pg_arena *a, struct pg_group_commit *c)
 {
     int unsynced = open(UNSYNCED, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    put(a, 0, 0);                          /* its frame is not its first: names are born */
+    put(a, 0, 0);                          /* its frame is not its first: names are created first */
     printf("ready\n");
     for (uint64_t n = 1;; n++) {
         put(a, n, PAYLOAD);

@@ -152,7 +152,7 @@ def test_arena_files_go_with_the_daemon(directory: Path) -> None:
 
 def test_a_daemon_that_cannot_start_says_why(directory: Path) -> None:
     with pytest.raises(DaemonFailed, match="fanout"), running(directory, "bad", ("--fanout", "1")):
-        pytest.fail("it started")
+        pytest.fail("the daemon started")
 
 
 def test_an_exception_of_a_child_is_raised_in_the_parent() -> None:

@@ -1,4 +1,4 @@
-"""What each test costs: CPU and wall-clock time, with all processes that it starts.
+"""Costs of each test: CPU and wall-clock time, with all processes that it starts.
 
 A pytest plugin. At the end of a run it prints the ten slowest tests, and the tests of `make test`
 that use more than `BUDGET_S` of CPU and state no reason: `@pytest.mark.costly("reason")`. CPU time

@@ -27,7 +27,7 @@ class Deliveries:
     """Function that returns whether the replay buffer of the current stream has a notice of a
     topic, and how many it has had."""
     wanted: list[str] | None = None
-    """Its topics; None = all."""
+    """Topics of the subscription; None = all."""
     topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
     before: dict[tuple[int, str], int] | None = None
     """Newest sequence of each topic when the subscriber was accepted; None until then."""

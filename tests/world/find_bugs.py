@@ -46,7 +46,7 @@ class Bug(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
+        """Name of the bug on the command line."""
         return self.path.stem
 
     @property

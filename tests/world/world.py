@@ -91,7 +91,7 @@ class World:
         self.network = Network(self.schedule, self.seam, self.note)
         self.faults: Counter[str] = Counter()
         self.messages: list[str] = []
-        """What daemons logged."""
+        """Log messages of the daemons."""
         self._digest = hashlib.sha256()
         self._numbers = 0
         self._wrong_ns: dict[int, int] = {}
