@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("vocabulary.toml")
 EXCEPTIONS = Path(__file__).with_name("style_exceptions.txt")
 STAMP = ROOT / "build" / "style.stamp"
-"""An empty file. Its time is when the last run without a finding began."""
+"""An empty file, whose modification time is the start of the last run without a finding."""
 SKIPPED = (
     ".ci/vocabulary.toml", ".ci/style.py", ".ci/style_exceptions.txt", "LICENSE", "docs/names.md",
     "docs/img/*", "src/purgatoryd/*", "tests/fuzz/corpus/*", "tests/stored/*.xz",
@@ -71,7 +71,7 @@ class Finding(NamedTuple):
         return f"{self.entry}  # {' '.join(self.text.split()[:8])}"
 
 
-# Words.
+# ---- words ----
 
 
 class Entry:
@@ -126,7 +126,7 @@ def replaced_words(path: str, text: str, words: list[Entry]) -> Iterator[Finding
         )
 
 
-# Prose.
+# ---- prose ----
 
 MESSAGE_CALLS = {
     "critical", "debug", "echo", "error", "exception", "exit", "fail", "info", "log", "secho",
@@ -236,7 +236,7 @@ READERS: dict[str, Callable[[str], Iterator[Prose]]] = {
 }  # fmt: skip
 """By suffix, or by name for files without one."""
 
-# Sentences.
+# ---- sentences ----
 
 BREAK = re.compile(
     r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!vs\.)[\"')*]*\s+(?=[\"'(*`\[]*[A-Z`\d])"
@@ -309,7 +309,7 @@ def faulty_sentences(path: str, text: str) -> Iterator[Finding]:
                 yield Finding(path, prose.line, rule, sentence)
 
 
-# Findings and exceptions.
+# ---- findings and exceptions ----
 
 
 def texts(since_s: float = 0) -> Iterator[tuple[str, str]]:
@@ -371,11 +371,12 @@ def main() -> int:
     refused, stale = compare(list(findings(files.items())), concerned)
     for path, line, rule, text in refused:
         print(f"{path}:{line}: {rule}: {text[:120]}")
-    if "--shrink" in sys.argv:
+    if "--shrink" in sys.argv and stale:
         for entry in stale:
             listed.remove(entry)
         EXCEPTIONS.write_text("".join(f"{entry}\n" for entry in listed))
-    elif stale:
+        stale = []
+    if stale:
         print("these sentences are gone; `python .ci/style.py --shrink` removes them from", end=" ")
         print(EXCEPTIONS.relative_to(ROOT), *stale, sep="\n    ")
     if refused or stale:

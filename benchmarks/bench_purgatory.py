@@ -181,7 +181,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes; writes nothing")
     parser.add_argument("--plots", action="store_true", help="draw the stored results again")
-    parser.add_argument("--add", action="store_true", help="keep the stored runs of the others")
+    parser.add_argument(
+        "--add", action="store_true", help="keep stored runs of other designs, cases and series"
+    )
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="minimum length of a run in seconds"
     )

@@ -109,7 +109,7 @@ def urgent(pid: int, priority: int) -> Iterator[None]:
 def cpu_of_advances(
     pid: int, rate: int, seconds: float, watermarks: Iterator[int]
 ) -> dict[str, float]:
-    """Return the CPU time of the daemon in cores: during the advances, and as long without any."""
+    """Return the daemon's CPU use in cores: during the advances, and at rest for the same time."""
     before_s = cpu_seconds(pid)
     time.sleep(seconds)
     idle = (cpu_seconds(pid) - before_s) / seconds

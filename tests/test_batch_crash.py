@@ -68,7 +68,7 @@ def test_the_last_record_takes_effect_once(last: str) -> None:
     assert core.header.next_ticket == tickets
     assert core.counts() == counts
     assert dict(core.watermarks()) == watermarks
-    assert owner.reply(core.send(message)).answers == again, "the answer is remembered"
+    assert owner.reply(core.send(message)).answers == again, "the core remembers the answer"
     core.check()
 
 

@@ -250,7 +250,7 @@ def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -
                 assert b" 200 " in answer.readline()
                 assert b"\npurgatoryd_up{" in answer.read()
     with serving(daemon_dir, str(path)) as reported:
-        assert reported == str(path), "a dead socket is replaced"
+        assert reported == str(path), "the socket of a dead endpoint is replaced"
 
 
 def test_an_endpoint_that_is_stopped_leaves_no_socket(daemon_dir: Path) -> None:
@@ -385,7 +385,7 @@ def test_alerts_come_when_they_should_and_only_then() -> None:
 
 
 def test_every_alert_is_tried_with_healthy_samples() -> None:
-    """Each alert is expected once, and once not: before its time, or below its limit."""
+    """Each alert has a case that raises it, and one that does not: too early or below its limit."""
     tried = {
         (look["alertname"], bool(look.get("exp_alerts")))
         for case in yaml.safe_load(CASES.read_text())["tests"]

@@ -377,7 +377,7 @@ class Controlled:
         return self._socket.recv(copy=False)
 
     def hears_of(self, connections: int) -> bool:
-        """Take all notifications of connections; return whether so many connections are left."""
+        """Take all notifications; return whether exactly this number of connections is left."""
         return not self.admission.iterate(1) and self.admission._connections.total() == connections
 
     def close(self) -> None:

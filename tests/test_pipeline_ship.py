@@ -381,7 +381,7 @@ def test_an_invalid_manifest_is_named(text: str, lake: Lake) -> None:
     path = lake.folder("manifests", "aa") / "1.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    with pytest.raises(LakeBroken, match=r"1\.json: is no manifest"):
+    with pytest.raises(LakeBroken, match=r"1\.json: is not a manifest"):
         lake.manifests()
 
 

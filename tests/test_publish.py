@@ -104,7 +104,9 @@ def test_published_notices_survive_kills_and_reboots(daemon: StartDaemon, daemon
         assert publish(admin, "after") > ticket
     with closing(Reader.attach(real.paths)) as reader:
         _, newest = reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC]
-    assert newest > 2, "sequences continue"  # two and what the daemon says of its own state
+    assert newest > 2, (
+        "sequences continue"
+    )  # two publications, and notices of the daemon about its own state
     assert [n.key for n in in_replay_buffer(real, first=newest)] == ["after"]
 
 

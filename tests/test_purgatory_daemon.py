@@ -184,7 +184,7 @@ def test_a_sum_counts_from_its_bases_up_to_its_caps(a: Purgatory, b: Purgatory) 
         "capped", SumOf({"t-0": 900, "t-1": 50}, at_least=20, cap={"t-0": 15, "t-1": 100}), HOUR_S
     )
     assert b.bump("t-0", 9) == 0
-    assert b.bump("t-0", 1) == 2, "10 from now, and 10 + 10 from the base"
+    assert b.bump("t-0", 1) == 2, "one key has gained 10 from now, the other 10 + 10 from its base"
     assert b.advance("t-0", 10_000) == 0, "the cap limits the key"
     assert b.bump("t-1", 5) == 1
     for op in (now, bases, capped):
@@ -360,7 +360,7 @@ BAD: tuple[Bad, ...] = (
     (lambda p: p.add("taken", 1, mode="replace"), Exists, "taken"),
     (lambda p: p.watch("w", AllOf({"k:0": 1, "new": 1}), 1), Full, "watch keys"),
     (lambda p: p.watch("w", AllOf({f"k:{n}": 1 for n in range(6)}), 1), Full, "watch records"),
-    (lambda p: p.advance("one more", 1), Full, "watch keys"),
+    (lambda p: p.advance("one operation more than the limit", 1), Full, "watch keys"),
     (lambda p: p.fail("one more", 1), Full, "watch keys"),
     (lambda p: p.bump("high", 11), WatermarkOverflow, "high"),
     (lambda p: p.advance("k", -1), InvalidArgument, "watermark"),
@@ -424,7 +424,7 @@ def test_an_invalid_row_among_many_is_found_before_anything_is_sent(
     a.flush()
     assert (stats("operations"), a.operations) == (0, 0)
     op = a.watch(*good)
-    assert not op.done, "nor was the key advanced"
+    assert not op.done, "the key was not advanced"
     assert a.advance_many({"k": 1}) == [1]
 
 
@@ -495,7 +495,7 @@ def test_callbacks_run_once_and_stop_nobody(
         raise RuntimeError("on purpose")
 
     def leave(_: Operation) -> None:
-        raise SystemExit("in the listener")
+        raise SystemExit("in a listener")
 
     op = a.watch("one", AllOf({"t": 1}), HOUR_S, callback=explode)
     op.add_done_callback(leave)
@@ -787,7 +787,7 @@ def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[s
         assert notices(1, subscriber)[0].cause is Cause.SATISFIED
         assert stats("operations") == 0
         assert stats("outcomes") == 0, "no owner is left to acknowledge the outcomes"
-        assert p.watch("own:1", AllOf({"t": 1}), HOUR_S), "its keys are free again"
+        assert p.watch("own:1", AllOf({"t": 1}), HOUR_S), "the keys of the operation are free"
 
 
 def test_workers_die_at_random_while_others_go_on(
@@ -899,7 +899,7 @@ def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw,
     assert [(o.key, o.failed, o.watermarks) for o in first] == [
         ("one", (), (1,)), ("two", (0,), (1,)),
     ]  # fmt: skip
-    assert raw.outcomes() == first, "again, after a while"
+    assert raw.outcomes() == first, "an unacknowledged outcome is sent again"
     raw.acknowledge(first[:1])
     raw.ping()
     getattr(demo, end)()
@@ -910,7 +910,7 @@ def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw,
     assert again == first[1:]
     raw.acknowledge(again)
     raw.batch(trigger(Op.ADVANCE_KEY, b"u", 1))
-    assert [o.key for o in raw.outcomes()] == ["three"], "and no other"
+    assert [o.key for o in raw.outcomes()] == ["three"], "no other outcome is sent"
 
 
 KEY = wire.encode_watch_key("k", 1)
@@ -991,8 +991,12 @@ def test_nobody_acknowledges_or_completes_for_others(
     stranger.acknowledge([outcome], session=stranger.session ^ 1)
     assert stranger.receive(Message.ACK).error == WireError.SESSION_EXPIRED
     assert stats("outcomes") == 1
-    assert sorted(raw.outcomes(), key=lambda o: o.cause) == [check, outcome], "still to be taken"
-    assert raw.batch(trigger(Op.COMPLETE, b"c", 0)) == [(Status.DONE, 0)], "an old version"
+    assert sorted(raw.outcomes(), key=lambda o: o.cause) == [check, outcome], (
+        "an acknowledgement by another session has no effect"
+    )
+    assert raw.batch(trigger(Op.COMPLETE, b"c", 0)) == [(Status.DONE, 0)], (
+        "an answer to an old version of the CHECK has no effect"
+    )
     assert raw.batch(trigger(Op.COMPLETE, b"c", check.version)) == [(Status.DONE, 1)]
 
 

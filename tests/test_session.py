@@ -331,7 +331,7 @@ def test_calls_that_do_not_fit_the_queue_wait_for_space() -> None:
         Entry(PendingCancel(key, None), b"n", Builder.cancel, (1, key.encode(), 0)) for key in "abc"
     ]
     waited = [(due_s, packer.queued) for due_s in Jobs.several(jobs, 2, entries, 10.0)]
-    assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "for space, then for each answer"
+    assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "one wait for space, then one for each answer"
 
 
 def test_a_broken_engine_refuses_calls_in_its_queue() -> None:
@@ -639,7 +639,7 @@ def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
             assert channel.reconnected()
             assert channel.connected
             assert not channel.reconnected()
-            assert not channel.wait(0), "space to send was not asked for"
+            assert not channel.wait(0), "a wait ended for space to send, which nobody requested"
             assert channel.wait(PATIENCE_S, to_send=True)
         assert channel.wait(PATIENCE_S)
         assert not channel.reconnected()
@@ -676,7 +676,9 @@ def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:
             daemon.bind(endpoint)
             assert channel.wait(PATIENCE_S, kicked=kicked)
             os.eventfd_write(kicked, 1)
-            assert channel.wait(PATIENCE_S, kicked=kicked), "the connection was not taken"
+            assert channel.wait(PATIENCE_S, kicked=kicked), (
+                "the wait has not reported the connection"
+            )
     os.close(kicked)
 
 

@@ -729,7 +729,7 @@ def test_a_daemon_of_another_minor_is_not_stopped_for_an_export(newer: Daemon) -
 
 # ---- births that were cut off ------------------------------------------------------------------
 
-# Existing files, of the old arena or of its successor; and the one of the two that then serves.
+# The files left by an interrupted birth, of the old arena or its successor; and which then serves.
 CUTS = {
     "before both were whole": ({"": "old", ".private": "old", ".new": "born"}, "old"),
     "when the private one was not": (

@@ -1406,7 +1406,7 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
 def test_more_durable_namespaces_than_there_are_slots_for_are_refused(
     daemon: StartDaemon, wal: Path
 ) -> None:
-    """The daemon's own publications have a row that is not theirs."""
+    """The namespace of the daemon itself has a row that other namespaces cannot get."""
     few = wal_flags(wal, "--namespaces", "1", "--durable-namespace", "shop")
     said = refused(lambda: daemon("demo", *few, "--durable-namespace", "bank"))
     assert "namespaces = 1" in said

@@ -2,9 +2,9 @@
 
     python -m examples.flights            a day live, the year, and a million timers under load
 
-Each part starts a daemon of its own, compares what a subscriber process received with what the
-workers were answered and with the oracle, and prints its tables. The exit code is 0 only if all
-of it agrees.
+Each part starts a daemon of its own. It compares the notices that a subscriber process received
+with the answers to the workers and with the oracle, and prints its tables. The exit code is 0 only
+if all of them agree.
 """
 
 from __future__ import annotations
@@ -108,9 +108,13 @@ class Run:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--day", is_flag=True, help="Only the day live, or with the other parts named.")
-@click.option("--year", is_flag=True, help="Only the year, or with the other parts named.")
-@click.option("--load", is_flag=True, help="Only the load, or with the other parts named.")
+@click.option(
+    "--day",
+    is_flag=True,
+    help="Run the live day; without any of these three options, all parts run.",
+)
+@click.option("--year", is_flag=True, help="Run the year.")
+@click.option("--load", is_flag=True, help="Run the timers under load.")
 @click.option(
     "--seconds",
     type=click.FloatRange(1),

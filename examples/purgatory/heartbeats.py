@@ -92,7 +92,7 @@ def deaths(sessions: Subscriber, count: int) -> list[str]:
 
 
 def deaths_so_far(client: Client, sessions: Subscriber) -> list[str]:
-    """Return the members that were declared dead since; a timer of this process marks the end."""
+    """Return the members that died since the last call; a timer of this process marks the end."""
     marker = client.add("marker", delay_ns=0, topic=TOPIC).ticket
     received = []
     while (notice := next(sessions)).ticket != marker:

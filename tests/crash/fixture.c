@@ -774,8 +774,8 @@ static void bye_make(struct fixture *fx, struct call *call, unsigned unused)
     frame_write(call, &fx->clients[below(fx, CLIENTS)], PG_M_BYE, 0, 0);
 }
 
-/* `far`: number of armed deadlines to pass. Advance to a border of ticks: within one, a restart
- * fires what is due at once, and a daemon that goes on when the tick ends. */
+/* `far`: number of armed deadlines to pass. The time is a multiple of the tick. Otherwise a restart
+ * would fire timers that a running daemon fires at the end of the tick. */
 static void advance_make(struct fixture *fx, struct call *call, unsigned far)
 {
     int64_t earliest_ns = INT64_MAX;

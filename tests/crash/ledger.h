@@ -33,7 +33,7 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
 /* False: *fault says what differs. */
 bool ledger_same(const struct ledger *found, const struct ledger *expected,
                  struct pg_fault *fault);
-/* Every fact is as in one of the stages; nothing is gone that is in all of them. */
+/* Check that every fact equals that of one of the stages, and that facts of all stages exist. */
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
                     struct pg_fault *fault);
 /* Sums up entries [from, tail) independently of their order. */

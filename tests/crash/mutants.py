@@ -513,7 +513,7 @@ def main() -> None:
 
 
 @main.command("draw")
-@click.option("--count", default=200, show_default=True, help="Mutants of the sample.")
+@click.option("--count", default=200, show_default=True, help="Number of mutants in the sample.")
 @click.option("--seed", default=18, show_default=True, help="Seed of the sample.")
 def draw_command(count: int, seed: int) -> None:
     """List sampled mutants of the files of this checkout, and forget the earlier list."""
@@ -536,9 +536,12 @@ def cover_command(tiers: tuple[str, ...]) -> None:
     "--tests", default=Limits().tests, show_default=True, help="Most tests for each mutant."
 )
 @click.option(
-    "--seconds", default=Limits().seconds, show_default=True, help="Most time of these tests."
+    "--seconds",
+    default=Limits().seconds,
+    show_default=True,
+    help="Most seconds of these tests for each mutant.",
 )
-@click.option("--only", default="", help="Only mutants of files that contain this.")
+@click.option("--only", default="", help="Only mutants of files whose path contains this text.")
 def try_command(again: tuple[str, ...], tests: int, seconds: float, only: str) -> None:
     """Try the mutants that have no result."""
     stored: dict[str, Any] = json.loads(KEPT.read_text())

@@ -492,10 +492,12 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=12, help="rounds of the harness for each mutant"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at once")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="number of mutants that are tried at the same time"
+    )
     parser.add_argument("--file", nargs="+", default=FILES, help="only mutants of these files")
     parser.add_argument("--list", action="store_true", help="only list the mutants")
-    parser.add_argument("--write", action="store_true", help="keep the result: mutants.json")
+    parser.add_argument("--write", action="store_true", help="store the result in mutants.json")
     args = parser.parse_args()
     chosen = [m for m in mutants() if m.file in args.file][:: args.every]
     if args.list:

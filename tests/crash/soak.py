@@ -319,7 +319,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("seconds", type=float)
     parser.add_argument("seed", type=int, nargs="?", default=1)
-    parser.add_argument("--keep", type=Path, help="a folder that is not there yet")
+    parser.add_argument("--keep", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--audit", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="purgatoryd-kept-") as folder:

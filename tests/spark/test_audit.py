@@ -678,7 +678,7 @@ def test_a_file_of_the_lake_that_is_not_as_it_was_written_is_named(
 
 def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) -> None:
     for read in (read_ledgers, received):
-        with pytest.raises(BadPath, match="holds no ledger"):
+        with pytest.raises(BadPath, match="contains no ledger"):
             read(spark, tmp_path)
 
 

@@ -39,7 +39,7 @@ def make_root(root: Path) -> None:
 
 
 def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
-    """Boot, run one command, and end. `binds`: our folders by the folder inside.
+    """Boot, run one command, and end. `binds`: our folders, by their path inside.
 
     Return False if systemd did not start.
     """

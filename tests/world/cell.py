@@ -771,7 +771,7 @@ class Cell:
         for number, client in enumerate(self.clients):
             lossy = any(end.lossy for end in client.ends)
             if not lossy and client.core.session.id not in self._arena.session_ids():
-                raise Violation(f"client {number} has lost its session, and was connected")
+                raise Violation(f"client {number} has lost its session although it was connected")
 
     def _check_deserted(self) -> None:
         """Check that each client ended the sessions that it replaced.

@@ -442,10 +442,10 @@ def _copied_wal(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _no_birth(cell: Cell) -> Iterator[Errors]:
-    """Replace the file by which a WAL knows that it is no copy with a folder; remove the folder
-    later.
+    """Replace the birth file of a WAL, which shows that it is no copy, by a folder; undo it later.
 
-    The file is on the real disk. The next start looks there for segments, so one stays.
+    The birth file is on the real disk, where the next start also looks for segments: one is left
+    there.
     """
     path = _wal(cell) / wal_birth.NAME
     path.unlink()

@@ -240,7 +240,9 @@ def document(results: Iterable[tuple[Bug, list[Found]]]) -> dict[str, Any]:
 @click.option(
     "--seconds", default=LIMIT_S, type=float, show_default=True, help="CPU seconds for each hunt."
 )
-@click.option("--start", "starts", multiple=True, type=int, help="Start seeds.")
+@click.option(
+    "--start", "starts", multiple=True, type=int, help="Seeds from which each hunt starts."
+)
 @click.option(
     "--jobs",
     default=AT_ONCE,

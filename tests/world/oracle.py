@@ -220,7 +220,7 @@ class Operation:
     deadline_ns: int
     ticket: int = 0
     armed: int = 0
-    """Moment of the answer that it is armed."""
+    """Moment at which an answer reported it as armed."""
     moved: bool = False
     """True if its deadline was moved, or may have been."""
     cancelled: bool = False
