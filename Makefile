@@ -1,4 +1,4 @@
-# Bare `make` lists the targets. All work happens in .venv and build/, both made here.
+# `make` without a target lists the targets. All files are made in .venv and build/.
 
 PYTHON ?= python3
 CC     ?= cc
@@ -28,8 +28,8 @@ CRASH_H := $(sort $(wildcard tests/crash/*.h))
 BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
 BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
 
-# The compiler that was checked builds the extension too. Only here is a warning an error:
-# who installs the package may have a compiler with newer warnings. Here all assertions are checked, too.
+# The checked compiler also builds the extension. Warnings are errors only here: an installation may
+# use a compiler with newer warnings. All assertions are checked here as well.
 STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror -DPG_ASSERT_ALL"
 STRICT   := -std=c11 -Wall -Wextra -Werror -pthread
 SANITIZE := -DPG_ASSERT_ALL -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -45,9 +45,9 @@ LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZ
 .DEFAULT_GOAL := help
 .PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs bench-commands site clean
 .DELETE_ON_ERROR:
-# Where it is set, each of the many daemons of the tests would compile all modules again.
+# If this variable were set, each of the many daemons of the tests would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
-# Kept between runs, so that only what changed is compiled again.
+# The files are kept between runs, so that only changed ones are compiled.
 .SECONDARY:
 
 help: ## list the targets
@@ -60,7 +60,7 @@ build: build/core.stamp ## make .venv, install the package in it, compile the C 
 run: build/core.stamp ## the main job: the flights of 2013 through the daemon (4 minutes at most)
 	$(BIN)/python -m examples.flights --keep build/run
 
-# Without what `make run` left, a run without the load makes it.
+# If `make run` has left no files, a run without the load creates them.
 report: build/core.stamp ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
 	@test -d build/run/ledgers -a -d build/run/wal/year || $(BIN)/python -m examples.flights --day --year --keep build/run
 	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --wal-dir build/run/wal --lake build/run/lake || exit 1; done
@@ -131,11 +131,11 @@ build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
 	@mkdir -p build/fuzz/corpus/decoders
 	$(BIN)/python tests/fuzz/guided.py $(call fuzzing,decoders)
 
-soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its WAL, too
+soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit also audits its WAL
 	PYTHONPATH=tests/support $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
 
-# ROUNDS of the harness: fixtures that each operation is killed in, times four shapes; ten times as
-# many where only stores are looked at. CUTS of power on a simulated disk: seeds with five each.
+# ROUNDS: fixtures in which the harness kills each operation, times four shapes; ten times as many
+# if only stores are stepped. CUTS: seeds of five simulated power cuts each.
 crash-test: CUTS ?= 5000
 crash-test: build ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
 	$(BIN)/python tests/crash/record.py crash.json build/crash/crash $(ROUNDS) 1 30
@@ -147,14 +147,14 @@ crash-test: build ## the long versions: a kill at any instruction, mutants; powe
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 world: SEEDS ?= $(or $(SEED),1-1000)
-world: build ## simulated worlds: SEEDS=1-1000 or FAULTS=3000000 counts faults; SEED=7 replays one, with STEPS=3,17 of it alone
+world: build ## simulated worlds: SEEDS=1-1000 or FAULTS=3000000 counts faults; SEED=7 replays one, STEPS=3,17 only these steps
 ifdef FAULTS
 	$(BIN)/python tests/crash/record.py world.json env PYTHONPATH=tests $(BIN)/python -m world 1- --faults $(FAULTS) --json $(ARGS)
 else
 	PYTHONPATH=tests $(BIN)/python -m world $(SEEDS) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
 endif
 
-# Each bug of tests/world/bugs, in a copy of the tree; an hour or more. NAMES="..." finds these alone.
+# Finds each bug of tests/world/bugs in a copy of the tree, in an hour or more. NAMES="..." selects bugs.
 world-bugs: build/core.stamp ## bring known bugs into the tree, and find each from three seeds with simulated worlds
 ifdef NAMES
 	PYTHONPATH=tests $(BIN)/python -m world.find_bugs $(ARGS) $(NAMES)
@@ -171,12 +171,13 @@ mutants: build ## change sampled lines of the daemon and the clients: tests have
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py cover
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py try $(ARGS)
 
-lint: build/core.stamp $(LINT) ## ruff, mypy --strict, the C with every warning an error, words that were replaced
+lint: build/core.stamp $(LINT) ## ruff, mypy --strict, C with every warning an error, spelling, style of sentences, layers of the core
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict $(wildcard tests examples benchmarks)
-	$(BIN)/python .ci/vocabulary.py
+	$(BIN)/codespell . .ci
+	$(BIN)/python .ci/style.py
 	$(BIN)/python .ci/layers.py
 	$(BIN)/python .ci/orders.py
 
@@ -186,13 +187,13 @@ bench-core: build ## measure the C core; writes benchmarks/results/core.json
 bench-purgatory: build ## measure the purgatory; writes benchmarks/results/purgatory.json
 	$(BIN)/python benchmarks/bench_purgatory.py $(ARGS)
 
-bench-recovery: build ## measure how long a killed daemon is away; writes benchmarks/results/recovery.json
+bench-recovery: build ## measure the recovery of a killed daemon; writes benchmarks/results/recovery.json
 	$(BIN)/python benchmarks/bench_recovery.py $(ARGS)
 
 bench-place-again: build ## measure how long a daemon pauses when its arena files are removed; writes benchmarks/results/place_again.json and its table
 	$(BIN)/python benchmarks/bench_place_again.py $(ARGS)
 
-bench-hostile: build ## measure what others notice of an attack; writes benchmarks/results/hostile.json
+bench-hostile: build ## measure the effect of an attack on other clients; writes benchmarks/results/hostile.json
 	$(BIN)/python benchmarks/bench_hostile.py $(ARGS)
 
 bench-wal: build ## measure the WAL, and recovery from it; writes benchmarks/results/wal.json
@@ -201,10 +202,10 @@ bench-wal: build ## measure the WAL, and recovery from it; writes benchmarks/res
 bench-placement: build ## measure lateness next to busy processes; writes benchmarks/results/placement.json
 	$(BIN)/python benchmarks/bench_placement.py $(ARGS)
 
-bench-metrics: build ## measure what counting and reading figures cost; writes benchmarks/results/metrics.json and its table
+bench-metrics: build ## measure the cost of counting and reading metrics; writes benchmarks/results/metrics.json and its table
 	$(BIN)/python benchmarks/bench_metrics.py $(ARGS)
 
-bench-idle: build ## measure what a daemon costs at rest and at work; writes benchmarks/results/idle.json
+bench-idle: build ## measure the cost of a daemon at rest and at work; writes benchmarks/results/idle.json
 	$(BIN)/python benchmarks/bench_idle.py $(ARGS)
 
 bench-waiting: build ## measure how late the daemon's wait ends; writes benchmarks/results/waiting.json
@@ -228,7 +229,7 @@ docs: build/core.stamp ## write all pages, tables and pictures of docs/ that com
 site: $(VENV)/install.stamp ## build the pages as a site: build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
-clean: ## remove all that was built, .venv included
+clean: ## remove all built files, including .venv
 	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so .mypy_cache .pytest_cache .ruff_cache
 
 # ---- set-up ---------------------------------------------------------------------------
@@ -271,7 +272,7 @@ build/sanitize/core.a: $(SAN_CORE)
 	@rm -f $@
 	$(AR) -rcs $@ $^
 
-# Objects apart, so that after an edit of one file only that file is compiled.
+# One object per file, so that an edit compiles only the edited file.
 build/sanitize/tests/%.o: tests/c/%.c $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -c -o $@ $<
@@ -291,7 +292,7 @@ build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C)
 
-# The core as it is in the extension: its own instructions are stepped.
+# The core with the flags of the extension, whose instructions are stepped.
 build/crash/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -c -o $@ $<

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the C core, and one wheel for Python 3.11 and later."""
+"""Build settings beyond pyproject.toml: the C core, and one wheel for Python 3.11 and later."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ if sys.platform != "linux":
 
 
 class BuildChanged(build_ext):
-    """Compiles on all CPUs, and only the files that changed since their object was made."""
+    """Compiles on all CPUs, and only files that changed since their object was made."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile each file by itself, then link."""

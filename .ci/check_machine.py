@@ -1,4 +1,4 @@
-"""Says in one sentence what this machine lacks to build purgatoryd; runs on old Pythons too."""
+"""Print in one sentence what this machine lacks to build purgatoryd; old Pythons can run this."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sysconfig
 
 
 def has_module(name):
-    """True if the module can be imported; Debian splits venv into a package of its own."""
+    """Return whether the module can be imported; Debian has venv in a separate package."""
     try:
         __import__(name)
     except ImportError:
@@ -16,7 +16,7 @@ def has_module(name):
 
 
 def missing(compiler):
-    """The first thing that is missing, as a sentence; None if all is there."""
+    """Return a sentence about the first missing requirement; None if there is none."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     headers = sysconfig.get_paths()["include"]
     if not sys.platform.startswith("linux"):

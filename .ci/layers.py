@@ -1,4 +1,4 @@
-"""Check that calls inside the C core point downward, and who touches which bytes.
+"""Check that calls inside the C core point downward, and that files touch only their own rows.
 
 A file of shm_layout/core may call functions and include headers of its own storey and of those
 below it, and no chain of calls leads from a file back to it. `arena.h` stands above `base`: what is
@@ -71,7 +71,7 @@ IMPORT = re.compile(
 )
 
 Calls = dict[str, dict[str, set[str]]]
-"""By file: the files that it calls, and the functions."""
+"""Called functions, by calling file and called file."""
 
 
 def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Measures the C core's timing wheel against two baselines, and Python's own timers for scale.
+"""Measure the C core's timing wheel against two baselines, and Python's timers as a reference.
 
-Builds benchmarks/core, runs every workload some times with the structures taking turns, and
-writes benchmarks/results/core.json and the table in docs/benchmarks.md. `--quick` only proves
-that all of it still runs: small sizes, one repeat, nothing is written.
+Builds benchmarks/core, runs every workload several times with the structures taking turns, and
+writes benchmarks/results/core.json and the table in docs/benchmarks.md. `--quick` only checks that
+everything still runs: small sizes, one repeat, no results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Key = tuple[str, int, str]  # measure, pending, structure
 Samples = dict[Key, list[float]]
 Medians = dict[Key, float]
 
-# What becomes of the times of all ticks and the number of operations in them.
+# Aggregate of the times of all ticks and the number of operations in them.
 TICKS: dict[str, Callable[[list[float], int], float]] = {
     "mix": lambda ticks, operations: sum(ticks) / operations,
     "worst pause": lambda ticks, _: max(ticks),
@@ -50,7 +50,7 @@ TICKS: dict[str, Callable[[list[float], int], float]] = {
 
 @dataclass
 class Row:
-    """One measure of one structure. Times in ns, memory in bytes."""
+    """One measurement of one structure. Times in ns, memory in bytes."""
 
     measure: str
     pending: int
@@ -60,16 +60,16 @@ class Row:
     low: float
     high: float
     repeats: int
-    times_wheel: float | None  # this median over that of the wheel in the same run
+    times_wheel: float | None  # this median divided by that of the wheel in the same run
 
 
 @dataclass
 class Target:
-    """What the wheel has to reach: `found` at most `limit`, or at least for ratios."""
+    """Target of the wheel: `found` at most `limit`, or at least `limit` for ratios."""
 
     measure: str
     pending: int
-    against: str  # "" = the wheel's own figure, else times this baseline
+    against: str  # "" = the wheel's own figure, else the factor to this baseline
     limit: float
     found: float
     met: bool
@@ -120,16 +120,17 @@ def drive(structure: str, workload: str, pending: int, seed: int) -> dict[str, A
 
 
 def medians_by_tick(repeats: list[list[float]]) -> list[float]:
-    """Each tick's median over the repeats.
+    """Return each tick's median over the repeats.
 
-    All repeats have the same timers, so that a tick's work is the same in each; what befalls
-    one repeat alone is the machine.
+    All repeats have the same timers, so that a tick's work is the same in each; a deviation in one
+    repeat comes from the machine.
     """
     return [statistics.median(values) for values in zip(*repeats, strict=True)]
 
 
 def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -> Medians:
-    """Adds to the samples; returns the medians that are not those of the samples."""
+    """Add measurements to the samples; return the medians that cannot be computed from the
+    samples."""
     runs = list(itertools.product(sizes, range(repeats), WORKLOADS, STRUCTURES))
     ticks: dict[Key, list[list[float]]] = {}
     operations: dict[Key, int] = {}
@@ -157,7 +158,7 @@ def nothing() -> None: ...
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still until it is asked to go on."""
+    """An event loop whose clock only moves when the test moves it."""
 
     now = 0.0
 
@@ -200,7 +201,7 @@ def time_sched(delays: list[float]) -> Iterator[tuple[str, float]]:
     now = [0.0]
     timers = sched.scheduler(lambda: now[0], lambda _: None)
     events: list[sched.Event] = []
-    few = min(100, len(delays))  # a cancel searches the whole list
+    few = min(100, len(delays))  # a cancel searches the whole list, so only some are measured
 
     def expire() -> None:
         now[0] = max(delays) + 1
@@ -341,8 +342,10 @@ def write_page(result: dict[str, object], rows: list[Row], targets: list[Target]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="prove that it runs; write nothing")
-    parser.add_argument("--repeats", type=int, default=5, help="of each workload (default 5)")
+    parser.add_argument(
+        "--quick", action="store_true", help="check that everything runs; write nothing"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each workload (default 5)")
     options = parser.parse_args()
     sizes, repeats = ((10_000,), 1) if options.quick else (SIZES, options.repeats)
 

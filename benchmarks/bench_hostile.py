@@ -1,10 +1,10 @@
-"""Measures what others notice of an attack, on a real daemon.
+"""Measure the effect of an attack on other clients of a real daemon.
 
-A client looks up a timer, again and again, for a while without and a while with each attack of
-tests/support/attacker.py, and a while with a process that takes as much of the processors as the
-attacker did and leaves the daemon alone, in turns. As root the attacker has another uid each time,
-because the last one is refused by then; else it has the daemon's own, which is cut off but never
-refused. Writes benchmarks/results/hostile.json and the table of docs/benchmarks.md.
+A client looks up a timer repeatedly, in turns: without an attack, with each attack of
+tests/support/attacker.py, and with a process that uses as much CPU time as the attacker but leaves
+the daemon alone. As root each attacker has a new uid, because the daemon refuses the last one by
+then; otherwise it has the daemon's uid, which is disconnected but never refused. Writes
+benchmarks/results/hostile.json and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ATTACKS = (
 
 
 class Bench:
-    """A daemon in a directory of its own, and the client that is disturbed."""
+    """A daemon in a directory of its own, and the client whose lookups are measured."""
 
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o750)
@@ -73,14 +73,15 @@ class Bench:
         self.uids = count(FIRST_UID)
 
     def memory_mib(self) -> float:
-        """The daemon's own, without its arena."""
+        """Memory of the daemon without its arena, in MiB."""
         status = Path(f"/proc/{self.daemon.pid}/status").read_text()
         found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.M)
         assert found is not None
         return int(found[1]) / 1024
 
     def probe(self, seconds: float) -> tuple[list[float], float]:
-        """(sorted round trips in ms, most MiB above the start) of so many seconds."""
+        """Look up a timer for `seconds`. Return the sorted round trips in ms, and the most MiB
+        above the start."""
         trips, most, end_s = [], 0.0, time.perf_counter() + seconds
         while (begun_s := time.perf_counter()) < end_s:
             self.client.get("probe")
@@ -91,12 +92,12 @@ class Bench:
         return sorted(trips), most
 
     def attacker(self, attack: str) -> list[str]:
-        """The command that attacks the daemon."""
+        """Return the command that attacks the daemon."""
         uid = [str(next(self.uids))] if os.geteuid() == 0 else []
         return [sys.executable, str(ATTACKER), attack, str(self.directory), NAME, *uid]
 
     def close(self) -> None:
-        """Ends the daemon and removes its arena."""
+        """End the daemon and remove its arena."""
         self.client.close()
         self.daemon.terminate()
         self.daemon.wait(PATIENCE_S)
@@ -105,7 +106,7 @@ class Bench:
 
 @contextmanager
 def at_work(command: list[str]) -> Iterator[int]:
-    """Meanwhile another process is at work, whose id this is."""
+    """Run a command inside the block; yield its pid."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -118,14 +119,14 @@ def at_work(command: list[str]) -> Iterator[int]:
 
 
 def processor_s(pid: int) -> float:
-    """What a process has taken of the processors so far."""
+    """Return the CPU time in seconds that a process has used."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     user, system = after_name[11:13]
     return (int(user) + int(system)) / TICKS_PER_S
 
 
 def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
-    """A run without the attack, one with it, and one with the same load."""
+    """Measure once without the attack, once with it, and once with the same CPU load."""
     trips = {"without": bench.probe(seconds)[0]}
     with at_work(bench.attacker(attack)) as attacker:
         before_s = processor_s(attacker)
@@ -142,12 +143,12 @@ def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The spread of each figure over the rounds."""
+    """Return the spread of each figure over the rounds."""
     return {name: spread([one[name] for one in rounds]) for name in rounds[0]}
 
 
 def table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
-    """For the page: medians of the rounds; of memory the most."""
+    """Return the table for the page: medians over the rounds; for memory the maximum."""
     rows = [
         "| attack | without | loaded | with | to without | to loaded | processor | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -165,7 +166,7 @@ def table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dry", action="store_true", help="write nothing")
     parser.add_argument("attacks", nargs="*", default=ATTACKS)

@@ -1,4 +1,4 @@
-"""Measures what a daemon costs: at rest, and at work with timers and with operations.
+"""Measure the cost of a daemon at rest, and at work with timers and with operations.
 
 At rest means that nothing is due and nobody asks. Daemons that differ in one thing (timers that are
 far from due, a subscriber, a watchdog, shards) rest side by side, and the same windows are of all.
@@ -36,16 +36,16 @@ from purgatoryd.shm_layout.paths import paths_in
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "idle.json"
 WAKEUPS_MAX, CORE_PERCENT_MAX = 2.0, 0.3
-"""Aims, per second and of a core, at rest."""
+"""Targets at rest: wake-ups per second, and percent of a core."""
 PATIENCE_S = 120.0
 CHUNK = 100_000
 FAR_S = 86_400
 SETTLE_S = 35.0
-"""After the last notice, topics are announced for 30 s."""
+"""Time until a daemon is at rest: it announces topics for 30 s after their last notice."""
 BATCHES_PER_S = 20
 DUE_S = 1.0
 WATCHDOG_US = 5_000_000
-"""As in systemd/purgatoryd.service."""
+"""Watchdog interval, as in systemd/purgatoryd.service."""
 LISTENER = (
     "import sys\n"
     "from purgatoryd.clients import Subscriber\n"
@@ -57,7 +57,7 @@ LISTENER = (
 
 @dataclass(frozen=True)
 class Used:
-    """What all threads of a daemon have used so far, those of its shards too."""
+    """CPU time of all threads of a daemon, including its shards."""
 
     at_s: float
     wakeups: int
@@ -76,7 +76,7 @@ def used(pid: int) -> Used:
 
 @contextmanager
 def listener(name: str) -> Iterator[None]:
-    """A subscriber of the daemon, in a process of its own."""
+    """Run a subscriber of the daemon in its own process."""
     command = [sys.executable, "-c", LISTENER, name]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -91,7 +91,7 @@ def listener(name: str) -> Iterator[None]:
 
 
 def fill(name: str, timers: int) -> None:
-    """Timers that are due in a day or two."""
+    """Arm timers that are due in a day or two."""
     with Client(name, timeout=PATIENCE_S) as client:
         for first in range(0, timers, CHUNK):
             numbers = range(first, min(first + CHUNK, timers))
@@ -103,7 +103,8 @@ def fill(name: str, timers: int) -> None:
 
 @contextmanager
 def manager(directory: Path) -> Iterator[dict[str, str]]:
-    """A service manager that listens to a watchdog; gives what it tells the daemon."""
+    """Listen to a daemon's watchdog like a service manager; yield the environment for the
+    daemon."""
     address = str(directory / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         inbox.bind(address)
@@ -123,7 +124,7 @@ def _hear(inbox: socket.socket) -> None:
 
 @contextmanager
 def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
-    """Process ids of daemons at rest, by how they differ."""
+    """Start daemons at rest; yield their pids by what distinguishes them."""
     slots = timers + CHUNK
     large = ["--capacity", str(slots), "--payload-memory", str(64 * slots)]
     full = f"{timers:,} timers"
@@ -147,7 +148,7 @@ def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
 
 
 def window(pids: dict[str, int], seconds: float) -> dict[str, tuple[float, float]]:
-    """Of each: wake-ups per second, and percent of a core."""
+    """Return wake-ups per second and percent of a core of each daemon."""
     before = {subject: used(pid) for subject, pid in pids.items()}
     time.sleep(seconds)
     return {subject: between(before[subject], used(pid)) for subject, pid in pids.items()}
@@ -187,7 +188,7 @@ def timers_cancelled(owner: Purgatory, keys: list[str]) -> None:
 
 
 def watched(owner: Purgatory, keys: list[str], timeout_s: float) -> dict[str, int]:
-    """Arms operations, each with a watch key of its own; returns which watermark ends each."""
+    """Arm operations, each with its own watch key; return the watermark that ends each."""
     watermarks = {f"watermark:{key}": 1 for key in keys}
     owner.watch_many(
         (key, AllOf({watermark: 1}, own=[watermark]), timeout_s)
@@ -211,18 +212,19 @@ LOADS: dict[str, tuple[Load, bool]] = {
     "operations: armed, satisfied": (operations_satisfied, True),
     "operations: armed, timed out": (operations_timed_out, True),
 }
-"""By what is done: one batch of it, and whether it has operations."""
+"""By kind of work: the function for one batch, and whether it arms operations."""
 WAYS = {
     "in memory": ("memory", False),
     "with a WAL": ("disk", False),
     "durable": ("disk", True),
 }
-"""By how: the daemon's name, and whether calls wait for the disk."""
+"""By way: the daemon's name, and whether calls wait for the disk."""
 
 
 @dataclass(frozen=True)
 class Worked:
-    """On a batch after the other, from the first call until all had ended."""
+    """Cost of one batch after another, from the first call until all timers or operations had
+    ended."""
 
     per_s: int
     cpu_ms_per_100k: float
@@ -230,14 +232,14 @@ class Worked:
 
 @dataclass(frozen=True)
 class Bench:
-    """A daemon to work with."""
+    """A daemon to measure at work."""
 
     pid: int
     owner: Purgatory
     reader: Reader
 
     def work(self, load: Load, per_s: int, seconds: float) -> Worked:
-        """What the daemon needs for a load of `seconds`, until nothing of it is armed."""
+        """Return the cost of a load of `seconds`, until nothing of it is armed."""
         batch, batches = per_s // BATCHES_PER_S, int(seconds * BATCHES_PER_S)
         before = used(self.pid)
         for number in range(batches):
@@ -253,7 +255,7 @@ class Bench:
 
 @contextmanager
 def benches(directory: Path, rate: int) -> Iterator[dict[str, Bench]]:
-    """One for each way."""
+    """Start a daemon for each way."""
     space = ["--capacity", str(4 * rate), "--payload-memory", str(1024 * rate)]
     wal = ["--wal-dir", str(directory / "wal")]
     with ExitStack() as stack:
@@ -353,17 +355,19 @@ def write(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--timers", type=int, default=1_000_000, help="far from due")
+    parser.add_argument(
+        "--timers", type=int, default=1_000_000, help="timers at rest, far from due"
+    )
     parser.add_argument(
         "--settle", type=float, default=SETTLE_S, help="seconds before the first window"
     )
-    parser.add_argument("--windows", type=int, default=5, help="at rest")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a window")
-    parser.add_argument("--rounds", type=int, default=3, help="at work")
+    parser.add_argument("--windows", type=int, default=5, help="windows at rest")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of a window")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds at work")
     parser.add_argument("--work", type=float, default=5.0, help="seconds of a load in a round")
     parser.add_argument("--rate", type=int, default=100_000, help="timers per second")
     parser.add_argument("--operations", type=int, default=5_000, help="operations per second")
-    parser.add_argument("--directory", type=Path, help="for the WAL; on a disk")
+    parser.add_argument("--directory", type=Path, help="folder for the WAL; on a disk")
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
     found = measure(arguments)

@@ -1,12 +1,12 @@
-"""Measures what the figures in the arena cost: to count them, and to read them.
+"""Measure the cost of metrics: of counting them, and of reading them.
 
-Counting: one fixed load on a whole arena (metrics/arena.c), with the core as it is and with one
-that leaves the histograms out. Reading: lateness of notices of a daemon whose figures somebody
-reads ten times a second, and while it is left alone. Both in pairs whose order changes, each side
-the least of several runs in turns, because what else the machine does only adds; pairs of twice
-the same say what is left of that. A ratio is with over without; it is within its limit if the
-upper end of its interval is. Where valgrind is, the instructions of the load are counted, too,
-which no other work changes. Writes benchmarks/results/metrics.json.
+Counting: one fixed load on a whole arena (metrics/arena.c), with the normal core and with one
+without histograms. Reading: lateness of notices while a process reads the metrics ten times a
+second, and while none does. Both are measured in pairs with changing order. Each side of a pair is
+the minimum of several runs in turns, because other work of the machine only adds time. Pairs of two
+identical sides show the remaining noise. A ratio is with over without; it is within its limit if
+the upper end of its interval is. If valgrind is installed, the instructions of the load are counted
+as well, which other work does not change. Writes benchmarks/results/metrics.json.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "metrics.json"
 FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-pthread"]
 WITHOUT = "-DPG_UNMEASURED"
 TIMERS = 65_536
-"""Of one round."""
+"""Timers of one round."""
 COST_MAX = 1.03
 READER_MAX = 1.05
 COUNTING_TRIES, READING_TRIES = 12, 3
 GAP_NS = 1_000_000
-"""Between timers: close enough that a p99 is of some twenty of them."""
+"""Interval between timers, short enough that about twenty timers share a p99."""
 READER = """
 import sys, time
 from purgatoryd.shm_layout.arena import Reader
@@ -60,7 +60,7 @@ Run = Callable[[], float]
 
 
 def build(folder: Path, *flags: str) -> Path:
-    """The load with a core of its own."""
+    """Build the load with a core compiled with these flags."""
     core = list((ROOT / "shm_layout" / "core").rglob("*.c"))
     sources = sorted([*core, ROOT / "benchmarks" / "metrics" / "arena.c"])
     binary = folder / f"arena{'-'.join(flags)}"
@@ -76,7 +76,7 @@ def ns_per_timer(binary: Path, rounds: int) -> float:
 
 
 def instructions_per_timer(binary: Path) -> float:
-    """Of one round more, message and all."""
+    """Return the instructions per timer of one additional round, messages included."""
     few, more = (instructions(binary, rounds) for rounds in (1, 2))
     return (more - few) / TIMERS
 
@@ -93,7 +93,7 @@ def instructions(binary: Path, rounds: int) -> int:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Somebody reads all figures ten times a second."""
+    """Read all metrics ten times a second while the block runs."""
     command = [sys.executable, "-c", READER, NAME]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
         try:
@@ -105,7 +105,7 @@ def reading() -> Iterator[None]:
 
 
 def p99_us(notices: int, *, read: bool) -> float:
-    """Lateness at the receipt."""
+    """Return the 99th percentile of the lateness at the receipt, in us."""
     with reading() if read else nullcontext():
         return lateness(notices, GAP_NS)["receipt"]["p99"]
 
@@ -114,20 +114,20 @@ def p99_us(notices: int, *, read: bool) -> float:
 
 
 def pair(runs: dict[str, Run], tries: int) -> dict[str, float]:
-    """The least of each side."""
+    """Return the minimum of each side."""
     found = [{side: run() for side, run in runs.items()} for _ in range(tries)]
     return {side: min(one[side] for one in found) for side in runs}
 
 
 def pairs(count: int, tries: int, without: Run, with_: Run) -> list[dict[str, float]]:
-    """Both after one another, in an order that changes."""
+    """Run both sides in pairs whose order changes."""
     order = {"without": without, "with": with_}
     swapped = dict(reversed(order.items()))
     return [pair(swapped if number % 2 else order, tries) for number in range(count)]
 
 
 def ratio(found: list[dict[str, float]]) -> dict[str, Any]:
-    """The median of the pairs, with its interval."""
+    """Return the median of the pairs' ratios, with its interval."""
     ratios = [pair["with"] / pair["without"] for pair in found]
     return {"ratio": round(median(ratios), 4), "ratio_95": interval(ratios)}
 
@@ -135,7 +135,7 @@ def ratio(found: list[dict[str, float]]) -> dict[str, Any]:
 def compared(
     count: int, tries: int, unit: str, limit: float, without: Run, with_: Run
 ) -> dict[str, Any]:
-    """Pairs of the two, and of twice the same."""
+    """Compare the two sides in pairs, and one of them with itself."""
     found, noise = pairs(count, tries, without, with_), pairs(count, tries, without, without)
     figures = ratio(found)
     return {
@@ -179,7 +179,7 @@ def being_read(folder: Path, count: int, notices: int) -> dict[str, Any]:
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """For the page."""
+    """Return the table for the page."""
     rows = [
         "| | unit | without | with | ratio | 95 % | noise | at most |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -207,11 +207,14 @@ def met(one: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5, help=f"of {TIMERS} timers, of one run")
-    parser.add_argument("--notices", type=int, default=2000, help="of one run")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help=f"rounds of {TIMERS} timers in one run"
+    )
+    parser.add_argument("--notices", type=int, default=2000, help="notices of one run")
     parser.add_argument(
         "--instructions", action=argparse.BooleanOptionalAction,
-        default=shutil.which("valgrind") is not None, help="count them, with valgrind (a minute)",
+        default=shutil.which("valgrind") is not None,
+        help="count instructions with valgrind (takes a minute)",
     )  # fmt: skip
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()

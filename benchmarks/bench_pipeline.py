@@ -1,13 +1,13 @@
-"""Measures the pipeline, step by step, on a WAL that a real daemon wrote.
+"""Measure the pipeline, step by step, on a WAL that a real daemon wrote.
 
-The WAL: timers with keys and payloads, nine of ten cancelled, the others fired. Each run has
-two processes: one for ship (without Spark), then silver and gold, sketches and the cold tier in one
-session, and one for bulk adds, which are a job of somebody's own. What is measured first in a
-session is *cold*, what is done again *warm*. As a baseline of each step the same is done by pyarrow
-or by DuckDB on the same files. Memory is the most that all processes of a run had together (PSS):
-the daemon with its arena is one of them, and stands alone, too; a baseline is none. Writes
-benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick` only proves that all
-of it still runs: small sizes, one run, nothing is written.
+The WAL has timers with keys and payloads; nine of ten are cancelled, the others fire. Each run has
+two processes: one for ship (without Spark), silver and gold, sketches and the cold tier in one
+session, and one for bulk adds, which are a separate job. The first measurement in a session is
+*cold*, repetitions are *warm*. As a baseline of each step, pyarrow or DuckDB does the same on the
+same files. Memory is the peak of all processes of a run together (PSS). The daemon with its arena
+is included, and also listed separately; baselines are not included. Writes
+benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick` only checks that
+everything still runs: small sizes, one run, no results.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "pipeline.json"
 SAMPLE_S = 1.0
-"""The kernel counts PSS page by page, 40 ms for each GB: more often would slow what is measured."""
+"""Interval of memory samples. The kernel needs 40 ms per GB of PSS, so that a shorter interval
+would slow down the measured steps."""
 
 Figures = dict[str, dict[str, float]]
 
 
 class Peaks(NamedTuple):
-    """Bytes of PSS."""
+    """Peaks of memory, in bytes of PSS."""
 
     peak_bytes: float
     daemons_bytes: float
@@ -58,8 +59,10 @@ NOTHING = Peaks(0.0, 0.0, 0.0)
 
 
 class Memory(threading.Thread):
-    """The most that this process and its children had at a moment, in bytes of PSS: all of them
-    together, and the daemons among them, with their arenas, and the others by themselves."""
+    """Sampler of the peak memory of this process and its children, in bytes of PSS.
+
+    It has peaks of all processes together, of daemons with their arenas, and of the others.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -82,7 +85,8 @@ class Memory(threading.Thread):
             self._peaks = Peaks(*map(max, self._peaks, now))
 
     def taken(self) -> Peaks:
-        """Since this was asked last; of a step shorter than the interval, at its end."""
+        """Return the peaks since the last call; a step shorter than the interval is sampled at its
+        end."""
         self._sample()
         with self._lock:
             peaks, self._peaks = self._peaks, NOTHING
@@ -94,8 +98,8 @@ class Memory(threading.Thread):
 
 
 def pss(process: psutil.Process) -> tuple[bool, int]:
-    """Whether it is a daemon, and its bytes: 0 if it is gone, or does the same work as a
-    baseline."""
+    """Return whether a process is a daemon, and its PSS in bytes; 0 for baselines and ended
+    processes."""
     try:
         command = process.cmdline()
         if baseline.MODULE in command:
@@ -106,7 +110,7 @@ def pss(process: psutil.Process) -> tuple[bool, int]:
 
 
 def run_here(arguments: argparse.Namespace, job: str, spark: Callable[[], SparkSession]) -> Figures:
-    """The steps of a job, here and in children of this process; `spark` starts their session."""
+    """Run the steps of a job, in this process and its children; `spark` starts their session."""
     memory, peaks = Memory(), NOTHING
     memory.start()
     found: Figures = {}
@@ -122,7 +126,7 @@ def run_here(arguments: argparse.Namespace, job: str, spark: Callable[[], SparkS
 
 
 def run_apart(arguments: argparse.Namespace) -> Figures:
-    """One run: each job in a process of its own."""
+    """Run each job in a process of its own."""
     return together([_job_apart(arguments, job) for job in steps.JOBS])
 
 
@@ -135,13 +139,13 @@ def _job_apart(arguments: argparse.Namespace, job: str) -> Figures:
 
 
 def together(jobs: Sequence[Figures]) -> Figures:
-    """The figures of all jobs, and the most memory that one of them took."""
+    """Return the figures of all jobs, with the peak memory over the jobs."""
     peaks = {name: max(job["memory"][name] for job in jobs) for name in Peaks._fields}
     return {step: of for job in jobs for step, of in job.items()} | {"memory": peaks}
 
 
 def size_of(arguments: argparse.Namespace) -> list[str]:
-    """The flags that say how much is measured."""
+    """Return the flags that set the sizes."""
     return ["--timers", str(arguments.timers), "--cold-rows", str(arguments.cold_rows),
             "--bulk-rows", str(arguments.bulk_rows)]  # fmt: skip
 
@@ -191,7 +195,7 @@ def document(arguments: argparse.Namespace, events: int, runs: list[Figures]) ->
 
 
 def table(found: dict[str, Any]) -> str:
-    """The figures for people."""
+    """Return the figures as a table for people."""
     measured = {step: medians(figures) for step, figures in found["steps"].items()}
     lines = [
         "| step | cold | warm | peak memory | baseline | its rate | to ours |",
@@ -245,7 +249,7 @@ def write(found: dict[str, Any]) -> None:
 
 @contextmanager
 def working(arguments: argparse.Namespace) -> Iterator[None]:
-    """A folder for the WAL, if none is given."""
+    """Create a folder for the WAL, if none is given."""
     made = arguments.wal_dir is None
     if made:
         arguments.wal_dir = Path(tempfile.mkdtemp(dir=arguments.directory, prefix="bench-wal-"))
@@ -260,20 +264,22 @@ def working(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def absolute(text: str) -> Path:
-    """The same one for processes that stand in others."""
+    """Return an absolute path, for processes with other working directories."""
     return Path(text).absolute()
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--timers", type=int, default=5_300_000, help="of the WAL")
+    parser.add_argument("--timers", type=int, default=5_300_000, help="timers in the WAL")
     parser.add_argument(
-        "--cold-rows", type=int, default=10_000_000, help="of a day in the cold tier"
+        "--cold-rows", type=int, default=10_000_000, help="rows of a day in the cold tier"
     )
-    parser.add_argument("--bulk-rows", type=int, default=2_000_000, help="that become timers")
+    parser.add_argument("--bulk-rows", type=int, default=2_000_000, help="rows that become timers")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--directory", type=absolute, default=ROOT / "build", help="for all files")
-    parser.add_argument("--wal-dir", type=absolute, help="one that was made before")
+    parser.add_argument(
+        "--directory", type=absolute, default=ROOT / "build", help="folder for all files"
+    )
+    parser.add_argument("--wal-dir", type=absolute, help="WAL of an earlier run")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--job", choices=steps.JOBS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)

@@ -1,4 +1,4 @@
-"""Measures how long a daemon pauses when its arena files were removed, seen by a client.
+"""Measure the pause of a daemon whose arena files were removed, seen by a client.
 
 The arena is that of bench_recovery.py. A client asks for one timer over and over while the files
 are removed: its longest answer is the pause, in which the loop does not iterate. Writes
@@ -22,11 +22,11 @@ from purgatoryd.shm_layout import shm
 
 RESULTS = Path(__file__).resolve().parent / "results" / "place_again.json"
 QUIET_S = 0.5
-"""Seconds for which the client goes on after the files exist again."""
+"""Time in seconds for which the client continues after the files exist again."""
 
 
 def once(one: Victim, client: Client) -> float:
-    """Seconds of the longest answer around one removal."""
+    """Return the longest answer around one removal, in seconds."""
     names = (one.paths.arena, one.paths.private)
     for name in names:
         shm.unlink(name)

@@ -1,9 +1,9 @@
-"""Measures how late notices are while every CPU has a process that never sleeps.
+"""Measure the lateness of notices while every CPU has a process that never sleeps.
 
-The same load runs against a daemon without a placement and one with it, in pairs whose order
-changes; pairs of twice the same say what the machine's own noise is. Reported are the daemon's part
-(fired - deadline) and all of it (receipt - deadline); a ratio above 1 means that the placement made
-it shorter. Writes benchmarks/results/placement.json and the table of docs/benchmarks.md.
+The same load runs against a daemon without a placement and one with it, in pairs with changing
+order. Pairs of two identical daemons show the machine's noise. The results are the daemon's part
+(fired - deadline) and the total (receipt - deadline); a ratio above 1 means that the placement made
+the time shorter. Writes benchmarks/results/placement.json and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Lateness = dict[str, float]
 
 
 def variants() -> dict[str, list[str]]:
-    """Name -> what the daemon is started with. Where CPUs are few, auto pins nothing."""
+    """Return flags of `run` by name of the variant. With few CPUs, auto pins nothing."""
     ours = sorted(os.sched_getaffinity(0))
     pinned = ["--cpus", f"{ours[-1]},{ours[0]}"]
     return {
@@ -57,7 +57,7 @@ def variants() -> dict[str, list[str]]:
 
 @contextmanager
 def hogs() -> Iterator[None]:
-    """A process that never sleeps for each CPU; the scheduler moves them."""
+    """Run a process that never sleeps for each CPU; the scheduler moves them."""
     command = [sys.executable, "-c", HOG]
     with ExitStack() as stack:
         for _ in os.sched_getaffinity(0):
@@ -70,7 +70,7 @@ def hogs() -> Iterator[None]:
 
 @contextmanager
 def daemon(directory: Path, settings: list[str]) -> Iterator[dict[str, Any]]:
-    """A fresh one; gives what of its placement is in force."""
+    """Start a new daemon; yield the parts of its placement that are in force."""
     with own_daemon(directory, NAME, settings):
         reader = Reader.attach(paths_in(directory, NAME))
         figures = reader.stats()
@@ -79,7 +79,7 @@ def daemon(directory: Path, settings: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def lateness(notices: int, gap_ns: int = GAP_NS) -> dict[str, Lateness]:
-    """Of timers that are due one after the other, so far apart, in us."""
+    """Return the lateness in us of timers whose deadlines are `gap_ns` apart."""
     fired, received = [], []
     with Subscriber(NAME, timeout=PATIENCE_S) as inbox, Client(NAME, timeout=PATIENCE_S) as timers:
         timers.add_many({
@@ -108,7 +108,7 @@ def run(directory: Path, settings: list[str], notices: int) -> dict[str, Any]:
 
 
 def pair(directory: Path, settings: list[str], notices: int, *, swap: bool) -> dict[str, Any]:
-    """One run without a placement and one with these settings."""
+    """Run once without a placement and once with these settings."""
     both = {"without": variants()["none"], "with": settings}
     order = reversed(both) if swap else iter(both)
     found = {name: run(directory, both[name], notices) for name in order}
@@ -121,14 +121,14 @@ def pair(directory: Path, settings: list[str], notices: int, *, swap: bool) -> d
 
 
 def interval(values: list[float]) -> list[float]:
-    """95 % of the medians of resampled pairs."""
+    """Return the 95 % interval of the medians of resampled pairs."""
     draw = random.Random(SEED)
     medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return [round(medians[int(RESAMPLES * share)], 3) for share in (0.025, 0.975)]
 
 
 def figures(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians, and the ratio's spread."""
+    """Return medians, and the spread of the ratio."""
     rows = {}
     for name in pairs[0]["ratios"]:
         part, figure = name.split("_")
@@ -143,7 +143,8 @@ def figures(pairs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(medians: dict[str, dict[str, Any]]) -> str:
-    """Of each setting, how late the 99th percentile is without it and with it."""
+    """Return the table: for each setting, the 99th percentile of the lateness without it and with
+    it."""
     rows = [
         "| settings | what is in force | of | without | with | ratio | 95 % |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -168,7 +169,7 @@ def write(document: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--notices", type=int, default=300, help="of one run")
+    parser.add_argument("--notices", type=int, default=300, help="notices of one run")
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
     pairs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants()}

@@ -1,4 +1,4 @@
-"""Measures the purgatory against two earlier designs, on the real clock, at rising rates.
+"""Measure the purgatory against two earlier designs, on the real clock, at rising rates.
 
 Every run is a process of its own: one design, one case of latencies, one series of watch keys,
 one rate, for 5 s and 1M requests at least. Rates rise from 10,000 a second until the design no
@@ -32,10 +32,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "purgatory.json"
 DESIGNS = ("nothing", "old", "new", "ours", "daemon")
 RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 750_000, 1_000_000)
 HIGHER = 1.5
-"""Each rate behind those is so many times the one before."""
+"""Factor between rates beyond those of RATES."""
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # the earlier designs' memory in huge pages, too
+    # memory of the earlier designs is in huge pages like that of the core
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 Row = dict[str, Any]
@@ -55,7 +56,7 @@ def real_clock(experiment: Experiment) -> RealClock:
 
 
 def run_apart(experiment: Experiment) -> Row:
-    """The same in a process of its own."""
+    """Run an experiment in its own process."""
     command, environment = [sys.executable, __file__, "--one"], {**os.environ, **ENVIRONMENT}
     if experiment.design == "daemon":
         return {
@@ -80,7 +81,7 @@ def count_of(rate: int, seconds: float, least: int) -> int:
 
 
 def rising(rates: tuple[int, ...] | None) -> Iterator[int]:
-    """The rates that were asked for; else RATES, and higher ones without an end."""
+    """Yield the requested rates; without any, RATES and higher ones without an end."""
     yield from rates or RATES
     rate = RATES[-1]
     while not rates:
@@ -89,8 +90,10 @@ def rising(rates: tuple[int, ...] | None) -> Iterator[int]:
 
 
 def ladder(arguments: argparse.Namespace, design: str, case: str, series: str) -> Iterator[Row]:
-    """Ends with the first rate that the design does not keep up with; the driver alone, which the
-    others are compared with, only beyond RATES."""
+    """Run rising rates, until the first that the design does not keep up with.
+
+    The driver alone, with which the others are compared, only stops beyond RATES.
+    """
     for rate in rising(arguments.rates):
         requests = count_of(rate, arguments.seconds, arguments.requests)
         row = run_apart(Experiment(design, case, series, rate, requests))
@@ -100,7 +103,7 @@ def ladder(arguments: argparse.Namespace, design: str, case: str, series: str) -
 
 
 def beyond_driver(rows: list[Row]) -> None:
-    """Adds to each row the CPU that the same run without a design does not take."""
+    """Add to each row the CPU time beyond that of the same run without a design."""
     driver = {
         (row["case"], row["series"], row["rate"]): row["cpu_per_million"]
         for row in rows
@@ -113,7 +116,7 @@ def beyond_driver(rows: list[Row]) -> None:
 
 
 def stored_others(arguments: argparse.Namespace) -> list[Row]:
-    """The stored runs of what is not measured now."""
+    """Return the stored runs that this call does not repeat."""
     now = set(itertools.product(arguments.designs, arguments.cases, arguments.series))
     return [
         row
@@ -132,11 +135,12 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
             rows.append(row)
             console.print(report.line(row), soft_wrap=True)
         beyond_driver(rows)
-        write(arguments, rows)  # what is done stays if the rest is interrupted
+        write(arguments, rows)  # an interrupted benchmark keeps the finished runs
 
 
 def quick(console: Console) -> None:
-    """Every design and load, small, on the virtual clock, so that each outcome is decided."""
+    """Run every design and load, small, on the virtual clock, on which each outcome is
+    determined."""
     in_process = (design for design in DESIGNS if design != "daemon")
     for design, case, series in itertools.product(in_process, CASES, SERIES):
         result = run_here(Experiment(design, case, series, 20_000, 10_000), virtual=True)
@@ -178,9 +182,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes; writes nothing")
     parser.add_argument("--plots", action="store_true", help="draw the stored results again")
-    parser.add_argument("--add", action="store_true", help="keep the stored runs of the others")
-    parser.add_argument("--seconds", type=float, default=5.0, help="least length of a run")
-    parser.add_argument("--requests", type=int, default=1_000_000, help="least size of a run")
+    parser.add_argument(
+        "--add", action="store_true", help="keep stored runs of other designs, cases and series"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="minimum length of a run in seconds"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=1_000_000, help="minimum number of requests of a run"
+    )
     parser.add_argument("--rates", type=numbers, help="only these requests per second, a,b,c")
     parser.add_argument("--designs", type=words(DESIGNS), default=list(DESIGNS))
     parser.add_argument("--cases", type=words(CASES), default=list(CASES))

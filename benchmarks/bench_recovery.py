@@ -1,9 +1,9 @@
-"""Measures how long a killed daemon is away: exec of the next one to READY, seen from outside.
+"""Measure the time from exec of a killed daemon's successor until READY, seen from outside.
 
 The arena holds timers with payloads, and operations; a namespace has quotas. The daemon is killed
-and started again, over and over; in between the same steps are timed in a process of their own,
-for where the time goes. A client that waits meanwhile says how soon it is served after READY.
-Writes benchmarks/results/recovery.json.
+and started repeatedly; in between the same steps are timed in a separate process, to show which
+takes how long. A waiting client measures when it is served after READY. Writes
+benchmarks/results/recovery.json.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ CHUNK = 100_000
 PATIENCE_S = 600.0
 PAYLOAD = b"p" * 24
 SHARE = 5
-"""One in so many is an operation."""
+"""One in SHARE is an operation."""
 
-# What the daemon does before it is ready, step by step, and when each was done.
+# Steps of a daemon before it is ready, with the time at the end of each.
 STEPS = """
 import sys, time
 at = [time.monotonic()]
@@ -67,7 +67,7 @@ def run_arguments(timers: int) -> list[str]:
 
 
 class Victim:
-    """The daemon, killed and started again."""
+    """The daemon that is killed and started again."""
 
     def __init__(self, directory: Path, timers: int) -> None:
         self.directory = directory
@@ -78,7 +78,7 @@ class Victim:
         self.start()
 
     def start(self) -> float:
-        """Seconds from exec to READY."""
+        """Return the seconds from exec to READY."""
         begun_s = time.monotonic()
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
@@ -96,7 +96,8 @@ class Victim:
 def victim(timers: int) -> Iterator[Victim]:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PURGATORYD_DIR"] = directory
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, as where it is installed
+        # bytecode is compiled once, as in an installation
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = directory
         one = Victim(Path(directory), timers)
         try:
@@ -107,7 +108,7 @@ def victim(timers: int) -> Iterator[Victim]:
 
 
 def fill(timers: int) -> None:
-    """Timers and operations that are far from due."""
+    """Arm timers and operations that are far from due."""
     operations = timers // SHARE
     with Admin(NAME) as admin:
         admin.set_namespace(NAMESPACE, quota_timers=2 * timers)
@@ -127,7 +128,8 @@ def fill(timers: int) -> None:
 
 
 def steps(directory: Path) -> dict[str, float]:
-    """Seconds of each, in another process, on the arena of a daemon that is dead."""
+    """Return the seconds of each step, measured in another process on the arena of a dead
+    daemon."""
     begun_s = time.monotonic()
     command = [sys.executable, "-c", STEPS, str(directory), NAME]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -137,7 +139,7 @@ def steps(directory: Path) -> dict[str, float]:
 
 
 def once(one: Victim, client: Client) -> dict[str, float]:
-    """One kill, and the way back."""
+    """Kill the daemon once and return the times of its recovery."""
     one.kill()
     found = steps(one.directory)
     served_s: list[float] = []

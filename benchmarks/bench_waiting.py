@@ -1,10 +1,10 @@
-"""Measures how late the daemon's wait ends: epoll with a timerfd, against select with a timeout.
+"""Measure how late the daemon's wait ends: epoll with a timerfd, against select with a timeout.
 
-Both wait in one process, with the daemon's timer slack and the same quiet descriptors. For each
-span both wait until a deadline that is so far away, in turns that change who is first. Lateness is
-the boot clock at the return minus the deadline. At normal priority it includes the wait for a
-processor; at real-time priority it does not. Writes benchmarks/results/waiting.json and the
-table of docs/benchmarks.md.
+Both wait in one process, with the daemon's timer slack and the same idle descriptors. For each span
+both wait for a deadline at that distance, and take turns in who is first. Lateness is the boot
+clock at the return minus the deadline. At normal priority it includes the wait for a CPU; at
+real-time priority it does not. Writes benchmarks/results/waiting.json and the table of
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from purgatoryd.shm_layout.host import HOST
 
 RESULTS = Path(__file__).resolve().parent / "results" / "waiting.json"
 SPANS_NS = (200_000, 5_000_000)
-"""A deadline is at least, and at most, so far away."""
+"""Shortest and longest distance of a deadline."""
 DESCRIPTORS = 6
 SHARES = {"p50_us": 0.5, "p99_us": 0.99}
 SLACK = Path("/proc/self/timerslack_ns")
@@ -39,11 +39,12 @@ TITLES = {
 
 Figures = dict[str, dict[str, dict[str, dict[str, float]]]]
 Wait = Callable[[int], frozenset[int]]
-"""Returns at a time of the boot clock, in ns, or earlier, with the readable descriptors."""
+"""A function that returns at a time of the boot clock, in ns, or earlier with readable
+descriptors."""
 
 
 def waits(fds: list[int]) -> dict[str, Wait]:
-    """The two ways; no descriptor becomes readable."""
+    """Return the two ways to wait; no descriptor becomes readable."""
     waiter = Waiter(fds)
 
     def by_select(until_ns: int) -> frozenset[int]:
@@ -61,7 +62,7 @@ def lateness_us(wait: Wait, span_ns: int) -> float:
 
 
 def one_round(ways: dict[str, Wait], count: int, seed: int) -> dict[str, dict[str, float]]:
-    """Quantiles of lateness by way, over the same spans."""
+    """Return quantiles of lateness by way, over the same spans."""
     spans, found = random.Random(seed), {name: list[float]() for name in ways}
     for number in range(count):
         span_ns = spans.randint(*SPANS_NS)
@@ -74,8 +75,11 @@ def one_round(ways: dict[str, Wait], count: int, seed: int) -> dict[str, dict[st
 
 
 def measured(rounds: int, count: int) -> Figures:
-    """By priority, way and quantile, the spread over the rounds; "ratio" is that of timerfd to
-    select in each round. Without real-time priority where the system refuses it."""
+    """Return the spread over the rounds, by priority, way and quantile.
+
+    "ratio" is timerfd over select in each round. Without real-time priority if the system refuses
+    it.
+    """
     with suppress(OSError):
         SLACK.write_text("1")
     pipes = [os.pipe() for _ in range(DESCRIPTORS)]
@@ -94,7 +98,7 @@ def measured(rounds: int, count: int) -> Figures:
 
 
 def table(found: Figures) -> str:
-    """As docs/benchmarks.md has it."""
+    """Return the table of docs/benchmarks.md."""
     lines = ["| priority | lateness in us | p50 | p99 |", "| --- | --- | --- | --- |"]
     for priority, ways in found.items():
         for name, (title, digits) in TITLES.items():
@@ -110,7 +114,9 @@ def table(found: Figures) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--deadlines", type=int, default=1500, help="of a round, for each way")
+    parser.add_argument(
+        "--deadlines", type=int, default=1500, help="deadlines of a round, for each way"
+    )
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
     found = measured(arguments.rounds, arguments.deadlines)

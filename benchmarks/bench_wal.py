@@ -1,16 +1,15 @@
-"""Measures what the WAL costs, and how fast a daemon comes back from it.
+"""Measure the cost of the WAL, and the time of a recovery from it.
 
-Adds: sessions of one process send batches of 100 timers to a fresh daemon, as many under way as
-a session may have, and wait for all answers. Three ways take turns: no WAL; a WAL, and
-answers at once (`memory`); a WAL, and answers once the batch is on disk (`durable`).
+Adds: sessions of one process send batches of 100 timers to a new daemon, as many at a time as a
+session may, and wait for all answers. Three ways take turns: no WAL; a WAL, and answers at once
+(`memory`); a WAL, and answers once the batch is on disk (`durable`).
 
-Recovery: a daemon with so many timers in its WAL is killed, and its shared memory and what the
-kernel keeps of its files are removed, as a reboot does. Then the time from the start of the process
-until it is ready: with the timers in the segments alone, and with them in a snapshot; and, to
-compare, that of a daemon with an empty WAL.
+Recovery: a daemon with timers in its WAL is killed, and its shared memory and the page cache of its
+files are removed, as a reboot does. The result is the time from the start of the process until it
+is ready: with the timers in the segments only, with them in a snapshot, and, for comparison, with
+an empty WAL.
 
-The WAL is written under --directory, which must not be a tmpfs. Writes
-benchmarks/results/wal.json.
+The WAL is written under --directory, which must not be a tmpfs. Writes benchmarks/results/wal.json.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ PAYLOAD = bytes(100)
 HOUR_NS = 3600 * 10**9
 WAYS = ("no WAL", "memory", "durable")
 PATIENCE_S = 120.0
-PAUSE_S = 0.001  # before a batch is sent again that the daemon was too busy for
+PAUSE_S = 0.001  # before a batch that got BUSY is sent again
 
 Samples = dict[str, list[float]]
 
@@ -56,11 +55,11 @@ Samples = dict[str, list[float]]
 
 
 class Daemon:
-    """A daemon in a directory of its own, whose WAL is in another one, if it has one."""
+    """A daemon in a directory of its own, whose WAL, if any, is in another directory."""
 
     def __init__(self, directory: Path, capacity: int, wal: Path | None) -> None:
         self.paths = paths_in(directory, NAME)
-        self.start_s = 0.0  # until it was ready for the first time
+        self.start_s = 0.0  # from the process start until it was first ready
         self._wal = wal
         self._environment = {**os.environ, "PURGATORYD_DIR": str(directory)}
         self._command = [
@@ -70,7 +69,7 @@ class Daemon:
         ]  # fmt: skip
 
     def start(self) -> float:
-        """Returns when it is ready, and how many seconds that took."""
+        """Start the daemon; return the seconds until it is ready."""
         began_s = time.perf_counter()
         self._process = subprocess.Popen(
             self._command, env=self._environment, stdout=subprocess.PIPE
@@ -81,12 +80,12 @@ class Daemon:
         return time.perf_counter() - began_s
 
     def end(self, by: signal.Signals) -> None:
-        """Ends it, if it runs."""
+        """End the daemon, if it runs."""
         self._process.send_signal(by)
         self._process.wait(PATIENCE_S)
 
     def lose_memory(self) -> None:
-        """As a reboot: nothing of it is left in /dev/shm, nor in the page cache."""
+        """Remove the daemon's files from /dev/shm and from the page cache, as a reboot does."""
         remove_arena_files(self.paths)
         for path in self._wal.glob("*/*.*") if self._wal else ():
             with path.open("rb") as file:
@@ -96,7 +95,7 @@ class Daemon:
 
 @contextmanager
 def daemon(directory: Path, capacity: int, wal: bool) -> Iterator[Daemon]:
-    """Started. At the end it is killed, its memory and its WAL are removed."""
+    """Start a daemon. At the end it is killed, and its memory and WAL are removed."""
     with (
         tempfile.TemporaryDirectory(dir=directory) as files,
         tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as sockets,
@@ -114,10 +113,10 @@ def daemon(directory: Path, capacity: int, wal: bool) -> Iterator[Daemon]:
 
 
 class Session:
-    """One session of raw frames; its batches differ in nothing but their keys.
+    """One session of raw frames; its batches differ only in their keys.
 
-    A batch that the daemon was too busy for, since its WAL buffer was full, is sent again:
-    what of it was added before is kept.
+    A batch that got BUSY because the WAL buffer was full is sent again; records that were added
+    before are answered KEPT.
     """
 
     def __init__(self, endpoint: str, durable: bool) -> None:
@@ -137,7 +136,7 @@ class Session:
         self.under_way: deque[int] = deque()
 
     def send(self, first: int) -> None:
-        """A batch of 100 keys from `first` on."""
+        """Send a batch of 100 keys from `first` on."""
         self._sequence += 1
         area = b"".join(key.to_bytes(8, "little") + PAYLOAD for key in range(first, first + BATCH))
         frame = wire.encode_frame(
@@ -148,7 +147,7 @@ class Session:
         self.under_way.append(first)
 
     def take(self) -> int | None:
-        """The next answer; a batch that has to be sent again."""
+        """Receive the next answer; return the first key of a batch that has to be sent again."""
         reply = wire.decode_reply(self.socket.recv())
         statuses = {word & 0xFF for word, _ in wire.RESULT.iter_unpack(reply.body)}
         if reply.error or not statuses <= {Status.ADDED, Status.KEPT, Status.BUSY}:
@@ -158,7 +157,7 @@ class Session:
 
 
 def add(endpoint: str, batches: int, sessions: int, durable: bool) -> float:
-    """Adds batches * 100 timers; the seconds until all are acknowledged."""
+    """Add batches * 100 timers; return the seconds until all are acknowledged."""
     poller = zmq.Poller()
     by_socket = {}
     for _ in range(sessions):
@@ -193,11 +192,11 @@ def adds_per_second(arguments: argparse.Namespace, way: str) -> float:
 
 
 def recoveries(arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds until ready: from the segments, from a snapshot."""
+    """Return the seconds until ready: from the segments, and from a snapshot."""
     with daemon(arguments.directory, arguments.pending, wal=True) as one:
         found = {"empty": one.start_s}
         add(f"ipc://{one.paths.cmd}", arguments.pending // BATCH, arguments.sessions, durable=True)
-        for source in ("segments", "snapshot"):  # recovery ends with a snapshot
+        for source in ("segments", "snapshot"):  # the first recovery ends with a snapshot
             one.end(signal.SIGKILL)
             one.lose_memory()
             found[source] = one.start()
@@ -251,12 +250,14 @@ def document(arguments: argparse.Namespace, adds: Samples, seconds: Samples) -> 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--adds", type=int, default=400_000, help="timers of one run")
+    parser.add_argument("--adds", type=int, default=400_000, help="timers to add in one run")
     parser.add_argument("--sessions", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=9, help="runs of each way")
     parser.add_argument("--pending", type=int, default=1_000_000, help="timers to recover")
     parser.add_argument("--recoveries", type=int, default=5)
-    parser.add_argument("--directory", type=Path, default=ROOT / "build", help="for the WALs")
+    parser.add_argument(
+        "--directory", type=Path, default=ROOT / "build", help="folder for the WALs"
+    )
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     return parser.parse_args()
 

@@ -1,10 +1,10 @@
-"""Measures one watch key with a crowd of watchers, in a real daemon.
+"""Measure one watch key with a crowd of watchers, in a real daemon.
 
-Two questions: what advances that satisfy nobody cost the daemon, and how long the one that
-satisfies everybody delays another client's adds. Daemon, owner of the crowd and prober are
-processes of their own. Daemon and prober run at real-time priority if they may, so that what
-else the machine does is not measured; the same probe without the advance is given, too, for
-what remains of it. Writes benchmarks/results/watchers.json.
+The benchmark answers two questions: the cost of advances that satisfy no operation, and the delay
+of another client's adds by the advance that satisfies all of them. Daemon, owner of the crowd and
+prober are separate processes. Daemon and prober run at real-time priority if they may, so that
+other work of the machine does not count. The same probe without the advance shows the remaining
+noise. Writes benchmarks/results/watchers.json.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ PROBER, DAEMON = 2, 1  # real-time priorities
 
 
 def condition(kind: str, n: int) -> AllOf | SumOf:
-    """Of the n-th watcher; targets rise, so that their order is not that of one watermark."""
+    """Return the condition of the n-th watcher; each has another target."""
     if kind == "all":
         return AllOf({"hot": FAR + n})
     return SumOf({"hot": 0, "cold": 0}, at_least=FAR + n)
 
 
 def own(kind: str, watchers: int) -> None:
-    """Arms the crowd, says so, and reads its outcomes until there are no more."""
+    """Arm the crowd, report it, and read its outcomes until there are no more."""
     with Purgatory(NAME, timeout=PATIENCE_S) as p:
         rows = ((b"%d" % n, condition(kind, n), HOUR_S) for n in range(watchers))
         operations = p.watch_many(rows)
@@ -79,7 +79,7 @@ def crowd(kind: str, watchers: int) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def daemon(watchers: int) -> Iterator[int]:
-    """A daemon in a directory of its own; its process id."""
+    """Start a daemon in a directory of its own; yield its pid."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PURGATORYD_DIR"] = directory
         free_slots = str(2 * watchers + 65_536)
@@ -90,7 +90,7 @@ def daemon(watchers: int) -> Iterator[int]:
 
 @contextmanager
 def urgent(pid: int, priority: int) -> Iterator[None]:
-    """Threads that the process starts meanwhile are urgent too."""
+    """Give a process real-time priority; threads that it starts meanwhile inherit it."""
 
     def schedule(policy: int, priority: int) -> None:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -109,7 +109,7 @@ def urgent(pid: int, priority: int) -> Iterator[None]:
 def cpu_of_advances(
     pid: int, rate: int, seconds: float, watermarks: Iterator[int]
 ) -> dict[str, float]:
-    """Shares of a core that the daemon takes: for the advances, and for as long without any."""
+    """Return the daemon's CPU use in cores: during the advances, and at rest for the same time."""
     before_s = cpu_seconds(pid)
     time.sleep(seconds)
     idle = (cpu_seconds(pid) - before_s) / seconds
@@ -118,7 +118,7 @@ def cpu_of_advances(
         for n in range(int(rate * seconds) // CHUNK):
             ended = p.advance_many([("hot", next(watermarks)) for _ in range(CHUNK)])
             if any(ended):
-                raise SystemExit("an advance that should reach nobody did")
+                raise SystemExit("an advance ended an operation that it should not reach")
             time.sleep(max(0.0, start_s + (n + 1) * CHUNK / rate - time.monotonic()))
         took_s = time.monotonic() - start_s
         busy = (cpu_seconds(pid) - before_s) / took_s
@@ -129,7 +129,7 @@ def cpu_of_advances(
 
 
 def probe(client: Client, until: Callable[[], bool]) -> list[float]:
-    """Round trips of single adds, in ms, until the fact holds."""
+    """Return the round trips of single adds, in ms, measured until `until` holds."""
     took_ms = []
     for n in count():
         start_s = time.monotonic()
@@ -150,7 +150,8 @@ def figures(took_ms: list[float]) -> dict[str, float]:
 
 
 def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
-    """While everybody is satisfied, notified, and acknowledged; and as long with nothing to do."""
+    """Measure adds while the whole crowd is satisfied, notified and acknowledged, and as long at
+    rest."""
     trigger = [sys.executable, "-c",
                "import sys; from purgatoryd.clients import Purgatory\n"
                f"with Purgatory({NAME!r}, timeout={PATIENCE_S}) as p:\n"
@@ -179,7 +180,7 @@ def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
         said, _ = process.communicate(timeout=PATIENCE_S)
         if int(said) != watchers:
             raise SystemExit(f"the advance ended {said.strip()} of {watchers}")
-        time.sleep(1.0)  # the owner's process ends
+        time.sleep(1.0)  # time for the owner's process to end
         end_s = time.monotonic() + storm_s
         calm = probe(client, lambda: time.monotonic() >= end_s)
     return {
@@ -201,7 +202,7 @@ def one_crowd(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The spread of each figure, for each condition."""
+    """Return the spread of each figure, for each condition."""
     found: dict[str, Any] = {}
     for kind in ("all", "sum"):
         of_kind = [run for run in runs if run["condition"] == kind]
@@ -221,7 +222,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--watchers", type=int, default=100_000)
     parser.add_argument("--rate", type=int, default=10_000, help="advances per second")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of advances")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of advances")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     parser.add_argument("--own", choices=("all", "sum"), help=argparse.SUPPRESS)

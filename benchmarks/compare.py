@@ -1,9 +1,9 @@
-"""Compares this checkout with another one, in turns: `make bench-compare OTHER=DIRECTORY`.
+"""Compare this checkout with another one, in turns: `make bench-compare OTHER=DIRECTORY`.
 
-Both checkouts must be built. Each round runs every measure once in either of them, in an order
-that alternates, and writes the medians, their ratio and the interval of the ratios of pairs to
-benchmarks/results/compare.json. A ratio above 1 says that this checkout is slower. With
-`--other` of a second build of the same commit the result is the machine's own noise.
+Both checkouts must be built. Each round runs every measure once in each of them, in an order that
+alternates, and writes the medians, their ratio and the interval of the ratios of pairs to
+benchmarks/results/compare.json. A ratio above 1 means that this checkout is slower. With a second
+build of the same commit as `--other`, the result is the machine's noise.
 
 This file runs in both checkouts, so it uses only names that both have.
 """
@@ -36,7 +36,7 @@ NAMES = b"\x01\x01nt" + bytes(4)
 
 
 class Core:
-    """The C core in private memory, driven through the entry point that the daemon uses."""
+    """The C core in private memory, called through the entry point that the daemon uses."""
 
     def __init__(self, timers: int, watches: int = 1) -> None:
         from purgatoryd.shm_layout import layout
@@ -66,14 +66,14 @@ class Core:
         self.session = int.from_bytes(self.ask(self.frame(1) + bytes(32))[64:72], "little")
 
     def frame(self, kind: int, count: int = 0, names: bytes = b"") -> bytes:
-        """The head of a request."""
+        """Return the head of a request."""
         return struct.pack(
             "<IHHQQIHHIIqQQ", 0x51434750, 1, kind, self.session, self.sequence, count,
             bool(names), 0, len(names), 0, 0, 0, 0,
         )  # fmt: skip
 
     def ask(self, message: bytes) -> bytes:
-        """The reply; the buffer is that of the next one too."""
+        """Return the reply, in a buffer that the next call overwrites."""
         data = self.ffi.from_buffer(message)
         while True:
             state = self.lib.pg_handle(
@@ -85,7 +85,7 @@ class Core:
             self.publish()
 
     def batch(self, body: bytes) -> None:
-        """One BATCH message of BATCH records."""
+        """Send one BATCH message of BATCH records."""
         self.sequence += 1
         reply = self.ask(self.frame(2, BATCH, NAMES) + NAMES + body)
         assert reply[30:32] == bytes(2), "a refused batch"
@@ -97,26 +97,26 @@ class Core:
             self.publish()
 
     def publish(self) -> None:
-        """Takes all notices, as the socket would."""
+        """Take all notices, as the socket would."""
         while self.lib.pg_notices(self._a, self._out, 1 << 22, self._parts, 1024, self._upto):
             self.lib.pg_published(self._a, self._upto[0], self.now_ns, self.now_ns)
 
 
 def record(op: int, key_len: int = 16, payload: int = 0, time_ns: int = 0, value: int = 0,
            mode: int = 0, ext: int = 0) -> bytes:  # fmt: skip
-    """struct pg_record of a bytes key."""
+    """Return struct pg_record with a bytes key."""
     return struct.pack(
         "<BBBBHBBIIqQ", op, mode, 1, key_len, 0, time_ns > 0, 0, payload, ext, time_ns, value
     )
 
 
 def scattered(number: int, of: int) -> bytes:
-    """The key of a timer, in an order that no memory knows."""
+    """Return the key of a timer, in an order that no cache predicts."""
     return KEY.pack(number * 2_654_435_761 % of, 7)
 
 
 def timed(work: Callable[[bytes], None], prepared: list[bytes]) -> float:
-    """Nanoseconds of each record of batches that are ready to be sent."""
+    """Return the nanoseconds per record of prepared batches."""
     begun = time.perf_counter_ns()
     for body in prepared:
         work(body)
@@ -124,7 +124,7 @@ def timed(work: Callable[[bytes], None], prepared: list[bytes]) -> float:
 
 
 def keyed_timers() -> dict[str, float]:
-    """Adds, cancels and expiry of timers with keys and payloads, in ns each."""
+    """Measure adds, cancels and expiry of timers with keys and payloads, in ns each."""
     core, batches = Core(TIMERS + BATCH), TIMERS // BATCH
     puts = b"".join(
         record(1, payload=len(PAYLOAD), time_ns=SECOND_NS + n * 1000) for n in range(BATCH)
@@ -142,7 +142,7 @@ def keyed_timers() -> dict[str, float]:
 
 
 def operations() -> dict[str, float]:
-    """Operations on one key each, satisfied by its advance, in ns each."""
+    """Measure operations on one key each, satisfied by its advance, in ns each."""
     core, batches = Core(TIMERS // 5 + BATCH, TIMERS // 5 + BATCH), TIMERS // 5 // BATCH
     share = struct.pack("<QQBBB5x", 1, 0, 16, 1, 0)
     keys = [[KEY.pack(number * BATCH + n, 9) for n in range(BATCH)] for number in range(batches)]
@@ -153,20 +153,21 @@ def operations() -> dict[str, float]:
 
 
 def daemon_command(script: str, *arguments: str) -> Any:
-    """What a benchmark of the checkout prints as JSON."""
+    """Run a benchmark of the checkout and return its JSON output."""
     command = [sys.executable, f"benchmarks/{script}", *arguments, "--dry"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(said)
 
 
 def recovery() -> dict[str, float]:
-    """Seconds from exec of a killed daemon's successor to READY, at a million timers."""
+    """Measure the seconds from exec of a killed daemon's successor to READY, with a million
+    timers."""
     (found,) = daemon_command("bench_recovery.py", "--timers", "1000000", "--repeats", "3")
     return {"ready": float(found["seconds"]["ready"]["median"])}
 
 
 def idle() -> dict[str, float]:
-    """Wake-ups and processor time of a daemon at rest."""
+    """Measure wake-ups and CPU time of a daemon at rest."""
     found = daemon_command(
         "bench_idle.py", "--timers", "100000", "--settle", "5", "--windows", "1", "--seconds",
         "10", "--rounds", "1", "--work", "2",
@@ -185,7 +186,7 @@ MEASURES = {
 
 
 def run_in(checkout: Path, measure: str) -> dict[str, float]:
-    """One measure in a process of that checkout."""
+    """Run one measure in a process of that checkout."""
     command = [str(checkout / ".venv/bin/python"), __file__, "--measure", measure]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PURGATORYD_")}
     done = subprocess.run(
@@ -203,7 +204,7 @@ def compared(ours: list[float], theirs: list[float]) -> dict[str, float]:
 
 
 def compare(other: Path, measure: str, repeats: int) -> dict[str, Any]:
-    """All figures of a measure, of both checkouts in turns."""
+    """Return all figures of a measure, from both checkouts in turns."""
     here = Path(__file__).resolve().parents[1]
     runs: dict[Path, list[dict[str, float]]] = {here: [], other: []}
     for number in range(repeats):
@@ -217,7 +218,7 @@ def compare(other: Path, measure: str, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--other", type=Path, help="the other checkout")
+    parser.add_argument("--other", type=Path, help="folder of the other checkout")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
     parser.add_argument("--measure", choices=MEASURES, help=argparse.SUPPRESS)

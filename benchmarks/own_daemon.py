@@ -1,4 +1,4 @@
-"""A daemon of a benchmark's own."""
+"""A daemon that belongs to a benchmark."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def own_daemon(
     settings: Sequence[str],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """Its process id, once it is ready; at the end it and its arena files are gone.
+    """Start a daemon and yield its pid once it is ready; at the end it and its arena files are
+    removed.
 
-    `environment`: what it has in addition to ours. With the setting `--shards` it is a deployment.
+    `environment`: variables in addition to ours. With the setting `--shards` it is a deployment.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.cli", "run", "--name", name, *settings],

@@ -1,6 +1,6 @@
-"""Write what benchmarks found: results with the machine they were measured on, tables in the docs.
+"""Write results of benchmarks, with the machine that they were measured on, and tables in the docs.
 
-Results keep summaries of the samples, never the samples.
+Results contain summaries of the samples, never the samples.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def machine() -> dict[str, Any]:
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """The summary of samples that a result keeps."""
+    """Return the summary of samples that a result contains."""
     return {"median": statistics.median(samples), "low": min(samples), "high": max(samples)}
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The sample that `share` of all sorted samples are below."""
+    """Return the sample below which `share` of all sorted samples are."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
@@ -66,7 +66,7 @@ def _json(value: Any, margin: str = "\n") -> str:
 
 
 def write_section(name: str, text: str, page: Path = PAGE) -> None:
-    """Replaces what stands between a page's two marks of that name."""
+    """Replace the section of a page between the two comments of that name."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     before, begins, rest = page.read_text().partition(begin)
     _, ends, after = rest.partition(end)

@@ -144,9 +144,9 @@ def bulk_load_of(path: Path) -> UUID:
         about = pq.read_schema(path)
         bulk_load = UUID(bytes=(about.metadata or {})[BULK_LOAD])
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        raise LakeBroken(str(path), f"is no file of timers: {error!r}") from error
+        raise LakeBroken(str(path), f"is not a file of timers: {error!r}") from error
     if not set(about.names) >= COLUMNS or len(set(about.names) & set(TIMES)) != 1:
-        raise LakeBroken(str(path), f"is no file of timers: its columns are {about.names}")
+        raise LakeBroken(str(path), f"is not a file of timers: its columns are {about.names}")
     return bulk_load
 
 

@@ -197,7 +197,7 @@ def check_keys(tier: Tier, rows: DataFrame, staged: Path, *, replacing: bool) ->
         refuse_keys(repeated, "stand in the bulk load more than once")
     if there:
         waiting = pending(spark, tier, keys).where(BULK_LOADED).select(KEY).distinct()
-        refuse_keys(waiting, "have a timer in the tier, which only a replacing bulk load ends")
+        refuse_keys(waiting, "have a timer in the tier; only a replacing bulk load may add another")
 
 
 BULK_LOADED = "ticket IS NULL"
@@ -376,7 +376,7 @@ def cancellable(keys: pa.Table) -> pa.Table:
         found = pa.table({name: keys.column(name).cast(schema.field(name).type) for name in KEY})
         found["key"].filter(pc.equal(found["key_type"], "str")).cast(pa.string())
     except (pa.ArrowException, KeyError) as error:
-        raise InvalidRows(f"these are no keys: {error}", -1) from error
+        raise InvalidRows(f"invalid keys: {error}", -1) from error
     bad = pc.index(_of_timers(*(found[name] for name in KEY)), value=False).as_py()
     if bad >= 0:
         raise InvalidRows(f"no timer has such a key: {found.slice(bad, 1).to_pylist()[0]}", bad)

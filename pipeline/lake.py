@@ -131,7 +131,7 @@ class Lake:
     def __init__(self, root: Path) -> None:
         """Raises BadPath unless the folder is there."""
         if not root.is_dir():
-            raise BadPath(str(root), "is no directory")
+            raise BadPath(str(root), "is not a directory")
         self.root = root.absolute()  # Spark's JVM may stand in another folder
 
     def folder(self, table: str, daemon: str) -> Path:
@@ -201,7 +201,7 @@ class Lake:
         except FileNotFoundError:
             return Names()
         except (ValueError, TypeError, KeyError) as error:
-            raise LakeBroken(str(path), f"is no table of names: {error}") from error
+            raise LakeBroken(str(path), f"is not a table of names: {error}") from error
 
     def save_names(self, daemon: str, names: Names) -> None:
         """To be called before the commit of what was decoded with them."""
@@ -246,9 +246,9 @@ def read_manifest(path: Path) -> Manifest:
         made = Manifest(**fields)
         own = f"daemon={made.daemon}", made.name
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LakeBroken(str(path), f"is no manifest: {error}") from error
+        raise LakeBroken(str(path), f"is not a manifest: {error}") from error
     if made.table not in (BRONZE, OPENINGS) or own != (path.parent.name, path.stem):
-        raise LakeBroken(str(path), "tells of another file than it is called by")
+        raise LakeBroken(str(path), "describes a file of another name")
     return made
 
 
@@ -275,7 +275,7 @@ def checked(document: Any, kind: type[Any]) -> dict[str, Any]:
     Raises TypeError otherwise, and if a number or a string has another type.
     """
     if not isinstance(document, dict):
-        raise TypeError(f"a {type(document).__name__} and no object")
+        raise TypeError(f"a {type(document).__name__}, not an object")
     types = {one.name: _PLAIN.get(str(one.type)) for one in fields(kind)}
     if wrong := types.keys() ^ document.keys():
         raise TypeError(f"unknown or missing fields: {', '.join(sorted(wrong))}")

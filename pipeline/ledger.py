@@ -45,7 +45,7 @@ def read_ledgers(spark: SparkSession, directory: Path) -> DataFrame:
 def lines_in(spark: SparkSession, directory: Path, schema: str) -> DataFrame:
     """These columns of all lines of all ledgers in a folder. Raises BadPath if there is none."""
     if not any(directory.glob("daemon=*/*.jsonl")):
-        raise BadPath(str(directory), "holds no ledger")
+        raise BadPath(str(directory), "contains no ledger")
     reader = spark.read.schema(schema).option("basePath", str(directory))
     return reader.json(f"{literal(directory)}/daemon=*")
 

@@ -228,4 +228,4 @@ def _read(path: Path) -> Part:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LakeBroken(str(path), f"is no part of a table: {error!r}") from error
+        raise LakeBroken(str(path), f"is not a part of a table: {error!r}") from error

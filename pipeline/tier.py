@@ -151,7 +151,7 @@ class Tier:
 
     def __init__(self, lake: Path) -> None:
         if not lake.is_dir():
-            raise BadPath(str(lake), "is no directory")
+            raise BadPath(str(lake), "is not a directory")
         self.lake = lake.resolve()
         self._newest = (Path(), Version())
 
@@ -360,9 +360,9 @@ def read_version(path: Path) -> Version:
         fields |= {name: tuple(fields[name]) for name in ("undelivered", "replaced")}
         found = Version(**fields)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LakeBroken(str(path), f"is no version of the cold tier: {error!r}") from error
+        raise LakeBroken(str(path), f"is not a version of the cold tier: {error!r}") from error
     if path.stem != f"{found.number:012d}":
-        raise LakeBroken(str(path), f"is called otherwise than version {found.number}")
+        raise LakeBroken(str(path), f"has another name than version {found.number}")
     return found
 
 
@@ -375,9 +375,9 @@ def read_window(path: Path) -> Window:
         found = Window(**fields)
         known_here = all(isinstance(n, int) for n in (*found.since, *found.until))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LakeBroken(str(path), f"is no window: {error!r}") from error
+        raise LakeBroken(str(path), f"is not a window: {error!r}") from error
     if not known_here or found.state not in ("promoting", "hot") or path.stem != found.id:
-        raise LakeBroken(str(path), "is no window that can be")
+        raise LakeBroken(str(path), "is an impossible window")
     return found
 
 

@@ -1,1 +1,1 @@
-"""The shared bytes of purgatoryd: layout, C core, and the Python face of both."""
+"""The shared memory of purgatoryd: its layout, the C core, and the Python classes over both."""

@@ -51,16 +51,16 @@ from purgatoryd.shm_layout.wire import NamespaceSettings
 ARENA_MODE = 0o640
 PRIVATE_MODE = 0o600
 NONE_NS = 2**63 - 1
-"""What `next_ns` says when nothing is armed."""
+"""Value of `next_ns` when nothing is armed."""
 COUNTED = [name for name, _, _ in fields("pg_metrics") if not is_padding(name)]
-"""The fields of struct pg_metrics."""
+"""Fields of struct pg_metrics."""
 
 _PAGE_BYTES = 1 << 20
 _NIL = 0xFFFFFFFF
 
 
 def arena_file_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of the arena and of the private arena file that `config` gives."""
+    """Return the sizes in bytes of the arena file and of the private arena file for `config`."""
     struct = _config(config)
     return lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
 
@@ -70,17 +70,17 @@ def _config(values: Mapping[str, Any]) -> Any:
 
 
 def text(chars: Any) -> str:
-    """A zero-terminated string of the core."""
+    """Return a zero-terminated string of the core as str."""
     return str(ffi.string(chars).decode())
 
 
 def parts_text(parts: PlacementPart) -> str | None:
-    """The parts of a placement in words."""
+    """Return the names of the parts of a placement, comma-separated; None if there is none."""
     return ", ".join(str(part.name).lower() for part in parts) or None
 
 
 def broken(fault: Any) -> ArenaBroken:
-    """What the core found, as an error."""
+    """Return the error for a broken invariant that the core found."""
     return ArenaBroken(
         text(fault.part), text(fault.detail), fault.where, fault.expected, fault.found
     )
@@ -112,7 +112,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Usage of a uid over all namespaces: `live` timers, and rows of the shared tables."""
+    """Usage of a uid over all namespaces: `live` timers, and its rows of the shared tables."""
 
     uid: int
     live: int
@@ -138,12 +138,12 @@ class Watermark:
     """Error code of the failed key; 0 = the key has not failed."""
     watched: bool
     forgotten: bool
-    """True if the key is forgotten with its last watcher."""
+    """True if the key is removed together with its last watcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBulkLoad:
-    """A bulk load: `rows` are done, the highest of them is `upto` - 1."""
+    """A bulk load with `rows` rows done; `upto` is the highest row done + 1."""
 
     id: bytes
     state: BulkLoadState
@@ -157,7 +157,7 @@ class KnownBulkLoad:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """struct pg_placement, with the kernel's numbers; None = any."""
+    """struct pg_placement with the kernel's numbers for CPUs and nodes; None = any."""
 
     mode: PlacementMode
     node: int | None
@@ -170,12 +170,12 @@ class Placed:
 
     @property
     def home(self) -> int | None:
-        """The node for those who work with the daemon: the arena's, else that of its threads."""
+        """Node for processes that work with the daemon: the arena's, else that of its threads."""
         return self.node if self.memory_node is None else self.memory_node
 
 
 class Handle:
-    """A mapped arena, with the private arena file if this is its writer."""
+    """A mapped arena; for the writer, with the private arena file."""
 
     def __init__(self, arena: ArenaFile, private: ArenaFile | None) -> None:
         self.file = arena
@@ -204,18 +204,18 @@ class Handle:
             return ArenaMismatch(name, detail, self._fault.expected, self._fault.found)
         header = ffi.cast("struct pg_header *", self._base)
         found = (header.abi_major, header.abi_minor)
-        if found == ABI:  # a build that changed the layout and not its version
+        if found == ABI:  # a build that changed the layout but not its version
             return OtherAbi(name, "layout id", LAYOUT_ID, header.layout_id)
         return OtherAbi(name, "ABI", *(f"{major}.{minor}" for major, minor in (ABI, found)))
 
     @property
     def struct(self) -> Any:
-        """struct pg_arena, for functions of the core."""
+        """struct pg_arena, the argument of the core's functions."""
         return self._a
 
     @property
     def wal_buffer(self) -> Any:
-        """struct pg_wal_buffer, live; None: an arena without a WAL."""
+        """struct pg_wal_buffer, live; None if the arena has no WAL."""
         wal_buffer = lib.pg_wal_buffer_of(self._a)
         return wal_buffer if wal_buffer != ffi.NULL else None
 
@@ -256,7 +256,7 @@ class Handle:
         }
 
     def rows(self, region: int, struct: str) -> Any:
-        """The elements of a region (PG_R_...), live."""
+        """Return the elements of a region (PG_R_...), live."""
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
     def _topic_row(self, namespace: str, topic: str) -> int:
@@ -269,7 +269,7 @@ class Handle:
         return int(lib.pg_find_namespace(self._a, name, len(name)))
 
     def topics(self) -> Iterator[Topic]:
-        """All rows of the topic table that are in use."""
+        """Yield the rows of the topic table that are in use."""
         region = self.header.regions[lib.PG_R_TOPICS]
         rows = self.rows(lib.PG_R_TOPICS, "pg_topic")
         for i in range(region.count):
@@ -277,11 +277,12 @@ class Handle:
             if length := t.name_len:
                 birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
                 topic = (t.namespace_row, birth, t.sequence, t.live)
-                if (t.name_len, t.incarnation) == (length, birth):  # else it got another name
+                # else another topic took the row while it was read
+                if (t.name_len, t.incarnation) == (length, birth):
                     yield Topic(name.decode(), *topic)
 
     def namespaces(self) -> dict[int, Namespace]:
-        """Row number -> namespace, of those in use."""
+        """Return the namespaces in use by row number."""
         region = self.header.regions[lib.PG_R_NAMESPACES]
         rows = self.rows(lib.PG_R_NAMESPACES, "pg_namespace")
         used = (i for i in range(region.count) if rows[i].name_len)
@@ -301,16 +302,18 @@ class Handle:
         }  # fmt: skip
 
     def name_fills(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows of namespaces, and of topics: used, and in all; reserved ones in neither."""
+        """Return (used, total) of the namespace table and of the topic table, without reserved
+        names."""
         namespaces, topics = lib.pg_namespace_fill(self._a), lib.pg_topic_fill(self._a)
         return (namespaces.used, namespaces.rows), (topics.used, topics.rows)
 
     def namespaces_of_users(self) -> list[Namespace]:
-        """Those that are in use, without what the daemon publishes to itself."""
+        """Return the namespaces in use, without those in which the daemon publishes its own
+        findings."""
         return [n for n in self.namespaces().values() if not is_reserved(n.name)]
 
     def accounts(self) -> Iterator[Account]:
-        """Accounts of the uids that use the arena or used it last."""
+        """Yield the accounts of the uids that use the arena or used it last."""
         topics = self._created(lib.PG_R_TOPICS, "pg_topic")
         namespaces = self._created(lib.PG_R_NAMESPACES, "pg_namespace")
         region = self.header.regions[lib.PG_R_ACCOUNTS]
@@ -347,7 +350,7 @@ class Handle:
         return Counter(rows[i].created_uid for i in range(count) if rows[i].name_len)
 
     def bulk_loads(self) -> Iterator[KnownBulkLoad]:
-        """The bulk loads that are remembered."""
+        """Yield the bulk loads that the daemon remembers."""
         region = self.header.regions[lib.PG_R_BULK_LOADS]
         rows = self.rows(lib.PG_R_BULK_LOADS, "pg_bulk_load")
         for i in range(region.count):
@@ -359,7 +362,7 @@ class Handle:
 
     @property
     def placement(self) -> Placed:
-        """Where the daemon runs, or ran last."""
+        """Current or last placement of the daemon."""
         p = self.header.placement
         return Placed(
             PlacementMode(p.mode), kernel_number(p.node), kernel_number(p.memory_node),
@@ -368,16 +371,18 @@ class Handle:
         )  # fmt: skip
 
     def in_use(self) -> tuple[int, int]:
-        """Timers, and operations, that have a slot: those whose outcome is held, too.
+        """Return how many slots timers and operations have; unacknowledged outcomes count as
+        operations.
 
-        Counted in the slots, so that it holds whatever a killed daemon was about.
+        The slots themselves are counted, so the numbers are right even if a killed daemon left an
+        operation half done.
         """
         timers, operations = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         lib.pg_slots_in_use(self._a, timers, operations)
         return int(timers[0]), int(operations[0])
 
     def close(self) -> None:
-        """Unmaps; the handle must not be used afterwards."""
+        """Unmap the arena; the handle must not be used afterwards."""
         ffi.release(self._base)
         self.file.close()
         if self._private:
@@ -386,7 +391,7 @@ class Handle:
 
 
 class Handled(enum.IntEnum):
-    """enum pg_handled: what a command-socket message asks of the loop."""
+    """enum pg_handled: what the loop has to do after a message of the command socket."""
 
     REPLY = lib.PG_H_REPLY
     AGAIN = lib.PG_H_AGAIN
@@ -403,7 +408,7 @@ class Outgoing:
 
 
 class _Owned(Handle):
-    """A handle with the private arena file: the daemon's."""
+    """A handle with the private arena file, which only the daemon has."""
 
     @property
     def private(self) -> ArenaFile:
@@ -413,23 +418,23 @@ class _Owned(Handle):
 
     @property
     def mappings(self) -> list[mmap.mmap]:
-        """The memory of both arena files."""
+        """Memory mappings of both arena files."""
         return [one.memory for one in (self.file, self._private) if one is not None]
 
     @property
     def session_rows(self) -> int:
-        """Sessions that the private arena file has slots for."""
+        """Number of session slots in the private arena file."""
         return int(ffi.cast("struct pg_private *", self._secret).sessions)
 
 
 class Previous(_Owned):
-    """An arena of an earlier ABI, as its daemon left it: `Arena.convert_from` reads it."""
+    """An arena of an earlier ABI, unchanged since its daemon ended, for `Arena.convert_from`."""
 
     @classmethod
     def attach(cls, name: str, private_name: str) -> Previous | None:
-        """None if arena file `name` has no layout that this version converts.
+        """Map arena file `name`; None if this version does not convert its layout.
 
-        Raises ArenaMissing, and ArenaMismatch if what is there does not hold together.
+        Raises ArenaMissing, and ArenaMismatch if the file is not a valid arena.
         """
         arena = ArenaFile.open(name, read_only=False)
         layout_id = _layout_of(arena)
@@ -442,7 +447,7 @@ class Previous(_Owned):
 
 
 def _layout_of(arena: ArenaFile) -> int:
-    """The layout id in an arena file's header; 0 if there is none."""
+    """Return the layout id in an arena file's header; 0 if there is none."""
     if arena.bytes < size_of("pg_header"):
         return 0
     with ffi.from_buffer(arena.memory) as base:
@@ -450,7 +455,7 @@ def _layout_of(arena: ArenaFile) -> int:
 
 
 class Arena(_Owned):
-    """The writer's handle. One process, one thread."""
+    """The writer's handle, for one thread of one process."""
 
     PARTS = 1024
 
@@ -472,11 +477,10 @@ class Arena(_Owned):
 
     @classmethod
     def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:
-        """New arena files for `config` (fields of struct pg_config, layout_id is filled in). They
-        have no names; the private one is locked.
+        """Create arena files for `config`, the fields of struct pg_config without layout_id.
 
-        Raises ArenaTooLarge with needed and available bytes, ValueError for a config that
-        the core does not accept.
+        The files have no names, and the private one is locked. Raises ArenaTooLarge with needed and
+        available bytes, ValueError for a config that the core does not accept.
         """
         struct = _config(config)
         size, private_size = lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
@@ -498,9 +502,9 @@ class Arena(_Owned):
 
     @classmethod
     def attach(cls, name: str, private_name: str) -> Arena:
-        """Maps existing arena files; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
+        """Map existing arena files; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
         arena = ArenaFile.open(name, read_only=False)
-        Handle(arena, None)._attach()  # says what is wrong with a foreign one
+        Handle(arena, None)._attach()  # raises the error that describes a foreign file
         self = cls(arena, ArenaFile.open(private_name, read_only=False))
         self._attach()
         return self
@@ -519,8 +523,11 @@ class Arena(_Owned):
             raise
 
     def move_to(self, arena: ArenaFile, private: ArenaFile, moved: Moved) -> None:
-        """Use copies of both files. The caller has set the old ones' state to RETIRED. Calls
-        `moved` after each portion that is unmapped."""
+        """Replace both mappings by copies of the files, whose originals the caller has set to
+        RETIRED.
+
+        Calls `moved` after each portion that is unmapped.
+        """
         old, bases = (self.file, self.private), (self._base, self._secret)
         self.file, self._private = arena, private
         self._base = ffi.from_buffer(arena.memory, require_writable=True)
@@ -544,72 +551,73 @@ class Arena(_Owned):
         lib.pg_set_nameless(self._a, nameless)
 
     def rebuild(self, now_ns: int) -> None:
-        """Rebuilds all derived state, in two threads. Raises ArenaBroken if authoritative state is
+        """Rebuild all derived state, in two threads. Raises ArenaBroken if authoritative state is
         damaged."""
         if not lib.pg_rebuild_threaded(self._a, now_ns, self._fault):
             raise broken(self._fault)
 
     def migrate_from(self, old: Arena) -> None:
-        """Takes over all authoritative state of `old`. Raises ArenaBroken with what has no
-        space."""
+        """Copy all authoritative state of `old`. Raises ArenaBroken, naming what has no space."""
         if not lib.pg_migrate(self._a, old._a, self._fault):
             raise broken(self._fault)
 
     def redo_file(self, redo: Any, walk: Any) -> None:
-        """Applies the records of the file that a walk is in. Raises ArenaBroken."""
+        """Apply the records of the file that `walk` has entered. Raises ArenaBroken."""
         if not lib.pg_redo_file(self._a, redo, walk, self._fault):
             raise broken(self._fault)
 
     def redo_end(
         self, redo: Any, now_ns: int, real_boot_ns: int, shift_ns: int, wall_offset_ns: int
     ) -> None:
-        """After the last record: moves all times by `shift_ns`, rebuilds derived state."""
+        """Finish a redo: shift all times by `shift_ns` and rebuild derived state."""
         if not lib.pg_redo_end(self._a, redo, real_boot_ns, shift_ns, wall_offset_ns, self._fault):
             raise broken(self._fault)
         self.rebuild(now_ns)
 
     def convert_from(self, old: Previous) -> None:
-        """Takes over all authoritative state of `old`, which has the same sizes; `rebuild` must
+        """Copy all authoritative state of `old`, which has the same sizes; `rebuild` must
         follow."""
         if not lib.pg_convert(self._a, old._a, self._fault):
             raise broken(self._fault)
 
     def start_epoch(self, boot_id: bytes) -> None:
-        """Counts a start of the daemon; deadlines are on the boot clock of `boot_id`."""
+        """Count a start of the daemon; deadlines are on the boot clock of `boot_id`."""
         lib.pg_start_epoch(self._a, boot_id)
 
     def set_state(self, state: ArenaState, pid: int = 0) -> None:
-        """Publishes the arena's state, and the daemon's pid while it runs."""
+        """Publish the arena's state, and the daemon's pid while it runs."""
         lib.pg_set_state(self._a, int(state), pid)
 
     def set_placement(self, placed: Placed) -> None:
-        """Publishes where the daemon runs."""
+        """Publish where the daemon runs."""
         numbers = (placed.node, placed.memory_node, placed.reaper_cpu)
         fields = (placed.mode, *(0 if n is None else n + 1 for n in numbers), placed.applied,
                   placed.clamped, placed.pages_sampled, placed.pages_elsewhere)  # fmt: skip
         lib.pg_set_placement(self._a, ffi.new("struct pg_placement *", list(map(int, fields))))
 
     def set_daemon_state(self, state: DaemonState, why: Degraded, since_boot_ns: int) -> None:
-        """Publishes what the daemon is doing, why not as it should, and since when."""
+        """Publish the daemon's state, the reasons if it is degraded, and the time of the last
+        change."""
         lib.pg_set_daemon_state(self._a, state, why, since_boot_ns)
 
     def drain(self, *, draining: bool) -> None:
-        """While draining nothing is armed: adds and watches are refused as STOPPING."""
+        """Start or stop draining: while draining, adds and watches are refused as STOPPING."""
         lib.pg_drain(self._a, draining)
 
     def confine(self) -> None:
-        """From now on only set_namespace() gives birth to namespaces: others are WRONG_SHARD."""
+        """Let only set_namespace() create namespaces; messages for unknown ones get WRONG_SHARD."""
         lib.pg_confine(self._a)
 
     @property
     def drained(self) -> bool:
-        """True if nothing is armed, no outcome is unacknowledged, and the socket has all."""
+        """True if nothing is armed, all outcomes are acknowledged, and all notices are sent."""
         return bool(lib.pg_drained(self._a))
 
     def set_durable(self, namespace: str) -> None:
-        """Changes in a namespace, which is born if need be, are answered once they are on disk.
+        """Make a namespace durable, and create it if it does not exist.
 
-        Raises InvalidName, and InvalidSetting when there is no free slot for another namespace.
+        Its changes are answered once they are on disk. Raises InvalidName, and InvalidSetting if
+        there is no free slot for another namespace.
         """
         change = wire.encode_namespace_set(0, wire.encode_namespace(namespace), {"durability": 1})
         error, detail, _ = self.set_namespace(change[wire.FRAME.size :], os.geteuid())
@@ -618,48 +626,52 @@ class Arena(_Owned):
 
     @property
     def wal_buffer_full(self) -> bool:
-        """True while what is due, ends or moves has to wait for the WAL."""
+        """True while timers that are due and changes of timers have to wait for space in the WAL
+        buffer."""
         return bool(lib.pg_wal_buffer_full(self._a))
 
     def measure(self, histogram: Measured, span_ns: int) -> None:
-        """Counts a span that only the caller knows."""
+        """Add a span that the caller measured to a histogram."""
         lib.pg_measure(self._a, histogram, span_ns)
 
     def served(self, ended_boot_ns: int) -> None:
-        """Notes when the last `handle` returned."""
+        """Record when the last `handle` returned."""
         lib.pg_served(self._a, ended_boot_ns)
 
     def notified(self, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """Notes when the message of the last `inbox` was there, and when the socket had it."""
+        """Record when the message of the last `inbox` was built, and when the socket accepted
+        it."""
         lib.pg_notified(self._a, built_boot_ns, handed_boot_ns)
 
     def untaken(self) -> None:
-        """Notes that the message of the last `inbox` was not sent: its owner was not there."""
+        """Record that the message of the last `inbox` was not sent because its owner is not
+        connected."""
         lib.pg_untaken(self._a)
 
     def append_metrics(self, real_boot_ns: int) -> None:
-        """Has the WAL, if there is one, keep the histograms as they are now."""
+        """Append the current histograms to the WAL, if there is one."""
         lib.pg_wal_append_metrics(self._a, real_boot_ns)
 
     def heartbeat(
         self, real_boot_ns: int, iterations: int, wakeups: int, sent: int, log_dropped: int
     ) -> None:
-        """Stores the loop's progress for readers."""
+        """Publish the loop's progress."""
         lib.pg_heartbeat(self._a, real_boot_ns, iterations, wakeups, sent, log_dropped)
 
     def progress(self, real_boot_ns: int) -> None:
-        """Stores for readers that the daemon got further, though its loop does not iterate."""
+        """Publish that the daemon makes progress while its loop does not iterate."""
         lib.pg_progress(self._a, real_boot_ns)
 
     def check(self) -> None:
-        """Walks everything; raises ArenaBroken with the first broken invariant."""
+        """Check the whole arena. Raises ArenaBroken with the first broken invariant."""
         if not lib.pg_check(self._a, self._fault):
             raise broken(self._fault)
 
     # ---- time ----
 
     def advance(self, now_ns: int, wall_offset_ns: int, real_boot_ns: int, budget: int) -> bool:
-        """Fires what is due at `now_ns` (arena clock). True = due work is left."""
+        """Fire timers that are due at `now_ns` (arena clock), at most `budget` units of work.
+        Return whether due work is left."""
         lib.pg_advance(self._a, now_ns, wall_offset_ns, real_boot_ns, budget, self._more)
         return bool(self._more[0])
 
@@ -677,7 +689,7 @@ class Arena(_Owned):
 
     @property
     def next_ns(self) -> int:
-        """When `advance` is needed next; NONE_NS = nothing is armed."""
+        """Time of the next necessary `advance`; NONE_NS if nothing is armed."""
         return int(lib.pg_next_ns(self._a))
 
     # ---- commands ----
@@ -685,11 +697,11 @@ class Arena(_Owned):
     def handle(
         self, message: Any, uid: int, pid: int, received_boot_ns: int, real_boot_ns: int
     ) -> tuple[Handled, memoryview]:
-        """Applies one command-socket message (any buffer), which was received then, now.
+        """Apply one message of the command socket (any buffer) that was received at the given time.
 
-        Returns what is to be done, and the reply if there is one: a view that the next call
-        overwrites. After AGAIN the same call continues; after WAIT too, once the arena's time
-        is `wait_ns`.
+        Returns the next action and the reply, if there is one: a view that the next call
+        overwrites. After AGAIN, the same call continues the message; so it does after WAIT, once
+        the arena's time is `wait_ns`.
         """
         state = lib.pg_handle(
             self._a, ffi.from_buffer(message), len(message), uid, pid, received_boot_ns,
@@ -698,7 +710,7 @@ class Arena(_Owned):
         return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
 
     def set_namespace(self, body: Any, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
-        """Apply the body of a NAMESPACE message of this uid; return error, its figures, and the
+        """Apply the body of a NAMESPACE message of this uid. Return error, its figures, and the
         settings in force."""
         now = ffi.new("struct pg_namespace_set *")
         detail = ffi.new("uint64_t[2]")
@@ -708,7 +720,7 @@ class Arena(_Owned):
     def publish(
         self, body: Any, uid: int, real_boot_ns: int
     ) -> tuple[WireError, tuple[int, int], bytes]:
-        """Applies the body of a PUBLISH message: (error, its figures, struct pg_result)."""
+        """Apply the body of a PUBLISH message. Return error, its figures, and struct pg_result."""
         result, detail = ffi.new("struct pg_result *"), ffi.new("uint64_t[2]")
         error = lib.pg_publish(
             self._a, ffi.from_buffer(body), len(body), uid, real_boot_ns, result, detail
@@ -716,16 +728,17 @@ class Arena(_Owned):
         return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(result))
 
     def set_quotas(self, timers: int, byte_count: int, ops: int) -> None:
-        """Quotas of every uid from now on: timers, bytes, operations per second; 0 = none."""
+        """Set the quotas of every uid: timers, bytes, operations per second; 0 = none."""
         lib.pg_set_quotas(self._a, timers, byte_count, ops)
 
     def set_uid_share(self, percent: int) -> None:
-        """Set the share of each shared table for one uid, other than root and the daemon's."""
+        """Set how many percent of each shared table one uid may hold; root and the daemon are
+        exempt."""
         lib.pg_set_uid_share(self._a, percent, os.geteuid())
 
     def bulk_load(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
-        """Applies the body of an administrator's BULK_LOAD message: (error, its figures,
-        answer)."""
+        """Apply the body of an administrator's BULK_LOAD message. Return error, its figures, and
+        answer."""
         detail = ffi.new("uint64_t[2]")
         error = lib.pg_bulk_load_admin(
             self._a, ffi.from_buffer(body), len(body), self._reply_base, self._reply_bytes, detail
@@ -734,12 +747,12 @@ class Arena(_Owned):
         return WireError(error), (detail[0], detail[1]), answer
 
     def sweep_bulk_loads(self, real_boot_ns: int, ttl_ns: int) -> None:
-        """Forgets a bulk load that was last used more than `ttl_ns` ago, if there is one."""
+        """Forget one bulk load that was last used more than `ttl_ns` ago, if there is one."""
         lib.pg_bulk_loads_sweep(self._a, real_boot_ns, ttl_ns)
 
     @property
     def durable_lsn(self) -> int:
-        """The record that must be on disk before the last reply is sent; 0 = none."""
+        """LSN that must be on disk before the last reply is sent; 0 = none."""
         return int(lib.pg_durable_lsn(self._a))
 
     @property
@@ -750,26 +763,26 @@ class Arena(_Owned):
     # ---- inboxes ----
 
     def inbox(self) -> tuple[int, memoryview]:
-        """The next OUTCOMES message (a view) and its session; session 0 = there is none."""
+        """Return the next OUTCOMES message (a view) and its session; session 0 = there is none."""
         used = lib.pg_inbox(self._a, self._session, self._out_base, len(self._out))
         return int(self._session[0]), memoryview(self._out)[:used]
 
     def inbox_again(self, real_boot_ns: int) -> None:
-        """Send unacknowledged outcomes of sessions again, at growing intervals."""
+        """Repeat unacknowledged outcomes of sessions, at growing intervals."""
         lib.pg_inbox_again(self._a, real_boot_ns)
 
     def inbox_to(self, session: int) -> None:
-        """Note that the session's owner is connected: it gets all unacknowledged outcomes."""
+        """Record that the session's owner is connected: it gets all unacknowledged outcomes."""
         lib.pg_inbox_to(self._a, session)
 
     def inbox_away(self, session: int) -> None:
-        """Note that the session has no connection for its inbox until it sends a message."""
+        """Record that the session's inbox has no connection until the session sends a message."""
         lib.pg_inbox_away(self._a, session)
 
     # ---- sessions ----
 
     def session_grace_ns(self, session: int) -> int | None:
-        """Return the session's grace in ns; None = there is no such session."""
+        """Return the session's grace period in ns; None = there is no such session."""
         grace_ns = int(lib.pg_session_grace_ns(self._a, session))
         return grace_ns if grace_ns >= 0 else None
 
@@ -778,12 +791,12 @@ class Arena(_Owned):
         return bool(lib.pg_session_end(self._a, session, real_boot_ns))
 
     def sessions(self, uid: int | None = None) -> bytes:
-        """struct pg_session_info of each session of `uid`, None = of all."""
+        """Return struct pg_session_info of each session of `uid`; None = of all uids."""
         rows, count = self._sessions(uid)
         return bytes(ffi.buffer(rows))[: count * size_of("pg_session_info")]
 
     def session_ids(self, uid: int | None = None) -> list[int]:
-        """The open sessions of `uid`, None = all."""
+        """Return the open sessions of `uid`; None = of all uids."""
         rows, count = self._sessions(uid)
         return [int(rows[i].session) for i in range(count)]
 
@@ -794,12 +807,12 @@ class Arena(_Owned):
 
     @property
     def watermarks_to_sweep(self) -> int:
-        """Rows of watch keys; 0 while none is in use."""
+        """Number of rows of watch keys to sweep; 0 if none is in use."""
         rows = int(self.header.regions[lib.PG_R_WATERMARKS].count)
         return rows if self.purgatory.free_watermarks < rows else 0
 
     def sweep(self, real_boot_ns: int, budget: int) -> None:
-        """Forgets watch keys past their time to live, looking at `budget` of them."""
+        """Remove expired watch keys among the next `budget` rows."""
         lib.pg_sweep(self._a, real_boot_ns, self._sweep_cursor, budget)
 
     # ---- notices ----
@@ -815,25 +828,30 @@ class Arena(_Owned):
         ]
 
     def notices(self) -> tuple[list[Outgoing], int]:
-        """Messages for a window of what was not sent yet, and the position behind them."""
+        """Return the messages of a window of unsent notices, and the position after the last of
+        them."""
         count = lib.pg_notices(
             self._a, self._out_base, len(self._out), self._parts, self.PARTS, self._upto
         )
         return self._outgoing(count), int(self._upto[0])
 
     def published(self, upto: int, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """Notes that all entries below position `upto` were handed to the socket, and when."""
+        """Record that all entries below position `upto` were given to the socket, and when."""
         lib.pg_published(self._a, upto, built_boot_ns, handed_boot_ns)
 
     def replied(
         self, session: int, sequence: int, count: int, built_boot_ns: int, handed_boot_ns: int
     ) -> None:
-        """Tells the WAL that answers to `count` batches, from `sequence` on, were handed over:
-        when the first was there, and when the socket had the last."""
+        """Record in the WAL that answers to `count` batches, from `sequence` on, were sent.
+
+        The times are those at which the first answer was built and the socket accepted the last
+        one.
+        """
         lib.pg_replied(self._a, session, sequence, count, built_boot_ns, handed_boot_ns)
 
     def tail_heartbeats(self, since_boot_ns: int) -> Iterator[Outgoing]:
-        """Tail heartbeats of the topics that changed since then (real boot clock)."""
+        """Yield tail heartbeats of the topics that changed since `since_boot_ns` (real boot
+        clock)."""
         cursor = ffi.new("uint32_t *")
         while count := lib.pg_tail_heartbeats(
             self._a, since_boot_ns, cursor, self._out_base, len(self._out), self._parts, self.PARTS
@@ -851,10 +869,10 @@ class Reader(Handle):
 
     @classmethod
     def attach(cls, paths: Paths) -> Reader:
-        """Maps the arena of a daemon.
+        """Map the arena of a daemon.
 
-        Raises ArenaMissing, ArenaMismatch (another build or something foreign) and
-        ArenaNotReady while it is being rebuilt or was retired.
+        Raises ArenaMissing, ArenaMismatch (another build or a foreign file) and ArenaNotReady while
+        the arena is being rebuilt or after it was retired.
         """
         self = cls(ArenaFile.open(paths.arena, read_only=True))
         if self.state != ArenaState.READY:
@@ -868,23 +886,23 @@ class Reader(Handle):
 
     @property
     def retired(self) -> bool:
-        """True when another arena file has taken this one's place: attach again."""
+        """True if another arena file has replaced this one: attach again."""
         return self.state == ArenaState.RETIRED
 
     @property
     def stream_id(self) -> int:
-        """Changes only when continuity of notices is lost."""
+        """Identity of the stream of notices; a change means that notices were lost."""
         return int(self.header.stream_id)
 
     @property
     def epoch(self) -> int:
-        """Starts of the daemon on this arena."""
+        """Number of daemon starts on this arena."""
         return int(self.header.epoch)
 
     # ---- topics ----
 
     def newest_sequences(self, namespace: str) -> dict[str, tuple[int, int]]:
-        """Of each topic of the namespace: its incarnation and newest sequence."""
+        """Return incarnation and newest sequence of each topic of the namespace."""
         row = self._namespace_row(namespace)
         return {
             topic.name: (topic.incarnation, topic.sequence)
@@ -893,10 +911,10 @@ class Reader(Handle):
         }
 
     def replay(self, namespace: str, topic: str, first: int, last: int) -> tuple[int, list[bytes]]:
-        """Notices `first`..`last` of a topic from the replay buffer, oldest first.
+        """Return notices `first`..`last` of a topic from the replay buffer, oldest first.
 
-        Returns (lost_until, bodies): `lost_until` is the highest sequence of the range that
-        is gone, first - 1 if none; each body is a second frame as on the notice socket.
+        The result is (lost_until, bodies): `lost_until` is the highest sequence of the range that
+        was dropped, first - 1 if none; each body is a second frame as on the notice socket.
         """
         row = self._topic_row(namespace, topic)
         if row == _NIL:
@@ -919,7 +937,7 @@ class Reader(Handle):
     # ---- watch keys ----
 
     def watermarks(self) -> Iterator[Watermark]:
-        """All watch keys that are in use."""
+        """Yield all watch keys that are in use."""
         names = self.namespaces()
         rows = self.rows(lib.PG_R_WATERMARKS, "pg_watched")
         for i in range(self.header.regions[lib.PG_R_WATERMARKS].count):
@@ -928,24 +946,27 @@ class Reader(Handle):
                 identity = (length, row.hash, row.namespace_row)
                 key = wire.decode_key(row.key_type, self._watch_key(row.key, length))
                 state = (row.watermark, row.error, row.root != _NIL, row.touched_s == _NIL)
-                if (row.key_len, row.hash, row.namespace_row) == identity:  # else it was reused
+                # else the row was reused while it was read
+                if (row.key_len, row.hash, row.namespace_row) == identity:
                     yield Watermark(names[identity[2]].name, key, *state)
 
     def _watch_key(self, bytes_or_blob: Any, length: int) -> bytes:
-        """Return a watch key. A key of more than 16 bytes is in a blob, whose granule is given."""
+        """Return the bytes of a watch key. A key of more than 16 bytes is in a blob, given by its
+        granule."""
         if length <= len(bytes_or_blob):
             return bytes(ffi.buffer(bytes_or_blob, length))
         region = self.header.regions[lib.PG_R_BLOBS]
         at = int.from_bytes(ffi.buffer(bytes_or_blob, 4), "little") * lib.PG_GRANULE
         if at + length > region.length:
-            return b""  # the row was reused for another key meanwhile
+            return b""  # the row was reused for another key
         key = ffi.cast("char *", self._base + region.offset + at)
         return bytes(ffi.buffer(key, length))
 
     # ---- timers ----
 
     def scan(self) -> Iterator[bytes]:
-        """All armed timers, as pages of struct pg_info with names, key and payload behind."""
+        """Yield all armed timers, as pages of struct pg_info with names, key and payload behind
+        each."""
         cursor, out = ffi.new("uint32_t *"), bytearray(_PAGE_BYTES)
         base, slots = ffi.from_buffer(out), self.header.capacity + 1
         while cursor[0] < slots:
@@ -953,12 +974,13 @@ class Reader(Handle):
             yield bytes(memoryview(out)[:used])
 
     def check(self) -> None:
-        """The invariants that hold on a live arena; raises ArenaBroken with the first broken."""
+        """Check the invariants that hold on a live arena. Raises ArenaBroken with the first broken
+        one."""
         if not lib.pg_check_live(self._a, self._fault):
             raise broken(self._fault)
 
     def stats(self) -> dict[str, Any]:
-        """Header fields and counters that say how the daemon does, by name."""
+        """Return header fields and counters that describe the daemon's condition, by name."""
         header, metrics = self.header, self.metrics
         shown = (
             "capacity", "replay_capacity", "payload_bytes", "replay_bytes_max", "tick_ns",
@@ -1011,9 +1033,9 @@ class Reader(Handle):
 
 
 class HeaderView:
-    """A few figures of an arena of this major ABI, whatever its minor: to stop its daemon.
+    """The figures of an arena header that suffice to stop its daemon; for any minor ABI version.
 
-    Raises ArenaMissing, and OtherAbi or ArenaMismatch for what has no such header.
+    Raises ArenaMissing, and OtherAbi or ArenaMismatch if the file has no such header.
     """
 
     def __init__(self, name: str) -> None:
@@ -1030,45 +1052,45 @@ class HeaderView:
 
     @property
     def pid(self) -> int:
-        """The daemon's process, 0 if it has stopped."""
+        """Pid of the daemon; 0 if it has stopped."""
         return int(self._header.daemon_pid)
 
     @property
     def heartbeat_boot_ns(self) -> int:
-        """When the daemon's loop had its last heartbeat."""
+        """Time of the last heartbeat of the daemon's loop."""
         return int(self._header.heartbeat_boot_ns)
 
     @property
     def retired(self) -> bool:
-        """True when another arena file has taken this one's place: attach again."""
+        """True if another arena file has replaced this one: attach again."""
         return bool(self._header.state == ArenaState.RETIRED)
 
     @property
     def stream_id(self) -> int:
-        """As of a Reader."""
+        """Identity of the stream of notices, as of Reader."""
         return int(self._header.stream_id)
 
     @property
     def why(self) -> Degraded:
-        """Why the daemon does not serve as it should."""
+        """Reasons why the daemon is degraded."""
         return Degraded(self._header.daemon_why)
 
     @property
     def armed(self) -> int:
-        """Timers and operations armed."""
+        """Number of armed timers and operations."""
         region = self._header.regions[lib.PG_R_METRICS]
         if region.offset + size_of("pg_metrics") > self.file.bytes:
             raise ArenaMismatch(self.file.name, "offset of the counters", 0, region.offset)
         return int(ffi.cast("struct pg_metrics *", self._base + region.offset).live)
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmap the header."""
         ffi.release(self._base)
         self.file.close()
 
 
 def retire(name: str) -> None:
-    """Tells those who read arena file `name` that another one takes its place: attach again."""
+    """Set the state of arena file `name` to RETIRED: its readers attach to its successor."""
     arena = ArenaFile.open(name, read_only=False)
     if arena.bytes >= size_of("pg_header"):
         with ffi.from_buffer(arena.memory, require_writable=True) as base:
@@ -1077,5 +1099,5 @@ def retire(name: str) -> None:
 
 
 def page_size() -> int:
-    """Bytes of a memory page."""
+    """Return the size of a memory page in bytes."""
     return os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Builds purgatoryd.shm_layout._core: the C core with layout.h and api.h as its declaration."""
+"""Build purgatoryd.shm_layout._core: the C core, with layout.h and api.h as its declarations."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ffibuilder.set_source(
     sources=files("core/**/*.c"),
     include_dirs=[HERE.name],
     depends=files("*.[ch]"),
-    # Hidden symbols are called directly, not through the linkage table.
+    # With hidden visibility, calls are direct and do not use the linkage table.
     extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"],
     extra_link_args=["-pthread"],
 )

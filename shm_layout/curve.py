@@ -1,4 +1,4 @@
-"""Keys of the tcp endpoints: CURVE key pairs, who is let in by them, and where they connect.
+"""CURVE keys of the tcp endpoints: key pairs, files of allowed keys, and endpoint addresses.
 
 A key is written in Z85, 40 characters for 32 bytes.
 """
@@ -15,28 +15,28 @@ from purgatoryd.shm_layout.errors import BadPath, InvalidArgument
 
 KEY_CHARACTERS = 40
 PORT_MAX = 65_534
-"""Commands have this port, notices the next one."""
+"""Highest port of the command socket; the notice socket has the next one."""
 _UID_MAX = 2**32 - 2
 _PAIR = re.compile(rb'public-key = "(\S+)"\nsecret-key = "(\S+)"\n')
 _PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 
 
 class KeyPair(NamedTuple):
-    """One party's keys, in Z85."""
+    """Public and secret key of one party, in Z85."""
 
     public: bytes
     secret: bytes
 
 
 class Place(NamedTuple):
-    """Where a daemon listens."""
+    """Addresses of a daemon's tcp sockets."""
 
     commands: str
     notices: str
 
 
 def place(text: str) -> Place:
-    """The endpoints of HOST:PORT. Raises InvalidArgument."""
+    """Return the endpoints for "HOST:PORT". Raises InvalidArgument."""
     found = _PLACE.fullmatch(text)
     if found is None or not 1 <= int(found[2]) <= PORT_MAX:
         raise InvalidArgument(f"{text!r} is not HOST:PORT with a port from 1 to {PORT_MAX}")
@@ -45,8 +45,8 @@ def place(text: str) -> Place:
 
 
 def check_key(text: str) -> bytes:
-    """A key as 32 bytes. Raises InvalidArgument."""
-    from zmq.utils import z85  # only here: settings are read without ZeroMQ
+    """Return a Z85 key as 32 bytes. Raises InvalidArgument."""
+    from zmq.utils import z85  # imported here because settings are read without ZeroMQ
 
     try:
         raw = z85.decode(text.encode())
@@ -58,7 +58,7 @@ def check_key(text: str) -> bytes:
 
 
 def generate(path: Path) -> KeyPair:
-    """Makes a key pair and keeps it in a new file that only its owner reads. Raises BadPath."""
+    """Make a key pair and store it in a new file that only its owner can read. Raises BadPath."""
     import zmq
 
     pair = KeyPair(*zmq.curve_keypair())
@@ -72,10 +72,10 @@ def generate(path: Path) -> KeyPair:
 
 
 def read_pair(path: Path) -> KeyPair:
-    """A key pair from its file, which nobody else may read. Raises BadPath."""
+    """Read a key pair from a file that no other user may read. Raises BadPath."""
     found = _PAIR.fullmatch(_read(path, forbidden=0o077, secret="others may read or change it"))
     if found is None:
-        raise BadPath(str(path), "is no file of purgatoryd keygen")
+        raise BadPath(str(path), "was not written by purgatoryd keygen")
     pair = KeyPair(found[1], found[2])
     for key in pair:
         _key_in(path, key.decode("ascii", "replace"))
@@ -83,9 +83,9 @@ def read_pair(path: Path) -> KeyPair:
 
 
 def read_allowed(path: Path) -> dict[bytes, int]:
-    """Uids by public key (32 bytes), from lines NAME KEY UID; # begins a comment.
+    """Return uids by public key (32 bytes), from lines NAME KEY UID; # starts a comment.
 
-    Raises BadPath, also if others may change the file.
+    Raises BadPath, also if other users may change the file.
     """
     allowed: dict[bytes, int] = {}
     text = _read(path, forbidden=0o022, secret="others may change it").decode("utf-8", "replace")
@@ -97,7 +97,7 @@ def read_allowed(path: Path) -> dict[bytes, int]:
             raise BadPath(str(path), f"line {number} is not NAME KEY UID")
         key = _key_in(path, words[1])
         if key in allowed:
-            raise BadPath(str(path), f"line {number} has a key that stands there already")
+            raise BadPath(str(path), f"line {number} repeats a key")
         allowed[key] = int(words[2])
     return allowed
 

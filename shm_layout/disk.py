@@ -1,8 +1,8 @@
-"""The calls on files with which the WAL reaches its disk.
+"""File system calls of the WAL.
 
-Whatever has to survive a power cut goes through a Disk, which is an argument. Tests replace it by a
-simulated disk that fails, tears and forgets what was not synced. The algorithms on top of these
-calls are in files.py. The group-commit thread makes its own calls, through `storage`.
+Everything that has to survive a power cut goes through a Disk, which is an argument. Tests replace
+it by a simulated disk that fails, tears writes and forgets unsynced data. The algorithms on top of
+these calls are in files.py. The group-commit thread makes its own calls, through `storage`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 MODE = 0o600
-"""Keys and payloads are in the files."""
+"""Mode of WAL files, which contain keys and payloads."""
 
 
 class About(NamedTuple):
-    """Size of a file in bytes, and when it was last written."""
+    """Size of a file in bytes, and time of its last write."""
 
     bytes: int
     written_wall_ns: int
@@ -36,22 +36,22 @@ class Disk:
     # ---- folders -------------------------------------------------------------------------------
 
     def names(self, folder: Path) -> list[str]:
-        """The names in a folder; none if there is no folder."""
+        """Return the names in a folder; none if there is no folder."""
         with contextlib.suppress(FileNotFoundError):
             return os.listdir(folder)
         return []
 
     def about(self, path: Path) -> About:
-        """Describe a file."""
+        """Return size and modification time of a file."""
         found = path.stat()
         return About(found.st_size, found.st_mtime_ns)
 
     def exists(self, path: Path) -> bool:
-        """True if there is a file of that name."""
+        """Return whether there is a file of that name."""
         return path.exists()
 
     def rename(self, path: Path, name: str) -> None:
-        """Give a file another name in its folder; a file that had it loses it."""
+        """Rename a file within its folder, replacing a file of the new name."""
         path.rename(path.with_name(name))
 
     def remove(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def sync_directory(self, folder: Path) -> None:
-        """Make names that were given or removed in a folder durable."""
+        """Make created, renamed and removed names of a folder durable."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -79,7 +79,7 @@ class Disk:
     # ---- files ---------------------------------------------------------------------------------
 
     def read_bytes(self, path: Path) -> bytes:
-        """A small file, whole."""
+        """Return the content of a small file."""
         return path.read_bytes()
 
     def open(self, path: Path, *, direct: bool) -> AbstractContextManager[FileIO]:
@@ -89,22 +89,25 @@ class Disk:
         """
         if not direct:
             return path.open("rb", buffering=0)
-        from purgatoryd.shm_layout.page_cache import from_disk  # it imports the C core
+        # imported here because it imports the C core
+        from purgatoryd.shm_layout.page_cache import from_disk
 
         return from_disk(path)
 
     def create(self, path: Path) -> BinaryIO:
-        """Open a new file for writing, so that nobody else has it open. Raises FileExistsError."""
+        """Create a file for writing; no other process has it open. Raises FileExistsError."""
         return open(path, "wb", opener=_new)
 
     def sync(self, file: BinaryIO) -> None:
-        """Bring what was written to a file to disk."""
+        """Write a file's data to disk."""
         file.flush()
         os.fsync(file.fileno())
 
     def begin_writing(self, file: BinaryIO, size: int) -> None:
-        """Have the disk begin with the last `size` bytes that were written. It is a hint: nobody
-        reads them until a reboot."""
+        """Start writing the last `size` bytes of a file to disk, as a hint.
+
+        Nobody reads these bytes before a reboot.
+        """
         with contextlib.suppress(OSError):
             file.flush()
             os.posix_fadvise(file.fileno(), file.tell() - size, size, os.POSIX_FADV_DONTNEED)
@@ -114,7 +117,7 @@ DISK = Disk()
 
 
 def private(path: str, flags: int) -> int:
-    """An opener of files that are nobody else's."""
+    """Open a file with a mode that gives other users no access."""
     return os.open(path, flags, MODE)
 
 

@@ -93,7 +93,7 @@ class PurgatorydError(Exception):
     """
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Names of what an error keeps, in the order of its arguments."""
+    """Attribute names of an error's figures, in the order of its arguments."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args)
@@ -112,7 +112,7 @@ class PurgatorydError(Exception):
         return f"{type(self).__name__}({retained})" if self.figures else super().__repr__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # BaseException remembers positional arguments only; these are built with keywords.
+        # BaseException pickles positional arguments only; these errors take keywords.
         return type(self), tuple(getattr(self, n) for n in self.figures) or self.args
 
 
@@ -121,9 +121,9 @@ _Error = TypeVar("_Error", bound=type[PurgatorydError])
 
 @dataclass_transform(eq_default=False)
 def keeps_figures(error: _Error) -> _Error:
-    """What the class annotates are its arguments from now on, behind those of its base.
+    """Make the annotations of an error class its arguments, after those of its base class.
 
-    As with a dataclass, but no code is made for it: every process that imports this would wait.
+    This works like a dataclass, but generates no code, which would delay each import.
     """
     error.figures = (*error.figures, *error.__annotations__)
     return error
@@ -347,7 +347,7 @@ _SETTING_OF = {
     "blocks of 4096 rows of bulk loads": "--bulk-load-rows",
     "operations": "--capacity",
 }
-"""The setting that bounds each resource of Full. Tickets have none."""
+"""Setting that limits each resource of Full. Tickets have none."""
 
 
 @keeps_figures
@@ -400,7 +400,7 @@ class Stopping(Refused):
     --resume`.
     """
 
-    why = "was refused because the daemon is about to stop"
+    why = "was refused because the daemon is stopping"
 
 
 class WatermarkOverflow(Refused):
@@ -457,7 +457,7 @@ class Busy(Refused):
     rows: tuple[int, ...] = ()
     in_doubt: int = 0
 
-    result = cast(Any, None)  # not one of its figures: it is not pickled
+    result = cast(Any, None)  # no figure: it is not pickled
     why = "was refused because the daemon is busy"
 
     def __str__(self) -> str:
@@ -557,7 +557,7 @@ class WrongShard(Refused):
 
 @keeps_figures
 class BatchError(PurgatorydError):
-    """A client made calls with wait=False, nobody collected their results, and some were refused.
+    """A client made calls with wait=False, did not collect their results, and some were refused.
 
     `refusals` holds (key, status) pairs of the first ones, with status 0 where the whole
     message was refused; `count` says how many there were, `lost` how many calls have an
@@ -606,7 +606,7 @@ class DaemonUnreachable(DaemonError, ConnectionError):
         text = f"no daemon {self.name!r} answered at {self.endpoint}"
         text += f" within {self.waited_s:.3g} s" if self.waited_s else ""
         if self.shut:
-            text += f"; {self.shut} cannot be opened by this user, who is not of the daemon's group"
+            text += f"; {self.shut} cannot be opened by this user, who is not in the daemon's group"
         return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
 
 
@@ -709,7 +709,7 @@ class SessionExpired(DaemonError):
 
 @keeps_figures
 class MessageRefused(DaemonError):
-    """The daemon refuses a whole message and applies nothing of it.
+    """The daemon refuses a whole message and applies none of its records.
 
     `error` is its number in enum pg_error, `name` its name, `detail` its two figures.
 
@@ -776,7 +776,7 @@ class UidShareExceeded(MessageRefused):
 
 @keeps_figures
 class NotDurable(DaemonError):
-    """A durable call was applied, and the WAL stopped before it was on disk.
+    """A durable call was applied, but the WAL stopped before the change was on disk.
 
     It holds until a reboot. `committed_lsn` is the last record that is on disk; `errno` says
     why no later one is.
@@ -814,7 +814,7 @@ class ProtocolError(DaemonError):
 
 @keeps_figures
 class Lagged(PurgatorydError):
-    """A subscriber asks for notices that the replay buffer does not hold any more.
+    """A subscriber asks for notices that the replay buffer has dropped.
 
     Notices `first_lost` to `last_lost` of the topic are lost. With `last_lost` = 0 the stream
     itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then
@@ -920,7 +920,7 @@ class OtherAbi(ArenaMismatch):
 
 @keeps_figures
 class ArenaNotReady(ArenaError):
-    """An arena is read before its daemon has made or recovered it, or after it was replaced.
+    """An arena is read before its daemon has created or recovered it, or after it was replaced.
 
     `state` is blank, rebuilding, retired, or not there yet and why.
 
@@ -978,7 +978,7 @@ class ArenaTooLarge(ArenaError):
 
 @keeps_figures
 class ArenaTooSmall(ArenaError):
-    """A daemon starts with sizes that are too small for what its arena holds.
+    """A daemon starts with sizes that are too small for the contents of its arena.
 
     `resource` was asked to be `asked`, and holds `needed`.
 
@@ -990,7 +990,7 @@ class ArenaTooSmall(ArenaError):
     needed: int
 
     def __str__(self) -> str:
-        return f"{self.resource} {self.asked} is below the {self.needed} that live in the arena"
+        return f"{self.resource} {self.asked} is below {self.needed}, which the arena holds"
 
 
 @keeps_figures
@@ -1016,8 +1016,7 @@ class ArenaInUse(ArenaError):
 
 @keeps_figures
 class TableBroken(PurgatorydError):
-    """A client, a command or a start finds that a deployment's routing table or status file cannot
-    be read.
+    """A client, a command or a start cannot read a deployment's routing table or status file.
 
     `path` is the file, `reason` what is wrong with it.
 
@@ -1045,14 +1044,14 @@ class PermissionDenied(PurgatorydError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path} cannot be read by this user: that is for its daemon's user, "
+            f"{self.path} cannot be read by this user; allowed are the daemon's user, "
             "the members of its group, and root"
         )
 
 
 @keeps_figures
 class SystemFailure(PurgatorydError):
-    """A daemon is refused memory, a file or a descriptor by the machine, and ends.
+    """The machine refuses the daemon memory, a file or a descriptor, and the daemon ends.
 
     `number` is the errno (0: not known) of the system call, on `path` if any. What the daemon
     had acknowledged is in its arena, for the next start.
@@ -1114,12 +1113,12 @@ class LakeInUse(PurgatorydError):
     path: str
 
     def __str__(self) -> str:
-        return f"{self.path}: another process writes there"
+        return f"{self.path}: another process writes to this part of the lake"
 
 
 @keeps_figures
 class LakeMismatch(PurgatorydError):
-    """A lake or cold tier was written in another format than this version of purgatoryd reads.
+    """A lake or cold tier has a format that this version of purgatoryd does not read.
 
     `path` is its file, `found` the format number there (None if it has none), `expected` ours.
 
@@ -1161,7 +1160,7 @@ class BulkLoadRefused(PurgatorydError):
 
 @keeps_figures
 class ParkedElsewhere(PurgatorydError):
-    """A cold tier has timers of an arena, and nothing says that the daemon's arena took its place.
+    """A cold tier has timers of an arena, and no record says that the daemon's arena replaced it.
 
     `rows` timers were parked by the arena `parked_by`, and they are asked of `daemon`. Both are
     uuids in hex.
@@ -1202,7 +1201,7 @@ class WindowElsewhere(PurgatorydError):
 
 @keeps_figures
 class WindowTaken(PurgatorydError):
-    """`cold promote` finds that a newer run goes on with its window.
+    """`cold promote` finds that a newer run has taken over its window.
 
     Run `fencing_token` of `window` adds nothing more.
 
@@ -1262,7 +1261,7 @@ class ShardFailed(StartError):
 
 @keeps_figures
 class Unplaceable(StartError):
-    """A deployment is started with another number of shards, and a namespace cannot be divided.
+    """A deployment is started with another number of shards, and a namespace cannot be resharded.
 
     `reason` says why.
 
@@ -1316,7 +1315,7 @@ class WalError(StartError):
 
 @keeps_figures
 class WalInUse(WalError):
-    """A daemon is started with the WAL of another one that runs.
+    """A daemon is started with the WAL of another running daemon.
 
     `pid` is its process, 0 if unknown.
 
@@ -1353,7 +1352,7 @@ class WalCopied(WalError):
 
 @keeps_figures
 class WalMismatch(WalError):
-    """A file is not of this WAL, or not of this version.
+    """A file belongs to another WAL, or another version wrote it.
 
     `field` differs: `expected` and `found` are both values.
 
@@ -1371,7 +1370,7 @@ class WalMismatch(WalError):
 
 @keeps_figures
 class WalDamaged(WalError):
-    """A start or a reader finds bytes in a WAL that are not what was written.
+    """A start or a reader finds damaged bytes in a WAL.
 
     Bytes `first_byte` to `last_byte` of `path` are damaged: records `first_lsn` to `last_lsn` are
     lost or in doubt; 0 = unknown.
@@ -1397,14 +1396,14 @@ class WalDamaged(WalError):
         return damaged
 
     def __str__(self) -> str:
-        if not self.path.endswith(".wal"):  # of a snapshot there is nothing before
+        if not self.path.endswith(".wal"):  # a snapshot has no records before the damage
             return self.place
         return f"{self.place}; --force-wal goes on with what is before"
 
 
 @keeps_figures
 class WalUnwritable(WalError):
-    """A daemon cannot write its WAL, a snapshot or an export, such as on a full disk.
+    """A daemon cannot write its WAL, a snapshot or an export, for example on a full disk.
 
     `errno` says why writing `path` failed.
 

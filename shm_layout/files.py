@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Write files so that they exist completely or not at all, even after a power cut."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ FOLDER_MODE = 0o700
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes names that were given or removed in `directory` durable."""
+    """Make created, renamed and removed names in `directory` durable."""
     DISK.sync_directory(directory)
 
 
 def sync_file(path: Path) -> None:
-    """Brings what stands in a file to disk."""
+    """Write a file's data to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def listed(folder: Path, pattern: str) -> list[Path]:
-    """What stands in a folder under names of that pattern, in order; nothing if it is not there.
+    """Return the paths in a folder that match the pattern, sorted; none if there is no folder.
 
-    Raises OSError: a glob passes by what may not be read as if it were not there.
+    Raises OSError. Path.glob() does not: it skips unreadable entries as if they did not exist.
     """
     try:
         return sorted(path for path in folder.iterdir() if path.match(pattern))
@@ -37,10 +37,11 @@ def listed(folder: Path, pattern: str) -> list[Path]:
 
 @contextmanager
 def new_file(temporary: Path, disk: Disk = DISK) -> Iterator[BinaryIO]:
-    """A file under a temporary name, which goes at the end unless `take_name` was called.
+    """Open a new file under a temporary name, which is removed at the end unless `take_name` was
+    called.
 
-    What a killed writer left under the name goes. Where others may write, too, it has to be a name
-    that they cannot know: `next_to`.
+    A file that a killed writer left under that name is replaced. In a folder that other users can
+    write, the name has to be unpredictable: use `next_to`.
     """
     try:
         disk.remove(temporary)
@@ -49,15 +50,15 @@ def new_file(temporary: Path, disk: Disk = DISK) -> Iterator[BinaryIO]:
                 yield file
             finally:
                 disk.remove(temporary)
-    except OSError as error:  # of a full disk it says no name
+    except OSError as error:  # the error of a full disk has no file name
         error.filename = error.filename or str(temporary)
         raise
 
 
 def take_name(file: BinaryIO, temporary: Path, name: str, disk: Disk = DISK) -> Path:
-    """Give a file a name in its folder once it is on disk.
+    """Rename a file within its folder once its data is on disk.
 
-    If the directory cannot be synced, the disk may not have the new name, and it is removed.
+    If the directory cannot be synced, the new name may be missing on disk, and the file is removed.
     """
     path = temporary.with_name(name)
     disk.sync(file)
@@ -68,7 +69,7 @@ def take_name(file: BinaryIO, temporary: Path, name: str, disk: Disk = DISK) -> 
 
 
 def write_durably(temporary: Path, write: Callable[[BinaryIO], str], disk: Disk = DISK) -> Path:
-    """`write` fills a new file and says which name in its folder it gets once it is on disk."""
+    """Fill a new file with `write`, which returns its name in the folder, and make it durable."""
     with new_file(temporary, disk) as file:
         return take_name(file, temporary, write(file), disk)
 
@@ -83,7 +84,7 @@ def _confirm_name(path: Path, disk: Disk, *, replaced: bool) -> None:
 
 
 def try_write(temporary: Path) -> None:
-    """Raises OSError if `write_durably` could not even begin."""
+    """Raise OSError if `write_durably` could not start writing."""
     with DISK.create(temporary):
         temporary.unlink()
 
@@ -94,15 +95,17 @@ def next_to(path: Path) -> Path:
 
 
 def private_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, nobody else's."""
+    """Create a folder and its missing parents, accessible to this user only."""
     if not path.is_dir():
         private_folder(path.parent)
         path.mkdir(FOLDER_MODE, exist_ok=True)
 
 
 def make_private(folder: Path) -> None:
-    """All in a folder, if it is there, and the folder are nobody else's now: Spark, which wrote
-    them, follows the umask."""
+    """Take all rights on a folder and its files from other users.
+
+    Spark wrote these files with the rights of the umask.
+    """
     for path in (folder, *folder.rglob("*")):
         if path.exists():
             path.chmod(FOLDER_MODE if path.is_dir() else MODE)
@@ -111,7 +114,8 @@ def make_private(folder: Path) -> None:
 def replace_durably(
     path: Path, content: bytes, temporary: Path | None = None, disk: Disk = DISK
 ) -> None:
-    """Gives `path` this content, at once. `temporary`: where others may write, too, `next_to`."""
+    """Replace the content of `path` atomically. In a folder that other users can write, `temporary`
+    has to be unpredictable: use `next_to`."""
 
     def write(file: BinaryIO) -> str:
         file.write(content)

@@ -16,5 +16,5 @@ def filesystems(path: Path) -> set[str]:
 
 
 def is_in_memory(path: Path) -> bool:
-    """True if what stands there is gone with the next reboot."""
+    """Return whether a reboot deletes the files at this path."""
     return bool(filesystems(path) & {"tmpfs", "ramfs"})

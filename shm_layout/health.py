@@ -1,4 +1,5 @@
-"""How a daemon does, as its arena tells: also while it hangs, and when it is gone."""
+"""The health of a daemon, read from its arena; it works while the daemon hangs or after it
+ended."""
 
 from __future__ import annotations
 
@@ -13,19 +14,20 @@ from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 
 FROZEN_NS = 5_000_000_000
-"""A loop that stood still for longer is suspect: it moves once a second, whatever happens."""
+"""Time without a heartbeat after which a loop is suspect; a healthy loop has one every second."""
 STEP_NS = 120_000_000_000
-"""So long one step of a start, or of an end, may take: a recovery moves with each step."""
+"""Longest time of one step of a start or an end, such as the recovery of a portion."""
 WATCHED_NS = 2_000_000_000
-"""How long a suspect is watched: after a suspend of the host its last move is long ago."""
+"""Time for which a suspect is watched before it is called frozen: after a suspend of the host its
+last heartbeat is old."""
 POLL_S = 0.05
 
 STARTS = (DaemonState.STARTING, DaemonState.RECOVERING)
-"""States of one that does not serve yet."""
+"""States of a daemon that does not serve yet."""
 
 
 class Condition(enum.StrEnum):
-    """What somebody who watches a daemon has to know."""
+    """Condition of a daemon, for monitoring."""
 
     READY = "ready"
     DEGRADED = "degraded"
@@ -38,32 +40,32 @@ class Condition(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A daemon at one moment."""
+    """Health of a daemon at one moment."""
 
     condition: Condition
     why: Degraded
     pid: int
-    """0 = it has stopped."""
+    """Pid of the daemon; 0 if it has stopped."""
     since_boot_ns: int
-    """When it entered its state; 0 = not known."""
+    """Time at which the daemon entered its state; 0 = unknown."""
     still_ns: int
-    """How long ago its loop moved last."""
+    """Time since the last heartbeat."""
     overdue_ns: int
-    """By how much its next deadline is past; 0 = it is not, or its clock is virtual."""
+    """Time by which the next deadline is past; 0 if it is not past, or if the clock is virtual."""
 
 
 class StatusSource(Protocol):
-    """Source of how a daemon does: its arena, or what has the fields of an arena's header."""
+    """Source of a daemon's health: its arena, or an object with the fields of an arena's header."""
 
     @property
     def header(self) -> Any:
-        """As it is now."""
+        """Current header."""
         ...
 
 
 class Watch:
-    """A daemon that is looked at again and again. Only a suspect that was watched for WATCHED_NS,
-    and did nothing meanwhile, is called frozen, or killed."""
+    """Observe a daemon repeatedly. It counts as frozen or killed only after it was suspect for
+    WATCHED_NS without any progress."""
 
     def __init__(self, source: StatusSource, frozen_ns: int = FROZEN_NS) -> None:
         self._source = source
@@ -74,7 +76,7 @@ class Watch:
         self._last, self._since_ns = _move(self._source.header), HOST.boot_ns()
 
     def look(self) -> Health | None:
-        """Its health now; None = it is a suspect, and has to be watched for longer."""
+        """Return the health; None if the daemon is suspect and has to be watched for longer."""
         header = self._source.header
         if _move(header) != self._last:
             self._seen()
@@ -85,12 +87,12 @@ class Watch:
         return _health(header, suspicion)
 
     def unsure(self) -> Health:
-        """Its health as it tells itself, whatever it is suspected of."""
+        """Return the health as the daemon reports it, ignoring suspicions."""
         return _health(self._source.header, None)
 
 
 def look(source: StatusSource, frozen_ns: int = FROZEN_NS) -> Health:
-    """The health of a daemon, which takes WATCHED_NS if it is a suspect."""
+    """Return the health of a daemon; takes WATCHED_NS if the daemon is suspect."""
     watch = Watch(source, frozen_ns)
     while (health := watch.look()) is None:
         time.sleep(POLL_S)
@@ -98,7 +100,7 @@ def look(source: StatusSource, frozen_ns: int = FROZEN_NS) -> Health:
 
 
 def _move(header: Any) -> tuple[int, int, int]:
-    """Changes whenever the daemon, or its successor, does anything."""
+    """Return values that change with any progress of the daemon or its successor."""
     return header.heartbeat_boot_ns, header.daemon_state, header.epoch
 
 
@@ -112,7 +114,10 @@ def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
 
 
 def is_alive(header: Any) -> bool:
-    """True if a daemon's process is there: another one with that id began after the last move."""
+    """Return whether the daemon's process exists.
+
+    A process that started after the last progress is another one with the same pid.
+    """
     try:
         with open(f"/proc/{header.daemon_pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -136,17 +141,18 @@ def _health(header: Any, suspicion: Condition | None) -> Health:
 
 
 def still_ns(header: Any) -> int:
-    """How long ago the loop of a daemon moved last, by the header of its arena."""
+    """Return the time since a daemon's last heartbeat, from the header of its arena."""
     return max(0, HOST.boot_ns() - _moved_boot_ns(header))
 
 
 def _moved_boot_ns(header: Any) -> int:
-    """When the daemon moved last; before its first heartbeat, when it entered its state."""
+    """Return the time of the last heartbeat; before the first one, of the last change of state."""
     return max(int(header.heartbeat_boot_ns), int(header.daemon_since_boot_ns))
 
 
 def overdue_ns(header: Any) -> int:
-    """By how much the next deadline is past; 0 = it is not, or the clock is virtual."""
+    """Return the time by which the next deadline is past; 0 if it is not, or if the clock is
+    virtual."""
     due_ns = int(header.next_deadline_ns)
     if due_ns == NONE_NS or header.clock_kind == ClockKind.VIRTUAL:
         return 0

@@ -1,7 +1,7 @@
-"""What a process gets from its host: clocks, random bytes, disk, and its own identity.
+"""Facilities of the host: clocks, random bytes, disk, and the identity of the process.
 
-Each part that needs one of them takes a Host as an argument. Tests replace it, so that one seed
-decides every time, every random byte and every pid.
+Code that needs one of them takes a Host as an argument. Tests replace it, so that one seed decides
+every time, every random byte and every pid.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Host:
     """This process's host."""
 
     disk: Disk = DISK
-    """What survives a power cut."""
+    """Files that survive a power cut."""
 
     @property
     def pid(self) -> int:
-        """This process."""
+        """Pid of this process."""
         return os.getpid()
 
     @property
@@ -41,11 +41,11 @@ class Host:
         return time.monotonic()
 
     def random_bytes(self, count: int) -> bytes:
-        """`count` bytes that nobody can foresee."""
+        """Return `count` unpredictable bytes."""
         return os.urandom(count)
 
     def random_bits(self, count: int) -> int:
-        """A number of `count` bits that nobody can foresee."""
+        """Return an unpredictable number of `count` bits."""
         return int.from_bytes(self.random_bytes(-(-count // 8))) >> -count % 8
 
     def boot_id(self) -> bytes:

@@ -1,6 +1,6 @@
-"""layout.h as Python sees it: constants, enums, struct formats, the layout id.
+"""Constants, enums, struct formats and layout id of layout.h, for Python.
 
-Nothing is declared here a second time: every number comes from the compiled header.
+All values come from the compiled header, so nothing is declared twice.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ WATERMARK_MAX: int = lib.PG_WATERMARK_MAX
 TARGET_MAX: int = lib.PG_TARGET_MAX
 GRACE_MAX_NS: int = lib.PG_GRACE_MAX_NS
 TICKET_SHARD: int = lib.PG_TICKET_SHARD
-"""ticket = shard * this + a number from 1 on."""
+"""Tickets of a shard start at shard * TICKET_SHARD + 1."""
 QUOTA_MAX: int = lib.PG_QUOTA_MAX
 QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
 TICKET_MAX: int = lib.PG_TICKET_MAX
 BULK_LOAD_ROW_MAX: int = lib.PG_BULK_LOAD_ROW_MAX
 BULK_LOAD_BLOCK_ROWS: int = lib.PG_BULK_LOAD_BLOCK_ROWS
 ANYBODY: int = lib.PG_NIL
-"""The owner of a namespace that has none."""
+"""Owner of a namespace without an owner."""
 WATCH_KEYS_MAX: int = lib.PG_WATCH_KEYS_MAX
 OWN_KEY: int = lib.PG_WK_OWN
 
@@ -172,7 +172,7 @@ class Status(enum.IntEnum):
 
 
 class Quota(enum.IntEnum):
-    """enum pg_quota: which one was used up."""
+    """enum pg_quota: the quota that is used up."""
 
     NAMESPACE_TIMERS = lib.PG_Q_NAMESPACE_TIMERS
     NAMESPACE_BYTES = lib.PG_Q_NAMESPACE_BYTES
@@ -191,7 +191,7 @@ class Quota(enum.IntEnum):
 
 
 class NamespaceField(enum.IntFlag):
-    """enum pg_namespace_field: which settings a NAMESPACE message means."""
+    """enum pg_namespace_field: the settings that a NAMESPACE message changes."""
 
     OWNER = lib.PG_N_OWNER
     DURABILITY = lib.PG_N_DURABILITY
@@ -202,7 +202,7 @@ class NamespaceField(enum.IntFlag):
 
 
 class WireError(enum.IntEnum):
-    """enum pg_error: why a whole message was refused."""
+    """enum pg_error: the reason why a whole message was refused."""
 
     NONE = lib.PG_ERR_NONE
     MALFORMED = lib.PG_ERR_MALFORMED
@@ -238,7 +238,7 @@ class BulkLoadState(enum.IntEnum):
 
 
 class BulkLoadAction(enum.IntEnum):
-    """enum pg_bulk_load_action: what a BULK_LOAD message asks for."""
+    """enum pg_bulk_load_action: the request of a BULK_LOAD message."""
 
     STATUS = lib.PG_LA_STATUS
     OPEN = lib.PG_LA_OPEN
@@ -247,7 +247,7 @@ class BulkLoadAction(enum.IntEnum):
 
 
 class Cause(enum.IntEnum):
-    """enum pg_cause: why a notice was written."""
+    """enum pg_cause: the reason for a notice."""
 
     EXPIRED = lib.PG_CAUSE_EXPIRED
     SATISFIED = lib.PG_CAUSE_SATISFIED
@@ -273,7 +273,7 @@ class ArenaState(enum.IntEnum):
 
 
 class PlacementMode(enum.IntEnum):
-    """enum pg_placement_mode: who chooses where the daemon runs."""
+    """enum pg_placement_mode: the source of the daemon's placement."""
 
     NONE = lib.PG_PLACE_NONE
     AUTO = lib.PG_PLACE_AUTO
@@ -281,7 +281,7 @@ class PlacementMode(enum.IntEnum):
 
 
 class PlacementPart(enum.IntFlag):
-    """enum pg_placement_part: what a placement can have."""
+    """enum pg_placement_part: the parts of a placement."""
 
     CPUS = lib.PG_PL_CPUS
     MEMORY = lib.PG_PL_MEMORY
@@ -293,12 +293,13 @@ class PlacementPart(enum.IntFlag):
 
 
 def kernel_number(stored: int) -> int | None:
-    """Of a node or CPU, which struct pg_placement and the welcome have + 1; None = any."""
+    """Return the number of a node or CPU that is stored as number + 1; None for 0, which means
+    any."""
     return stored - 1 if stored else None
 
 
 class DaemonState(enum.IntEnum):
-    """enum pg_daemon_state: what the daemon is doing."""
+    """enum pg_daemon_state: the activity of the daemon."""
 
     STOPPED = lib.PG_D_STOPPED
     STARTING = lib.PG_D_STARTING
@@ -309,7 +310,7 @@ class DaemonState(enum.IntEnum):
 
 
 class Degraded(enum.IntFlag):
-    """enum pg_degraded: why a daemon does not serve as it should."""
+    """enum pg_degraded: the reasons why a daemon is degraded."""
 
     WAL = lib.PG_WHY_WAL
     WAL_BUFFER = lib.PG_WHY_WAL_BUFFER
@@ -320,12 +321,12 @@ class Degraded(enum.IntFlag):
 
     @property
     def names(self) -> list[str]:
-        """Each reason by its name."""
+        """Names of all reasons that hold."""
         return [str(reason.name).lower() for reason in Degraded if reason in self]
 
 
 class WalState(enum.IntEnum):
-    """enum pg_wal_state: whether what was appended gets to disk."""
+    """enum pg_wal_state: whether appended records get to disk."""
 
     NONE = lib.PG_WAL_NONE
     RUNNING = lib.PG_WAL_RUNNING
@@ -333,7 +334,7 @@ class WalState(enum.IntEnum):
 
 
 class Measured(enum.IntEnum):
-    """enum pg_histogram_id: what has a histogram."""
+    """enum pg_histogram_id: the measured spans."""
 
     STRUCTURAL_LATENESS = lib.PG_HG_STRUCTURAL_LATENESS
     WAKEUP_LATENESS = lib.PG_HG_WAKEUP_LATENESS
@@ -346,7 +347,7 @@ class Measured(enum.IntEnum):
 
 
 class WalkState(enum.IntEnum):
-    """enum pg_walk_state: where reading a WAL stands."""
+    """enum pg_walk_state: the position of a reader in a WAL."""
 
     NONE = lib.PG_WALK_NONE
     GROUPS = lib.PG_WALK_GROUPS
@@ -363,17 +364,17 @@ _CODES = {
 
 
 def struct_names() -> tuple[str, ...]:
-    """Names of all structs that layout.h declares, in its order."""
+    """Return the names of all structs that layout.h declares, in its order."""
     return tuple(re.findall(r"^struct (\w+) \{", HEADER.read_text(), re.MULTILINE))
 
 
 def fields(name: str) -> list[tuple[str, int, Any]]:
-    """(field name, byte offset, cffi type) of each field of struct `name`."""
+    """Return (field name, byte offset, cffi type) of each field of struct `name`."""
     return [(n, f.offset, f.type) for n, f in ffi.typeof(f"struct {name}").fields]
 
 
 def size_of(name: str) -> int:
-    """Bytes of struct `name`."""
+    """Return the size of struct `name` in bytes."""
     return int(ffi.sizeof(f"struct {name}"))
 
 
@@ -390,13 +391,14 @@ def _code(ctype: Any) -> str:
 
 
 def is_padding(field: str) -> bool:
-    """True for a field that only keeps those behind it aligned."""
+    """Return whether a field is padding, which only aligns the next field."""
     return field.startswith("pad")
 
 
 @cache
 def struct_format(name: str) -> str:
-    """Format for the struct module: explicit little endian, padding is no value.
+    """Return the format of a struct for the struct module: explicit little endian, without padding
+    values.
 
     Byte and char arrays are one `s` item, nested structs are flattened.
     """
@@ -410,7 +412,7 @@ def struct_format(name: str) -> str:
 
 @cache
 def struct_dtype(name: str) -> np.dtype[Any]:
-    """The numpy structured type of struct `name`; needs numpy. Flat structs only."""
+    """Return the numpy structured type of struct `name`, which must be flat; needs numpy."""
     import numpy as np
 
     names, offsets, types = zip(*fields(name), strict=True)
@@ -425,25 +427,26 @@ def struct_dtype(name: str) -> np.dtype[Any]:
 
 
 def places(name: str) -> list[str]:
-    """Offset and type of each field of struct `name`, as in "8:q": what its bytes are."""
+    """Return offset and type of each field of struct `name`, such as "8:q"."""
     return [f"{offset}:{_code(ctype)}" for _, offset, ctype in fields(name)]
 
 
 def layout_id() -> int:
-    """64 bits over the sizes of all structs and the offsets and types of their fields.
+    """Return a 64-bit hash of the sizes of all structs and of the offsets and types of their
+    fields.
 
-    Names do not count: to rename a field changes no byte.
+    Names do not count, because renaming a field changes no byte.
     """
     structs = "".join(f"{size_of(name)}: {' '.join(places(name))}\n" for name in struct_names())
     return int.from_bytes(blake2b(f"{sys.byteorder}{structs}".encode(), 8), "little")
 
 
 EVENTS_NAMESPACE, EVENTS_TOPIC = "_purgatoryd", "_events"
-"""Where findings about the daemon and its clients are published; the names are reserved."""
+"""Namespace and topic in which the daemon publishes findings about itself and its clients."""
 
 
 def is_reserved(name: str) -> bool:
-    """True if a namespace or topic of that name is for notices without a timer alone."""
+    """Return whether a namespace or topic name is reserved for notices without a timer."""
     return name[:1] == chr(lib.PG_RESERVED)
 
 
@@ -458,10 +461,11 @@ def __getattr__(name: str) -> int:
 ABI = (int(lib.PG_ABI_MAJOR), int(lib.PG_ABI_MINOR))
 
 RELEASED_LAYOUTS: dict[int, tuple[int, int]] = {}
-"""Layout id of each released ABI before this one: none."""
+"""Layout ids of the released ABIs before this one."""
 
 
 def converts(layout_id: int) -> bool:
-    """True if a daemon of this ABI takes over arenas of that layout: those of earlier minors."""
+    """Return whether a daemon of this ABI converts arenas of that layout: an earlier minor
+    version."""
     major, minor = RELEASED_LAYOUTS.get(layout_id, (0, 0))
     return major == ABI[0] and minor < ABI[1]

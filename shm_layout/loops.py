@@ -1,4 +1,4 @@
-"""On which CPUs the loops of this host's daemons run, as their arenas say."""
+"""CPUs of the daemon loops on this host, from their arenas."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _HEADER_BYTES = size_of("pg_header")
 
 
 class Loop(NamedTuple):
-    """Of a daemon: where it is, and whose it is."""
+    """Placement and owner of a daemon's loop."""
 
     cpu: int
     pid: int
     chosen: bool
-    """The daemon chose its CPU, and chooses another one where that is better."""
+    """True if the daemon chose its CPU and moves to a better one if it can."""
 
 
 def loop_cpus(*ours: str) -> list[int]:
-    """The CPUs of loops(), one for each."""
+    """Return the CPUs of loops(), one per loop."""
     return [loop.cpu for loop in loops(*ours)]
 
 
 def loops(*ours: str) -> list[Loop]:
-    """Of each daemon whose loop has a CPU, as far as we may know, in order. `ours`: arenas of those
-    that are left out."""
+    """Return the loops that have a CPU, of all arenas that this user may read, sorted. `ours`:
+    names of arenas to leave out."""
     found = []
     for name in glob(f"{shm.PREFIX}*", root_dir=shm.MOUNT):
         if f"/{name}" not in ours and not name.endswith(".private"):
@@ -40,8 +40,11 @@ def loops(*ours: str) -> list[Loop]:
 
 
 def _loops(path: str) -> list[Loop]:
-    """Of one arena: one, or none. What is read is a copy: anybody may make such a file, and to cut
-    it short ends who has mapped it."""
+    """Return the loop of one arena, if it has one.
+
+    The header is copied, not mapped: any user can create such a file, and truncating a mapped file
+    kills the process that maps it.
+    """
     header = ffi.from_buffer("struct pg_header *", _beginning(path).ljust(_HEADER_BYTES, b"\0"))
     arena = header.magic == lib.PG_MAGIC and header.abi_major == ABI[0]
     cpu, pid = kernel_number(header.placement.reaper_cpu), int(header.daemon_pid)

@@ -1,4 +1,4 @@
-"""On which NUMA node memory is: memory.c in Python. An OSError says what the kernel refused."""
+"""NUMA placement of memory, through memory.c. The functions raise OSError if the kernel refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLLAPSE, _POPULATE = 25, 22
 
 
 def prefer(node: int) -> None:
-    """This thread, and those that it starts, get memory from `node` while it has any."""
+    """Let this thread, and those that it starts, allocate memory from `node` while it has any."""
     _check(lib.pg_memory_prefer(node))
 
 
@@ -30,7 +30,7 @@ def bind(mapping: mmap.mmap, node: int, *, move: bool, moved: Moved = lambda: No
 
 
 def elsewhere(mapping: mmap.mmap, node: int) -> int:
-    """How many of SAMPLES pages, evenly spread, are not on `node`."""
+    """Return how many of SAMPLES evenly spread pages are not on `node`."""
     found = ffi.new("uint32_t *")
     with ffi.from_buffer(mapping) as base:
         _check(lib.pg_memory_elsewhere(base, len(mapping), node, found))
@@ -47,7 +47,7 @@ def collapse(mapping: mmap.mmap, moved: Moved) -> None:
         try:
             mapping.madvise(_COLLAPSE, *portion)
         except OSError as error:
-            if error.errno in (errno.ENOMEM, errno.EBUSY):  # there are no more huge pages
+            if error.errno in (errno.ENOMEM, errno.EBUSY):  # the kernel has no more huge pages
                 raise
             refused = error
         moved()
@@ -56,15 +56,18 @@ def collapse(mapping: mmap.mmap, moved: Moved) -> None:
 
 
 def populate(mapping: mmap.mmap, moved: Moved) -> None:
-    """Map all pages of a mapping, so that `lock` is fast, and call `moved` after each portion."""
+    """Map all pages of a mapping in advance, and call `moved` after each portion.
+
+    This makes a later `lock` fast.
+    """
     for portion in portions(len(mapping)):
-        with suppress(OSError):  # without it `lock` takes longer
+        with suppress(OSError):  # a failure only makes `lock` slower
             mapping.madvise(_POPULATE, *portion)
         moved()
 
 
 def lock() -> None:
-    """All that is mapped now stays in RAM."""
+    """Keep all memory that is currently mapped in RAM."""
     _check(lib.pg_memory_lock())
 
 

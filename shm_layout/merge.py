@@ -1,4 +1,4 @@
-"""Namespaces of several arenas into one, and what each namespace of an arena has."""
+"""Merge namespaces of several arenas into one, and count the contents of an arena by namespace."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _SCRATCH = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a namespace goes: struct pg_route."""
+    """Destination of a namespace: struct pg_route."""
 
     shards: tuple[int, ...]
-    """One for each partition of its keys."""
+    """Shard of each partition."""
     fresh_topics: bool = False
-    """Its topics start over, and what was sent stays behind."""
+    """True if its topics start over and notices that were sent are not copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats:
-    """What a namespace has: struct pg_namespace_stats, of one arena or added up over several."""
+    """Contents of a namespace: struct pg_namespace_stats, of one arena or the sum of several."""
 
     timers: int = 0
     parked: int = 0
@@ -45,14 +45,14 @@ class NamespaceStats:
     streams: int = 0
 
     def __add__(self, other: NamespaceStats) -> NamespaceStats:
-        """Of both; the settings are this one's, unless it has none."""
+        """Return the sum, with the settings of the left operand unless it has none."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         total = dict(zip(_FIELDS, ((a + b) % _WORD for a, b in pairs), strict=True))
         return NamespaceStats(**total | {"settings": self.settings or other.settings})
 
     @property
     def empty(self) -> bool:
-        """True if it has its name and its settings alone."""
+        """True if the namespace has nothing but its name and its settings."""
         return not any((self.digest, self.streams, self.topics, self.bulk_loads))
 
 
@@ -60,7 +60,8 @@ _FIELDS = tuple(field.name for field in fields(NamespaceStats))
 
 
 def namespace_stats(arena: Arena) -> dict[str, NamespaceStats]:
-    """By the names of its namespaces. Nobody may change the arena meanwhile. Raises ArenaBroken."""
+    """Return the contents of an arena by namespace. The arena must not change meanwhile. Raises
+    ArenaBroken."""
     rows = ffi.new("struct pg_namespace_stats[]", arena.header.regions[lib.PG_R_NAMESPACES].count)
     fault = ffi.new("struct pg_fault *")
     if not lib.pg_namespace_stats(arena.struct, rows, fault):
@@ -72,10 +73,11 @@ def namespace_stats(arena: Arena) -> dict[str, NamespaceStats]:
 
 
 def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> None:
-    """Copies what belongs to the shard of `to`, which is fresh, by the routes of each source.
+    """Copy the contents that belong to the shard of the new arena `to`, by the routes of each
+    source.
 
-    A namespace without a route stays where it is. `to` has to be rebuilt afterwards. Raises
-    ArenaBroken with what has no space.
+    A namespace without a route is not copied. `to` has to be rebuilt afterwards. Raises
+    ArenaBroken, naming what has no space.
     """
     structs, fault = ffi.new("struct pg_source[]", len(sources)), ffi.new("struct pg_fault *")
     retained = [_fill(structs[i], arena, routes) for i, (arena, routes) in enumerate(sources)]
@@ -86,7 +88,7 @@ def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> No
 
 
 def _fill(struct: Any, arena: Arena, routes: Mapping[str, Route]) -> list[Any]:
-    """Returns what the struct points to, which has to live as long."""
+    """Fill the struct and return the objects that it points to, which have to outlive it."""
     regions = arena.header.regions
     table = ffi.new("struct pg_route[]", regions[lib.PG_R_NAMESPACES].count)
     retained: list[Any] = [table]

@@ -1,7 +1,8 @@
-"""What an arena tells of its daemon's work, in figures: also while the daemon hangs or is gone.
+"""Metrics of a daemon, read from its arena; they are readable while the daemon hangs or after it
+ended.
 
-Counters and histograms count since the arena's birth, over starts of the daemon, but for
-SINCE_START; one that has fallen tells of another arena.
+Counters and histograms count from the creation of the arena, across daemon starts, except those in
+SINCE_START. A counter that has fallen belongs to a new arena.
 """
 
 from __future__ import annotations
@@ -26,110 +27,110 @@ from purgatoryd.shm_layout.layout import (
 
 BUCKETS: int = lib.PG_HISTOGRAM_BUCKETS
 
-# Name -> what it counts. What begins with "refused_" has its reason behind that.
+# Help text of each counter. The reason of a refusal follows the prefix "refused_".
 COUNTERS: dict[str, str] = {
     "adds": "timers armed, replacements included",
     "replaces": "timers that took the place of an armed one",
     "extends": "timers moved to a later deadline",
     "cancels": "timers cancelled",
     "cancels_fired": "cancels that came after the timer had fired",
-    "cancels_unknown": "cancels of what was not there",
+    "cancels_unknown": "cancels of keys without a timer",
     "expiries": "timers that fired",
     "parks": "timers accepted without their payload in memory",
     "unparks": "timers whose payload came back",
     "notices_withdrawn": "notices that left the replay buffer to make space",
     "messages_sent": "messages of notices handed to the socket",
     "batches": "batches applied",
-    "batches_repeated": "batches sent again, and answered from memory",
+    "batches_repeated": "repeated batches, answered from memory",
     "batches_refused": "messages refused as a whole",
     "records": "records of batches applied",
     "watches": "operations armed",
-    "satisfied": "operations that ended because their condition held",
-    "already_true": "of them, those that only the look at the deadline found",
+    "satisfied": "operations that succeeded because their condition held",
+    "already_true": "successful operations whose condition was only noticed at their deadline",
     "expired": "operations that timed out",
     "failed": "operations ended by a failing key",
-    "cancelled": "operations cancelled, by their own key or a watch key",
-    "checks": "questions to owners of conditions of their own",
+    "cancelled": "operations cancelled by their own key or by a watch key",
+    "checks": "CHECK requests to owners of client conditions",
     "outcomes_dropped": "outcomes freed because their owner's session had ended",
-    "outcomes_repeated": "outcomes and questions sent again to owners that were silent",
+    "outcomes_repeated": "outcomes and CHECK requests repeated for owners that did not answer",
     "advances": "watch keys advanced",
-    "visits": "watchers looked at by that",
+    "visits": "watchers checked because a watch key advanced",
     "bulk_load_rows": "rows of bulk loads done",
-    "bulk_load_rows_repeated": "rows of bulk loads that came again",
-    "moved": "timers brought to a finer level of the wheel: the cascades",
-    "iterations": "times the wheel was advanced",
-    "iterations_full": "of them, those that used up the budget of an iteration",
-    "iteration_work": "timers moved or fired, by iterations that had any",
-    "iteration_budget": "what the budgets of those iterations allowed: the budget used is the "
-    "share of iteration_work in it",
+    "bulk_load_rows_repeated": "repeated rows of bulk loads",
+    "moved": "timers cascaded to a finer level of the wheel",
+    "iterations": "loop iterations that advanced the wheel",
+    "iterations_full": "loop iterations that used up their budget",
+    "iteration_work": "timers moved or fired by the loop iterations that had any",
+    "iteration_budget": "sum of the budgets of those loop iterations: the share of the budget in "
+    "use is iteration_work divided by it",
     "wakeups": "times the loop woke up",
-    "log_dropped": "log messages that were not written: their kind came too often, or their reader "
-    "is slow, full or gone",
-    "records_redone": "records of the WAL that the arena was made of",
+    "log_dropped": "log messages dropped because their kind was too frequent or the reader of the "
+    "log was slow, full or gone",
+    "records_redone": "records of the WAL from which the arena was recovered",
     "refused_full": "no free slot",
     "refused_payload": "no space for key and payload",
     "refused_names": "no free slot for a namespace or topic",
-    "refused_busy": "the owner has not acknowledged enough outcomes, or of a publish: the socket "
-    "takes no notices",
+    "refused_busy": "the owner has too many unacknowledged outcomes; for a publish: the socket "
+    "accepts no notices",
     "refused_keys": "no free slots for watch keys",
-    "refused_denied": "another one's namespace, or a reserved name",
+    "refused_denied": "a namespace of another owner, or a reserved name",
     "refused_quota": "over a quota",
-    "refused_wal": "the WAL's ring was too full, or the WAL has stopped",
+    "refused_wal": "the WAL buffer was too full, or the WAL has stopped",
     "refused_bulk_loads": "no free slots for a bulk load",
     "refused_fenced": "rows of a bulk load that is closed, or of an older run of it",
-    "refused_exists": "the key is armed, and the call said that this is an error",
-    "refused_stopping": "the daemon drains: it arms nothing more",
+    "refused_exists": "the key is armed, and the call has mode=error",
+    "refused_stopping": "the daemon is draining",
     "refused_other": "a deadline too far or a watermark too high, no ticket left, "
     "one watch key twice, or a publish in another shard",
 }
 SINCE_START = {"wakeups", "messages_sent", "log_dropped"}
-"""Counted since the start of the daemon."""
+"""Counters that start at 0 with each start of the daemon."""
 
-# Name -> what it tells; the unit is at its end: seconds, bytes, or a number of things.
+# Help text of each gauge. The name ends with the unit: seconds, bytes, or a number of things.
 GAUGES: dict[str, str] = {
     "up": "1 while the daemon's process is there",
-    "still_seconds": "since the loop moved last; a sound one moves every second",
-    "overdue_seconds": "by how much the next deadline is past",
+    "still_seconds": "time since the last heartbeat of the loop, which has one each second",
+    "overdue_seconds": "time by which the next deadline is past",
     "starts": "starts of the daemon on this arena",
     "live": "timers and operations armed",
-    "live_wall": "of them, those with a deadline on the wall clock",
+    "live_wall": "timers and operations with a deadline on the wall clock",
     "parked": "timers without their payload in memory",
     "operations": "operations armed",
-    "outcomes": "outcomes that their owners have not acknowledged",
-    "bulk_loads": "bulk loads that are remembered",
-    "bulk_load_blocks": "blocks of their rows in use",
+    "outcomes": "unacknowledged outcomes",
+    "bulk_loads": "bulk loads that the daemon remembers",
+    "bulk_load_blocks": "blocks of rows of bulk loads in use",
     "capacity": "slots for timers, operations and outcomes",
-    "slots_used": "of them, those in use",
+    "slots_used": "slots in use",
     "payload_bytes": "memory for keys and payloads",
-    "blob_bytes": "of it, what is in use",
-    "replay_capacity": "notices that the replay buffer holds",
-    "replay_entries": "of them, those that are there",
-    "unsent": "of them, those that the socket does not have yet",
-    "replay_bytes_max": "memory that notices may take",
-    "replay_bytes": "of it, what they take",
-    "watch_records_max": "watch keys of operations, together",
-    "watch_records": "of them, those in use",
-    "watch_keys_max": "watermarks",
-    "watch_keys": "of them, those in use",
-    "wal_buffer_bytes": "the WAL's ring; 0 = no WAL",
-    "wal_buffer_used_bytes": "of it, what is not on disk yet",
+    "blob_bytes": "memory for keys and payloads in use",
+    "replay_capacity": "capacity of the replay buffer in notices",
+    "replay_entries": "notices in the replay buffer",
+    "unsent": "notices in the replay buffer that were not yet sent",
+    "replay_bytes_max": "memory that notices may use",
+    "replay_bytes": "memory that notices use",
+    "watch_records_max": "capacity for watch records: one per watch key of each operation",
+    "watch_records": "watch records in use",
+    "watch_keys_max": "capacity for watch keys",
+    "watch_keys": "watch keys in use",
+    "wal_buffer_bytes": "size of the WAL buffer; 0 = no WAL",
+    "wal_buffer_used_bytes": "bytes in the WAL buffer that are not yet on disk",
     "wal_stopped": "1 once the WAL has stopped",
 }
 
 
-# Histogram -> from when to when.
+# Help text of each histogram: the first and the last moment of its span.
 MEANINGS: dict[str, str] = {
-    "structural_lateness": "from the deadline until it fired, of timers and timed out operations",
-    "wakeup_lateness": "from when the loop was to wake up until it ran",
-    "batch_service": "from when work on a batch began until its answer was there",
-    "request_queue": "from when a batch was received until work on it began",
-    "local": "how long the loop worked on a batch, in all iterations that it took",
-    "remote": "from arming until the end, however it came, which is meant to be long: of each "
-    "timer that fired, was cancelled or was replaced, and of each operation",
-    "response_queue": "from the end of the work on a message, of a timer or of an operation, or "
-    "from the publishing, until the answer, notice or outcome began to be sent; with what a "
-    "durable answer waits for the disk. Not of notices and outcomes under a virtual clock",
-    "send": "from there until the socket had it",
+    "structural_lateness": "from the deadline of a timer or an expired operation until it fired",
+    "wakeup_lateness": "from the time for which the loop asked to be woken until it ran",
+    "batch_service": "from the start of the work on a batch until its answer was built",
+    "request_queue": "from the receipt of a batch until the start of the work on it",
+    "local": "work of the loop on a batch, over all its loop iterations",
+    "remote": "from arming until the final state of each timer that fired, was cancelled or was "
+    "replaced, and of each operation; long by design",
+    "response_queue": "from the end of the work on a message, timer or operation, or from the "
+    "publishing, until the answer, notice or outcome began to be sent; includes the wait of a "
+    "durable answer for the disk. Notices and outcomes under a virtual clock do not count",
+    "send": "from the end of response_queue until the socket accepted the message",
 }
 
 
@@ -137,7 +138,7 @@ MEANINGS: dict[str, str] = {
 
 
 def upper_edge_ns(bucket: int) -> int:
-    """The highest value that counts in a bucket."""
+    """Return the highest value in ns that belongs to a bucket."""
     shift = max(0, bucket // 8 - 1)
     return ((bucket - 8 * shift + 1) << shift) - 1
 
@@ -147,27 +148,30 @@ _EDGES_NS = tuple(map(upper_edge_ns, range(BUCKETS)))
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often a span was how long; an edge is at most an eighth above its bucket's values."""
+    """Distribution of a span. Upper edges of buckets exceed the values by at most an eighth."""
 
     name: str
     counts: tuple[int, ...]
-    """Of each bucket."""
+    """Number of values in each bucket."""
     sum_ns: int
     max_ns: int
 
     @property
     def count(self) -> int:
-        """How many spans there were."""
+        """Number of values."""
         return sum(self.counts)
 
     @property
     def mean_ns(self) -> int:
-        """0 when empty."""
+        """Mean in ns; 0 if empty."""
         return self.sum_ns // max(1, self.count)
 
     def quantile(self, q: float) -> int:
-        """The upper edge, in ns, of the bucket in which the share `q` of all values is reached,
-        but no more than the highest value; 0 when empty."""
+        """Return the upper edge in ns of the bucket in which the share `q` of all values is
+        reached.
+
+        The result is at most the highest value; 0 if empty.
+        """
         wanted = max(1.0, q * self.count)
         for edge_ns, reached in zip(_EDGES_NS, accumulate(self.counts), strict=True):
             if reached >= wanted:
@@ -175,12 +179,12 @@ class Histogram:
         return self.max_ns
 
     def buckets(self) -> Iterator[tuple[int, int]]:
-        """(upper edge in ns, count) of those that are not empty, rising."""
+        """Yield (upper edge in ns, count) of the non-empty buckets, in ascending order."""
         pairs = zip(_EDGES_NS, self.counts, strict=True)
         return ((edge_ns, count) for edge_ns, count in pairs if count)
 
     def since(self, older: Histogram) -> Histogram:
-        """What came between `older` and this one; all of this one if the arena is another."""
+        """Return the values added since `older`; all values if the arena is another one."""
         counts = tuple(now - then for now, then in zip(self.counts, older.counts, strict=True))
         if min(counts) < 0:
             return self
@@ -189,7 +193,7 @@ class Histogram:
         return Histogram(self.name, counts, self.sum_ns - older.sum_ns, max_ns)
 
     def plus(self, other: Histogram) -> Histogram:
-        """What both have, as that of two shards."""
+        """Return the sum of both, for example of two shards."""
         counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
         highest_ns = max(self.max_ns, other.max_ns)
         return Histogram(self.name, counts, self.sum_ns + other.sum_ns, highest_ns)
@@ -201,7 +205,8 @@ def _histogram(name: str, live: Any) -> Histogram:
 
 
 def histogram_name(number: int) -> str:
-    """Of enum pg_histogram_id; a later version may have more."""
+    """Return the name of a number of enum pg_histogram_id; a later version may have more
+    numbers."""
     try:
         return Measured(number).name.lower()
     except ValueError:
@@ -214,7 +219,7 @@ _BUCKET = struct.Struct(struct_format("pg_wal_bucket"))
 
 
 def recorded(count: int, rest: bytes) -> dict[str, Histogram]:
-    """The `count` histograms that stand behind the struct of a METRICS record."""
+    """Decode the `count` histograms that follow the struct of a METRICS record."""
     heads = [_HISTOGRAM.unpack_from(rest, n * _HISTOGRAM.size) for n in range(count)]
     at, found = count * _HISTOGRAM.size, {}
     for number, (low, high, max_ns, used) in enumerate(heads):
@@ -232,22 +237,22 @@ def recorded(count: int, rest: bytes) -> dict[str, Histogram]:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The figures of an arena, read one after the other while it goes on."""
+    """Metrics of an arena. They are read one after the other while the daemon works."""
 
     state: DaemonState
     why: Degraded
     counters: Mapping[str, int]
-    """By the names of COUNTERS."""
+    """Counters by their names in COUNTERS."""
     gauges: Mapping[str, float]
-    """By the names of GAUGES."""
+    """Gauges by their names in GAUGES."""
     histograms: Mapping[str, Histogram]
-    """By the names of Measured, in lower case."""
+    """Histograms by their names in Measured, in lower case."""
     namespaces: Sequence[Namespace]
-    """Those of users, with the most timers first."""
+    """Namespaces of users, those with the most timers first."""
 
 
 def read_metrics(arena: Handle) -> Metrics:
-    """The figures of an arena; a Reader of one that is being rebuilt will do."""
+    """Read the metrics of an arena; an arena that is being rebuilt is allowed."""
     header, live = arena.header, arena.metrics
     histograms = {histogram_name(n): arena.histograms[n] for n in Measured}
     return Metrics(
@@ -261,7 +266,7 @@ def read_metrics(arena: Handle) -> Metrics:
 
 
 def process_gauges(header: Any) -> dict[str, float]:
-    """Those of the process, by the header of an arena or by a status file."""
+    """Return the gauges of the daemon's process, from an arena header or a status file."""
     return {
         "up": float(header.daemon_pid != 0 and is_alive(header)),
         "still_seconds": still_ns(header) / 1e9,

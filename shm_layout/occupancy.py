@@ -1,4 +1,4 @@
-"""How full an arena is: its wheel, cell by cell, and its tables. Never what is in them."""
+"""Occupancy of an arena: the cells of its wheel and its tables, without any content."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Handle
 
 CELLS = 64
-"""Neighbouring buckets of a level are counted together in so many cells at most."""
+"""Largest number of cells of a level; neighbouring buckets are counted together."""
 SHOWN = 4
-"""Finer levels are reported also while they are empty."""
+"""Number of the finest levels that are reported even if they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A ring of buckets, from the one in which the clock stands on."""
+    """A level of the wheel: a ring of buckets, starting with the bucket of the current time."""
 
     number: int
     bucket_ns: int
@@ -24,17 +24,17 @@ class Level:
     cell_ns: int
     """Time that one cell spans."""
     counts: tuple[int, ...]
-    """Timers in each cell: the first has the clock's bucket, the last one comes latest."""
+    """Timers in each cell, in the order of their deadlines."""
 
     @property
     def timers(self) -> int:
-        """Timers in all its buckets."""
+        """Number of timers on the level."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A table or a memory: `used` of `capacity`, in bytes if `unit` says so, else in rows.
+    """Usage of a table or memory: `used` of `capacity`, in the unit `unit`, else in rows.
 
     `recycles`: new entries replace the oldest ones, so full is the normal state.
     """
@@ -47,13 +47,15 @@ class Fill:
 
     @property
     def share(self) -> float:
-        """From 0 to 1; an empty table that has no capacity is not full."""
+        """Share in use, from 0 to 1; 0 without a capacity."""
         return self.used / self.capacity if self.capacity else 0.0
 
 
 def levels(arena: Handle) -> list[Level]:
-    """The wheel's levels that have timers, and its finest ones. The daemon may move timers
-    meanwhile: one that moves is seen once, twice or not at all."""
+    """Return the finest levels of the wheel, and all others that have timers.
+
+    The daemon may move timers meanwhile: a moving timer is seen once, twice or not at all.
+    """
     wheel = arena.rows(lib.PG_R_WHEEL, "pg_wheel")[0]
     counts = _words(arena, lib.PG_R_BUCKETS)[1::2]  # struct pg_bucket is a tail and a count
     return [
@@ -64,7 +66,7 @@ def levels(arena: Handle) -> list[Level]:
 
 
 def due(arena: Handle) -> int:
-    """Timers that are due and wait for their turn."""
+    """Return the number of due timers that have not fired yet."""
     wheel = arena.rows(lib.PG_R_WHEEL, "pg_wheel")[0]
     buckets = arena.rows(lib.PG_R_BUCKETS, "pg_bucket")
     return sum(int(buckets[wheel.due + n].count) for n in range(lib.PG_DUE_BUCKETS))
@@ -81,7 +83,7 @@ def _level(wheel: Any, number: int, counts: memoryview) -> Level:
 
 
 def tables(arena: Handle) -> list[Fill]:
-    """The tables of names and bulk loads."""
+    """Return the occupancy of the tables of names and bulk loads."""
     return [
         *_names(arena),
         Fill("bulk loads", int(arena.metrics.bulk_loads), _count(arena, lib.PG_R_BULK_LOADS)),
@@ -94,7 +96,7 @@ def tables(arena: Handle) -> list[Fill]:
 
 
 def _names(arena: Handle) -> list[Fill]:
-    """Without what the daemon publishes to itself."""
+    """Return the occupancy of the name tables, without the names of the daemon itself."""
     namespaces, topics = arena.name_fills()
     return [Fill("namespaces", *namespaces), Fill("topics", *topics)]
 
@@ -104,7 +106,7 @@ def _count(arena: Handle, region: int) -> int:
 
 
 def _words(arena: Handle, region: int) -> memoryview:
-    """A region's elements, live, as 32-bit words."""
+    """Return a region's elements, live, as 32-bit words."""
     where = arena.header.regions[region]
     span = memoryview(arena.file.memory)[where.offset :][: where.stride * where.count]
     return span.cast("I")

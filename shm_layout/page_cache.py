@@ -23,7 +23,7 @@ from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.filesystems import is_in_memory
 
 PAGE = mmap.PAGESIZE
-"""Size and memory alignment of O_DIRECT reads are multiples of it."""
+"""Alignment of sizes and memory addresses of O_DIRECT reads, in bytes."""
 EVICTIONS, PAUSE_S = 100, 0.01
 """Attempts to evict a file, and the pause between two: pages under I/O cannot be evicted."""
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -28,8 +28,8 @@ from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName
 
 NAME_BYTES_MAX = 32
 SHARDS_MAX = 64
-"""Of a deployment; their numbers stand in the names of its daemons."""
-SOCKET_PATH_BYTES_MAX = 107  # sun_path holds 108, the last one is the terminator
+"""Most shards of a deployment; the names of its daemons contain the numbers."""
+SOCKET_PATH_BYTES_MAX = 107  # sun_path has 108 bytes, including the terminator
 HOST_DIRECTORY = Path("/run/purgatoryd")
 
 _NAME = re.compile(r"[a-z0-9-]+")
@@ -72,7 +72,7 @@ class Paths(NamedTuple):
 
 
 def check_name(name: str) -> str:
-    """Returns `name` if a daemon may be called so, else raises InvalidName."""
+    """Return `name` if it is a valid daemon name, else raise InvalidName."""
     if not isinstance(name, str):
         raise InvalidName("daemon", name, "must be str", 0, NAME_BYTES_MAX)
     length = len(name.encode(errors="surrogatepass"))
@@ -85,7 +85,7 @@ def check_name(name: str) -> str:
 
 
 def paths_in(directory: Path, name: str) -> Paths:
-    """The paths of the daemon `name` in `directory`; touches nothing.
+    """Return the paths of the daemon `name` in `directory`, without touching the file system.
 
     Raises InvalidName, and BadPath if a socket there could not be bound.
     """
@@ -110,16 +110,17 @@ def paths_in(directory: Path, name: str) -> Paths:
 
 @cache
 def arena_end(directory: Path) -> str:
-    """What names of arena files end with: those of all directories stand side by side."""
+    """Return the suffix of arena file names for a directory: /dev/shm has the files of all of
+    them."""
     if directory == HOST_DIRECTORY:
         return ""
     return f".{sha256(os.fsencode(os.path.realpath(directory))).hex()[:8]}"
 
 
 def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
-    """The paths for a daemon that starts here; makes its directory if it may.
+    """Return the paths for a daemon that starts here, and create its directory if possible.
 
-    Raises InvalidName, and BadPath if a socket path is too long or the directory that remains
+    Raises InvalidName, and BadPath if a socket path is too long or the last possible directory
     cannot be used.
     """
     check_name(name)
@@ -134,10 +135,10 @@ def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
 
 
 def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
-    """The paths of a daemon that others started.
+    """Return the paths of a running daemon, for clients.
 
     Raises InvalidName, BadPath if a path is too long or strangers could have put the socket there,
-    and DaemonUnreachable with the directories that hold no command socket of that name.
+    and DaemonUnreachable with the directories that contain no command socket of that name.
     """
     check_name(name)
     tried = list(directories(environ))
@@ -153,7 +154,8 @@ def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
 
 
 def shut(name: str, environ: Mapping[str, str] = os.environ) -> str:
-    """What this user may not open of the way to the daemon: a directory, its command socket."""
+    """Return the directory or command socket of the daemon that this user may not open; "" if
+    none."""
     for directory in directories(environ):
         for path, mode in ((directory, os.X_OK), (paths_in(directory, name).cmd, os.W_OK)):
             if os.path.exists(path) and not os.access(path, mode, effective_ids=True):
@@ -162,9 +164,9 @@ def shut(name: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def arena_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
-    """The paths of a daemon that runs, or of one that is gone and left its arena.
+    """Return the paths of a running daemon, or of one that ended and left its arena.
 
-    Raises as client_paths does.
+    Raises the same errors as client_paths.
     """
     try:
         return client_paths(name, environ)
@@ -177,13 +179,13 @@ def arena_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
 
 
 def directories(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Where a daemon may be, in the order in which clients look."""
+    """Yield the possible directories of a daemon, in the order in which clients search."""
     if chosen := environ.get("PURGATORYD_DIR"):
         yield Path(os.path.abspath(chosen))
         return
     yield HOST_DIRECTORY
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime):  # the XDG specification says: ignore a relative one
+    if os.path.isabs(runtime):  # the XDG specification says to ignore a relative path
         yield Path(runtime) / "purgatoryd"
     yield _shared_tmp()
 
@@ -193,11 +195,11 @@ def _shared_tmp() -> Path:
 
 
 def _make(directory: Path) -> str | None:
-    """Makes `directory` unless it is there; returns why a daemon cannot use it, if so."""
+    """Create `directory` if it is missing. Return why a daemon cannot use it, or None."""
     mode = 0o750 if directory == HOST_DIRECTORY else 0o700
     try:
         directory.mkdir(mode)
-        directory.chmod(mode)  # the umask took bits away
+        directory.chmod(mode)  # the umask has cleared bits
     except FileExistsError:
         pass
     except OSError as error:
@@ -213,8 +215,11 @@ def _make(directory: Path) -> str | None:
 
 
 def _distrusted(directory: Path) -> str | None:
-    """Why strangers could put sockets into `directory`: anybody may write it, or it is the one
-    in /tmp, where anybody may make one first, and not this user's own."""
+    """Return why strangers could put sockets into `directory`, or None.
+
+    That is so if any user can write to it, or if it is the directory in /tmp, where any user could
+    create it first, and belongs to another user.
+    """
     if directory.stat().st_mode & stat.S_IWOTH:
         return "can be written by anybody, who could replace the sockets"
     if directory != _shared_tmp():

@@ -1,8 +1,8 @@
-"""Whose place the arena of a WAL took when the number of a deployment's shards changed.
+"""Predecessors of a WAL's arena, from before the number of shards changed.
 
-All arenas of the new number began with what those before had, and count their records from 1 again:
-nothing else in a WAL tells where its timers were. It stands in one small file next to the
-segments, written before the arena counts.
+The arenas of a new shard generation start with the contents of their predecessors, and number their
+records from 1. One small file next to the segments names the predecessors, because nothing else in
+the WAL does. It is written before the arena becomes valid.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ FILE = "predecessors"
 
 @dataclass(frozen=True, slots=True)
 class Predecessors:
-    """`upto`: the uuids, in hex, of the arenas before, each with the last record (LSN) that counts
-    in the new ones; empty = there were none. `shards`: how many took their place together."""
+    """Predecessors of an arena.
+
+    `upto`: by uuid in hex, the last record (LSN) of each predecessor that the new arenas contain;
+    empty if there was none. `shards`: number of arenas that replaced them together.
+    """
 
     upto: Mapping[str, int] = field(default_factory=dict)
     shards: int = 0
 
 
 def read_predecessors(directory: Path) -> Predecessors:
-    """Those of the WAL in `directory`. Raises BadPath if the file is not one of ours."""
+    """Read the predecessors from the WAL in `directory`. Raises BadPath if the file is invalid."""
     path = directory / FILE
     try:
         document = json.loads(path.read_bytes())
@@ -39,9 +42,9 @@ def read_predecessors(directory: Path) -> Predecessors:
     except OSError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadPath(str(path), f"does not tell predecessors: {error}") from error
+        raise BadPath(str(path), f"is not a list of predecessors: {error}") from error
 
 
 def write_predecessors(directory: Path, predecessors: Predecessors) -> None:
-    """Replaces the file, at once and durably. Raises OSError."""
+    """Replace the file atomically and durably. Raises OSError."""
     replace_durably(directory / FILE, json.dumps(asdict(predecessors)).encode())

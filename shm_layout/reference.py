@@ -1,8 +1,8 @@
-"""Tables of layout.h for the pages: structs with byte offsets, enums, limits.
+"""Write tables of layout.h into pages: structs with byte offsets, enums, limits.
 
-`python -m purgatoryd.shm_layout.reference docs/protocol.md` writes them again between the
-marks of a page, `<!-- struct pg_frame -->` or `<!-- enum pg_op -->` or `<!-- limits -->` and
-`<!-- end -->`. Meanings are the comments in layout.h.
+`python -m purgatoryd.shm_layout.reference docs/protocol.md` writes them between the comments `<!--
+struct pg_frame -->` or `<!-- enum pg_op -->` or `<!-- limits -->` and `<!-- end -->` of a page.
+Meanings are the comments in layout.h.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from purgatoryd.shm_layout.layout import HEADER, fields, size_of
 _MARK = re.compile(r"<!-- (struct|enum|limits) ?(\w*) -->\n.*?<!-- end -->", re.DOTALL)
 _FIELD = re.compile(r"\w+\s+(\w+)(?:\[\w+\])?;\s*(?:/\*(.*?)\*/)?", re.DOTALL)
 _CONSTANT = re.compile(r"(PG_\w+)(?:\s*=\s*\d+)?,?[ \t]*(?:/\*(.*?)\*/)?", re.DOTALL)
-# How many there are, not one of them.
+# Constants that count the members of an enum, and are no members themselves.
 _COUNTS = {
     "PG_MODES", "PG_T_KINDS", "PG_KEY_TYPES", "PG_CONDITIONS", "PG_N_FIELDS",
     "PG_BULK_LOAD_ACTIONS", "PG_PLACE_MODES",
@@ -28,13 +28,13 @@ _LIMIT = re.compile(r"^#define (PG_\w+) .*?(?:/\*(.*?)\*/)?$", re.MULTILINE)
 
 
 def refresh(page: str) -> str:
-    """The text of a page with all its tables regenerated."""
+    """Return the text of a page with all its tables regenerated."""
     return _MARK.sub(lambda mark: f"<!-- {mark[1]} {mark[2]}".rstrip() + " -->\n"
                      + _TABLES[mark[1]](mark[2]) + "<!-- end -->", page)  # fmt: skip
 
 
 def struct_table(name: str) -> str:
-    """Offset, bytes, type, field and meaning of each field of struct `name`."""
+    """Return a table of offset, bytes, type, name and meaning of each field of struct `name`."""
     meanings = {
         field: "0" if field.startswith("pad") else _one_line(text)
         for field, text in _FIELD.findall(_body("struct", name))
@@ -48,7 +48,7 @@ def struct_table(name: str) -> str:
 
 
 def enum_table(name: str) -> str:
-    """Number, name and meaning of each constant of enum `name`."""
+    """Return a table of number, name and meaning of each constant of enum `name`."""
     found = _CONSTANT.findall(_body("enum", name))
     numbers = ffi.typeof(f"enum {name}").relements
     rows = (
@@ -60,7 +60,7 @@ def enum_table(name: str) -> str:
 
 
 def limits_table(_: str) -> str:
-    """The limits that layout.h defines."""
+    """Return a table of the limits that layout.h defines."""
     text = HEADER.read_text().split("---- limits ")[1].split("/* ----")[0]
     rows = (
         (f"`{label}`", str(getattr(lib, label)), _one_line(meaning))

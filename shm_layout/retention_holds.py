@@ -1,9 +1,9 @@
-"""Retention holds: what readers of a WAL still need of it.
+"""Retention holds: the parts of a WAL that its readers still need.
 
-A retention hold names the first record (LSN) that somebody still wants to read. Files of the WAL
-from there on stay, until the hold moves, is removed, or holds more bytes than its cap. The
-holds stand in one small file next to the segments, which is replaced whole; daemon and
-command line take turns by a lock on the directory.
+A retention hold names the first record (LSN) that a reader still needs. Files of the WAL from there
+on stay, until the hold is moved or removed, or holds more bytes than its cap. The holds are in one
+small file next to the segments, which is replaced as a whole; daemon and command line take turns
+with a lock on the directory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ LSN_END = 2**64
 
 @dataclass(frozen=True, slots=True)
 class RetentionHold:
-    """`cap_bytes`: how much of the WAL it may hold back, 0 = any amount. One that held
-    more was dropped: it holds nothing any more, and stands here so that its reader learns it."""
+    """A retention hold on the records from `lsn` on.
+
+    `cap_bytes`: most bytes of the WAL that it may hold back, 0 = any amount. A hold that exceeded
+    its cap is `dropped`: it has no effect, and stays in the file so that its reader notices.
+    """
 
     name: str
     lsn: int
@@ -36,8 +39,8 @@ class RetentionHold:
 
 
 def read_holds(directory: Path, disk: Disk = DISK) -> dict[str, RetentionHold]:
-    """All retention holds of the WAL in `directory`. Raises BadPath if the file is not one of
-    ours."""
+    """Return all retention holds of the WAL in `directory`, by name. Raises BadPath if the file is
+    invalid."""
     path = directory / FILE
     try:
         rows = json.loads(disk.read_bytes(path))
@@ -47,7 +50,7 @@ def read_holds(directory: Path, disk: Disk = DISK) -> dict[str, RetentionHold]:
     except OSError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise BadPath(str(path), f"is no table of retention holds: {error}") from error
+        raise BadPath(str(path), f"is not a table of retention holds: {error}") from error
 
 
 def _hold(name: str, lsn: int, cap_bytes: int = 0, dropped: bool = False) -> RetentionHold:
@@ -62,10 +65,10 @@ def _hold(name: str, lsn: int, cap_bytes: int = 0, dropped: bool = False) -> Ret
 
 
 def set_hold(directory: Path, hold: RetentionHold, *, there: bool = False) -> None:
-    """Adds a retention hold or moves it, and lets it hold again if it was dropped.
+    """Add or move a retention hold; a dropped one takes effect again.
 
-    Raises InvalidName; with `there` InvalidSetting if its record is not there any more, or is yet
-    to come and not the next one, and what following_lsn() raises. What was refused changes nothing.
+    Raises InvalidName, with `there` InvalidSetting unless its record exists or is the next one, and
+    the errors of following_lsn(). After an error nothing has changed.
     """
     length = len(hold.name.encode())
     if not 1 <= length <= NAME_BYTES_MAX or not hold.name.isprintable():
@@ -78,7 +81,7 @@ def set_hold(directory: Path, hold: RetentionHold, *, there: bool = False) -> No
 
 
 def _refuse_absent(directory: Path, hold: RetentionHold) -> None:
-    """Raises InvalidSetting if its record has gone, or is not even the next one to come."""
+    """Raise InvalidSetting if the hold's record was deleted, or is later than the next one."""
     files = segments(directory)
     if not files:
         return
@@ -90,16 +93,17 @@ def _refuse_absent(directory: Path, hold: RetentionHold) -> None:
 
 
 def remove_hold(directory: Path, name: str) -> bool:
-    """False if there was none of that name."""
+    """Remove a retention hold. Return False if there was none of that name."""
     with changing_holds(directory) as holds:
         return holds.pop(name, None) is not None
 
 
 @contextlib.contextmanager
 def changing_holds(directory: Path, disk: Disk = DISK) -> Iterator[dict[str, RetentionHold]]:
-    """The retention holds, to be changed in place; written when the block ends without an error.
+    """Return the retention holds for changes in place; they are written if the block ends without
+    an error.
 
-    Others wait meanwhile, so that what is held and what goes is decided by one at a time.
+    Other processes wait meanwhile, so that only one at a time decides which files stay.
     """
     with disk.locked(directory):
         holds = read_holds(directory, disk)

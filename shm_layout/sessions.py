@@ -1,6 +1,7 @@
-"""Who talks to a daemon, and who is slow to: from its private arena file, so for its user and root.
+"""Sessions of a daemon, from its private arena file: its user and root see who is slow.
 
-Nothing of a session leaves this file by which somebody could act for it, nor a key or an answer.
+The result contains nothing with which another process could act for a session, and no key or
+answer.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ class Session:
 
     uid: int
     pid: int
-    """0 = it is not on this host."""
+    """Pid of the client; 0 if it is on another host."""
     in_flight: int
-    """Records of the batch under way that are not applied yet."""
+    """Records of the current batch that are not applied yet."""
     unacknowledged: int
-    """Outcomes and questions in its inbox."""
+    """Outcomes and CHECK requests in its inbox."""
     oldest_ns: int
-    """How long the first outcome in its inbox waits; 0 = none does."""
+    """Waiting time of the oldest outcome in its inbox; 0 if the inbox is empty."""
     silent_ns: int
-    """How long ago it sent its last batch."""
+    """Time since its last batch."""
     worker: str = ""
-    """The name that the client gave itself; empty = none."""
+    """Name that the client gave itself; empty = none."""
 
 
 class Sessions:
@@ -51,7 +52,8 @@ class Sessions:
             raise ArenaMismatch(name, "identity", arena.uuid.hex(), "another")
 
     def _whole(self) -> bool:
-        """True if it is such an arena file: somebody else may have put another one in its place."""
+        """Return whether the file is a whole private arena file; another user may have replaced
+        it."""
         if self._file.bytes < size_of("pg_private") or self._head.layout_id != LAYOUT_ID:
             return False
         rows = int(self._head.sessions) * size_of("pg_session")
@@ -63,11 +65,12 @@ class Sessions:
 
     @property
     def capacity(self) -> int:
-        """Sessions that can be remembered at once."""
+        """Number of session slots."""
         return int(self._head.sessions)
 
     def read(self, now_ns: int, boot_ns: int) -> list[Session]:
-        """All of them, by who is slowest. The arena's clock says now_ns, CLOCK_BOOTTIME boot_ns."""
+        """Return all sessions, the slowest first. `now_ns` is on the arena's clock, `boot_ns` on
+        CLOCK_BOOTTIME."""
         rows = ffi.cast("struct pg_session *", self._base + self._head.rows_offset)
         found = [
             self._session(rows[i], now_ns, boot_ns) for i in range(self.capacity) if rows[i].id
@@ -87,6 +90,6 @@ class Sessions:
         )
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmap the file."""
         ffi.release(self._base)
         self._file.close()

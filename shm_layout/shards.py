@@ -1,11 +1,11 @@
-"""Which shard holds which namespace: the routing table of a deployment, and its file.
+"""The routing table of a deployment: which shard holds which namespace.
 
-A deployment of COUNT shards is so many daemons, each with its own arena and sockets. Its
-shard generation changes with COUNT only, and stands in the daemons' names, so arenas of two
-shard generations never meet. Before the first shard generation there is a daemon alone, whose
-name is the deployment's own.
+A deployment of COUNT shards consists of COUNT daemons, each with its own arena and sockets. Its
+shard generation changes only with COUNT, and is part of the daemons' names, so arenas
+of two shard generations never meet. Before the first one there is a daemon without shards,
+which has the deployment's name.
 
-The table is one small file that is replaced as a whole. Who runs the deployment is its only writer.
+The table is one small file that is replaced as a whole. The supervisor is its only writer.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from purgatoryd.shm_layout.paths import NAME_BYTES_MAX, SHARDS_MAX
 
 SCHEMA = 1
 ALONE = 0
-"""The shard generation of a daemon without shards: no table says so, as it needs none."""
+"""Shard generation of a daemon without shards, which has no table."""
 PARTITIONS_MAX = 1024
 MODE = 0o640
-"""Clients of the group read it, as they reach the sockets next to it."""
+"""Mode of the file: clients in the daemon's group read it, and use the sockets next to it."""
 
 _DAEMON = re.compile(r"(.+)-([0-9]+)-([0-9]+)")
-"""What ShardTable.daemon() makes."""
+"""Names that ShardTable.daemon() returns."""
 
 
 def deployment_of(daemon: str) -> str | None:
-    """The deployment whose shard has this name; None for a name that no shard has."""
+    """Return the deployment whose shard has this name; None if no shard can have it."""
     found = _DAEMON.fullmatch(daemon)
     return found[1] if found else None
 
 
 def refuse_shard_name(name: str) -> None:
-    """Names of shards are the deployments' own, which remove what they left under them.
+    """Raise InvalidName for the name of a shard.
 
-    Raises InvalidName.
+    Such names belong to deployments, which remove the files that they left under them.
     """
     if deployment_of(name) is not None:
         reason = "ends in -N-N, as only names of shards do"
@@ -54,7 +54,7 @@ def refuse_shard_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a namespace lives: a shard for each of its partitions; one partition = plain."""
+    """Shard of each partition of a namespace; an unpartitioned namespace has one partition."""
 
     namespace: str
     shards: tuple[int, ...]
@@ -63,40 +63,42 @@ class Placement:
 
     @property
     def partitions(self) -> int:
-        """Into how many parts its keys are divided."""
+        """Number of partitions of its keys."""
         return len(self.shards)
 
     def partition_of(self, key: bytes) -> int:
-        """The partition of a key, by its bytes without their type."""
+        """Return the partition of a key, given its bytes without the type."""
         return int(lib.pg_partition(key, len(key), len(self.shards)))
 
 
 @dataclass(frozen=True)
 class ShardTable:
-    """The shards of the deployment `name`, and the namespaces that were born in it."""
+    """The shards of the deployment `name`, and the namespaces that were created in it."""
 
     name: str
     version: int
-    """Grows with every change."""
+    """Version number, which grows with every change."""
     shard_generation: int
     count: int
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def daemon(self, shard: int) -> str:
-        """The name of the daemon that is `shard`."""
+        """Return the name of the daemon that runs `shard`."""
         if self.shard_generation == ALONE:
             return self.name
         return f"{self.name}-{self.shard_generation}-{shard}"
 
     @property
     def daemons(self) -> list[str]:
-        """The names of all its daemons, by shard."""
+        """Return the names of all its daemons, by shard."""
         return [self.daemon(shard) for shard in range(self.count)]
 
     def place(self, namespace: str, partitions: int = 1) -> Placement:
-        """Where `namespace` lives, or would if it were born now with so many partitions.
+        """Return the placement of `namespace`, or its placement if it were created with that many
+        partitions.
 
-        Namespaces spread by their names; a namespace's partitions are on as many shards as can be.
+        A hash of the names distributes namespaces; partitions of one namespace are on as many
+        shards as possible.
         """
         if namespace in self.placements:
             return self.placements[namespace]
@@ -106,21 +108,21 @@ class ShardTable:
         return Placement(namespace, tuple(ranked[p % self.count] for p in range(partitions)))
 
     def knows(self, namespace: str) -> bool:
-        """True if `namespace` was born, or is in every shard: one that daemons keep themselves."""
+        """Return whether `namespace` exists, or is a namespace of the daemons themselves."""
         return namespace in self.placements or is_reserved(namespace)
 
     def shard_of_key(self, namespace: str, key: bytes) -> int:
-        """The shard that holds a timer of `namespace` under `key`, its bytes without their type."""
+        """Return the shard of `key` in `namespace`, given the key's bytes without the type."""
         placement = self.place(namespace)
         return placement.shards[placement.partition_of(key)]
 
     def with_birth(self, placement: Placement) -> ShardTable:
-        """The next version, with one more namespace."""
+        """Return the next version, with one more namespace."""
         placements = {**self.placements, placement.namespace: placement}
         return replace(self, version=self.version + 1, placements=placements)
 
     def namespaces_of(self, shard: int) -> list[str]:
-        """What `shard` holds, or a part of it."""
+        """Return the namespaces of which `shard` holds all or some partitions."""
         return [name for name, found in self.placements.items() if shard in found.shards]
 
     def created_in(self, shard: int, uid: int) -> int:
@@ -129,7 +131,7 @@ class ShardTable:
 
 
 def alone(name: str) -> ShardTable:
-    """That of a daemon without shards, as if it were the only shard of a deployment."""
+    """Return the table of a daemon without shards, as if it were the only shard of a deployment."""
     return ShardTable(name, 0, ALONE, 1)
 
 
@@ -142,8 +144,11 @@ def _weight(namespace: str, shard: int) -> bytes:
 
 
 def shard_generations_behind(wal: Path) -> int:
-    """How many shard generations of its deployment came after that of a daemon, WAL_DIR/NAME: 0 =
-    it is of the newest, or of none; below 0 = it does not count yet. Raises TableBroken."""
+    """Return how many shard generations of its deployment followed that of the daemon WAL_DIR/NAME.
+
+    0 = it belongs to the newest shard generation, or to no deployment; negative = it is not valid
+    yet. Raises TableBroken.
+    """
     found = _DAEMON.fullmatch(wal.name)
     name, shard_generation = (found[1], int(found[2])) if found else (wal.name, ALONE)
     counts = _shard_generation(wal.parent, name)
@@ -151,8 +156,11 @@ def shard_generations_behind(wal: Path) -> int:
 
 
 def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
-    """The folders of the WALs of a deployment's shards, also of those before a change of their
-    number, and of the daemon alone before them, oldest first. Raises TableBroken."""
+    """Return the WAL folders of a deployment, oldest first.
+
+    They include those of earlier shard generations, and of the daemon without shards before them.
+    Raises TableBroken.
+    """
     folders = {
         (int(found[2]), int(found[3])): path
         for path in wal_dir.glob(f"{deployment}-*/")
@@ -165,19 +173,20 @@ def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
 
 
 def _shard_generation(wal_dir: Path, name: str) -> int | None:
-    """The one that counts, by the folder of the WALs; None: nothing there says which."""
+    """Return the valid shard generation, from the folder of the WALs; None if no table is there."""
     if table := read_table(wal_dir, name):
         return table.shard_generation
     return ALONE if (wal_dir / name).is_dir() else None
 
 
 def table_path(directory: Path, name: str) -> Path:
-    """The file of the deployment `name`: next to its sockets, or in the WALs' folder."""
+    """Return the path of the deployment's table, next to its sockets or in the folder of its
+    WALs."""
     return directory / f"{name}.shards"
 
 
 def read_table(directory: Path, name: str) -> ShardTable | None:
-    """The table of the deployment `name`; None if there is none.
+    """Read the table of the deployment `name`; None if there is none.
 
     Raises TableBroken, PermissionDenied.
     """
@@ -194,7 +203,7 @@ def read_table(directory: Path, name: str) -> ShardTable | None:
 
 
 def write_table(directory: Path, table: ShardTable) -> None:
-    """Replaces the table, at once and durably. Raises OSError."""
+    """Replace the table atomically and durably. Raises OSError."""
     content = _encoded(table)
 
     def write(file: BinaryIO) -> str:

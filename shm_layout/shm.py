@@ -1,4 +1,4 @@
-"""Arena files in /dev/shm, which are created in full size and never resized, and their lock."""
+"""Arena files in /dev/shm and their lock. A file is created in full size and never resized."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from purgatoryd.shm_layout.errors import (
     PermissionDenied,
 )
 
-# Linux keeps POSIX shared memory in this tmpfs; that is what makes an atomic rename possible.
+# Linux keeps POSIX shared memory in this tmpfs; as files, they can be renamed atomically.
 MOUNT = Path("/dev/shm")
 PREFIX = "purgatoryd."
-"""Of all that is ours there."""
+"""Prefix of all our names there."""
 PORTION = 32 << 20
 """Bytes that one system call allocates, copies or moves, a multiple of a huge page. A watchdog is
 notified after each portion, so a portion takes a small part of a second on a busy machine."""
@@ -51,21 +51,22 @@ class ArenaFile:
 
     @property
     def has_name(self) -> bool:
-        """True if the name leads to this file. Raises BadPath if it leads to another file."""
+        """Return whether the name leads to this file. Raises BadPath if it leads to another
+        file."""
         path = MOUNT / self.name[1:]
         try:
             found = path.lstat()
         except FileNotFoundError:
             return False
         if not os.path.samestat(found, os.fstat(self.fd)):
-            raise BadPath(str(path), "has the name of the daemon's arena file: remove it")
+            raise BadPath(str(path), "is not the daemon's arena file, but has its name: remove it")
         return True
 
     @classmethod
     def create(cls, name: str, size: int, mode: int, moved: Moved = lambda: None) -> ArenaFile:
-        """A new zeroed arena file of `size` bytes, its memory committed, its `mode` exact.
+        """Create a zeroed arena file of `size` bytes, its memory committed, its `mode` exact.
 
-        It gets `name` with `link`: a process that is killed before leaves no file behind. Raises
+        The file has no name until `link`, so a killed process leaves no file behind. Raises
         ArenaTooLarge with the needed and the available bytes.
         """
         fd = os.open(MOUNT, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
@@ -81,7 +82,8 @@ class ArenaFile:
         """Copy the bytes to a new file without a name. Raises ArenaTooLarge."""
         free = os.statvfs(MOUNT)
         available = free.f_bavail * free.f_frsize
-        if available < self.bytes:  # an attempt would use all available space for a moment
+        # without this check, a copy would use up the available space for a moment
+        if available < self.bytes:
             raise ArenaTooLarge(str(MOUNT), self.bytes, available)
         new = ArenaFile.create(self.name, self.bytes, mode, moved)
         try:
@@ -100,7 +102,7 @@ class ArenaFile:
 
     def link(self, name: str) -> None:
         """Give a new file this name. Raises FileExistsError if another file has it."""
-        # a dir_fd makes CPython call linkat(), which follows the link in /proc
+        # With a dir_fd CPython calls linkat(), which follows the link in /proc.
         os.link(f"/proc/self/fd/{self.fd}", MOUNT / name[1:], src_dir_fd=self.fd)
 
     def unlink(self, name: str) -> None:
@@ -112,8 +114,10 @@ class ArenaFile:
 
     @classmethod
     def open(cls, name: str, *, read_only: bool) -> ArenaFile:
-        """The arena file as it is. Raises ArenaMissing, PermissionDenied where it may not be read,
-        and BadPath if it is not writable or not a file: any user can take a name in the tmpfs.
+        """Map the arena file of this name.
+
+        Raises ArenaMissing, PermissionDenied if this user may not read it, and BadPath if it is not
+        writable or not a file: any user can take a name in the tmpfs.
         """
         refuse_other_kind(name)
         try:
@@ -148,14 +152,14 @@ class ArenaFile:
         """Close a writable file that has no name, in a thread: the kernel needs up to half a second
         to free each GiB of pages."""
         for portion in portions(self.bytes):
-            with suppress(OSError):  # before Linux 5.18; `close` unmaps it
+            with suppress(OSError):  # before Linux 5.18 `close` unmaps the pages
                 self.memory.madvise(_DONTNEED_LOCKED, *portion)
             moved()
         fd, self.fd = self.fd, -1
         self.close()
         try:
             threading.Thread(target=os.close, args=[fd]).start()
-        except RuntimeError:  # no thread can be started
+        except RuntimeError:  # the system cannot start a thread
             os.close(fd)
 
 
@@ -182,14 +186,15 @@ class ArenaLock:
             if (fd := _open_first(names)) is None:
                 continue
             _flock(fd, self._daemon, MOUNT / names[0][1:])
-            self._fds.append(fd)  # if another file has its name meanwhile, lock that one as well
+            # if another file has taken its name meanwhile, lock that one as well
+            self._fds.append(fd)
 
     def adopt(self, fd: int) -> None:
         """Add the descriptor of a file that this process has locked."""
         self._fds.append(os.dup(fd))
 
     def release(self, fd: int) -> None:
-        """Lets go of a file that was adopted, if it was."""
+        """Release a file that was adopted, if it was."""
         file, fds, self._fds = os.fstat(fd), self._fds, []
         for own in fds:
             if os.path.samestat(os.fstat(own), file):
@@ -198,7 +203,7 @@ class ArenaLock:
                 self._fds.append(own)
 
     def holds(self, name: str) -> bool:
-        """True if the arena file of that name is locked."""
+        """Return whether the arena file of that name is locked."""
         found = _first([name])
         return found is not None and self._has(found)
 
@@ -256,7 +261,7 @@ def _holder(found: os.stat_result) -> int:
 
 
 def _commit(fd: int, size: int, moved: Moved) -> None:
-    """Allocates all pages, so that a full tmpfs is an error now and not a SIGBUS later."""
+    """Allocate all pages: a full tmpfs is then an error at once, and not a SIGBUS later."""
     try:
         for portion in portions(size):
             os.posix_fallocate(fd, *portion)
@@ -270,12 +275,12 @@ def _commit(fd: int, size: int, moved: Moved) -> None:
 
 
 def exists(name: str) -> bool:
-    """True if there is an arena file of that name."""
+    """Return whether there is an arena file of that name."""
     return (MOUNT / name[1:]).exists()
 
 
 def ours(name: str) -> bool:
-    """True if there is an arena file of that name, and it is this user's."""
+    """Return whether there is an arena file of that name that belongs to this user."""
     try:
         return (MOUNT / name[1:]).lstat().st_uid == os.geteuid()
     except FileNotFoundError:
@@ -287,21 +292,21 @@ def refuse_other_kind(name: str) -> None:
     path = MOUNT / name[1:]
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise BadPath(str(path), "has the name of an arena file and is not a file: remove it")
+            raise BadPath(str(path), "has the name of an arena file but is not a file: remove it")
 
 
 def refuse_foreign(name: str) -> None:
-    """Raises BadPath if there is an arena file of that name, and it is another user's."""
+    """Raise BadPath if there is an arena file of that name that belongs to another user."""
     if exists(name) and not ours(name):
         path = MOUNT / name[1:]
         raise BadPath(str(path), f"is foreign: it belongs to uid {path.lstat().st_uid}")
 
 
 def unlink(name: str) -> None:
-    """Removes the name, if it is there; mappings stay valid."""
+    """Remove the name if it exists; mappings stay valid."""
     (MOUNT / name[1:]).unlink(missing_ok=True)
 
 
 def replace(old: str, new: str) -> None:
-    """Gives arena file `old` the name `new`, atomically; one that had it loses its name."""
+    """Rename arena file `old` to `new` atomically, replacing a file of that name."""
     os.replace(MOUNT / old[1:], MOUNT / new[1:])

@@ -1,8 +1,8 @@
-"""The machine as the kernel shows it: CPUs, cores, NUMA nodes, and what of it is ours.
+"""CPUs, cores and NUMA nodes of the machine, and the share that this process may use.
 
-Read from sysfs, and from procfs what the process and its cgroup may use. Whatever is not there,
-as in a container without a part of sysfs, leaves the plainest machine that fits: each CPU a core,
-all of them one node.
+The data come from sysfs, and from procfs for the limits of process and cgroup. If parts are
+missing, as in some containers, the simplest machine that fits is assumed: each CPU is a core, and
+all of them are on one node.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path, PurePosixPath
 
 SYSTEM = Path("/")
 NUMBER_MAX = 65_535
-"""No kernel has so many CPUs or nodes."""
+"""Upper bound for the number of a CPU or node."""
 LOCAL_DISTANCE = 10
-"""Of a node to itself, by the ACPI tables."""
+"""Distance of a node to itself, by the ACPI tables."""
 
-_CPUSETS = (  # of cgroup v2, alone or with v1, and of v1: mount, file
+_CPUSETS = (  # mount and file of cgroup v2, alone or with v1, and of cgroup v1
     ("", "sys/fs/cgroup", "cpuset.cpus.effective"),
     ("", "sys/fs/cgroup/unified", "cpuset.cpus.effective"),
     ("cpuset", "sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
@@ -28,45 +28,46 @@ _CPUSETS = (  # of cgroup v2, alone or with v1, and of v1: mount, file
 
 @dataclass(frozen=True)
 class Node:
-    """A NUMA node. `cpus`: those that are online; none where there is only memory."""
+    """A NUMA node. `cpus`: its online CPUs; none if it has only memory."""
 
     id: int
     cpus: frozenset[int]
     memory_bytes: int
     free_bytes: int
     distances: Mapping[int, int]
-    """To each node; 10 to itself, more to others."""
+    """Distance to each node; 10 to itself, more to others."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What there is, and what this process may use of it."""
+    """The machine, and the share that this process may use."""
 
     online: frozenset[int]
     confined: frozenset[int]
     """Online CPUs that the cgroup allows: an affinity may name any of them."""
     allowed: frozenset[int]
-    """Those of them that the affinity names: what we were started on."""
+    """CPUs of `confined` that the affinity of this process at its start names."""
     isolated: frozenset[int]
-    """The kernel puts nothing there by itself."""
+    """CPUs on which the kernel schedules nothing by itself."""
     siblings: Mapping[int, frozenset[int]]
-    """CPU -> the threads of its physical core that are online, itself included."""
+    """Online threads of each CPU's physical core, the CPU included."""
     nodes: tuple[Node, ...]
     memory_nodes: frozenset[int]
-    """Nodes of which we may have memory."""
+    """Nodes from which this process may get memory."""
     huge_pages: str
-    """How the tmpfs of shared memory was mounted: never, advise, within_size or always."""
+    """Mount option for huge pages of the tmpfs of shared memory: never, advise, within_size,
+    always."""
 
     def node(self, number: int) -> Node | None:
-        """The node of that number."""
+        """Return the node of that number."""
         return next((node for node in self.nodes if node.id == number), None)
 
     def node_of(self, cpu: int) -> Node | None:
-        """The node of a CPU."""
+        """Return the node of a CPU."""
         return next((node for node in self.nodes if cpu in node.cpus), None)
 
     def cores(self, cpus: Iterable[int]) -> list[tuple[int, ...]]:
-        """`cpus`, those of one physical core together, in the order of their first ones."""
+        """Return `cpus` grouped by physical core, ordered by the first CPU of each group."""
         left, found = sorted(cpus), []
         while left:
             core = self.siblings.get(left[0], frozenset(left[:1]))
@@ -75,15 +76,16 @@ class Topology:
         return found
 
     def whole_cores(self, cpus: Iterable[int]) -> frozenset[int]:
-        """`cpus` and their siblings."""
+        """Return `cpus` and their siblings."""
         return frozenset().union(*(self.siblings.get(cpu, {cpu}) for cpu in cpus))
 
     def off_loops(self, cpus: frozenset[int], loops: Collection[int]) -> frozenset[int]:
-        """Of `cpus`, those on cores without a loop; if there are none, those without a loop."""
+        """Return those of `cpus` on cores without a loop; if there are none, those without a
+        loop."""
         return cpus - self.whole_cores(loops) or cpus.difference(loops)
 
     def nearest(self, node: Node, among: Iterable[Node]) -> Node | None:
-        """The one of `among` that is nearest to `node`; itself, if it is one of them."""
+        """Return the node of `among` that is nearest to `node`, which may be `node` itself."""
         far = 2**31
         return min(among, key=lambda n: (node.distances.get(n.id, far), n.id), default=None)
 
@@ -91,11 +93,12 @@ class Topology:
 def worker_cpus(
     topology: Topology, node: int | None, loop: int | None, others: Collection[int] = ()
 ) -> list[int]:
-    """CPUs for those who work with a daemon: of its arena's node, or of the nearest one that has
-    some for us. First one of each core, then the second threads.
+    """Return CPUs for processes that work with a daemon.
 
-    `loop`: CPU of its loop, `others`: of loops of other daemons. Their cores are left alone, where
-    anything is left then; else its own.
+    They are on the node of its arena, or on the nearest one with CPUs for this process. The first
+    CPU of each core comes first, then the second threads. `loop`: CPU of the daemon's loop;
+    `others`: CPUs of loops of other daemons. Their cores are avoided if any other CPUs are left;
+    otherwise only the CPUs themselves are.
     """
     usable = [found for found in topology.nodes if found.cpus & topology.allowed]
     home = None if node is None else topology.node(node)
@@ -111,7 +114,8 @@ def worker_cpus(
 
 
 def read(affinity: Iterable[int] | None, root: Path = SYSTEM) -> Topology:
-    """The machine under `root`. `affinity`: CPUs that this process was started on; None = all."""
+    """Read the machine under `root`. `affinity`: CPUs on which this process was started; None =
+    all."""
     online = _online(root) or frozenset(affinity or {0})
     confined = confined_cpus(root) or online
     allowed = confined if affinity is None else confined.intersection(affinity) or confined
@@ -130,13 +134,13 @@ def read(affinity: Iterable[int] | None, root: Path = SYSTEM) -> Topology:
 
 
 def confined_cpus(root: Path = SYSTEM) -> frozenset[int]:
-    """CPUs that are online and that the cgroup allows; none if that is not to be seen."""
+    """Return online CPUs that the cgroup allows; none if they cannot be read."""
     online = _online(root)
     return online.intersection(*_cpusets(root)) or online
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """The numbers of a list as the kernel writes it: "0-2,8". Raises ValueError."""
+    """Return the numbers of a list in the kernel's notation: "0-2,8". Raises ValueError."""
     found: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         first, dash, last = part.partition("-")
@@ -148,13 +152,13 @@ def cpu_list(text: str) -> frozenset[int]:
 
 
 def cpu_order(text: str) -> list[int]:
-    """The same in the order in which they stand there, each once. Raises ValueError."""
+    """Return the numbers of such a list in the written order, each once. Raises ValueError."""
     parts = (sorted(cpu_list(part)) for part in text.split(","))
     return list(dict.fromkeys(cpu for part in parts for cpu in part))
 
 
 def cpu_text(cpus: Iterable[int]) -> str:
-    """The list of them as the kernel writes it; "none" if it is empty."""
+    """Return numbers as a list in the kernel's notation; "none" if it is empty."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][-1] + 1:
@@ -165,10 +169,10 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def _text(root: Path, path: str) -> str:
-    """What stands in a file, names of mounts in any bytes among it; nothing if it is not there.
+    """Return the content of a file, with undecodable bytes escaped; "" if it does not exist.
 
-    Without a buffer: a daemon looks each second, and CPython cannot make one when memory is short,
-    which it does not call MemoryError.
+    The read is unbuffered: a daemon calls this every second, and if memory is short CPython fails
+    to create a buffer with an error other than MemoryError.
     """
     try:
         with (root / path).open("rb", buffering=0) as file:
@@ -178,7 +182,7 @@ def _text(root: Path, path: str) -> str:
 
 
 def _listed(root: Path, path: str) -> frozenset[int]:
-    """The numbers in a file of the kernel's; none if it is not there, or says "(null)"."""
+    """Return the numbers in a file of the kernel; none if it is missing or contains "(null)"."""
     try:
         return cpu_list(_text(root, path))
     except ValueError:
@@ -194,7 +198,7 @@ def _siblings(root: Path, cpu: int) -> frozenset[int]:
 
 
 def _cpusets(root: Path) -> Iterator[frozenset[int]]:
-    """What each hierarchy of cgroups leaves to us."""
+    """Yield the CPUs that each cgroup hierarchy allows this process."""
     for line in _text(root, "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         for controller, mount, file in _CPUSETS:
@@ -205,7 +209,8 @@ def _cpusets(root: Path) -> Iterator[frozenset[int]]:
 
 
 def _nearest(mount: Path, group: str, file: str) -> frozenset[int]:
-    """Of the group, or of the nearest above it that has the file: a controller may be off."""
+    """Return the file of the cgroup, or of its nearest ancestor that has one: the controller may be
+    off."""
     steps = [step for step in PurePosixPath(group).parts if step not in ("/", "..")]
     for depth in range(len(steps), -1, -1):
         if cpus := _listed(mount, "/".join([*steps[:depth], file])):
@@ -235,7 +240,7 @@ def _node(root: Path, number: int, ids: list[int], online: frozenset[int]) -> No
 
 
 def _kilobytes(meminfo: str) -> dict[str, int]:
-    """Field -> bytes, of a line such as "Node 0 MemTotal: 1024 kB"."""
+    """Return fields in bytes, from lines such as "Node 0 MemTotal: 1024 kB"."""
     rows = (line.split() for line in meminfo.splitlines() if line.endswith("kB"))
     return {row[-3].removesuffix(":"): int(row[-2]) * 1024 for row in rows}
 

@@ -1,8 +1,8 @@
-"""The WAL's files: their names, reading and writing them. layout.h has their bytes.
+"""Files of the WAL: their names, reading and writing. layout.h declares their bytes.
 
-A WAL is a folder of segments and snapshots, named by the LSN (the number of a record) with
-which each begins. Files of one arena carry its uuid; an arena that takes another one's place
-goes on with the numbers under a uuid of its own, and never are both redone together.
+A WAL is a folder of segments and snapshots, named by the LSN (the number of a record) with which
+each begins. Files of one arena carry its uuid. An arena that replaces another one continues the
+numbers under its own uuid, and recovery never redoes files of both together.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _CALLS = {
     "open", "fallocate", "pwrite", "fdatasync", "rename", "fsync of the directory",
     "pthread_create",
 }  # fmt: skip
-"""What the group-commit thread names when a call failed; `found` is its errno then."""
+"""Call that failed, by the group-commit thread's error field; `found` is then its errno."""
 _HEADER_DAMAGES = {
     "bytes of a WAL segment", "magic of a WAL segment", "checksum of a WAL segment's header",
 }  # fmt: skip
-"""What a walk names when a header is not what was written."""
+"""Field of a header that a walk found to be invalid."""
 _VERSIONS = {"version of a WAL segment", "minor version of a WAL segment"}
-"""What a walk names when another version wrote the file."""
+"""Fields with which a walk reports a file of another version."""
 _LOST = "was written and is missing"
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 FIRST_BYTES = _HEAD + _GROUP_MAX
-"""Of a file: its header, and its first group whole."""
+"""Bytes of a file that contain its header and its whole first group."""
 PORTION = 1 << 30
-"""Bytes of a file that a slow disk reads or writes within a step of a start."""
+"""Bytes of a file that a slow disk reads or writes within one step of a start."""
 
 
 # ---- which files there are -----------------------------------------------------------------
@@ -60,8 +60,11 @@ PORTION = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A segment or a snapshot. `lsn`: a segment's first record; the record from which on the
-    WAL is redone over a snapshot. `wall_ns`: when it was last written."""
+    """A segment or a snapshot.
+
+    `lsn`: first record of a segment; of a snapshot, the first record to redo over it. `wall_ns`:
+    time of the last write.
+    """
 
     path: Path
     lsn: int
@@ -70,17 +73,17 @@ class File:
 
 
 def file_name(lsn: int, suffix: str) -> str:
-    """The name of a segment or a snapshot."""
+    """Return the file name of a segment or a snapshot."""
     return f"{lsn:016x}{suffix}"
 
 
 def segments(directory: Path, disk: Disk = DISK) -> list[File]:
-    """The segments of a WAL, oldest first."""
+    """Return the segments of a WAL, oldest first."""
     return _files(directory, SEGMENT, disk)
 
 
 def snapshots(directory: Path, disk: Disk = DISK) -> list[File]:
-    """The snapshots of a WAL, oldest first."""
+    """Return the snapshots of a WAL, oldest first."""
     return _files(directory, SNAPSHOT, disk)
 
 
@@ -91,40 +94,44 @@ def around(files: Sequence[File], lsn: int) -> tuple[Sequence[File], Sequence[Fi
 
 
 def _files(directory: Path, suffix: str, disk: Disk) -> list[File]:
-    """The files of a folder, none if there is no folder. Raises OSError if it cannot be listed:
-    a WAL that nobody can read is not an empty one."""
+    """Return the files of a folder; none if there is no folder.
+
+    Raises OSError if the folder cannot be listed: an unreadable WAL is not an empty one.
+    """
     found = []
     for path in map(directory.joinpath, disk.names(directory)):
         match = _NAME.fullmatch(path.name) if path.suffix == suffix else None
-        with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
             if match:
                 found.append(File(path, int(match[1], 16), *disk.about(path)))
     return sorted(found, key=lambda file: file.lsn)
 
 
 def header_of(path: Path, disk: Disk = DISK) -> Any:
-    """struct pg_wal_segment of a segment or snapshot, not checked. Raises WalDamaged, BadPath."""
+    """Return struct pg_wal_segment of a segment or snapshot, unchecked. Raises WalDamaged,
+    BadPath."""
     block = _first_block(path, disk)
     if len(block) < size_of("pg_wal_segment"):
-        raise WalDamaged(str(path), "is cut off", len(block), _HEAD, 0, 0)
+        raise WalDamaged(str(path), "is truncated", len(block), _HEAD, 0, 0)
     head = ffi.new("struct pg_wal_segment *")
     ffi.memmove(head, block, size_of("pg_wal_segment"))
     return head
 
 
 def _first_block(path: Path, disk: Disk) -> bytes:
-    """Read the header's block from the disk, shorter if the file is. Raises WalDamaged, BadPath."""
+    """Read the header's block from the disk; it is short if the file is. Raises WalDamaged,
+    BadPath."""
     with _reading(path), disk.open(path, direct=True) as file, mmap.mmap(-1, PAGE) as memory:
         return memory[: min(file.readinto(memory), _HEAD)]
 
 
 def uuid_of(path: Path, disk: Disk = DISK) -> bytes:
-    """Whose segment or snapshot it is. Raises WalDamaged."""
+    """Return the uuid of the arena of a segment or snapshot. Raises WalDamaged."""
     return bytes(header_of(path, disk).uuid)
 
 
 def has_header(path: Path, disk: Disk = DISK) -> bool:
-    """True if the header of a segment or snapshot is sound. Raises BadPath."""
+    """Return whether the header of a segment or snapshot is valid. Raises BadPath."""
     try:
         block = _first_block(path, disk)
     except WalDamaged:
@@ -135,19 +142,22 @@ def has_header(path: Path, disk: Disk = DISK) -> bool:
 
 
 def is_other_version(error: WalError) -> bool:
-    """True if it says that a file is of another version: nothing of it is lost, or to be left."""
+    """Return whether the error means that another version wrote the file, which is then
+    undamaged."""
     return isinstance(error, WalMismatch) and error.field in _VERSIONS
 
 
 def has_gone(path: Path) -> bool:
-    """True if a file that was there went, as old ones do: later ones of its kind took its place."""
+    """Return whether an old file was deleted because later ones of its kind replaced it."""
     there = _files(path.parent, path.suffix, DISK)
     return not path.exists() and bool(there) and path.name < there[0].path.name
 
 
 def following_lsn(segment: File) -> int:
-    """Of the record that comes behind all that this segment has by now. Raises WalMismatch,
-    WalDamaged, BadPath."""
+    """Return the LSN after the last record that this segment currently has.
+
+    Raises WalMismatch, WalDamaged, BadPath.
+    """
     walk = Walk()
     walk.enter(segment.path)
     read_out(walk)
@@ -155,13 +165,15 @@ def following_lsn(segment: File) -> int:
 
 
 def is_of_birth(snapshot: File, disk: Disk = DISK) -> bool:
-    """True if it is the first one of an arena that was born empty: it holds nothing, and alone it
-    was left by a start that did not get further."""
+    """Return whether this is the first snapshot of an arena that was created empty.
+
+    It contains nothing. If it is the only file, a start ended before it got further.
+    """
     return has_header(snapshot.path, disk) and header_of(snapshot.path, disk).epoch == 0
 
 
 def refuse_lost_segments(directory: Path, disk: Disk = DISK) -> None:
-    """Raises WalDamaged if there are snapshots and no segment: the newest one always stays."""
+    """Raise WalDamaged if there are snapshots but no segment: the newest one is never deleted."""
     if segments(directory, disk):
         return
     for file in snapshots(directory, disk)[::-1]:
@@ -174,10 +186,13 @@ def refuse_lost_segments(directory: Path, disk: Disk = DISK) -> None:
 
 
 class Frame(NamedTuple):
-    """A record. `kind`: "arm", "fire", ..., or "unknown" if it cannot be parsed; `fields`: of
-    its struct pg_wal_*, without padding; `rest`: what stands behind it, padding included;
-    `timestamps`: of the pg_timestamps of its timer, `replaced`: of the one that it replaces,
-    `asked`: of the pg_asked of the one that ended by it, empty if it has none."""
+    """A record.
+
+    `kind`: "arm", "fire", ..., or "unknown" if it cannot be parsed. `fields`: fields of its struct
+    pg_wal_*, without padding. `rest`: bytes behind the struct, padding included. `timestamps`:
+    fields of the pg_timestamps of its timer; `replaced`: the same of the replaced timer. `asked`:
+    fields of the pg_asked of the timer that this record ended. Each is empty if there is none.
+    """
 
     lsn: int
     kind: str
@@ -189,7 +204,7 @@ class Frame(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What stands behind a record's struct, as far as it has any of it."""
+    """Parsed bytes behind a record's struct; a record has only some of the fields."""
 
     name: str | None = None
     key: Key | None = None
@@ -197,13 +212,14 @@ class Contents(NamedTuple):
 
 
 def contents(frame: Frame) -> Contents:
-    """The name, or key and payload, of a record."""
+    """Return the name, or key and payload, of a record."""
     fields, rest = frame.fields, frame.rest
     if "name_len" in fields:
         return Contents(name=rest[: fields["name_len"]].decode(errors="replace"))
     if not fields.get("key_len"):
         return Contents()
-    start = fields.get("keys", 0) * size_of("pg_wal_watch_key")  # of a watch
+    # a watch record has its watch keys first
+    start = fields.get("keys", 0) * size_of("pg_wal_watch_key")
     start += size_of("pg_wal_row") if fields.get("in_bulk_load") else 0
     end = start + fields["key_len"]
     kind = fields["key_type"] if "key_type" in fields else fields["meta"] & 15
@@ -217,7 +233,7 @@ KINDS: dict[int, str] = {
     for value, name in ffi.typeof("enum pg_wal_type").elements.items()
     if name != "PG_WAL_TYPES"
 }
-"""Type of a record to its name."""
+"""Name of each type of record."""
 UNKNOWN = "unknown"
 
 
@@ -226,8 +242,10 @@ def _nothing() -> None:
 
 
 class Buffer:
-    """Memory for the bytes of one file at a time, aligned. It is used again: fresh memory has to be
-    zeroed and mapped first."""
+    """Aligned memory for the bytes of one file at a time.
+
+    The memory is reused, because new memory first has to be zeroed and mapped.
+    """
 
     def __init__(self, disk: Disk = DISK) -> None:
         self._disk = disk
@@ -237,8 +255,7 @@ class Buffer:
         self, path: Path, most: int = 2**63, moved: Callable[[], object] = _nothing, *,
         direct: bool = False,
     ) -> Any:  # fmt: skip
-        """A file's bytes for a Walk, `most` of them at most; valid until the next call, and as long
-        as the buffer is there.
+        """Read at most `most` bytes of a file for a Walk; they are valid until the next call.
 
         `moved` is called after each PORTION. `direct`: read from the disk, not from the page cache.
         The file is read and not mapped, so that a bad sector is an error. Raises WalDamaged,
@@ -269,7 +286,7 @@ class Buffer:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """What the system says of a file that is read, as an error of ours."""
+    """Convert an OSError of reading a file to WalDamaged or BadPath."""
     try:
         yield
     except FileNotFoundError as error:
@@ -280,7 +297,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class Walk:
-    """Reads files of a WAL one behind the other: whole commit groups, each byte checked."""
+    """Read files of a WAL in sequence: whole commit groups, each byte checked."""
 
     def __init__(self, *, direct: bool = False, disk: Disk = DISK) -> None:
         """`direct`: read from the disk, not from the page cache."""
@@ -293,7 +310,8 @@ class Walk:
 
     @classmethod
     def before(cls, arena: Handle) -> Walk:
-        """The end of a WAL that this arena has not begun: all it appended is still to come."""
+        """Return the end of a WAL in which this arena has not written: all its records are still to
+        come."""
         wal_buffer, self = arena.wal_buffer, cls()
         appended = int(wal_buffer.tail) != int(wal_buffer.committed)
         self.struct.lsn = wal_buffer.committed_lsn if appended else wal_buffer.next_lsn - 1
@@ -301,26 +319,26 @@ class Walk:
 
     @property
     def state(self) -> WalkState:
-        """Where it stands."""
+        """State of the walk."""
         return WalkState(self.struct.state)
 
     @property
     def lsn(self) -> int:
-        """The last record that was read."""
+        """LSN of the last record that was read."""
         return int(self.struct.lsn)
 
     @property
     def uuid(self) -> bytes:
-        """Of the arena whose files these are."""
+        """Uuid of the arena of these files."""
         return bytes(self.struct.header.uuid)
 
     @property
     def boot_id(self) -> bytes:
-        """The boot whose clock its times use."""
+        """Id of the boot whose clock the times use."""
         return bytes(self.struct.header.boot_id)
 
     def enter(self, path: Path, memory: Any = None) -> None:
-        """Goes on with this file; `memory`: its bytes, if they were read already, aligned to 8.
+        """Continue with this file. `memory`: its bytes, aligned to 8, if they were read already.
 
         Raises WalDamaged, WalMismatch, BadPath.
         """
@@ -337,11 +355,11 @@ class Walk:
         self.enter(self.path)
 
     def groups(self) -> Iterator[tuple[Any, int]]:
-        """Address and bytes of the records of each commit group, until there is none left."""
+        """Yield address and size of the records of each commit group that is left."""
         walk = self.struct
         while (frame := lib.pg_walk_next(walk)) != ffi.NULL:
             begin = ffi.cast("uint8_t *", frame)
-            walk.next = walk.at  # the group's other frames go with its first
+            walk.next = walk.at  # skip the other frames of the group
             yield (
                 begin,
                 int(ffi.cast("uintptr_t", walk.bytes + walk.at))
@@ -349,7 +367,7 @@ class Walk:
             )
 
     def frames(self) -> Iterator[Frame]:
-        """Every record, decoded, until there is none left."""
+        """Yield each record that is left, decoded."""
         while (frame := lib.pg_walk_next(self.struct)) != ffi.NULL:
             yield _decode(frame)
 
@@ -362,15 +380,16 @@ class Walk:
         return damage if lib.pg_walk_skip(self.struct, live_lsn) else None
 
     def check(self) -> None:
-        """Raises WalDamaged if the file ended in bytes that are not what was written."""
+        """Raise WalDamaged if the file ended in damaged bytes."""
         walk = self.struct
         if self.state == WalkState.DAMAGED:
             raise self._damage(_LOST, self.path)
         if self.state == WalkState.SEALED:
             return
         if walk.header.magic == lib.PG_SNAPSHOT_MAGIC:
-            raise self._damage("a snapshot without its end", self.path)
-        if walk.size < walk.header.bytes:  # it had that size before its first record was written
+            raise self._damage("incomplete snapshot", self.path)
+        # the file had its full size before its first record was written
+        if walk.size < walk.header.bytes:
             detail, size = "was made shorter", int(walk.header.bytes)
             raise WalDamaged(str(self.path), detail, walk.size, size, walk.lsn + 1, 0)
 
@@ -423,7 +442,7 @@ def _fields(struct: Any) -> dict[str, int]:
 
 
 class Written(NamedTuple):
-    """A snapshot's first record to be redone over it, and the one that makes it valid."""
+    """LSN of the first record to redo over a snapshot, and of the record that makes it valid."""
 
     start_lsn: int
     end_lsn: int
@@ -433,10 +452,10 @@ def write_snapshot(
     handle: Handle, file: BinaryIO, *, quiet: bool, moved: Callable[[], object] = _nothing,
     host: Host = HOST, disk: Disk = DISK,
 ) -> Written:  # fmt: skip
-    """Writes all authoritative state of an arena, sessions left out, as a snapshot.
+    """Write all authoritative state of an arena, without sessions, as a snapshot.
 
-    `quiet`: nobody changes the arena meanwhile, so that it is whole without any WAL. `moved` is
-    called after each PORTION, which is on disk then.
+    `quiet`: the arena does not change meanwhile, so that the snapshot is complete without a WAL.
+    `moved` is called after each PORTION, which is then on disk.
     """
     snapshot, out = ffi.new("struct pg_snapshot *", {"quiet": quiet}), bytearray(_GROUP_MAX)
     base, salt, lsn, number = ffi.from_buffer(out), host.random_bits(32), 0, 0
@@ -474,10 +493,11 @@ def write_snapshot(
 
 
 class GroupCommit:
-    """Brings appended records to disk, in a thread; what was appended is there once it begins.
+    """Write appended records to disk, in a thread; each commit contains all records appended
+    before.
 
-    `end` has read the newest segment to its end, from the page cache, or is Walk.before(arena);
-    the thread ends that segment and begins the next. Raises WalUnwritable if a system call failed,
+    `end` has read the newest segment to its end, from the page cache, or is Walk.before(arena); the
+    thread ends that segment and starts the next one. Raises WalUnwritable if a system call failed,
     WalMismatch if disk and arena disagree.
     """
 
@@ -485,7 +505,7 @@ class GroupCommit:
         self, arena: Handle, directory: Path, wal_segment_bytes: int, end: Walk, disk: Disk = DISK,
         *, threaded: bool = True,
     ) -> None:  # fmt: skip
-        """Without `threaded` the caller commits, with `iterate`."""
+        """Start the thread; without `threaded` the caller commits, with `iterate`."""
         self._arena = arena
         self._threaded = threaded
         self._memory = ffi.new("uint8_t[]", lib.pg_group_commit_bytes())
@@ -500,19 +520,19 @@ class GroupCommit:
 
     @property
     def fd(self) -> int:
-        """Readable once more is on disk, or nothing will be any more."""
+        """File descriptor that is readable after a commit, or after the WAL has stopped."""
         return int(lib.pg_group_commit_fd(self._c))
 
     def iterate(self) -> bool:
-        """Commit one group of what was appended; False if nothing was."""
+        """Commit one group of appended records; False if there were none."""
         return bool(lib.pg_group_commit_iterate(self._c))
 
     def kick(self) -> None:
-        """Something may have been appended."""
+        """Wake the thread up, because records may have been appended."""
         lib.pg_group_commit_kick(self._c)
 
     def stop(self, errno: int) -> None:
-        """Stop the WAL after a failure outside the thread, which checks the state before each
+        """Stop the WAL after a failure outside of the thread, which checks the state before each
         commit."""
         wal_buffer = self._arena.wal_buffer
         wal_buffer.error, wal_buffer.error_lsn = errno, wal_buffer.committed_lsn + 1
@@ -527,7 +547,7 @@ class GroupCommit:
         lib.pg_group_commit_unpause(self._c)
 
     def close(self) -> None:
-        """Commits what was appended, ends the thread and closes the files."""
+        """Commit all appended records, end the thread and close the files."""
         while not self._threaded and self.iterate():
             pass
         lib.pg_group_commit_stop(self._c)
@@ -542,5 +562,5 @@ def _unopened(directory: Path, fault: Any) -> WalError:
 
 
 def has_stopped(wal_buffer: Any) -> bool:
-    """True if nothing more will get to disk."""
+    """Return whether the WAL has stopped, so that no more records get to disk."""
     return int(wal_buffer.state) == WalState.STOPPED

@@ -1,7 +1,7 @@
-"""The timing wheel in private memory: deadlines in, due objects out. Not thread-safe.
+"""A timing wheel in private memory: deadlines in, due objects out. It is not thread-safe.
 
-An exception of a signal handler may come between any two lines. It may leave a timer that nobody
-can cancel; it loses none.
+An exception of a signal handler may come between any two lines. The wheel may then have a timer
+that cannot be cancelled, but it loses none.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _DUE_MAX = 4096
 
 
 class Wheel(Generic[T]):
-    """Timers of one process. Doubles its memory when it is full.
+    """Timers of one process. The wheel doubles its memory when it is full.
 
-    `tick_ns`: resolution, 1000 to 10^8; `fanout`: buckets in a level, 2 to 256. A timer is
-    due at or after its deadline, at most a tick later when advance() is called in time.
+    `tick_ns`: resolution, 1000 to 10^8; `fanout`: buckets in a level, 2 to 256. A timer is due at
+    or after its deadline, at most a tick later if advance() is called in time.
     """
 
     def __init__(self, now_ns: int, tick_ns: int = 1_000_000, fanout: int = 256) -> None:
@@ -33,14 +33,14 @@ class Wheel(Generic[T]):
         self._taken: deque[T] = deque()
         """Items that are due."""
         self._due = ffi.new("uint32_t[]", _DUE_MAX)
-        """Slots that became due, and _NIL behind them."""
+        """Buffer for slots that became due, terminated by _NIL."""
         ffi.memmove(self._due, b"\xff" * ffi.sizeof(self._due), ffi.sizeof(self._due))
         self._more = ffi.new("int *")
         self._capacity, self._now_ns = _FIRST_CAPACITY, now_ns
         self._memory, self._wheel = self._made(_FIRST_CAPACITY)
 
     def _made(self, capacity: int) -> tuple[Any, Any]:
-        """Memory, and the wheel in it."""
+        """Return memory with a new wheel in it."""
         memory = ffi.new("uint8_t[]", lib.pg_local_bytes(capacity, *self._shape))
         return memory, lib.pg_local_create(memory, capacity, *self._shape, self._now_ns)
 
@@ -48,8 +48,10 @@ class Wheel(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, deadline_ns: int) -> int:
-        """Arms a timer; returns its slot, valid until it is cancelled or due. Deadlines are
-        clamped to 0 and 2^63 - 1."""
+        """Arm a timer and return its slot, which is valid until the timer is cancelled or due.
+
+        Deadlines are clamped to 0 and 2^63 - 1.
+        """
         self._collect()
         deadline_ns = min(max(deadline_ns, 0), NEVER_NS)
         slot = lib.pg_local_add(self._wheel, deadline_ns)
@@ -60,7 +62,8 @@ class Wheel(Generic[T]):
         return int(slot)
 
     def _grow(self) -> None:
-        """Slots are given out from 0 on, so every timer gets its own one again."""
+        """Move all timers to a larger wheel. It assigns slots from 0 on, so every timer keeps its
+        slot."""
         capacity = 2 * self._capacity
         memory, wheel = self._made(capacity)
         for slot in range(self._capacity):
@@ -71,16 +74,16 @@ class Wheel(Generic[T]):
         self._capacity, self._memory, self._wheel = capacity, memory, wheel
 
     def cancel(self, slot: int, item: T) -> None:
-        """Disarms the timer of `item` in `slot`, unless it is due or cancelled."""
+        """Disarm the timer of `item` in `slot`, unless it is due or cancelled."""
         self._collect()
         if self._items.get(slot, (None, 0))[0] is item:
             del self._items[slot]
             lib.pg_local_cancel(self._wheel, slot)
 
     def advance(self, now_ns: int, take: Callable[[T], object]) -> None:
-        """Takes out all that is due at `now_ns`, in the order of deadlines by tick.
+        """Remove all timers that are due at `now_ns`, in the order of their deadlines by tick.
 
-        `take` gets each item, after an exception perhaps twice.
+        `take` gets each item, after an exception possibly twice.
         """
         self._now_ns = max(self._now_ns, now_ns)
         while True:
@@ -93,7 +96,7 @@ class Wheel(Generic[T]):
                 return
 
     def _collect(self) -> None:
-        """Take the items of due slots, which others may get afterwards."""
+        """Take the items of due slots, which can then be reused."""
         count = 0
         while count < _DUE_MAX and self._due[count] != _NIL:
             slot = self._due[count]
@@ -101,17 +104,17 @@ class Wheel(Generic[T]):
                 self._taken.append(self._items[slot][0])
                 del self._items[slot]
             count += 1
-        while count:  # the first one last: it shows that there are others
+        while count:  # the first one last: while it is there, others may be left
             count -= 1
             self._due[count] = _NIL
 
     @property
     def next_ns(self) -> int:
-        """When advance() is needed next; NEVER_NS = nothing is armed."""
+        """Time at which advance() is needed next; NEVER_NS if nothing is armed."""
         return int(lib.pg_local_next_ns(self._wheel))
 
     def check(self) -> None:
-        """Raises ArenaBroken with the first broken invariant."""
+        """Raise ArenaBroken with the first broken invariant."""
         fault = ffi.new("struct pg_fault *")
         if not lib.pg_local_check(self._wheel, fault):
             part, detail = (ffi.string(text).decode() for text in (fault.part, fault.detail))

@@ -1,8 +1,8 @@
-"""The wire as pure functions: requests to bytes, replies and notices to Python values.
+"""Encode requests, and decode replies and notices.
 
-No I/O and no clock. docs/protocol.md describes the same bytes for other languages; all
-formats come from layout.h. Whatever arrives is checked before it is trusted: a frame that
-breaks the protocol raises ProtocolError and nothing else.
+These are pure functions without I/O and clock. docs/protocol.md describes the same bytes for other
+languages; all formats come from layout.h. Received bytes are checked before use: a frame that
+breaks the protocol raises ProtocolError and no other error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Key = str | bytes | uuid.UUID
 _STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
 _WITHOUT_TARGETS = frozenset({Condition.SUM, Condition.CLIENT})
 _NOTHING = 2**64 - 1
-"""As a target: reached. As a cap: none."""
+"""As a target: the watermark is reached. As a cap: there is none."""
 
 RESEND_MAX_NS = 2_000_000_000
 """The longest pause of a client before it sends unanswered messages again. The delay of expiry
@@ -63,7 +63,7 @@ NAMESPACE_SET = struct.Struct(struct_format("pg_namespace_set"))
 ROWS = struct.Struct(struct_format("pg_rows"))
 BULK_LOAD_ASK = struct.Struct(struct_format("pg_bulk_load_ask"))
 BULK_LOAD_INFO = struct.Struct(struct_format("pg_bulk_load_info"))
-BULK_LOAD_PART = struct.Struct("<Q512s")  # pg_bulk_load_part, its bits as bytes
+BULK_LOAD_PART = struct.Struct("<Q512s")  # struct pg_bulk_load_part with its bits as bytes
 PUBLISH = struct.Struct(struct_format("pg_publish"))
 
 
@@ -71,7 +71,7 @@ PUBLISH = struct.Struct(struct_format("pg_publish"))
 
 
 def encode_key(key: Key) -> tuple[int, bytes]:
-    """The type tag and the bytes of `key`. Raises InvalidKey."""
+    """Return type tag and bytes of `key`. Raises InvalidKey."""
     if isinstance(key, str):
         kind, data = _STR, _utf8(key)
     elif isinstance(key, bytes):
@@ -96,7 +96,7 @@ def _utf8(key: str) -> bytes:
 
 
 def decode_key(kind: int, data: bytes) -> Key:
-    """The inverse of encode_key. Bytes that do not fit their tag come back as bytes."""
+    """Return the key of encode_key. Bytes that do not fit their tag are returned as bytes."""
     try:
         if kind == KeyType.STR:
             return data.decode()
@@ -106,12 +106,12 @@ def decode_key(kind: int, data: bytes) -> Key:
 
 
 def encode_namespace(name: str) -> bytes:
-    """1-63 bytes of UTF-8 without NUL. Raises InvalidName."""
+    """Encode a name of 1-63 bytes of UTF-8 without NUL. Raises InvalidName."""
     return _encode_name("namespace", name, 1, layout.NAMESPACE_MAX)
 
 
 def encode_topic(name: str) -> bytes:
-    """0-127 bytes of UTF-8 without NUL. Raises InvalidName."""
+    """Encode a name of 0-127 bytes of UTF-8 without NUL. Raises InvalidName."""
     return _encode_name("topic", name, 0, layout.TOPIC_MAX)
 
 
@@ -136,7 +136,7 @@ def _encode_name(kind: str, name: str, least: int, most: int) -> bytes:
 
 
 def encode_payload(payload: bytes | bytearray | memoryview) -> bytes:
-    """0-65536 bytes. Raises InvalidPayload."""
+    """Return a payload of 0-65536 bytes as bytes. Raises InvalidPayload."""
     if not isinstance(payload, bytes | bytearray | memoryview):
         reason = f"must be bytes, not {type(payload).__name__}"
         raise InvalidPayload(reason=reason, length=0, limit=layout.PAYLOAD_MAX)
@@ -147,7 +147,7 @@ def encode_payload(payload: bytes | bytearray | memoryview) -> bytes:
 
 
 def encode_names(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A name table of (namespace, topic) pairs, padded to 8 bytes."""
+    """Return a name table of (namespace, topic) pairs, padded to 8 bytes."""
     table = b"".join(bytes((len(n), len(t))) + n + t for n, t in pairs)
     return table + bytes(-len(table) % 8)
 
@@ -168,7 +168,7 @@ def encode_frame(
     at_ns: int | None = None,
     detail: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """The 64 bytes that begin every request and reply; at_ns sets its flag when given."""
+    """Return the first 64 bytes of every request and reply; `at_ns` also sets its flag."""
     if at_ns is not None:
         flags |= layout.FLAG_AT
     return FRAME.pack(
@@ -178,18 +178,18 @@ def encode_frame(
 
 
 def encode_worker(name: str) -> bytes:
-    """What a client calls itself: 0-63 bytes of UTF-8 without NUL. Raises InvalidName."""
+    """Encode a client's name for itself: 0-63 bytes of UTF-8 without NUL. Raises InvalidName."""
     return _encode_name("worker", name, 0, layout.WORKER_MAX)
 
 
 def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"", grace_ns: int = 0) -> bytes:
-    """A greeting; `nonce` is 16 random bytes, the same ones for the same session."""
+    """Return a HELLO; `nonce` is 16 random bytes, the same ones for the same session."""
     hello = HELLO.pack(nonce, len(worker), grace_ns)
     return encode_frame(Message.HELLO, 0, sequence) + hello + worker
 
 
 def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> bytes:
-    """A question for one key; `sequence` is echoed and means nothing else."""
+    """Return a QUERY for one key; the daemon only echoes `sequence`."""
     kind, data = encode_key(key)
     names = encode_names([(namespace, b"")])
     head = encode_frame(Message.QUERY, session, sequence, count=1, names=1, names_bytes=len(names))
@@ -201,23 +201,24 @@ def encode_bulk_load(
     sequence: int, session: int, bulk_load: bytes, action: int,
     *, namespace: bytes = b"", fencing_token: int = 0, start: int = 0,
 ) -> bytes:  # fmt: skip
-    """A BULK_LOAD message; OPEN and CLOSE name a namespace, STATUS the block to start with."""
+    """Return a BULK_LOAD message; OPEN and CLOSE name a namespace, STATUS the block to start
+    with."""
     ask = BULK_LOAD_ASK.pack(bulk_load, fencing_token, start, action, len(namespace))
     return encode_frame(Message.BULK_LOAD, session, sequence) + ask + namespace
 
 
 class NamespaceSettings(NamedTuple):
-    """What an admin sets of a namespace; quotas of 0 are none."""
+    """Settings of a namespace that an admin sets; quotas of 0 are none."""
 
     owner_uid: int = layout.ANYBODY
     durability: int = 0
-    """0 memory, 1 durable."""
+    """Durability: 0 memory, 1 durable."""
     quota_timers: int = 0
     quota_bytes: int = 0
     quota_ops: int = 0
-    """Operations per second."""
+    """Limit in operations per second."""
     park_beyond_ns: int = 0
-    """Timers that are due later than so long from now are parked; 0 = none is."""
+    """Timers with a longer delay are parked; 0 = none is."""
 
 
 _SET_FIELDS = {
@@ -231,7 +232,7 @@ _SET_FIELDS = {
 
 
 def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, int]) -> bytes:
-    """Sets the fields of NamespaceSettings that `changes` names, and leaves the others."""
+    """Return a NAMESPACE message that changes only the fields of NamespaceSettings in `changes`."""
     fields = NamespaceField(0)
     for name in changes:
         fields |= _SET_FIELDS[name]
@@ -241,12 +242,13 @@ def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, 
 
 
 def encode_place(sequence: int, namespace: bytes, partitions: int = 1) -> bytes:
-    """Has a deployment of shards place a namespace, if it was not born yet."""
+    """Return a message that makes a deployment of shards place a namespace, if it does not
+    exist."""
     return encode_frame(Message.PLACE, 0, sequence, count=partitions) + namespace
 
 
 def decode_namespace_set(body: bytes) -> NamespaceSettings:
-    """The reply to a NAMESPACE message. Raises ProtocolError."""
+    """Decode the reply to a NAMESPACE message. Raises ProtocolError."""
     _need("namespace settings", body, 0, NAMESPACE_SET.size)
     _, owner, durability, _, *quotas = NAMESPACE_SET.unpack_from(body)
     return NamespaceSettings(owner, durability, *quotas)
@@ -255,7 +257,7 @@ def decode_namespace_set(body: bytes) -> NamespaceSettings:
 def encode_publish(
     sequence: int, namespace: bytes, topic: bytes, key: Key, payload: bytes
 ) -> bytes:
-    """One notice to a topic, at once. Raises InvalidKey."""
+    """Return a PUBLISH message, which sends one notice to a topic at once. Raises InvalidKey."""
     kind, data = encode_key(key)
     head = PUBLISH.pack(len(payload), len(data), kind, len(namespace), len(topic))
     return encode_frame(Message.PUBLISH, 0, sequence) + head + namespace + topic + data + payload
@@ -265,7 +267,7 @@ def encode_publish(
 
 
 class Reply(NamedTuple):
-    """A reply's head; `body` is what follows its 64 bytes."""
+    """Head of a reply; `body` follows its 64 bytes."""
 
     message: int
     session: int
@@ -276,7 +278,7 @@ class Reply(NamedTuple):
     body: bytes
 
     def refusal(self) -> MessageRefused:
-        """The reply's error as an exception."""
+        """Return the reply's error as an exception."""
         try:
             name = WireError(self.error).name
         except ValueError:
@@ -300,7 +302,7 @@ _SHARED = {
 
 
 class Share(NamedTuple):
-    """Figures of a refusal because of a uid's share of a table."""
+    """Figures of a refusal by a uid's share of a table."""
 
     resource: str
     limit: int
@@ -339,7 +341,7 @@ class Welcome(NamedTuple):
     batch_records: int
     message_bytes: int
     real_boot_ns: int
-    """The daemon's CLOCK_BOOTTIME."""
+    """CLOCK_BOOTTIME of the daemon."""
     node: int
     """NUMA node of the daemon's threads + 1; 0 = any."""
     reaper_cpu: int
@@ -347,9 +349,9 @@ class Welcome(NamedTuple):
     first_id: int
     """The id that the session had at first."""
     wal: int
-    """1: the daemon keeps a WAL."""
+    """1 if the daemon has a WAL."""
     term: int
-    """Of the leader that answers; 0 = a daemon without replicas."""
+    """Term of the leader that answers; 0 = a daemon without replicas."""
 
 
 class WatchInfo(NamedTuple):
@@ -383,7 +385,7 @@ class OperationInfo(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a QUERY found: `wall_ns` is None without an absolute wall deadline."""
+    """Result of a QUERY for one key: `wall_ns` is None without an absolute wall deadline."""
 
     ticket: int
     status: int
@@ -394,12 +396,12 @@ class Info(NamedTuple):
     key: Key
     payload: bytes
     operation: OperationInfo | None = None
-    """None for a timer."""
+    """Details of an operation; None for a timer."""
 
 
 class BulkLoadInfo(NamedTuple):
-    """struct pg_bulk_load_info, and its parts: number of a block of
-    BULK_LOAD_BLOCK_ROWS rows -> its bits, lowest first."""
+    """struct pg_bulk_load_info, and its parts: the bits of each block of BULK_LOAD_BLOCK_ROWS rows,
+    by block number, lowest row first."""
 
     bulk_load: bytes
     fencing_token: int
@@ -419,7 +421,7 @@ def _need(subject: str, data: bytes, offset: int, length: int) -> None:
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Splits a reply; checks magic and version. Raises ProtocolError."""
+    """Split a reply, and check magic and version. Raises ProtocolError."""
     _need("reply", data, 0, FRAME.size)
     head = FRAME.unpack_from(data)
     if head[0] != layout.WIRE_MAGIC:
@@ -430,24 +432,25 @@ def decode_reply(data: bytes) -> Reply:
 
 
 def decode_welcome(body: bytes) -> Welcome:
-    """The body of a HELLO's reply. Raises ProtocolError."""
+    """Decode the body of a reply to HELLO. Raises ProtocolError."""
     _need("welcome", body, 0, WELCOME.size)
     return Welcome(*WELCOME.unpack_from(body))
 
 
 def check_results(body: bytes, count: int) -> None:
-    """Raises ProtocolError unless `body` holds `count` results; ended keys may follow."""
+    """Raise ProtocolError unless `body` has `count` results; ended keys may follow."""
     if len(body) < count * RESULT.size:
         raise ProtocolError("results", FRAME.size, count * RESULT.size, len(body))
 
 
 def decode_results(body: bytes) -> Iterator[tuple[int, int]]:
-    """(ticket << 8 | status, deadline_ns) per record of a body that check_results passed."""
+    """Yield (ticket << 8 | status, deadline_ns) per record of a body that check_results
+    accepted."""
     return RESULT.iter_unpack(body)
 
 
 def decode_infos(body: bytes, count: int) -> list[Info]:
-    """The body of a QUERY's reply. Raises ProtocolError."""
+    """Decode the body of a reply to QUERY. Raises ProtocolError."""
     infos, at = [], 0
     for _ in range(count):
         _need("info", body, at, INFO.size)
@@ -502,7 +505,7 @@ def _decode_watch(condition: Condition, row: tuple[Any, ...], key: bytes) -> Wat
 
 
 def decode_bulk_load(body: bytes) -> BulkLoadInfo:
-    """The body of a BULK_LOAD's reply. Raises ProtocolError."""
+    """Decode the body of a reply to BULK_LOAD. Raises ProtocolError."""
     _need("bulk load", body, 0, BULK_LOAD_INFO.size)
     parts = body[BULK_LOAD_INFO.size :]
     _need(
@@ -530,7 +533,7 @@ class SessionInfo(NamedTuple):
     operations: int
     """Operations that the session owns, armed or not acknowledged."""
     unacknowledged: int
-    """Outcomes and CHECKs in its inbox."""
+    """Outcomes and CHECK requests in its inbox."""
 
 
 def decode_sessions(body: bytes, count: int) -> list[SessionInfo]:
@@ -541,7 +544,7 @@ def decode_sessions(body: bytes, count: int) -> list[SessionInfo]:
 
 
 def decode_newest_sequences(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:
-    """An ADVANCE's reply: (namespace, topic) -> (incarnation, sequence of the newest)."""
+    """Decode a reply to ADVANCE: (namespace, topic) -> (incarnation, newest sequence)."""
     newest, at = {}, 0
     for _ in range(count):
         _need("tail", body, at, TAIL.size)
@@ -569,7 +572,7 @@ def _cut(data: bytes, ends: Sequence[int]) -> list[bytes]:
 
 
 class RawOutcome(NamedTuple):
-    """What the daemon pushes to an owner; cause 0 = a CHECK of a CLIENT condition."""
+    """Outcome that the daemon sends to an owner; cause 0 = a CHECK of a CLIENT condition."""
 
     ticket: int
     cause: int
@@ -590,24 +593,25 @@ class RawOutcome(NamedTuple):
 
 
 def encode_watch_key(key: Key, target: int, cap: int = 0, own: bool = False) -> bytes:
-    """One watch key of an operation; an own one goes with it. Raises InvalidKey."""
+    """Encode one watch key of an operation; an `own` key ends with it. Raises InvalidKey."""
     kind, data = encode_key(key)
     return WATCH_KEY.pack(target, cap, len(data), kind, layout.OWN_KEY * own) + data
 
 
 def encode_acks(session: int, acks: Sequence[tuple[int, int, int]]) -> bytes:
-    """Acknowledges (ticket, version, slot) of each outcome (version 0) or CHECK."""
+    """Return a message that acknowledges (ticket, version, slot) of each outcome (version 0) or
+    CHECK."""
     head = encode_frame(Message.ACK, session, count=len(acks))
     return head + b"".join(ACK.pack(*ack) for ack in acks)
 
 
 def decode_bitmap(bits: bytes) -> tuple[int, ...]:
-    """Numbers of the bits that are set."""
+    """Return the numbers of the set bits."""
     return tuple(i for i in range(8 * len(bits)) if bits[i // 8] >> i % 8 & 1)
 
 
 def decode_outcomes(body: bytes, count: int) -> list[RawOutcome]:
-    """The body of an OUTCOMES message. Raises ProtocolError."""
+    """Decode the body of an OUTCOMES message. Raises ProtocolError."""
     _need("outcomes", body, 0, count * OUTCOME.size)
     outcomes, at = [], count * OUTCOME.size
     for head in OUTCOME.iter_unpack(body[:at]):
@@ -629,7 +633,8 @@ def decode_outcomes(body: bytes, count: int) -> list[RawOutcome]:
 
 
 def decode_ended(extra: bytes) -> dict[int, list[Key]]:
-    """What follows the results of a batch: record number -> keys that it ended."""
+    """Decode the bytes after the results of a batch: the keys that each record ended, by its
+    number."""
     ended: dict[int, list[Key]] = {}
     at = 0
     while at < len(extra):
@@ -668,7 +673,7 @@ class NoticeHead(NamedTuple):
 
 
 class RawNotice(NamedTuple):
-    """One notice as it stands on the wire, its key decoded."""
+    """One notice of a message, with its key decoded."""
 
     ticket: int
     deadline_ns: int
@@ -680,19 +685,21 @@ class RawNotice(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the notice of an operation says besides its cause."""
+    """Result of an operation, from the payload of its notice."""
 
     elapsed_ns: int
-    """From arming to the end, on the daemon's clock."""
+    """Time from arming to the end, on the daemon's clock."""
     error: int
-    """The code given to fail(), else 0."""
+    """Error code given to fail(), else 0."""
     missing: tuple[int, ...]
     """Indices of the operation's keys that were still missing."""
 
 
 def decode_verdict(payload: bytes) -> tuple[Verdict, bytes]:
-    """Splits the payload of an operation's notice into verdict and the operation's own
-    payload. Raises ProtocolError."""
+    """Split the payload of an operation's notice into verdict and the operation's own payload.
+
+    Raises ProtocolError.
+    """
     _need("verdict", payload, 0, VERDICT.size)
     elapsed_ns, error, _, bitmap_bytes = VERDICT.unpack_from(payload)
     end = VERDICT.size + bitmap_bytes
@@ -701,12 +708,12 @@ def decode_verdict(payload: bytes) -> tuple[Verdict, bytes]:
 
 
 def topic_frame(namespace: bytes, topic: bytes) -> bytes:
-    """First frame of a notice message, which is also the prefix to subscribe to."""
+    """Return the first frame of a notice message, which is also the subscription prefix."""
     return b"%s\0%s\0" % (namespace, topic)
 
 
 def decode_topic_frame(frame: bytes) -> tuple[str, str]:
-    """(namespace, topic) of a first frame. Raises ProtocolError."""
+    """Return (namespace, topic) of a first frame. Raises ProtocolError."""
     parts = frame.split(b"\0")
     if len(parts) != 3 or parts[2]:
         raise ProtocolError("NUL bytes of a topic frame", 0, 2, len(parts) - 1)
@@ -714,7 +721,8 @@ def decode_topic_frame(frame: bytes) -> tuple[str, str]:
 
 
 def decode_notice_head(data: bytes) -> NoticeHead:
-    """Head of a second frame; zero records are a tail heartbeat. Raises ProtocolError."""
+    """Decode the head of a second frame; zero records mean a tail heartbeat. Raises
+    ProtocolError."""
     _need("notices", data, 0, NOTICES.size)
     head = NOTICES.unpack_from(data)
     if head[0] != layout.NOTICE_MAGIC:
@@ -725,7 +733,7 @@ def decode_notice_head(data: bytes) -> NoticeHead:
 
 
 def decode_notices(data: bytes, count: int) -> list[RawNotice]:
-    """The `count` notices of a second frame, in order. Raises ProtocolError."""
+    """Decode the `count` notices of a second frame, in order. Raises ProtocolError."""
     _need("notice records", data, NOTICES.size, count * NOTICE.size)
     notices, at = [], NOTICES.size + count * NOTICE.size
     for record in NOTICE.iter_unpack(data[NOTICES.size : at]):

@@ -1,7 +1,7 @@
 """Fixtures that several test files share.
 
-A test that needs something of the machine calls needs() of machine.py: with its name in
-$PURGATORYD_REQUIRE the test fails where it is missing, else it is skipped.
+A test that needs a feature of the machine calls needs() of machine.py. If the feature is missing,
+the test is skipped, or fails if $PURGATORYD_REQUIRE names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ pytest_plugins = "tiers", "costs", "scheduling"
 DAEMONS = pytest.StashKey[list[Daemon]]()
 """The daemons that a test started."""
 
-# A shell has what runs in its background ignore SIGINT, and so would all that the tests start.
+# A shell starts background jobs with SIGINT ignored, and the processes of the tests would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -38,7 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds to the report of a failed test whether its daemons still run, and their messages."""
+    """Add to the report of a failed test whether its daemons still run, and their messages."""
     report = yield
     if report.when == "call" and report.failed:
         for one in item.stash.get(DAEMONS, []):
@@ -49,9 +50,10 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A private $PURGATORYD_DIR; short, because socket paths are limited to 107 bytes.
+    """Create a private $PURGATORYD_DIR; its path is short because socket paths are limited to 107
+    bytes.
 
-    At the end it goes, with the arena files of every daemon that ever locked a name in it.
+    At the end it is removed, with the arena files of every daemon that ever locked a name in it.
     """
     directory = Path(tempfile.mkdtemp(prefix="purgatoryd-test-"))
     monkeypatch.setenv("PURGATORYD_DIR", str(directory))
@@ -63,9 +65,9 @@ def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, daemon_dir: Path) -> Iterator[StartDaemon]:
-    """Starts daemons in the test's own directory; stops them cleanly at the end.
+    """Start daemons in the test's own directory, and stop them cleanly at the end.
 
-    Clients that the test makes in its own process find them by name.
+    Clients that the test creates in its own process find them by name.
     """
     started: list[Daemon] = []
     request.node.stash[DAEMONS] = started
@@ -81,7 +83,7 @@ def daemon(request: pytest.FixtureRequest, daemon_dir: Path) -> Iterator[StartDa
 
 @pytest.fixture(scope="session")
 def flight_runs(tmp_path_factory: pytest.TempPathFactory) -> FlightRuns:
-    """What two days of the flights left."""
+    """WALs of two days of the flights."""
     return run_flights(tmp_path_factory.mktemp("flights"))
 
 
@@ -89,7 +91,7 @@ def flight_runs(tmp_path_factory: pytest.TempPathFactory) -> FlightRuns:
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of the whole run, started when the first test asks for it.
 
-    A command that finds it gives it the defaults once more, so these are of the tests, too.
+    A command that finds it applies the default settings again, so the tests use these as well.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (SMALL_PLANS | MANY_PLANS).items():

@@ -1,4 +1,4 @@
-"""Who may do what with a real daemon: files, sockets, uids, owners, quotas, hijacked paths."""
+"""Access control with a real daemon: files, sockets, uids, owners, quotas, hijacked paths."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def group_of(real: Daemon) -> int:
 
 
 def as_member(real: Daemon, uid: int, work: Callable[[], object]) -> object:
-    """`work` as a user who is in the daemon's group by a supplementary one."""
+    """Run `work` as a user with the daemon's group as a supplementary group."""
     return run_as(uid, work, groups=[group_of(real)])
 
 
@@ -86,7 +86,7 @@ def may_open(path: Path, flags: int) -> bool:
 
 
 @pytest.mark.tier("test")
-def test_modes_of_all_that_a_daemon_makes(daemon: StartDaemon) -> None:
+def test_file_modes_of_a_daemon(daemon: StartDaemon) -> None:
     real = daemon()
     paths = real.paths
     assert mode_of(SHM / paths.arena[1:]) == 0o640
@@ -117,7 +117,7 @@ def test_only_the_group_may_open_the_arena_files(shared_dir: Path, daemon: Start
     assert run_as(BOB, opened) == [False] * 4
 
 
-def test_a_member_gets_at_nothing_of_the_process(daemon: StartDaemon) -> None:
+def test_a_member_cannot_access_the_process(daemon: StartDaemon) -> None:
     real = daemon()
     process = Path(f"/proc/{real.pid}")
 
@@ -128,8 +128,8 @@ def test_a_member_gets_at_nothing_of_the_process(daemon: StartDaemon) -> None:
     assert as_member(real, ALICE, opened) == [False] * 4
 
 
-def test_a_lock_on_the_arena_holds_up_nobody(daemon: StartDaemon) -> None:
-    """Who may read a file may lock it."""
+def test_a_lock_on_the_arena_blocks_nobody(daemon: StartDaemon) -> None:
+    """A user who may read a file may lock it."""
     real = daemon()
     with Client("demo") as client:
         client.add("k", delay=3600)
@@ -160,7 +160,7 @@ def test_a_member_of_the_group_reads_and_a_stranger_does_not(
     assert not run_as(BOB, connect)
 
 
-def test_a_stranger_is_notified_that_the_arena_is_not_for_him(
+def test_a_stranger_gets_permission_denied_for_the_arena(
     shared_dir: Path, daemon: StartDaemon
 ) -> None:
     daemon("demo")
@@ -194,9 +194,7 @@ def test_a_stranger_learns_which_socket_is_shut(shared_dir: Path, daemon: StartD
     assert refused_by(shared_dir)
 
 
-def test_a_stranger_is_notified_that_a_wal_is_not_for_him(
-    shared_dir: Path, daemon: StartDaemon
-) -> None:
+def test_a_stranger_gets_permission_denied_for_a_wal(shared_dir: Path, daemon: StartDaemon) -> None:
     wals = shared_dir / "wal"
     daemon("demo", "--wal-dir", str(wals))
     wals.chmod(0o755)
@@ -215,7 +213,7 @@ def test_a_stranger_is_notified_that_a_wal_is_not_for_him(
 
 
 def add_one() -> str:
-    """What comes of an add: its status, or why the daemon does not want to talk."""
+    """Add a timer; return its status, or the reason why the daemon refused the connection."""
     try:
         with Client("demo", timeout=PATIENCE_S) as client:
             return client.add("k", delay=3600, mode="replace").status.name
@@ -224,7 +222,7 @@ def add_one() -> str:
 
 
 def hears_a_notice() -> bool:
-    """Whether a subscription is taken."""
+    """Return whether a subscription is accepted."""
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         monitor = subscriber.get_monitor_socket(
             zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
@@ -245,14 +243,14 @@ def test_only_allowed_uids_may_connect(shared_dir: Path, daemon: StartDaemon) ->
     assert as_member(real, ALICE, hears_a_notice)
     assert as_member(real, BOB, add_one) == f"DENIED {BOB}"
     assert not as_member(real, BOB, hears_a_notice)
-    assert add_one() == "REPLACED"  # root and the daemon's uid always may
+    assert add_one() == "REPLACED"  # root and the daemon's uid may always connect
     real.restart("--allow-uid", str(BOB))
     assert as_member(real, ALICE, add_one) == f"DENIED {ALICE}"
     real.restart("--budget", "4096")
     assert as_member(real, ALICE, add_one) == "REPLACED"
 
 
-def test_whatever_a_stranger_sends_is_denied(shared_dir: Path, daemon: StartDaemon) -> None:
+def test_every_message_of_a_stranger_is_denied(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo", "--allow-uid", str(ALICE))
 
     def errors() -> list[int]:
@@ -264,7 +262,7 @@ def test_whatever_a_stranger_sends_is_denied(shared_dir: Path, daemon: StartDaem
     assert WireError.DENIED not in as_member(real, ALICE, errors)  # type: ignore[operator]
 
 
-def test_a_group_is_allowed_by_the_gid_that_the_kernel_tells(
+def test_a_group_is_allowed_by_the_gid_from_the_kernel(
     shared_dir: Path, daemon: StartDaemon
 ) -> None:
     real = daemon("demo", "--allow-gid", "62000")
@@ -480,7 +478,7 @@ def test_quotas_of_every_uid(shared_dir: Path, daemon: StartDaemon) -> None:
     real.kill()
     real.start()
     assert {a.uid: a.live for a in Reader.attach(real.paths).accounts()} == found
-    real.restart("--accounts", "100")  # no quota any more
+    real.restart("--accounts", "100")  # without any quota
     with Client("demo") as client:
         client.add("third", delay=3600)
     reader = Reader.attach(real.paths)
@@ -496,7 +494,7 @@ def test_a_quota_of_operations_says_when_to_come_again(daemon: StartDaemon) -> N
         client.add("first", delay=3600)
         more = (client.add(f"k{n}", delay=3600) for n in itertools.count())
         with pytest.raises(QuotaExceeded) as caught:
-            list(more)  # not only one: on a busy machine, a second may pass
+            list(more)  # several, because on a busy machine a second may pass
         error = caught.value
         assert (error.whose, error.resource) == ("namespace", "operations per second")
         assert (error.limit, error.used) == (1, None)
@@ -511,7 +509,7 @@ def test_a_quota_of_operations_says_when_to_come_again(daemon: StartDaemon) -> N
 
 
 def refused(daemon: StartDaemon, words: str) -> None:
-    """A start fails with these words, and as what it is."""
+    """Check that a start fails with these words, and with the exit code of BadPath."""
     with pytest.raises(DaemonFailed, match=words) as caught:
         daemon()
     assert caught.value.code == Exit.UNUSABLE
@@ -525,7 +523,7 @@ def identity(path: Path) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("socket_name", ["cmd", "pub", "admin"])
 @pytest.mark.parametrize("detail", ["file", "link", "dangling", "directory", "fifo"])
-def test_what_is_no_socket_is_left_alone(
+def test_a_file_that_is_no_socket_is_not_touched(
     daemon_dir: Path, daemon: StartDaemon, socket_name: str, detail: str
 ) -> None:
     path = daemon_dir / f"demo.{socket_name}"
@@ -563,7 +561,7 @@ def test_a_socket_that_another_process_serves_is_left_alone(
         before = identity(path)
         refused(daemon, "is served by another process")
         assert identity(path) == before
-    daemon()  # whoever served it is gone: its socket is taken over
+    daemon()  # the process that served the socket is gone: the next one takes it over
 
 
 def test_a_socket_of_another_user_is_left_alone(daemon_dir: Path, daemon: StartDaemon) -> None:
@@ -612,7 +610,9 @@ def test_a_directory_of_another_user_is_refused(daemon_dir: Path, daemon: StartD
 
 
 @pytest.mark.parametrize("detail", ["link", "fifo", "foreign", "directory"])
-def test_a_lock_that_is_not_ours(daemon_dir: Path, daemon: StartDaemon, detail: str) -> None:
+def test_an_unusable_lock_file_is_refused(
+    daemon_dir: Path, daemon: StartDaemon, detail: str
+) -> None:
     lock, target = daemon_dir / "demo.lock", daemon_dir / "target"
     target.write_text("precious")
     if detail == "link":
@@ -647,14 +647,14 @@ def begin(directory: Path) -> subprocess.Popen[str]:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """Its first line on stdout; empty when it ended without one."""
+    """Return the first line on stdout; empty if the process ended without one."""
     assert process.stdout is not None
     assert select.select([process.stdout], [], [], PATIENCE_S)[0]
     return process.stdout.readline()
 
 
 @pytest.mark.tier("test")
-def test_of_ten_starts_at_once_one_wins(daemon_dir: Path) -> None:
+def test_one_of_ten_simultaneous_starts_wins(daemon_dir: Path) -> None:
     racers = [begin(daemon_dir) for _ in range(10)]
     try:
         lines = [first_line(racer) for racer in racers]

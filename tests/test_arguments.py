@@ -125,11 +125,11 @@ ROWS: list[Any] = [
     ("k", CONDITION, None), ("k", CONDITION, 1, 5), ("k", CONDITION, 1, b"", 5),
 ]  # fmt: skip
 OTHER_CALLS = {"stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
-"""Methods without an argument that can be bad, or with a test of their own below."""
+"""Methods without an argument that can be bad, or with a test of their own."""
 
 
 def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(method, arguments) with one bad argument each."""
+    """Yield (method, arguments) with one bad argument each."""
     for method, good in calls.items():
         for parameter in inspect.signature(getattr(cls, method)).parameters.values():
             if parameter.name in ("self", "wait", "drain"):
@@ -140,7 +140,7 @@ def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str
 
 
 def tried(call: Callable[[], object], tried_call: object) -> None:
-    """Make the call, which may raise only errors of purgatoryd."""
+    """Make the call, which may only raise errors of purgatoryd."""
     try:
         call()
     except PurgatorydError:
@@ -209,7 +209,7 @@ def test_a_bad_argument_of_an_admin_sends_nothing(daemon: StartDaemon) -> None:
         assert public(Admin) - OTHER_CALLS <= ADMIN_CALLS.keys()
         for method, arguments in bad_calls(Admin, ADMIN_CALLS):
             if method == "advance" and isinstance(arguments["to_ns"], int):
-                continue  # a valid time: it would move the clock
+                continue  # a valid time, which would move the clock
             tried(lambda: getattr(admin, method)(**arguments), (method, arguments))  # noqa: B023
             admin.ping()
 
@@ -222,7 +222,7 @@ def test_bad_limits_of_waits(daemon: StartDaemon) -> None:
         operation_ended.result(PATIENCE_S)
         for value in BAD:
             if value is None or (isinstance(value, int | float) and value > 1):
-                continue  # these wait, for longer than a test may
+                continue  # these calls wait longer than a test may
             tried(lambda: subscriber.get(value), value)  # noqa: B023
             tried(lambda: operation.result(value), value)  # noqa: B023
             handle = client.add("k", HOUR_S, mode="replace", wait=False)
@@ -253,7 +253,7 @@ def test_bad_arguments_of_constructors(daemon: StartDaemon, tmp_path: Path, cls:
     for name in names:
         for value in BAD:
             if name == "directory" and isinstance(value, str | Path):
-                continue  # it would be made
+                continue  # a call with valid arguments
             tried(lambda: opened(cls, good | {name: value}), (name, value))  # noqa: B023
 
 

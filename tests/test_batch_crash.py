@@ -1,4 +1,5 @@
-"""A batch that was cut off between the effect of a record and the note that it is applied."""
+"""A batch that a crash interrupts between the effect of a record and the note that it is
+applied."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def row_of(core: Purgatory, owner: Owner) -> Any:
 
 
 def cut_off(core: Purgatory, owner: Owner, records: int) -> None:
-    """As a crash right behind the last record's effect leaves it: the batch is under way, its
-    last record is neither counted nor answered."""
+    """Set the state of a crash right after the last record's effect: the batch is in progress, and
+    its last record is neither counted nor answered."""
     row = row_of(core, owner)
     memory = ffi.cast("struct pg_reply_memory *", core._secret + core.secret.replies_offset)
     reply = memory[(owner.id & 0xFFFF) * core.secret.window + row.last % core.secret.window]
@@ -67,11 +68,11 @@ def test_the_last_record_takes_effect_once(last: str) -> None:
     assert core.header.next_ticket == tickets
     assert core.counts() == counts
     assert dict(core.watermarks()) == watermarks
-    assert owner.reply(core.send(message)).answers == again, "and that is remembered"
+    assert owner.reply(core.send(message)).answers == again, "the core remembers the answer"
     core.check()
 
 
-def test_what_was_not_done_yet_is_done() -> None:
+def test_a_pending_record_is_applied() -> None:
     """The ticket was counted, but no slot has it."""
     core = Purgatory()
     owner = Owner(core)
@@ -86,7 +87,7 @@ def test_what_was_not_done_yet_is_done() -> None:
 
 
 def test_a_batch_under_way_goes_on_although_its_time_is_past() -> None:
-    """Under a virtual clock: it was begun at the time that it names."""
+    """Under a virtual clock: the batch started at the time that it names."""
     core = Purgatory(capacity=4096, watches=8192, watermarks=4096, payload_bytes=1 << 21)
     owner, other = Owner(core, 1), Owner(core, 2)
     for first in range(0, 3000, 1000):

@@ -1,4 +1,4 @@
-"""The benchmarks still run; their figures are nobody's business here."""
+"""Each benchmark runs; its figures are not judged."""
 
 from __future__ import annotations
 

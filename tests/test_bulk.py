@@ -1,4 +1,4 @@
-"""Time arguments and bulk packing without a daemon: columns mean what rows mean."""
+"""Time arguments and bulk packing without a daemon: columns and rows have the same meaning."""
 
 from __future__ import annotations
 

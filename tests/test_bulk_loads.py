@@ -1,4 +1,4 @@
-"""Bulk loads in the core: a row is done once, whatever happened to its timer since."""
+"""Bulk loads in the core: a row is done once, whatever has happened to its timer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def core() -> Purgatory:
 
 
 def restarted(core: Purgatory) -> None:
-    """What a kill -9 leaves, with garbage in all derived state."""
+    """Restart the core as after kill -9, with garbage in all derived state."""
     for region in DERIVED:
         view = core.region(region)
         view[:] = b"\xa5" * len(view)
@@ -79,7 +79,7 @@ def fire(core: Purgatory) -> None:
 
 
 def carried(core: Purgatory, by: str, snapshot: bytes, wal: Wal) -> Purgatory:
-    """The core that goes on; `snapshot`: of what was before the WAL."""
+    """Return the core after a restart of this kind; `snapshot`: state before the WAL."""
     if by == "after a kill":
         restarted(core)
     if by == "in another arena":
@@ -118,7 +118,7 @@ def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -
 
 
 def final_states_bulk_loaded(data: bytes) -> list[int]:
-    """What the records of final states say of it, in their order."""
+    """Return the bulk load fields of the records of final states, in order."""
     found = []
     for frame in frames_of(data):
         asked = lib.pg_frame_asked(ffi.from_buffer("struct pg_frame_head *", frame.data))
@@ -130,7 +130,7 @@ def final_states_bulk_loaded(data: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("by", WAYS)
-def test_the_end_of_a_row_says_that_it_was_one(core: Purgatory, by: str) -> None:
+def test_the_final_state_of_a_row_names_its_bulk_load(core: Purgatory, by: str) -> None:
     wal, snapshot = Wal(core), Snapshot(core).finish().data
     owner = Owner(core, 1, ALICE)
     made(owner, 0, *puts(3))
@@ -149,7 +149,7 @@ def test_the_end_of_a_row_says_that_it_was_one(core: Purgatory, by: str) -> None
     assert final_states_bulk_loaded(after.data) == [1, 0, 1, 0, 1, 0, 1]
 
 
-def test_what_changes_no_timer_is_done_too(core: Purgatory) -> None:
+def test_a_row_that_changes_no_timer_is_done(core: Purgatory) -> None:
     owner = Owner(core, 1, ALICE)
     owner.send(pd.put(b"key 0", SECOND_NS))
     later = pd.put(b"key 0", 5 * SECOND_NS, PutMode.EXTEND)
@@ -340,7 +340,7 @@ def test_status_names_every_row_in_as_many_answers_as_it_takes() -> None:
 # ---- what is refused as a whole ------------------------------------------------------------------
 
 
-def test_rows_that_cannot_be_are_malformed(core: Purgatory) -> None:
+def test_impossible_rows_are_malformed(core: Purgatory) -> None:
     owner = Owner(core)
     plain = [pd.put(b"k", SECOND_NS)]
     wrong = {
@@ -366,7 +366,7 @@ def test_rows_that_cannot_be_are_malformed(core: Purgatory) -> None:
     assert core.bulk_loads()[BULK_LOAD].rows == {BULK_LOAD_ROW_MAX - 1}
 
 
-def test_asks_that_cannot_be_are_malformed(core: Purgatory) -> None:
+def test_impossible_bulk_load_requests_are_malformed(core: Purgatory) -> None:
     owner = Owner(core)
     good = wire.BULK_LOAD_ASK.pack(BULK_LOAD, 0, 0, BulkLoadAction.STATUS, 0)
     wrong = [
@@ -411,7 +411,9 @@ def test_an_administrator_sees_and_forgets_any_bulk_load(core: Purgatory) -> Non
     [(b"short", 0, 0), (bytes(16), 0, 0), ("text of 16 chars", 0, 0), (BULK_LOAD, -1, 0),
      (BULK_LOAD, BULK_LOAD_ROW_MAX, 0), (BULK_LOAD, 0, -1), (BULK_LOAD, 0, 2**64)],
 )  # fmt: skip
-def test_what_names_no_row_is_no_argument(bulk_load: Any, first: int, fencing_token: int) -> None:
+def test_values_that_name_no_row_are_refused(
+    bulk_load: Any, first: int, fencing_token: int
+) -> None:
     with pytest.raises(InvalidArgument):
         check_bulk_load(bulk_load, first, fencing_token)
     with pytest.raises(InvalidArgument):
@@ -441,20 +443,20 @@ KEYS = [b"%d" % n for n in range(8)]
 
 
 class Loading(RuleBasedStateMachine):
-    """Rows, cancels, claims, ends, kills, redone WALs: every answer is foretold."""
+    """Rows, cancels, claims, ends, kills and redone WALs: the model predicts every answer."""
 
     @initialize()
     def begin(self) -> None:
         self.adopt(Purgatory(**CONFIG, now_ns=SECOND_NS))
         self.owners = {uid: Owner(self.core, uid, uid) for uid in UIDS}
         self.bulk_loads: dict[bytes, Known] = {}
-        self.timers: dict[bytes, int] = {}  # key -> deadline
+        self.timers: dict[bytes, int] = {}  # deadline by key
 
     def adopt(self, core: Purgatory) -> None:
         self.core = core
         self.wal, self.snapshot = Wal(core), Snapshot(core, quiet=True).finish().data
 
-    # ---- what is foretold ----
+    # ---- predictions ----
 
     @property
     def blocks_left(self) -> int:
@@ -463,7 +465,7 @@ class Loading(RuleBasedStateMachine):
         )
 
     def claim(self, bulk_load: bytes, uid: int, fencing_token: int, *, arms: bool) -> Status:
-        """Why no row of a batch is admitted; NONE."""
+        """Return why no row of a batch is admitted, or NONE."""
         known = self.bulk_loads.get(bulk_load)
         if known is None and arms and len(self.bulk_loads) == CONFIG["bulk_loads"]:
             return Status.FULL_BULK_LOADS
@@ -514,7 +516,7 @@ class Loading(RuleBasedStateMachine):
             known.rows.add(row)
         return Status.CANCELLED if self.timers.pop(key, None) else Status.UNKNOWN
 
-    # ---- what happens ----
+    # ---- actions ----
 
     uids = st.sampled_from(UIDS)
     ids = st.sampled_from(IDS)
@@ -550,7 +552,7 @@ class Loading(RuleBasedStateMachine):
             else:
                 expected.append(self.put_row(known, row, key, mode, now_ns + ms * MS))
         found = [Status(a.status) for a in answers]
-        fired = {Status.FIRED: Status.UNKNOWN}  # the replay buffer may still know the key
+        fired = {Status.FIRED: Status.UNKNOWN}  # the replay buffer may still have the key
         assert [fired.get(status, status) for status in found] == expected
         again = [Status(a.status) for a in self.owners[uid].again().answers]
         assert again == found
@@ -607,7 +609,7 @@ class Loading(RuleBasedStateMachine):
         self.adopt(redo.end(self.core.now_ns))
         self.owners = {uid: Owner(self.core, uid, uid) for uid in UIDS}
 
-    # ---- what holds ----
+    # ---- invariants ----
 
     @invariant()
     def the_arena_remembers_what_the_model_does(self) -> None:

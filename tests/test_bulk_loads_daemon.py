@@ -59,7 +59,7 @@ def command(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
 def test_a_bulk_load_that_is_repeated_after_its_timers_fired_and_a_kill(
     daemon: StartDaemon,
 ) -> None:
-    """What a task does that is killed after its rows were acknowledged."""
+    """The test repeats what a task does that was killed after its rows were acknowledged."""
     running, bulk_load, rows = (
         daemon(),
         BulkLoad(uuid4().bytes, 5),
@@ -152,14 +152,14 @@ def test_an_older_run_is_shut_out_and_a_closed_bulk_load_stays_closed(daemon: St
 
 
 def refusal_of(result: Any) -> Exception:
-    """The error that a single call with such a status would raise."""
+    """Return the error that a single call with such a status would raise."""
     from purgatoryd.clients.packing import refusal
 
     row, status = result.refused[0]
     return refusal(f"row {row}", int(status), 0)
 
 
-def test_no_space_for_a_bulk_load_is_said(daemon: StartDaemon) -> None:
+def test_a_bulk_load_without_space_is_refused(daemon: StartDaemon) -> None:
     running = daemon("demo", "--bulk-loads", "1", "--bulk-load-rows", "4096")
     with client() as some:
         some.add_many(far(1), bulk_load=BulkLoad(b"1" * 16))

@@ -1,4 +1,4 @@
-"""BUSY: clients send records that the daemon refuses again, in order, or raise Busy."""
+"""BUSY: clients repeat the records that the daemon refuses, in order, or raise Busy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HOUR_NS, HOUR_S = 3_600 * 10**9, 3600.0
 SMALL = ("--wal-buffer-bytes", "4M")
 
 
-# ---- the daemon's part -------------------------------------------------------------------------
+# ---- the daemon ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def core() -> Iterator[Purgatory]:
 
 
 def full(core: Purgatory) -> Owner:
-    """An owner that has not acknowledged as many outcomes as it may."""
+    """Return an owner with the maximum number of unacknowledged outcomes."""
     owner = Owner(core)
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"full", 0)]) for n in range(2)))
     return owner
@@ -82,7 +82,7 @@ def test_later_records_on_a_key_of_a_busy_record_are_busy(core: Purgatory) -> No
     others = [pd.put(b"w1", HOUR_NS), pd.put(b"other", HOUR_NS), pd.advance(b"w3", 1)]
     answers = owner.send(refused_watch(), *touching, *others)
     assert found(answers) == [Status.BUSY] * 9 + [Status.ADDED] * 2 + [Status.DONE]
-    assert found(owner.again().answers) == found(answers), "sent again it is answered the same"
+    assert found(owner.again().answers) == found(answers), "a repeated batch gets the same answer"
 
 
 def test_batches_in_flight_do_not_overtake_a_busy_record(core: Purgatory) -> None:
@@ -93,7 +93,7 @@ def test_batches_in_flight_do_not_overtake_a_busy_record(core: Purgatory) -> Non
         assert found(answers) == [Status.BUSY, Status.ADDED]
     core.rebuild(0)
     owner.behind = 3
-    assert found(owner.send(pd.cancel(b"op"))) == [Status.BUSY], "a restart does not forget"
+    assert found(owner.send(pd.cancel(b"op"))) == [Status.BUSY], "a restart keeps the answer"
     owner.behind = 0
     assert found(owner.send(pd.advance(b"w1", 1), pd.cancel(b"op"))) == [
         Status.DONE, Status.UNKNOWN,
@@ -109,7 +109,7 @@ def test_a_busy_record_of_a_later_batch_keeps_the_keys_busy(core: Purgatory) -> 
 
 
 def test_a_namespace_that_is_not_there_is_busy_while_a_key_is(core: Purgatory) -> None:
-    """It may be born, with another row, before the busy record is sent again."""
+    """The namespace may be created, in another row, before the busy record is sent again."""
     owner = full(core)
     unborn = pd.cancel(b"x", name=1)
     assert found(owner.send(unborn, refused_watch(), unborn)) == [
@@ -118,9 +118,7 @@ def test_a_namespace_that_is_not_there_is_busy_while_a_key_is(core: Purgatory) -
 
 
 @pytest.mark.parametrize("behind", [layout.WINDOW, 2, 2**64 - 1])
-def test_a_batch_that_is_further_behind_than_can_be_is_malformed(
-    core: Purgatory, behind: int
-) -> None:
+def test_an_impossible_distance_of_a_batch_is_malformed(core: Purgatory, behind: int) -> None:
     owner = Owner(core)
     owner.send(pd.put(b"a", HOUR_NS))
     owner.behind = behind
@@ -129,11 +127,11 @@ def test_a_batch_that_is_further_behind_than_can_be_is_malformed(
     assert refusal.value.error == WireError.MALFORMED
 
 
-# ---- the client's part -------------------------------------------------------------------------
+# ---- the client ------------------------------------------------------------------------------
 
 
 class Model:
-    """A daemon that refuses at random and keeps the rules of docs/protocol.md for it."""
+    """A daemon that refuses at random and follows the rules of docs/protocol.md for it."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -142,7 +140,7 @@ class Model:
         self.refusing = 0.3
 
     class Known:
-        """The model's state of a session."""
+        """State of a session in the model."""
 
         def __init__(self) -> None:
             self.last = self.busy_last = 0
@@ -301,7 +299,7 @@ def test_a_record_that_stays_busy_ends_with_its_client(in_flight: bool) -> None:
 
 
 class Caller:
-    """Makes batches and notes the outcome of each record."""
+    """Makes batches and records the outcome of each record."""
 
     def __init__(self, session: Session, rng: random.Random) -> None:
         self.session, self.rng = session, rng
@@ -341,7 +339,7 @@ class Caller:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_order_per_key_with_a_daemon_that_refuses_at_random(seed: int) -> None:
-    """Connections break, sessions end, calls are given up; no record passes one on its key."""
+    """Connections break, sessions end, calls time out; no record overtakes one on its key."""
     rng = random.Random(seed)
     model, session = Model(rng), Session(lambda n: rng.randbytes(n))
     caller, wire_out, wire_in = Caller(session, rng), deque[bytes](), deque[bytes]()
@@ -374,7 +372,7 @@ def test_order_per_key_with_a_daemon_that_refuses_at_random(seed: int) -> None:
     for key, made in caller.made.items():
         done = [value for value in made if caller.answers[value] == Status.ADDED]
         applied = model.applied[key]
-        assert [value for value in made if value in applied] == applied, "in order, none twice"
+        assert [value for value in made if value in applied] == applied, "out of order, or repeated"
         assert set(done) <= set(applied)
         refused = {value for value in made if caller.answers[value] == Status.BUSY}
         assert not refused & set(applied)
@@ -400,8 +398,9 @@ def _finish(model: Model, session: Session, wire_out: deque[bytes], wire_in: deq
 
 
 class TimeFlies(Host):
-    """The clock of a client's timeouts: it leaps while exactly `count` records wait to be sent
-    again. So no timeout ends before the daemon's answer is here, nor while records are in flight.
+    """The clock of a client's timeouts. It jumps while exactly `count` records wait to be repeated.
+
+    So no timeout ends before the daemon's answer has arrived, nor while records are in flight.
     """
 
     def __init__(self, client: Client | AsyncClient, count: int = 0) -> None:
@@ -429,7 +428,7 @@ class Stalled:
         self._stack = contextlib.ExitStack()
 
     def stall(self) -> None:
-        """Fills the WAL's buffer up to the limit for adds."""
+        """Fill the WAL buffer up to the limit for adds."""
         self._after.touch()
         with Client("demo", namespace="filler", timeout=PATIENCE_S) as client:
             client.add("gate", HOUR_S)
@@ -499,11 +498,11 @@ def test_bulk_calls_wait_until_the_daemon_is_not_busy(stalled: Stalled) -> None:
         for key in ("k0", "k250", "k499"):
             timer = client.get(key)
             assert timer is not None
-            assert timer.payload == last[key], "the last add of the key counts"
+            assert timer.payload == last[key], "the last add of the key decides"
 
 
 @pytest.mark.tier("test")
-def test_a_call_that_stays_busy_says_which_rows_are_not_done(stalled: Stalled) -> None:
+def test_a_call_that_stays_busy_reports_the_rows_that_are_not_done(stalled: Stalled) -> None:
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()
         clock = TimeFlies(client)

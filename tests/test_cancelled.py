@@ -1,7 +1,7 @@
 """Cancelled tasks in every call of an asyncio client.
 
-A cancelled call was never sent, or it goes on and has a handle that reports its outcome. Afterwards
-the client works, and every result belongs to its call.
+A cancelled call was never sent, or it continues and has a handle that reports its outcome.
+Afterwards the client works, and every result belongs to its call.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Call = Callable[[int], Coroutine[Any, Any, Any]]
 
 
 class Cancelling:
-    """Runs a coroutine and cancels it once, where it suspends for the nth time.
+    """Runs a coroutine and cancels it once, at its nth suspension.
 
-    `late`: cancel it after the awaited result is there.
+    `late`: cancel it after the awaited result is available.
     """
 
     def __init__(self, call: Coroutine[Any, Any, T], number: int, *, late: bool) -> None:
@@ -81,8 +81,10 @@ class Cancelling:
 async def cancelled(
     call: Call, prepare: Iterable[Call] = ()
 ) -> AsyncIterator[tuple[int, Any, asyncio.CancelledError | None]]:
-    """Makes the call once for each of its suspensions, early and late, and cancels it there; ends
-    with a call that was not cancelled. Yields a number, what it returned, and the exception."""
+    """Make the call once for each of its suspensions, early and late, and cancel it there.
+
+    Yields a number, the result, and the exception. The last call is not cancelled.
+    """
     numbers = itertools.count()
     for late in (False, True):
         for suspension in itertools.count():
@@ -101,7 +103,7 @@ async def cancelled(
 
 
 async def works(client: Any, number: int) -> None:
-    """Every result belongs to its call."""
+    """Check that the client works, and that every result belongs to its call."""
     key = f"probe{number}"
     assert await client.cancel(key) is CancelResult.UNKNOWN
     assert (await client.add(key, HOUR_S)).key == key
@@ -130,7 +132,7 @@ def test_a_cancelled_add_is_complete_or_was_never_sent(daemon: StartDaemon, name
         async with AsyncClient("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
-                await client.add(f"before{n}", HOUR_S, wait=False)  # the queue is full
+                await client.add(f"before{n}", HOUR_S, wait=False)  # until the queue is full
                 return await ADDS[name](client, n)
 
             doubts = 0
@@ -207,7 +209,7 @@ PARTITIONED = ("add", "cancel", "cancel_many", "get", "forget")
 
 
 async def outcome_of(client: Any, handle: Any) -> Any:
-    """What the call of a handle found."""
+    """Return the result of the call of a handle."""
     if isinstance(handle, list):
         return [await one for one in handle]
     if isinstance(handle, BulkResult):
@@ -234,7 +236,7 @@ def test_a_cancelled_call_has_a_handle_or_no_effect(
         async with AsyncPurgatory("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
-                await client.add(f"before{n}", HOUR_S, wait=False)  # the queue is full
+                await client.add(f"before{n}", HOUR_S, wait=False)  # until the queue is full
                 return await effect.call(client, n)
 
             doubts = 0
@@ -523,7 +525,7 @@ def test_a_cancelled_subscriber_returns_each_notice_once(
 
 
 class InCallback(Interrupt):
-    """Raises at the nth line of a client's callback of the loop."""
+    """Raises an exception at the nth line of a client's callback of the loop."""
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         outer: FrameType | None = frame

@@ -1,4 +1,4 @@
-"""The command line against a real daemon, as a shell sees it: text, JSON, exit codes."""
+"""The command line with a real daemon, as a shell sees it: text, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Listener:
         assert self.process.stderr.readline() == "listening\n"
 
     def result(self) -> tuple[list[dict[str, Any]], int]:
-        """The notices that it printed, and its exit code."""
+        """Return the notices that it printed, and its exit code."""
         out, _ = self.process.communicate(timeout=PATIENCE_S)
         return [json.loads(line) for line in out.splitlines()], self.process.returncode
 
@@ -88,7 +88,7 @@ def test_add_get_cancel(demo: Daemon) -> None:
 
 
 @pytest.mark.tier("all")
-def test_cancel_too_late_says_fired(demo: Daemon) -> None:
+def test_a_late_cancel_reports_fired(demo: Daemon) -> None:
     listener = Listener(demo, "--count", "1")
     cli(demo, "add", "k", "--delay", "-5s")
     assert listener.result()[1] == Exit.DONE
@@ -175,7 +175,7 @@ def test_usage_errors_say_the_bound(args: list[str], said: str, demo: Daemon) ->
 
 
 @pytest.mark.tier("all")
-def test_usage_errors_are_json_where_that_was_asked_for(demo: Daemon) -> None:
+def test_usage_errors_are_json_with_the_option_json(demo: Daemon) -> None:
     done = cli(demo, "add", "k", "--delay", "1h", "--colour", "red", "--json")
     assert done.returncode == Exit.USAGE
     assert json.loads(done.stderr)["error"] == "NoSuchOption"
@@ -231,7 +231,7 @@ def test_stop_that_could_not_drain_in_time_keeps_the_rest(demo: Daemon) -> None:
 
 
 def draining(demo: Daemon) -> subprocess.Popen[bytes]:
-    """A command that waits for the daemon to drain, which refuses adds by now."""
+    """Start a command that waits for the daemon to drain; return once the daemon refuses adds."""
     cli(demo, "add", "k", "--delay", "1h")
     waiting = subprocess.Popen(
         [*BASE, "stop", "--drain", "--timeout", "3600", "--name", demo.name],
@@ -361,12 +361,12 @@ def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:
     assert exit_of(errors.PurgatorydError()) == Exit.OTHER
 
 
-def test_a_shard_that_cannot_start_has_the_last_word_if_it_said_why() -> None:
+def test_a_shard_that_cannot_start_decides_the_exit_code() -> None:
     codes = [exit_of(errors.ShardFailed("demo-1-0", code)) for code in (2, 5, 0, 1, -9, 255)]
     assert codes == [Exit.USAGE, Exit.BROKEN] + 4 * [Exit.UNUSABLE]
 
 
-def test_what_the_machine_refuses_is_no_bug(
+def test_a_refusal_by_the_machine_is_reported_without_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(_: object) -> str:
@@ -380,7 +380,7 @@ def test_what_the_machine_refuses_is_no_bug(
         (tmp_path / "gone").read_bytes()
 
 
-def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
+def test_an_argument_that_is_no_text_is_reported_without_traceback(daemon_dir: Path) -> None:
     lake = daemon_dir / "file"
     lake.touch()
     cancel = ("pipeline", "cold", "cancel", "k", "--lake", str(daemon_dir), "-n", "\udcff")
@@ -418,13 +418,14 @@ def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
     held = {"topics": 2, "namespaces": 2, "sessions": 0, "watch_keys": 0, "watches": 0}
     held |= {"operations": 0, "bulk_loads": 0, "bulk_load_blocks": 0}
-    of_uid = {"uid": os.getuid(), "live": 1, "blob_bytes": 32}  # and the daemon's events
+    # the topic includes the daemon's events
+    of_uid = {"uid": os.getuid(), "live": 1, "blob_bytes": 32}
     assert answer(real, "stats")["uids"] == [of_uid | held]
     assert "uids" in cli(real, "stats").stdout
 
 
 @pytest.mark.tier("all")
-def test_what_an_owner_and_a_quota_refuse(demo: Daemon) -> None:
+def test_owners_and_quotas_refuse_calls(demo: Daemon) -> None:
     cli(demo, "namespace", "set", "shop", "--owner", "1001")
     cli(demo, "namespace", "set", "small", "--quota-timers", "1")
     add = ("add", "k", "--delay", "1h", "-n")
@@ -462,7 +463,7 @@ def test_a_table_is_whole_in_a_pipe(
     print_table(WIDE, "wide")
     reported = capsys.readouterr().out
     assert all(value in reported for row in WIDE for value in row.values())
-    assert len(reported.splitlines()) == 7  # title, heads and two rows in their frame
+    assert len(reported.splitlines()) == 7  # title, header and two rows in their frame
 
 
 def test_a_table_that_does_not_fit_is_reported_row_by_row(
@@ -483,7 +484,7 @@ def test_a_table_that_does_not_fit_is_reported_row_by_row(
 
 @contextmanager
 def watching(demo: Daemon, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """`purgatoryd watch`, once the daemon has its operation."""
+    """Run `purgatoryd watch`; the block starts once the daemon has its operation."""
     command = [*BASE, "watch", *args, "--within", "1h", "--json", "--name", demo.name]
     with subprocess.Popen(command, env=demo.env, stdout=subprocess.PIPE, text=True) as process:
         eventually(lambda: cli(demo, "get", args[0], "--json").returncode == 0)

@@ -1,4 +1,4 @@
-"""Settings of `purgatoryd run`: what they mean, which one wins, which are refused."""
+"""Settings of `purgatoryd run`: their meaning, their precedence, and refused values."""
 
 from __future__ import annotations
 

@@ -500,11 +500,11 @@ def test_high_water_mark_of_ten_loses_nothing(
         notices = take(subscriber, 3000)
     assert [n.seq for n in notices] == list(range(1, 3001))
     assert {n.key for n in notices} == {f"k{i}" for i in range(3000)}
-    assert replays, "nothing was dropped: the test proves nothing"
+    assert replays, "no notice was dropped, so the test proves nothing"
 
 
 @pytest.mark.tier("test")
-def test_what_was_missed_while_disconnected_is_recovered(client: Client, real: Daemon) -> None:
+def test_notices_missed_while_disconnected_are_recovered(client: Client, real: Daemon) -> None:
     with listen("t") as subscriber:
         client.add_many([(f"a{i}", 0, "t") for i in range(10)])
         take(subscriber, 10)
@@ -532,7 +532,7 @@ def inbox_of(subscriber: Subscriber) -> Inbox:
 
 
 def disconnected(subscriber: Subscriber, real: Daemon, act: Callable[[], object]) -> None:
-    """Does `act`, and waits until its timers fired, while no message can arrive."""
+    """Call `act`, and wait until its timers have fired, while no message can arrive."""
     socket, _ = inbox_of(subscriber).sockets
     socket.disconnect(real.paths.pub_endpoint)
     act()
@@ -544,14 +544,14 @@ def disconnected(subscriber: Subscriber, real: Daemon, act: Callable[[], object]
     socket.connect(real.paths.pub_endpoint)
 
 
-def test_a_new_arena_is_said(client: Client, real: Daemon) -> None:
+def test_a_subscriber_reports_a_new_arena(client: Client, real: Daemon) -> None:
     with listen("t") as subscriber:
         client.add_many([(f"k{i}", 0, "t") for i in range(5)])
         take(subscriber, 5)
         real.stop()
         remove_arena_files(real.paths)
         real.start()
-        client.get("new")  # a question can be asked again: the session is replaced without doubt
+        client.get("new")  # a query can be repeated, so the session is replaced without doubt
         client.add("new", delay=0, topic="t")
         with pytest.raises(Lagged) as caught:
             subscriber.get(PATIENCE_S)
@@ -675,7 +675,7 @@ def test_async_without_a_daemon(daemon_dir: object) -> None:
 # ---- open and close --------------------------------------------------------------------------
 
 
-def test_a_closed_client_says_so(real: Daemon) -> None:
+def test_a_closed_client_raises(real: Daemon) -> None:
     client, subscriber = Client("demo"), listen()
     for one in (client, subscriber):
         one.close()
@@ -685,7 +685,7 @@ def test_a_closed_client_says_so(real: Daemon) -> None:
             use()
 
 
-def test_a_closed_async_client_says_so(real: Daemon) -> None:
+def test_a_closed_async_client_raises(real: Daemon) -> None:
     async def scenario() -> None:
         async with AsyncClient("demo") as client, AsyncSubscriber("demo") as subscriber:
             await client.close()
@@ -726,7 +726,7 @@ def test_clients_that_nobody_closed_are_closed_as_garbage(real: Daemon) -> None:
 
 
 def in_child(use: Callable[[], object]) -> str:
-    """The name of the error that `use` raises in a forked child."""
+    """Return the name of the error that `use` raises in a forked child."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -744,7 +744,7 @@ def in_child(use: Callable[[], object]) -> str:
     return name
 
 
-def test_after_fork_it_says_so(client: Client) -> None:
+def test_a_client_used_after_fork_raises(client: Client) -> None:
     with listen() as subscriber:
         for use in (lambda: client.add("k", 1), client.flush, subscriber.get):
             assert in_child(use) == ForkedProcess.__name__

@@ -1,4 +1,4 @@
-"""Sessions of clients that are gone, and the bound of the session table, with a real daemon."""
+"""Sessions of clients that are gone, and the limit of the session table, with a real daemon."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ sys.stdin.read()
 
 
 def owner(count: int, key: str, *before: str) -> subprocess.Popen[str]:
-    """Starts OWNS, with a command `before` it, and returns once it owns its operations."""
+    """Start OWNS, with the command `before` it, and return once it owns its operations."""
     process = subprocess.Popen(
         [*before, sys.executable, "-c", OWNS, "demo", str(count), key],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -202,7 +202,7 @@ def test_operations_of_a_killed_owner_run_on(daemon: StartDaemon) -> None:
 def test_the_children_of_a_server_that_forks_have_sessions_of_their_own(
     daemon: StartDaemon,
 ) -> None:
-    """The children inherit the parent's connection, which stays open when the parent is gone."""
+    """The children inherit the parent's connection, which stays open after the parent has ended."""
     daemon("demo")
     code = (
         "import os, sys\n"
@@ -288,10 +288,10 @@ def test_a_pre_forked_server_replaces_killed_children(daemon: StartDaemon) -> No
             assert [triggers.advance(key, 1) for key in ("c0", "c1", "c2")] == [20] * 3
             eventually(lambda: stats(real)["outcomes"] == 0)  # their owners are gone
             assert triggers.advance("parent", 1) == 7
-        eventually(lambda: stats(real)["outcomes"] == 0)  # the parent acknowledged its own
+        eventually(lambda: stats(real)["outcomes"] == 0)  # the parent acknowledged its outcomes
         assert owned(*children) == [[20]] * 3
     finally:
-        for pid in children:  # each holds the parent's stdout
+        for pid in children:  # each child has the parent's stdout open
             os.kill(pid, signal.SIGKILL)
         kill(parent)
     eventually(lambda: not any(map(sessions_of, (parent.pid, *children))))
@@ -609,7 +609,9 @@ def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
         process = resumed("second")
         assert process.stdout is not None
         lines = {process.stdout.readline() for _ in range(2)}
-        assert lines == {"first satisfied\n", "ready\n"}, "the outcome may come first"
+        assert lines == {"first satisfied\n", "ready\n"}, (
+            "the callback runs before or after the outcome"
+        )
         eventually(lambda: stats(real)["outcomes"] == 0)
         assert triggers.advance("t", 1) == 1
         assert process.stdout.readline() == "own second satisfied\n"
@@ -623,7 +625,7 @@ def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
 def test_a_process_learns_that_the_session_which_it_resumed_is_lost(
     fails: bool, daemon: StartDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its callback runs once, in the purgatory's thread, and may raise."""
+    """The callback runs once, in the purgatory's thread, and may raise an exception."""
     real, lost = daemon("demo"), list[SessionExpired]()
 
     def on_lost(error: SessionExpired) -> None:
@@ -659,7 +661,7 @@ def test_a_resume_with_bad_arguments_is_refused(arguments: tuple[Any, Any]) -> N
 
 
 def test_idle_processes_do_not_use_up_the_descriptors(daemon_dir: Path, tmp_path: Path) -> None:
-    """Each opens a session, closes its connection, and lives on."""
+    """Each process opens a session, closes its connection, and continues to run."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -n 96\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -677,7 +679,7 @@ def test_idle_processes_do_not_use_up_the_descriptors(daemon_dir: Path, tmp_path
 
 
 def _idle_client(real: Daemon) -> int:
-    """The process, which has a session and no connection."""
+    """Start a process that has a session and no connection; return its pid."""
     read_fd, write_fd = os.pipe()
     if (child := os.fork()) == 0:
         with suppress(BaseException), Raw(real.paths.cmd) as raw:

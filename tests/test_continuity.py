@@ -1,4 +1,4 @@
-"""Which daemon took whose place, and which of them count: from manifests alone."""
+"""Predecessors and successors of arenas, from manifests alone, and which of them count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tier("check")
 def arena(
     name: str, first: int, last: int, table: str = BRONZE, at: int = 0, wal: str = ""
 ) -> Manifest:
-    """A segment of the arena `name`, or with OPENINGS a snapshot."""
+    """Return a segment of the arena `name`, or with OPENINGS a snapshot."""
     node = "other" if name == "stranger" else "node"
     return Manifest(table, name, node, 1, first, last, 0, "boot", 1, at, at, wal=wal)
 
@@ -31,8 +31,10 @@ def arena(
 def shard(
     name: str, predecessors: Mapping[str, int], shards: int, first: int = 1, table: str = OPENINGS
 ) -> Manifest:
-    """The first snapshot of one of `shards` that took the place of others; also of its successors,
-    whose names go on with a stroke."""
+    """Return the first snapshot of one of `shards` arenas that replaced others.
+
+    The names of its successors end with a stroke.
+    """
     wal = f"demo-{name.rstrip('*')}"
     return Manifest(
         table, name, "node", 1, first, 0, 0, "boot", 1, 0, 0,
@@ -47,7 +49,8 @@ def test_successors_are_known_by_where_their_records_begin() -> None:
     fresh, first = arena("fresh", 1, 99), arena("a", 1, 15)
     strangers = [fresh, arena("stranger", 16, 20)]
     assert successors([first, *strangers]) == {}
-    brief = arena("brief", 16, 15, OPENINGS, at=1)  # with other sizes before its first record
+    # migrated to other sizes before its first record
+    brief = arena("brief", 16, 15, OPENINGS, at=1)
     then = arena("b", 16, 15, OPENINGS, at=2)
     assert successors([then, brief, first, *strangers]) == {"a": "b"}
     found = successors([arena("b", 16, 28), arena("c", 29, 28, OPENINGS), then, brief, first])
@@ -66,9 +69,8 @@ def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_nobody_comes_before_himself(first: int) -> None:
-    """What `predecessors` says counts; that two count alike may be chance, also by way of a
-    third."""
+def test_no_arena_precedes_itself(first: int) -> None:
+    """`predecessors` decides; equal numbers may be chance, even through a third arena."""
     wal = f"demo-{first}-0"
     old = arena("old", 11, 20, wal=wal)
     young = [
@@ -106,22 +108,23 @@ def test_shards_count_until_all_that_took_their_place_are_there() -> None:
     assert names() == (set(), set())
     assert names(*three[:2], successor) == (set(), {"2-0", "2-0*", "2-1"})
     segment = shard("2-2", OLD, 3, table=BRONZE)
-    assert names(*three[:2], segment) == (set(), set(YOUNG))  # what it began with is not there
+    # the snapshot with its initial contents is missing
+    assert names(*three[:2], segment) == (set(), set(YOUNG))
     assert names(*three) == (set(OLD), set())
 
 
-def test_they_are_gone_though_those_that_followed_were_never_complete() -> None:
+def test_predecessors_do_not_count_though_successors_were_never_complete() -> None:
     one_of_three, last = shard("2-0", OLD, 3), shard("3-0", YOUNG, 1)
     assert names(one_of_three, last) == ({*OLD, *YOUNG}, set())
 
 
 def test_shards_count_if_nothing_of_those_before_is_there() -> None:
-    """A lake may be younger than they: nobody else can be shown."""
+    """A lake may be younger than the predecessors, and then has no data of them."""
     some = [shard(name, OLD, 3) for name in ("2-0", "2-1")]
     assert not excluded(some).absent & {"2-0", "2-1"}
 
 
-def test_what_the_lake_lacks_of_a_resharding_is_named() -> None:
+def test_missing_parts_of_a_resharding_are_named() -> None:
     segments = [arena("1-0", 1, 9), arena("1-1", 1, 7)]
     openings = [shard("2-0", OLD, 2), shard("2-1", OLD, 2)]
     born = [arena(name, 1, 0, OPENINGS) for name in OLD]
@@ -135,7 +138,7 @@ def test_what_the_lake_lacks_of_a_resharding_is_named() -> None:
 
 
 def test_each_shard_of_a_resharding_counts_once() -> None:
-    """Also one that took two snapshots before its first record."""
+    """This includes a shard that took two snapshots before its first record."""
     again = replace(shard("2-0", OLD, 2), epoch=2)
     segments, one = [arena(name, 1, 9) for name in OLD], shard("2-0", OLD, 2)
     for there in ([one, again], [again, one]):

@@ -1,4 +1,4 @@
-"""An arena's lifecycle: attach and its refusals, rebuild, migration, and what it weighs."""
+"""An arena's lifecycle: attach and its refusals, rebuild, migration, and memory use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refusal(action: Callable[[], Any]) -> Fault:
 
 # ---- attach --------------------------------------------------------------------------------
 
-# Field -> (a wrong value, words of the refusal, the value that was expected).
+# Field -> (a wrong value, words of the refusal, the expected value).
 HEADER: dict[str, tuple[int, str, int]] = {
     "magic": (5, "magic", lib.PG_MAGIC),
     "version": (0, "version mark", lib.PG_MAGIC),
@@ -79,7 +79,7 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     was = getattr(row, field)
     setattr(row, field, was + 64)
     fault = refusal(core.attach)
-    # The counts of names, watches, watermarks and bulk loads are sizes: all behind them moves.
+    # Numbers of names, watches, watermarks and bulk loads are sizes, which move all later regions.
     sizes = (
         lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_WATERMARKS,
         lib.PG_R_ACCOUNTS, lib.PG_R_BULK_LOADS, lib.PG_R_BULK_LOAD_BLOCKS,
@@ -148,11 +148,11 @@ def test_blank_memory_is_no_arena() -> None:
     assert "magic" in refusal(core.attach).detail
 
 
-# ---- what an observer sees -------------------------------------------------------------------
+# ---- observable state -----------------------------------------------------------------------
 
 
 def observe(core: Core) -> dict[str, Any]:
-    """All that a client or a subscriber could learn, and the tickets and counters behind it."""
+    """Return all state that a client or a subscriber could observe, with tickets and counters."""
     h = core.header
     return {
         "timers": sorted(map(repr, core.scan())),
@@ -167,7 +167,8 @@ def observe(core: Core) -> dict[str, Any]:
 
 
 def busy(**config: Any) -> Core:
-    """Timers of all kinds, notices sent and not, superseded and not, a session with answers."""
+    """Return an arena with timers of all kinds, sent and unsent notices, and a session with
+    answers."""
     core = Core(**{"capacity": 300, "replay_capacity": 64, "payload_bytes": 1 << 18, **config})
     for i in range(200):
         core.put(f"k{i}", i * 5 * MS, payload=bytes(i), topic=b"t%d" % (i % 3))
@@ -188,7 +189,7 @@ def busy(**config: Any) -> Core:
 
 
 def statuses(core: Core) -> list[tuple[Status, int]]:
-    """What cancel says for every key; ends what is armed."""
+    """Cancel every key; return the statuses. Armed timers are thus removed."""
     keys: list[wire.Key] = [f"k{i}" for i in range(200)]
     return [core.cancel(key)[:2][::-1] for key in keys]
 
@@ -201,7 +202,7 @@ def test_rebuild_after_damage_of_all_derived_state(seed: int) -> None:
     for region in DERIVED:
         view = core.region(region)
         if not view:
-            continue  # of bulk loads, which this one remembers none of
+            continue  # bulk loads, of which this arena remembers none
         for _ in range(1 + len(view) // rng.choice([1, 10, 1000])):
             view[rng.randrange(len(view))] = rng.randrange(256)
     core.attach()
@@ -216,7 +217,7 @@ def fired_keys(core: Core) -> list[bytes]:
     return [e.key for e in core.entries()]
 
 
-def test_what_came_due_while_nobody_advanced_fires_in_order() -> None:
+def test_timers_that_came_due_between_advances_fire_in_order() -> None:
     core = Core(capacity=100, replay_capacity=128)
     for i in random.Random(3).sample(range(100), 100):
         core.put(f"{i:02}", 100 * MS + i * MS)
@@ -242,7 +243,7 @@ def test_wall_timers_follow_the_clock_that_the_arena_wakes_up_to() -> None:
 
 
 def test_an_entry_without_its_consequences_counts_as_fired() -> None:
-    """As after a death between an entry's commit and the freeing of its slot."""
+    """The state is that after a crash between an entry's commit and the freeing of its slot."""
     core = Core()
     core.put("before", MS, payload=b"1")
     core.advance(MS)
@@ -359,7 +360,7 @@ def test_damaged_authoritative_state_is_refused(damage: Callable[[Core], None]) 
         {"namespaces": 2, "topics": 5},
     ],
 )
-def test_migration_keeps_all_that_anybody_knows(sizes: dict[str, int]) -> None:
+def test_migration_keeps_all_visible_state(sizes: dict[str, int]) -> None:
     core = busy()
     before, untouched = observe(core), core.image()
     to = core.migrated(**sizes)
@@ -403,7 +404,9 @@ def test_a_notice_larger_than_the_replay_buffer_cap_moves_too() -> None:
         ({"replay_capacity": 16, "replay_bytes_max": 128}, "notices not sent"),
     ],
 )
-def test_migration_refuses_what_has_no_space(sizes: dict[str, int], words: str) -> None:
+def test_migration_to_an_arena_that_is_too_small_is_refused(
+    sizes: dict[str, int], words: str
+) -> None:
     core = busy()
     for i in range(10):
         core.put(f"last{i}", MS)
@@ -432,7 +435,8 @@ MEMORY_PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def test_bytes_per_timer(capsys: pytest.CaptureFixture[str]) -> None:
-    """Full at a million: 16-byte keys, 48-byte payloads, everything else by default."""
+    """Print the size of a full arena: a million 16-byte keys, 48-byte payloads, otherwise
+    defaults."""
     timers = 1_000_000
     config = core_config(Config("full", capacity=timers, payload_bytes=timers * (16 + 48)))
     core = Core(**config)

@@ -32,7 +32,7 @@ def peer(core: Core) -> Peer:
 
 
 def refused_and_untouched(peer: Peer, data: bytes, uid: int = 1000) -> wire.Reply:
-    """The reply's error; nothing but a counter may have changed."""
+    """Return the error of the reply; only a counter may have changed."""
     before = peer.core.image()
     reply = peer.core.handle(data, uid=uid, real_boot_ns=peer.now_ns)
     assert isinstance(reply, wire.Reply)
@@ -90,7 +90,8 @@ def test_no_session_is_taken_from_a_silent_client(core: Core, peer: Peer) -> Non
 
 
 WINDOWS = 16
-"""Sessions whose whole windows of full batches fit into the answer pool of 20 sessions."""
+"""Number of sessions whose whole windows of full batches fit into the answer pool of 20
+sessions."""
 
 
 def test_answers_keep_their_real_size_in_a_bounded_pool() -> None:
@@ -182,7 +183,7 @@ def test_answers_are_remembered_across_a_rebuild_and_a_migration(peer: Peer) -> 
     peer.core.check()
 
 
-def test_behind_the_window_is_stale(peer: Peer) -> None:
+def test_a_batch_behind_the_window_is_stale(peer: Peer) -> None:
     sent = [peer.encode(put(b"%d" % i), sequence=i + 1) for i in range(6)]
     for i in range(6):
         peer.batch(put(b"%d" % i))
@@ -201,7 +202,7 @@ def test_a_gap_is_out_of_order(peer: Peer, sequence: int) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 4, 5])
-def test_there_is_no_batch_zero(peer: Peer, batches: int) -> None:
+def test_batch_number_zero_is_refused(peer: Peer, batches: int) -> None:
     for i in range(batches):
         peer.batch(put(b"%d" % i))
     reply = refused_and_untouched(peer, peer.encode(put(b"x"), sequence=0))
@@ -237,7 +238,7 @@ def test_two_sessions_do_not_see_each_other(core: Core, peer: Peer) -> None:
 
 
 def test_a_batch_that_was_interrupted_goes_on_where_it_stood(core: Core, peer: Peer) -> None:
-    """As after a daemon that died with one of three records applied."""
+    """The state is that of a daemon that died with one of three records applied."""
     records = [put(b"%d" % i) for i in range(3)]
     data = peer.encode(*records)
     peer.ask(data)
@@ -304,7 +305,7 @@ def query(peer: Peer, *records: Record, names: list[tuple[bytes, bytes]] | None 
     return peer.encode(*records, kind=Message.QUERY, names=names, sequence=9)
 
 
-def test_query_finds_what_is_armed_and_changes_nothing(peer: Peer) -> None:
+def test_query_finds_armed_timers_and_changes_nothing(peer: Peer) -> None:
     peer.batch(put(b"a", b"pay"), put(b"w", kind=TimeKind.WALL, delay_ns=SECOND_NS))
     before = peer.core.image()
     names = [(b"n", b""), (b"nowhere", b"t")]
@@ -414,7 +415,7 @@ RECORD_BAD = {
 
 
 def victim(peer: Peer) -> bytes:
-    """A valid batch: a put of key "kk" with 5 bytes, and a cancel."""
+    """Return a valid batch: a put of key "kk" with 5 bytes, and a cancel."""
     return peer.encode(put(b"kk", b"12345"), cancel(b"c"))
 
 
@@ -437,7 +438,7 @@ def test_a_bad_record_is_refused(peer: Peer, detail: str) -> None:
 
 
 @pytest.mark.parametrize("field", [(1, "B", 1), (6, "B", 1), (8, "<I", 1), (16, "<q", 1)])
-def test_a_cancel_says_nothing_of_puts(peer: Peer, field: tuple[int, str, int]) -> None:
+def test_a_cancel_with_fields_of_a_put_is_refused(peer: Peer, field: tuple[int, str, int]) -> None:
     offset, form, value = field
     bad = patched(RECORD_AT + 32 + offset, form, value)(victim(peer))
     reply = refused_and_untouched(peer, bad)
@@ -484,7 +485,7 @@ def test_random_bytes_behind_a_good_frame(peer: Peer) -> None:
 
 
 def test_every_mutation_of_one_byte_is_valid_or_refused() -> None:
-    """Whatever one byte becomes: the batch is refused whole, or it is another valid batch."""
+    """For any change of one byte, the batch is refused, or it is another valid batch."""
     core = Core(capacity=4, sessions=1, payload_bytes=4096, fanout=256, tick_ns=100_000_000)
     peer = Peer(core)
     peer.batch(put(b"kk", b"old"))

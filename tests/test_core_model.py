@@ -1,4 +1,4 @@
-"""The core against a naive model, under a virtual clock: a dict and a list, no cleverness."""
+"""The core compared with a naive model under a virtual clock: a dict and a list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tier("check")
 GRANULE = lib.PG_GRANULE
 TICKET_MAX = lib.PG_TICKET_SHARD - 1
 STEP_NS = 2_000_000
-"""What wall timers may be off while the wall clock drifts: two differences below 1 ms."""
+"""Most that wall timers may be off while the wall clock drifts: two differences below 1 ms."""
 
 Key = tuple[bytes, wire.Key]
 KEYS: list[wire.Key] = [*"abcd", b"a", uuid.UUID(int=5), "k" * 255]
@@ -50,7 +50,7 @@ class Timer:
     wall_ns: int | None
     topic: bytes
     payload: bytes
-    due_ns: int  # deadline, or the moment at which it came already due
+    due_ns: int  # deadline, or the time of arming if that was later
     ordered: bool  # on the arena's clock, and armed before it was due
 
     def granules(self, key: wire.Key) -> int:
@@ -67,7 +67,7 @@ class Notice:
     deadline_ns: int
     fired_ns: int
     sequence: int
-    late: bool  # came due before the arena's last start
+    late: bool  # due before the arena's last start
     superseded: bool = False
 
     @property
@@ -86,7 +86,7 @@ class TopicRow:
     name: bytes
     incarnation: int
     sequence: int = 0
-    newest_deadline_ns: int = 0  # of the ordered timers that fired
+    newest_deadline_ns: int = 0  # largest deadline of the ordered timers that fired
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Model:
     topics: list[TopicRow] = field(default_factory=list)
     incarnations: int = 0
     started_ns: int = 0
-    first_ticket: int = 0  # of those given since the start
+    first_ticket: int = 0  # first ticket since the start
 
     @property
     def head(self) -> int:
@@ -129,7 +129,7 @@ class Model:
         )
 
     def born(self, namespace: bytes, topic: bytes) -> Status | None:
-        """Why the names have no space; None = they are there."""
+        """Create the names. Return the status if they have no space, or None."""
         if namespace not in self.namespaces:
             if len(self.namespaces) == self.config["namespaces"]:
                 return Status.FULL_NAMESPACES
@@ -150,7 +150,7 @@ class Model:
     # ---- commands ----
 
     def deadline(self, kind: int, time_ns: int) -> int | None:
-        """None = too far."""
+        """Return the deadline; None = too far."""
         ns = time_ns
         if kind == TimeKind.DELAY:
             ns = self.now_ns + max(0, time_ns)
@@ -195,7 +195,7 @@ class Model:
         return Status.FULL_TICKETS if self.next_ticket > TICKET_MAX else None
 
     def cancelled(self, key: Key, ticket: int) -> tuple[Status, int]:
-        """Status and ticket of the answer."""
+        """Return status and ticket of the answer."""
         timer = self.timers.get(key)
         if timer is None:
             return self.cancelled_fired(key, ticket)
@@ -286,15 +286,15 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(config=CONFIGS, tickets_left=st.sampled_from([None] * 8 + [0, 1, 5]))
     def begin(self, config: dict[str, Any], tickets_left: int | None) -> None:
-        if config["now_ns"] > 2**61:  # there, the wall clock would be past its end
+        if config["now_ns"] > 2**61:  # else the wall clock would be past its end
             config["wall_offset_ns"] = 0
         self.core = Core(**config)
         self.model = Model(dict(config), config["now_ns"], config["wall_offset_ns"])
         if tickets_left is not None:
             self.model.next_ticket = TICKET_MAX + 1 - tickets_left
             self.core.header.next_ticket = self.model.next_ticket
-        self.wall_offset_ns = self.model.offset_ns  # as the next advance will see it
-        self.unfinished = False  # the last advance left due work
+        self.wall_offset_ns = self.model.offset_ns  # offset that the next advance will see
+        self.unfinished = False  # True if the last advance left due work
 
     # ---- what fired ----
 
@@ -344,7 +344,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert m.tail - before <= budget
         assert self.core.header.replay_head <= m.published
         for notice in m.replay_buffer[: self.core.header.replay_head - m.head]:
-            # Withdrawn for one that was refused in the end.
+            # Notices were withdrawn for a record that was refused in the end.
             assert more
             m.replay_buffer.remove(notice)
         self.unfinished = more
@@ -364,7 +364,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert self.core.header.next_deadline_ns == FOREVER_NS
 
     def settle(self, budget: int = PLENTY) -> None:
-        """All that is due fires, however often the replay buffer must be emptied."""
+        """Fire all due timers, emptying the replay buffer as often as necessary."""
         iterations = (len(self.model.timers) + 1) * (self.core.header.levels + 2) + 10
         while self.advance(self.model.now_ns, budget):
             self.publish()
@@ -405,7 +405,7 @@ class CoreMachine(RuleBasedStateMachine):
         if refused is None and answer.status == Status.FULL_PAYLOAD:
             extension = GRANULE if detail[2] == TimeKind.WALL else 0
             need = granules(extension + len(wire.encode_key(key[1])[1]) + len(detail[1]))
-            # Small requests are refused only when no stretch of memory would do.
+            # A small request is refused only if no free stretch of memory is large enough.
             assert need >= 64 or max(self.core.free_runs()) < need
             refused = Status.FULL_PAYLOAD
         if refused is not None:
@@ -523,7 +523,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 2**63))
     def go_back(self, back: int) -> None:
-        """Time does not: the arena stays where it is."""
+        """Time cannot go back: the arena does not change."""
         self.advance(max(0, self.model.now_ns - back))
 
     @precondition(lambda self: self.model.config["capacity"] == 8)
@@ -537,7 +537,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(span=SPAN)
     def walk(self, span: tuple[int, int, int]) -> None:
-        """From one next_ns to the next, nothing is a tick late."""
+        """Advance from one next_ns to the next; nothing may be a tick late."""
         self.settle()
         m, target = self.model, min(FOREVER_NS, self.model.now_ns + max(0, self.span(span)))
         steps = (len(m.timers) + 2) * 2 * (self.core.header.levels + 1)
@@ -657,7 +657,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert not self.would_fit(config)
 
     def would_fit(self, config: dict[str, Any]) -> bool:
-        """What lives, and all notices, fit with ease."""
+        """Return whether all armed timers and all notices fit easily."""
         m = self.model
         waiting = m.replay_buffer[m.published - m.head :]
         pinned = sum(n.granules for n in m.replay_buffer)
@@ -734,7 +734,7 @@ def os_bytes(size: int) -> bytes:
 
 
 def scribble(core: Core, seed: int) -> None:
-    """Damages all derived state."""
+    """Overwrite all derived state with garbage."""
     rng = random.Random(seed)
     for region in DERIVED:
         view = core.region(region)
@@ -761,7 +761,7 @@ MS = 1_000_000
 
 
 def test_the_last_ticket_was_given_before_a_start() -> None:
-    """There is no next one that it could be compared with."""
+    """There is no next ticket with which it could be compared."""
     machine = CoreMachine()
     machine.begin(
         config={
@@ -779,7 +779,7 @@ def test_the_last_ticket_was_given_before_a_start() -> None:
 
 
 def level(core: Core) -> int:
-    """The wheel's level in which the arena's first slot stands."""
+    """Return the wheel's level of the arena's first slot."""
     wheel = core.rows(lib.PG_R_WHEEL, "pg_wheel")
     return int(core.rows(lib.PG_R_HOT, "pg_hot")[0].bucket // wheel.ring)
 
@@ -825,7 +825,7 @@ def test_a_coarse_bucket_that_is_reached_late(late: int) -> None:
 
 
 def test_every_chunk_of_the_wheel_may_be_in_use() -> None:
-    """Each timer in a bucket of its own, up to the reserve that a replacement needs."""
+    """Each timer has a bucket of its own, up to the reserve that a replacement needs."""
     core = Core(capacity=30, tick_ns=MS, fanout=20, replay_capacity=32)
     free = ffi.cast("uint32_t *", ffi.from_buffer(core.region(lib.PG_R_FREE_CHUNKS)))
     for i in range(30):
@@ -865,7 +865,7 @@ def test_too_far_is_exactly_past_the_end(now_ns: int) -> None:
 
 
 def test_extend_never_moves_a_wall_deadline_back() -> None:
-    """Not even by less than what counts as a step of the wall clock."""
+    """The deadline must not move back even by less than a step of the wall clock."""
     core = Core(wall_offset_ns=10**9)
     core.put("k", 10**10, TimeKind.WALL)
     core.advance(1, wall_offset_ns=10**9 - 500_000)

@@ -30,7 +30,7 @@ def test_a_kill_at_any_instruction_loses_and_doubles_nothing() -> None:
     print(json.dumps(counts["all"]))
     assert counts["all"]["violations"] == 0
     assert counts["all"]["states"] > 2000
-    assert counts["recovery"]["trials"] > 0, "some recoveries are killed, too"
+    assert counts["recovery"]["trials"] > 0, "some recoveries are killed as well"
     silent = {"get", "repeated batch", "inbox", "inbox again", "migrate"}
     assert {name for name, c in counts.items() if c["recoveries"] == 0} <= silent
 
@@ -50,7 +50,7 @@ def test_a_kill_before_any_store_loses_and_doubles_nothing() -> None:
 
 
 def test_mutants_are_caught() -> None:
-    """A few of them: `make crash-test` tries all."""
+    """The test tries a few mutants; `make crash-test` tries all."""
     script = str(ROOT / "tests" / "crash" / "mutate.py")
     sample = ["--file", "replay_buffer.c", "--every", "7", "--rounds", "4"]
     run = subprocess.run([sys.executable, script, *sample], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The daemon as a process: load, restarts, hostile bytes, and what it refuses to start with."""
+"""The daemon as a process: load, restarts, hostile bytes, and refused starts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Value = TypeVar("Value")
 
 
 def authoritative_state(daemon: Daemon) -> tuple[object, ...]:
-    """All that a refused message must not change."""
+    """Return all state that a refused message must not change."""
     reader = Reader.attach(daemon.paths)
     try:
         reader.check()
@@ -109,7 +109,7 @@ class Collected(NamedTuple):
 
 
 def work(directory: str, seed: int, adds: int) -> tuple[set[str], set[str]]:
-    """Adds and cancels at random; the keys of what was acknowledged."""
+    """Add and cancel at random; return the keys of acknowledged timers and of cancelled ones."""
     os.environ["PURGATORYD_DIR"] = directory
     rng = random.Random(seed)
     added: set[str] = set()
@@ -130,7 +130,8 @@ def work(directory: str, seed: int, adds: int) -> tuple[set[str], set[str]]:
 
 
 def collect(directory: str, name: str, high_water_mark: int) -> Collected:
-    """All notices of the namespace, until the last of each topic (see finish) has come."""
+    """Collect all notices of the namespace, until the last of each topic (see finish) has
+    arrived."""
     os.environ["PURGATORYD_DIR"] = directory
     keys: list[str] = []
     seqs: list[tuple[str, int]] = []
@@ -163,7 +164,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 class Collector:
-    """collect() in another process; live after construction."""
+    """Runs collect() in another process; live after construction."""
 
     def __init__(
         self, pool: ProcessPoolExecutor, daemon: Daemon, name: str = "one", hwm: int = 1000
@@ -184,7 +185,7 @@ class Collector:
 
 
 def finish(client: Client, topics: int) -> None:
-    """Ends the collectors: these deadlines are the last of topics t0, t1, ..."""
+    """End the collectors: these timers are the last of topics t0, t1, ..."""
     payload = str(topics).encode()
     names = [f"t{i}" for i in range(topics)]
     client.add_many([(f"the last of {name}", 0.4, name, payload) for name in names])
@@ -214,7 +215,7 @@ def test_the_ledger_of_workers_and_subscribers(
 
 
 def flood(topics: int, rounds: int) -> list[str]:
-    """A message for each of so many notices: a topic sends one per loop iteration."""
+    """Cause one message per notice: a topic sends one per loop iteration."""
     keys = []
     with shop() as client:
         for i in range(rounds):
@@ -329,7 +330,7 @@ def test_100k_timers_at_one_instant(daemon: StartDaemon) -> None:
 
 
 def test_a_delay_counts_from_when_it_was_sent_at_the_earliest(daemon: StartDaemon) -> None:
-    """Also when the loop is held up by other clients' batches."""
+    """This holds even if other clients' batches delay the loop."""
     real = daemon()
     stop = threading.Event()
 
@@ -621,7 +622,7 @@ def test_sessions_end_and_are_limited(daemon: StartDaemon) -> None:
 
 
 def bad_messages(session: int) -> dict[str, tuple[bytes, int]]:
-    """What to send, and the error that must come back."""
+    """Return messages to send, and the error that each must cause."""
     good = raw.batch(session, 1, [raw.put(b"key", payload=b"payload")])
     table = raw.name_table(raw.NAMES)
 
@@ -755,7 +756,7 @@ def test_a_message_past_8_mib_costs_its_sender_the_connection(
 
 
 def garbage(rng: random.Random, good: bytes) -> bytes:
-    """Noise, or a sound batch with a few bytes that are not."""
+    """Return random bytes, or a valid batch with a few wrong bytes."""
     if rng.random() < 0.3:
         return rng.randbytes(rng.choice([0, 1, 63, 64, 65, 96, 500]))
     data = bytearray(good)
@@ -789,7 +790,7 @@ def test_garbage_is_survived_while_others_are_served(real: Daemon) -> None:
 
 
 def test_noise_on_the_plain_sockets(real: Daemon) -> None:
-    """Not even ZeroMQ's own greeting."""
+    """The bytes are not even ZeroMQ's greeting."""
     for path in (real.paths.cmd, real.paths.pub, real.paths.admin):
         for noise in (b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 300):
             with socket.socket(socket.AF_UNIX) as plain:
@@ -854,14 +855,14 @@ def test_a_draining_daemon_arms_nothing_and_ends_when_nothing_is_armed(real: Dae
             for one in pending:
                 with pytest.raises(Stopping):
                     one.result(PATIENCE_S)
-            assert client.cancel("never") is CancelResult.CANCELLED  # the daemon's last answer
+            assert client.cancel("never") is CancelResult.CANCELLED  # the last answer of the daemon
     assert real.process.wait(PATIENCE_S) == 0
     real.start()
     topics = Reader.attach(real.paths)
     assert set(topics.newest_sequences("shop")) == {"t"}
     topics.close()
     with shop() as client:
-        client.add("again", delay=HOUR_S)  # the wish to drain went with the process
+        client.add("again", delay=HOUR_S)  # the drain ended with the process
 
 
 def test_a_draining_daemon_waits_for_owners_to_take_their_outcomes(real: Daemon) -> None:
@@ -918,7 +919,7 @@ def test_topics_run_out_and_are_used_again(daemon: StartDaemon) -> None:
         assert client.batch(*puts, names=again).statuses == [raw.FULL_TOPICS, raw.EXISTS]
     authoritative_state(real)
     said = refused(lambda: real.restart("--topics", "299"))
-    assert "topics 299 is below the 300 that live in the arena" in said
+    assert "topics 299 is below 300, which the arena holds" in said
     real.start("--topics", "300")
 
 
@@ -967,20 +968,20 @@ def test_a_virtual_clock_does_not_go_back(daemon: StartDaemon) -> None:
 
 
 def watch(key: bytes, watch_key: bytes) -> tuple[bytes, bytes]:
-    """Record and bytes of an operation that waits for the watermark 1 of one watch key."""
+    """Return record and bytes of an operation that waits for the watermark 1 of one watch key."""
     extension = struct.pack("<QQBBB5x", 1, 0, len(watch_key), 0, 0) + watch_key
     head = raw._RECORD.pack(4, 0, 0, len(key), 0, raw.DELAY, 0, len(extension), raw.HOUR_NS, 0)
     return head, key + extension
 
 
 def trigger(watch_key: bytes) -> tuple[bytes, bytes]:
-    """Record and bytes of an advance to the watermark 1."""
+    """Return record and bytes of an advance to the watermark 1."""
     return raw.record(5, len(watch_key), value=1), watch_key
 
 
 @pytest.mark.tier("test")
 def test_a_message_for_a_later_virtual_time_keeps_its_place(daemon: StartDaemon) -> None:
-    """Messages of more than 1024 visits go on in the next iteration, and others wait behind."""
+    """A message with more than 1024 visits continues in the next iteration, while others wait."""
     real = daemon("demo", "--clock", "virtual", "--inbox", "10000")
     with Raw(real.paths.cmd) as client:
         client.hello()
@@ -1090,7 +1091,7 @@ def test_a_stale_socket_is_taken_over_and_other_files_are_not(
 
 
 def in_small_memory(directory: Path, size: str) -> str:
-    """A Python that sees its own /dev/shm of `size`."""
+    """Return a Python that sees a private /dev/shm of `size`."""
     needs("mountns", "a small /dev/shm")
     script = directory / "python"
     inner = (
@@ -1107,10 +1108,11 @@ def in_small_memory(directory: Path, size: str) -> str:
         ("8m", ()),
         ("64m", ("--capacity", "10000000")),
         ("64m", ("--payload-memory", "60G")),
-        ("24m", ("--capacity", "1000", "--payload-memory", "16M")),  # the private arena file, too
+        # the private arena file does not fit
+        ("24m", ("--capacity", "1000", "--payload-memory", "16M")),
     ],
 )
-def test_what_does_not_fit_says_needed_and_available(
+def test_an_arena_that_does_not_fit_reports_needed_and_available(
     size: str, args: tuple[str, ...], daemon_dir: Path
 ) -> None:
     python = in_small_memory(daemon_dir, size)
@@ -1123,7 +1125,7 @@ def test_what_does_not_fit_says_needed_and_available(
 
 @pytest.fixture
 def small_memory(daemon_dir: Path) -> Iterator[Daemon]:
-    """A daemon whose /dev/shm has 8 MiB, also for those that follow it, but for nobody else."""
+    """Start a daemon with a private /dev/shm of 8 MiB, which its successors share."""
     needs("mountns", "a small /dev/shm")
     mount = "mount -t tmpfs -o size=8m tmpfs /dev/shm && echo mounted && exec cat"
     holder = subprocess.Popen(
@@ -1149,7 +1151,7 @@ SMALL = (
 
 @pytest.mark.tier("test")
 def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Daemon) -> None:
-    """Both arenas stand side by side for a moment."""
+    """Both arenas exist at the same time for a moment."""
     with shop() as client:
         client.add("k", delay=HOUR_S, payload=b"p")
     small_memory.stop()
@@ -1164,7 +1166,8 @@ def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Da
 
 
 def test_a_full_shared_memory_does_not_touch_a_running_daemon(small_memory: Daemon) -> None:
-    """Its pages are its own from the start: a full arena is an answer, and no SIGBUS."""
+    """The daemon's pages are allocated at the start: a full arena causes an answer, and no
+    SIGBUS."""
     shm = Path(f"/proc/{small_memory.pid}/root/dev/shm")
     with (shm / "filler").open("wb") as filler, contextlib.suppress(OSError):  # until it is full
         while True:
@@ -1221,7 +1224,8 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
         after = stats(real)
         retained = ("stream_id", "live", "adds", "cancels")
         assert [after[name] for name in retained] == [before[name] for name in retained]
-        on = ("next_ticket", "replay_tail", "published")  # it reported that it ended, and is ready
+        # the daemon published its end and its new start
+        on = ("next_ticket", "replay_tail", "published")
         assert all(after[name] > before[name] for name in on)
         assert (after["capacity"], after["replay_capacity"]) == (5000, 256)
         with Raw(real.paths.cmd) as client:
@@ -1235,7 +1239,7 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
             (notice,) = take(subscriber, 1)
             assert (notice.key, notice.seq) == ("next", 11)
     said = refused(lambda: real.restart("--capacity", "1989"))
-    assert "capacity 1989 is below the 1990 that live in the arena" in said
+    assert "capacity 1989 is below 1990, which the arena holds" in said
     real.start("--capacity", "1990")
     assert stats(real)["live"] == 1990
     assert not list(SHM.glob(f"{real.paths.arena[1:]}*.new"))
@@ -1256,7 +1260,8 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
 
 
 def switches(pid: int) -> int:
-    """How often its threads went to sleep: how often they were made to wait is others' doing."""
+    """Return how often its threads went to sleep. Involuntary waits, which others cause, do not
+    count."""
     tasks = [p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/status")]
     found = (re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for text in tasks)
     return sum(int(n) for (n,) in found)
@@ -1315,7 +1320,7 @@ def test_administration_is_denied_to_other_users(real: Daemon) -> None:
 
 
 def in_child(call: Callable[[], object], uid: int) -> str:
-    """repr of the result of `call` in a forked process of another user."""
+    """Return repr() of the result of `call` in a forked process of another user."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -2,7 +2,7 @@
 
 The disk is a block device, so the kernel's page cache behaves as it does after a failed sync: it
 has bytes that the disk lacks, and the next sync succeeds. Timers that were acknowledged as durable
-have to be there after every kind of restart, also after a reboot.
+have to exist after every kind of restart, including a reboot.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 LARGE = 200_000
-"""Number of timers whose snapshot a start writes after it is ready."""
+"""Number of timers for which a start writes the snapshot after it is ready."""
 MARKER = "the write of these bytes fails"
 SEGMENT = "0000000000000001.wal"
-"""The name of the first segment: a block that holds it is the directory's."""
+"""Name of the first segment: a block that contains it belongs to the directory."""
 HEADER = "PPGWAL01"
-"""The first bytes of a segment's header."""
+"""First bytes of a segment's header."""
 FAULTS = [("write", MARKER), ("sync", MARKER), ("write", SEGMENT), ("write", HEADER)]
 SMALL = ("--wal-segment-bytes", "256K", "--wal-buffer-bytes", "4M", "--snapshot-segments", "1000")
 
@@ -52,7 +52,7 @@ def disk(tmp_path: Path) -> Iterator[FaultyDevice]:
 
 @pytest.fixture
 def disk_with_has_journal(tmp_path: Path) -> Iterator[FaultyDevice]:
-    """ext4 with has_journal: an error while it records a name makes the file system read-only."""
+    """ext4 with has_journal, which becomes read-only if it cannot record a name."""
     with faulty_device(tmp_path, "has_journal") as found:
         yield found
 
@@ -89,7 +89,7 @@ def add_until_it_fails(disk: FaultyDevice, call: str, marker: str) -> list[str]:
 
 
 def wal_command(real: Daemon, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A subcommand of `purgatoryd wal`."""
+    """Run a subcommand of `purgatoryd wal`."""
     base = [sys.executable, "-m", "purgatoryd.cli", "wal", command, "--name", "demo"]
     return subprocess.run(
         [*base, "--wal-dir", str(folder), "--json"], env=real.env, text=True, capture_output=True,
@@ -104,7 +104,7 @@ def add_durably(*keys: str) -> None:
 
 
 def reboot(real: Daemon, disk: FaultyDevice) -> None:
-    """The arena and the page cache are gone."""
+    """Remove the arena and the page cache."""
     real.kill()
     remove_arena_files(real.paths)
     disk.unmount()
@@ -112,7 +112,7 @@ def reboot(real: Daemon, disk: FaultyDevice) -> None:
 
 
 def start_after_reboot(real: Daemon, disk: FaultyDevice) -> None:
-    """From a WAL in which `wal verify` finds no damage."""
+    """Start from a WAL in which `wal verify` finds no damage."""
     reboot(real, disk)
     verified = wal_command(real, "verify", disk.folder)
     assert verified.returncode == 0, verified.stderr
@@ -142,7 +142,7 @@ def test_a_restart_and_a_reboot_after_a_failed_call(
 def test_the_arena_is_lost_after_a_failed_call(
     daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
 ) -> None:
-    """As in a container whose /dev/shm goes with it, while the host's page cache stays."""
+    """The case is a container that loses its /dev/shm, while the host's page cache stays."""
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
     keys = add_until_it_fails(disk, call, marker)
     real.kill()
@@ -150,7 +150,7 @@ def test_the_arena_is_lost_after_a_failed_call(
     real.start()
     assert all(there(*keys))
     if marker == MARKER:
-        assert there("behind-0") == [False], "the disk does not hold it"
+        assert there("behind-0") == [False], "the disk must not have the record"
     add_durably("after")
     start_after_reboot(real, disk)
     assert all(there(*keys, "after"))
@@ -213,7 +213,7 @@ def test_a_start_whose_snapshot_fails_is_refused_and_loses_nothing(
     assert disk.failed == 1
     after = [file.path for file in snapshots(disk.folder / "demo")]
     assert after[:1] == before
-    assert len(after) == (2 if marker == HEADER else 1), "a segment is begun behind its snapshot"
+    assert len(after) == (2 if marker == HEADER else 1), "a segment must start after the snapshot"
     if arena_is_lost:
         remove_arena_files(real.paths)
     real.start()
@@ -234,7 +234,7 @@ def test_a_start_with_the_arena_begins_a_segment_and_a_snapshot(
     real.start()
     (old, new), (first, second) = segments(wal / "demo"), snapshots(wal / "demo")
     assert first.lsn == old.lsn < new.lsn <= second.lsn
-    for file in (old, first):  # a reboot needs neither
+    for file in (old, first):  # a reboot needs neither file
         file.path.unlink()
     add_durably("b")
     real.kill()
@@ -244,7 +244,7 @@ def test_a_start_with_the_arena_begins_a_segment_and_a_snapshot(
 
 
 def large(daemon: StartDaemon, wal: Path) -> Daemon:
-    """A daemon that was killed, with more timers than a start writes before it is ready."""
+    """Start a daemon, kill it, and leave more timers than a start writes before it is ready."""
     args = ("--wal-dir", str(wal), "--capacity", str(2 * LARGE), "--wal-buffer-bytes", "64M")
     real = daemon("demo", *args)
     with durable() as client:
@@ -287,7 +287,7 @@ def test_a_first_snapshot_that_the_arena_left_is_no_failed_attempt(
 def test_a_large_snapshot_that_fails_stops_the_wal(daemon: StartDaemon, daemon_dir: Path) -> None:
     wal = daemon_dir / "wal"
     real = large(daemon, wal)
-    (wal / "demo" / "snapshot.new").mkdir()  # so that no file can be written under that name
+    (wal / "demo" / "snapshot.new").mkdir()  # prevents any file of that name
     real.start()
     with pytest.raises((NotDurable, WalStopped)):
         add_durably("a")

@@ -1,9 +1,9 @@
-"""The pages: every command and example in them runs, every link leads somewhere.
+"""The pages: every command and example in them runs, and every link has a target.
 
-Each ```python and ```sh block runs by itself, in a folder of its own, next to a daemon of
-each name that it uses (unless it starts one); so do the commands that a help text shows.
-What waits for notices gets some: timers that are due at once, in the topics that the block
-names. A block that would go on for ever is interrupted after its first line of output.
+Each ```python and ```sh block runs by itself, in a new folder, next to a daemon of each name that
+it uses (unless it starts one); so do the commands that a help text shows. A block that waits for
+notices gets some: timers that are due at once, in the topics that the block names. A block that
+does not end by itself is interrupted after its first line of output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME = re.compile(r"(?:Client|Subscriber|\bPurgatory)\([\"']([a-z0-9-]+)|--name
 _NAMESPACE = re.compile(r"(?:namespace=|--namespace[ =]|-n )[\"']?([a-z0-9-]+)")
 _TOPIC = re.compile(r"(?:topics?=\[?|--topic[ =]|-t )[\"']?([a-z0-9-]+)")
 _SUBJECT = re.compile(r"[\"']([a-z0-9-]+)\\0([a-z0-9-]+)\\0")
-_EXAMPLE = re.compile(r"^ +(purgatoryd .+)$", re.MULTILINE)  # in a help text
+_EXAMPLE = re.compile(r"^ +(purgatoryd .+)$", re.MULTILINE)  # a command in a help text
 _HOST_DIRECTORY = "/run/purgatoryd"
 
 
@@ -57,7 +57,7 @@ class Block(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """Daemons that it talks to."""
+        """Names of daemons that the block uses."""
         found = {name for pair in _NAME.findall(self.text) for name in pair if name}
         found |= set(re.findall(_HOST_DIRECTORY + r"/([a-z0-9-]+)\.", self.text))
         return found or {"default"}
@@ -73,7 +73,7 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands() -> list[Block]:
-    """The blocks of commands, and the commands that help texts show."""
+    """Return the blocks of commands, and the commands that help texts show."""
     shown = (
         block._replace(text="\n".join(_EXAMPLE.findall(block.text))) for block in blocks("text")
     )
@@ -81,29 +81,31 @@ def commands() -> list[Block]:
 
 
 def shell_script(text: str) -> str:
-    """The commands; those of the Makefile are only looked up in it. What runs in the
-    background ends with the script."""
+    """Return the commands as a script; make targets are only looked up in the Makefile.
+
+    Background commands end with the script.
+    """
     lines = ["trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT"]
     lines += [line.removeprefix("$ ") for line in text.splitlines()]
     return "\n".join(line for line in lines if not line.startswith("make "))
 
 
 def subjects(text: str) -> set[tuple[str, str]]:
-    """(namespace, topic) pairs that a block names, in Python, in a shell or on the wire."""
+    """Return (namespace, topic) pairs that a block names, in Python, in a shell or on the wire."""
     namespace = next(iter(_NAMESPACE.findall(text)), "default")
     topics = _TOPIC.findall(text)
     return set(_SUBJECT.findall(text)) | {(namespace, topic) for topic in topics or ["default"]}
 
 
 def feed(block: Block, name: str, serial: Iterator[int]) -> None:
-    """Lets a timer fire in every topic that the block names."""
+    """Let a timer fire in every topic that the block names."""
     for namespace, topic in subjects(block.text):
         with Client(name, namespace=namespace) as client:
             client.add(f"fed:{next(serial)}", delay_ns=0, topic=topic, payload=b"fed")
 
 
 def wait_for_output(process: subprocess.Popen[str], block: Block) -> None:
-    """Feeds until the process has printed something or ended."""
+    """Feed timers until the process has printed something or ended."""
     assert process.stdout is not None
     end, serial = time.monotonic() + PATIENCE_S, count()
     while not select.select([process.stdout], [], [], 0.05)[0]:
@@ -133,7 +135,7 @@ def run_block(block: Block, command: list[str], folder: Path, *, fed: bool, endl
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
-    """Ends what the block left behind: it has a session of its own."""
+    """End all processes that the block left behind; they have a session of their own."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -176,9 +178,9 @@ def test_settings_files_are_accepted(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.tier("check")
 def test_targets_of_make_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
-        named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
+        named = re.findall(r"(?:^|`)make ([a-z0-9-]+)", page.read_text(), re.MULTILINE)
         assert set(named) <= targets, page.name
 
 

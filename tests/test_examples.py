@@ -1,4 +1,4 @@
-"""The examples of the purgatory: each tells its story, and can be run again on the same daemon."""
+"""The examples of the purgatory print the expected output, repeatedly on the same daemon."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ deaths besides: 0
 
 
 def story(example: str, daemon_dir: Path) -> str:
-    """What the example prints; it must succeed and complain of nothing."""
+    """Return the output of the example, which must succeed without messages on stderr."""
     run = subprocess.run(
         [sys.executable, "-m", f"examples.purgatory.{example}", "demo"],
         cwd=ROOT, env=clean_environment(daemon_dir), capture_output=True, text=True,
@@ -69,9 +69,7 @@ def story(example: str, daemon_dir: Path) -> str:
 
 
 @pytest.mark.parametrize("example", STORIES)
-def test_an_example_tells_its_story_again_and_again(
-    example: str, daemon: StartDaemon, daemon_dir: Path
-) -> None:
+def test_an_example_can_run_repeatedly(example: str, daemon: StartDaemon, daemon_dir: Path) -> None:
     daemon("demo", "--capacity", "1000")
     assert [story(example, daemon_dir) for _ in range(2)] == [STORIES[example]] * 2
 

@@ -1,4 +1,4 @@
-"""OpenMetrics: what a daemon's figures look like to Prometheus, and what is made of them there."""
+"""OpenMetrics: the metrics of a daemon as Prometheus sees them, with alerts and dashboard."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parsed(text: str) -> Samples:
-    """Every sample by its name and labels; prometheus_client's own parser refuses what is wrong."""
+    """Return every sample by its name and labels; prometheus_client's parser refuses errors."""
     reported = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
     found: list[Sample] = [sample for family in reported for sample in family.samples]
     return {(s.name, frozenset(s.labels.items())): s.value for s in found}
@@ -112,7 +112,7 @@ def test_a_histogram_keeps_every_value_below_its_ends(
     assert edges_ns[-1] > longest_ns
 
 
-def test_no_daemon_is_said_so(daemon_dir: Path) -> None:
+def test_a_missing_daemon_is_reported(daemon_dir: Path) -> None:
     done = CliRunner().invoke(app, ["metrics", "--name", "nobody"])
     assert done.exit_code == Exit.NO_DAEMON
 
@@ -122,14 +122,14 @@ def test_no_daemon_is_said_so(daemon_dir: Path) -> None:
 
 @contextmanager
 def serving(directory: Path, address: str) -> Iterator[str]:
-    """`purgatoryd metrics --serve`; gives where it says that it is."""
+    """Run `purgatoryd metrics --serve`; yield its URL."""
     with endpoint(directory, address) as (_, reported):
         yield reported
 
 
 @contextmanager
 def endpoint(directory: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """It as a process, and where it says that it is."""
+    """Run the endpoint; yield the process and its URL."""
     command = ["-m", "purgatoryd.cli", "metrics", "--name", "demo", "--serve", address]
     with subprocess.Popen(
         [sys.executable, *command], env=clean_environment(directory), stdout=subprocess.PIPE,
@@ -165,7 +165,7 @@ def test_the_endpoint_answers_for_a_daemon_that_hangs_and_for_none(
         assert (value(found, "up"), value(found, "readable"), len(found)) == (0, 0, 2)
 
 
-def test_what_cannot_be_read_hides_no_other(
+def test_an_unreadable_daemon_hides_no_other(
     daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(name: str) -> Metrics:
@@ -213,7 +213,7 @@ def test_the_endpoint_follows_the_shards(daemon: StartDaemon, daemon_dir: Path) 
 
 
 def asked(url: str, host: str | None = None) -> int:
-    """The status of the answer."""
+    """Return the status of the answer."""
     request = urllib.request.Request(url, headers={"Host": host} if host else {})
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -249,7 +249,7 @@ def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -
                 assert b" 200 " in answer.readline()
                 assert b"\npurgatoryd_up{" in answer.read()
     with serving(daemon_dir, str(path)) as reported:
-        assert reported == str(path), "a dead socket is replaced"
+        assert reported == str(path), "the socket of a dead endpoint is replaced"
 
 
 def test_an_endpoint_that_is_stopped_leaves_no_socket(daemon_dir: Path) -> None:
@@ -262,12 +262,12 @@ def test_an_endpoint_that_is_stopped_leaves_no_socket(daemon_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["9464", "host:", "host:x", "host:65536", ""])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     done = CliRunner().invoke(app, ["metrics", "--serve", address])
     assert (done.exit_code, "neither HOST:PORT" in done.stderr) == (Exit.USAGE, True)
 
 
-def test_an_address_says_where() -> None:
+def test_addresses_are_parsed() -> None:
     def at(text: str | None) -> object:
         return address_of(None, None, text)  # type: ignore[arg-type]
 
@@ -280,12 +280,12 @@ def test_an_address_says_where() -> None:
 # ---- alerts, dashboard, page -----------------------------------------------------------------
 
 PROMETHEUS = {"instance", "job"}
-"""Labels that it adds itself."""
+"""Labels that Prometheus adds."""
 LABEL = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
 def expressions() -> dict[str, str]:
-    """By the alert or the panel, all that is asked of Prometheus."""
+    """Return all queries to Prometheus, by alert or panel."""
     rules = {rule["alert"]: rule["expr"] for rule in ALERTS}
     panels = {
         f"{panel['title']} {number}": target["expr"]
@@ -297,7 +297,7 @@ def expressions() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def exposed() -> dict[str, dict[str, set[str]]]:
-    """Of each sample that a daemon at work has: its labels, and their values."""
+    """Return the labels of each sample of a working daemon, with their values."""
     names: dict[str, dict[str, set[str]]] = {"up": {"job": {"purgatoryd"}}}
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PURGATORYD_DIR", directory)
@@ -317,7 +317,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
 
 
 @pytest.mark.parametrize("title", expressions())
-def test_alerts_and_panels_ask_for_what_is_there(
+def test_alerts_and_panels_use_existing_samples(
     title: str, exposed: dict[str, dict[str, set[str]]]
 ) -> None:
     expression = expressions()[title]
@@ -341,7 +341,7 @@ def test_planned_waiting_alerts_nobody() -> None:
 
 @pytest.mark.tier("all")
 def test_the_slow_alert_sees_all_that_a_daemon_owns_of_a_call(daemon: StartDaemon) -> None:
-    """Each histogram that it asks for has counted what a client and a subscriber did."""
+    """Each histogram in the alert has counted calls of a client and a subscriber."""
     used(daemon)
     found = parsed(text("demo"))
     (slow,) = (rule["expr"] for rule in ALERTS if rule["alert"] == "PurgatorydSlow")
@@ -352,7 +352,7 @@ def test_the_slow_alert_sees_all_that_a_daemon_owns_of_a_call(daemon: StartDaemo
     assert value(found, "batch_service_seconds_count")
 
 
-def test_every_alert_has_a_meaning_and_what_to_do() -> None:
+def test_every_alert_has_a_meaning_and_an_action() -> None:
     alerts = [rule["alert"] for rule in ALERTS]
     assert len(set(alerts)) == len(alerts)
     page = (DOCS / "reference" / "metrics.md").read_text()
@@ -361,7 +361,7 @@ def test_every_alert_has_a_meaning_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_has_what_prometheus_wants(rule: dict[str, Any]) -> None:
+def test_prometheus_accepts_every_alert(rule: dict[str, Any]) -> None:
     assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
     assert rule["labels"]["severity"] in ("warning", "critical")
@@ -371,7 +371,7 @@ def test_an_alert_has_what_prometheus_wants(rule: dict[str, Any]) -> None:
 
 
 def promtool(*arguments: str | Path) -> None:
-    """Fails with what it says."""
+    """Run promtool; fail with its output."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -382,8 +382,8 @@ def test_alerts_come_when_they_should_and_only_then() -> None:
     promtool("test", "rules", CASES)
 
 
-def test_every_alert_is_tried_with_what_is_well() -> None:
-    """Once it is awaited, and once, before its time or of too little, it is not."""
+def test_every_alert_is_tried_with_healthy_samples() -> None:
+    """Each alert has a case that raises it, and one that does not: too early or below its limit."""
     tried = {
         (look["alertname"], bool(look.get("exp_alerts")))
         for case in yaml.safe_load(CASES.read_text())["tests"]
@@ -393,7 +393,7 @@ def test_every_alert_is_tried_with_what_is_well() -> None:
     assert tried == {(rule["alert"], comes) for rule in ALERTS for comes in (True, False)}
 
 
-def test_what_panels_ask_is_understood(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_queries_of_panels(tmp_path: Path) -> None:
     needs("promtool")
     asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     rules = [{"record": "panel", "expr": one.replace("$__rate_interval", "5m")} for one in asked]
@@ -404,7 +404,7 @@ def test_what_panels_ask_is_understood(tmp_path: Path) -> None:
 
 
 def known_names() -> set[str]:
-    """Of every sample that a daemon can have."""
+    """Return the names of all samples that a daemon can have."""
     names = set(re.findall(r"^\| `(purgatoryd_\w+)` \| (\w+) ", table(), re.MULTILINE))
     parts = {"histogram": ("_bucket", "_count", "_sum")}
     return {name + part for name, kind in names for part in parts.get(kind, ("",))}

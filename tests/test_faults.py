@@ -1,8 +1,8 @@
 """Memory, files and space run out: the Nth call of every function fails, for every N.
 
-The daemon goes on, or ends with one clear sentence. libzmq aborts the process when it has no
-memory or descriptors left (ABORTS), or crashes (CRASHES), and so does glibc; then, too, the arena
-holds all that was acknowledged. By default N goes 1, 2, 6, 18, 54 ...; with CRASH_TEST=complete in
+The daemon continues, or ends with one clear sentence. libzmq aborts the process if it has no memory
+or descriptors left (ABORTS), or crashes (CRASHES), and so does glibc; even then the arena holds all
+acknowledged changes. By default N takes the values 1, 2, 6, 18, 54 ...; with CRASH_TEST=complete in
 the environment it takes all values.
 """
 
@@ -70,7 +70,7 @@ FAULTS = [
 ]  # fmt: skip
 KILLS = [Fault(c, "KILL") for c in ("rename", "unlink", "shm_open", "mmap64", "posix_fallocate64")]
 
-# What glibc exits with when a thread has no memory for its thread-local data.
+# Exit code of glibc if a thread has no memory for its thread-local data.
 GLIBC_ENDS = 127
 
 AT_THE_START = {
@@ -78,13 +78,13 @@ AT_THE_START = {
     "pipe2", "eventfd", "epoll_create1", "timerfd_create", "socket", "bind", "listen",
     "pthread_create",
 }  # fmt: skip
-"""Not called by a daemon that is ready, without a WAL."""
+"""Functions that a ready daemon without a WAL does not call."""
 
 AT_TIMES = {"calloc", "open64", "timerfd_settime"}
-"""Called at work or not, as time has it: a daemon may have no reason to sleep."""
+"""Functions that are called at work only sometimes: a busy daemon does not sleep."""
 
 LATER = {"accept4", "send", "recv", "epoll_wait", "timerfd_settime"}
-"""Not called by a daemon that ends as soon as it is ready."""
+"""Functions that a daemon does not call if it ends as soon as it is ready."""
 
 WAL_FAULTS = [
     Fault("openat", "EMFILE"), Fault("open64", "EMFILE"), Fault("fallocate", "ENOSPC"),
@@ -98,21 +98,22 @@ WAL_FAULTS = [
 ]  # fmt: skip
 
 IN_ANY_PROCESS = {"malloc": 499, "calloc": 199, "realloc": 199, "mmap64": 3, "open64": 41}
-"""Of so many calls one fails, unless it is each, or $FAULT_EVERY says."""
+"""One in this number of calls fails, unless each does, or $FAULT_EVERY sets the number."""
 CRASHES_OF_CPYTHON = (-signal.SIGABRT, -signal.SIGSEGV)
 
-# Where libzmq asserts that the call succeeds.
+# Functions for which libzmq asserts that the call succeeds.
 ABORTS = {
     "malloc", "calloc", "realloc", "read", "write", "epoll_create1", "epoll_ctl", "poll",
     "pthread_create", "accept4",
 }  # fmt: skip
 
-# Where libzmq does not look: its news of a connection take memory if the socket's path is long.
+# Functions whose failure libzmq does not check: a notification of a connection needs memory if the
+# socket's path is long.
 CRASHES = {"malloc"}
 
 
 def each(faults: list[Fault], *sample: Fault) -> pytest.MarkDecorator:
-    """Those of the sample are in `make test`."""
+    """Return the parameters; those of the sample are part of `make test`."""
     values = [fault if fault in sample else wide(fault) for fault in faults]
     return pytest.mark.parametrize("fault", values, ids=lambda f: f"{f.call}-{f.code}")
 
@@ -124,7 +125,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Before:
-    """An arena of a daemon that was killed, and what it has acknowledged."""
+    """An arena of a killed daemon, and its acknowledged changes."""
 
     def __init__(self, real: Daemon) -> None:
         self.directory, self.paths = real.dir, real.paths
@@ -140,9 +141,9 @@ class Before:
     def victims(
         self, fault: Fault, shim: Path, args: tuple[str, ...], after: Path | None
     ) -> Iterator[Victim]:
-        """A daemon whose Nth call fails, for N = 1, 2 ...; the first time one without a fault.
+        """Yield daemons whose Nth call fails, for N = 1, 2 ...
 
-        That one tells how many calls there are.
+        The first one has no fault, and shows the number of calls.
         """
         if (args, after) not in self._calls:
             self.again()
@@ -159,12 +160,12 @@ class Before:
 
     @property
     def untouched(self) -> bool:
-        """True if no daemon has begun on it."""
+        """Return whether no daemon has started on the arena."""
         present = {name: path_of(name).read_bytes() for name in self._bytes}
         return present == self._bytes and not self.paths.lock.exists()
 
     def again(self) -> None:
-        """Lays it out once more, for the next N; the lock file tells when a start begins."""
+        """Restore the arena for the next N; the lock file shows when a start begins."""
         remove_arena_files(self.paths)
         self.paths.lock.unlink(missing_ok=True)
         for name, data in self._bytes.items():
@@ -198,12 +199,12 @@ def before(request: pytest.FixtureRequest) -> Iterator[Before]:
 
 
 def ended_well(victim: Victim, fault: Fault, code: int) -> None:
-    """It said what is wrong, or nothing was."""
+    """Check that the daemon reported the error, if there was one."""
     said = victim.stderr
     if code == Exit.BROKEN:
         assert fault.call == "read", said
         assert re.fullmatch(r"purgatoryd: \S+/wal/\S+: cannot be read: .+\n", said), said
-    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # asked to end while it was ending
+    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # SIGTERM came while it was ending
         assert re.fullmatch(r"purgatoryd: .+\n", said.splitlines(keepends=True)[-1]), said
         assert "Traceback" not in said
     elif code == -signal.SIGABRT:
@@ -217,7 +218,7 @@ def ended_well(victim: Victim, fault: Fault, code: int) -> None:
 
 
 def recovered(paths: Paths, tickets: set[int]) -> None:
-    """What the next start does: all that was acknowledged is there, and all of it whole."""
+    """Start the next daemon: all acknowledged changes must be there, completely."""
     arena = opened(Opening(CONFIG, paths))
     arena.check()
     arena.set_state(ArenaState.READY)
@@ -227,8 +228,10 @@ def recovered(paths: Paths, tickets: set[int]) -> None:
 
 
 def known(paths: Paths) -> set[int]:
-    """Tickets that are armed or in the replay buffer; armed first, for a live daemon may fire
-    them."""
+    """Return tickets that are armed or in the replay buffer.
+
+    Armed ones are read first, because a live daemon may fire them.
+    """
     reader = Reader.attach(paths)
     try:
         armed = {info.ticket for info in infos(reader)}
@@ -241,7 +244,7 @@ def known(paths: Paths) -> set[int]:
 
 
 @pytest.mark.tier("test")
-def test_a_lock_without_memory_is_no_bug() -> None:
+def test_a_lock_without_memory_is_reported_without_traceback() -> None:
     with pytest.raises(SystemFailure) as caught, system_failures():
         raise RuntimeError("can't allocate read lock")
     assert caught.value.number == errno.ENOMEM
@@ -279,8 +282,10 @@ def test_the_start(fault: Fault, before: Before, shim: Path) -> None:
 
 @each([fault for fault in FAULTS if fault.call in IN_ANY_PROCESS])
 def test_the_beginning_of_the_process(fault: Fault, before: Before, shim: Path) -> None:
-    """From the loader on to the lock, before the daemon has touched anything: what the interpreter
-    does, which may crash by it."""
+    """Faults between the loader and the lock, before the daemon has changed anything.
+
+    The interpreter runs then, and may crash.
+    """
     before.again()
     every = 1 if COMPLETE else EVERY or IN_ANY_PROCESS[fault.call]
     for end in Walk(before.directory, SIZES, shim, fault, every).ends():
@@ -300,7 +305,7 @@ def test_the_beginning_of_the_process(fault: Fault, before: Before, shim: Path) 
 @pytest.mark.tier("test")
 @each([fault for fault in FAULTS if fault.call not in AT_THE_START], Fault("accept4", "EMFILE"))
 def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
-    """From the ready line to the end of the process."""
+    """Faults between the ready line and the end of the process."""
     marker, hits = before.directory / "begin", 0
     for victim in before.victims(fault, shim, SIZES, marker):
         assert victim.ready, victim.stderr
@@ -316,7 +321,7 @@ def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
 @pytest.mark.tier("test")
 @each(WAL_FAULTS, Fault("pwrite", "ENOSPC"), Fault("fdatasync", "EIO"))
 def test_the_wal(fault: Fault, before: Before, shim: Path) -> None:
-    """From the lock to the end of the process, on an arena that had no WAL before."""
+    """Faults between the lock and the end of the process, on an arena that had no WAL before."""
     folder = before.directory / "wal"
     settings, hits = (*SIZES, "--wal-dir", str(folder)), 0
     for victim in before.victims(fault, shim, settings, before.paths.lock):
@@ -333,7 +338,7 @@ def test_the_wal(fault: Fault, before: Before, shim: Path) -> None:
 
 
 def work(victim: Victim) -> set[int]:
-    """Tickets of the adds that were acknowledged before the daemon ended, if it did."""
+    """Return the tickets of the acknowledged adds; the daemon may end meanwhile."""
     tickets: set[int] = set()
     batches: list[list[tuple[bytes, bytes] | driver.Command]] = [
         [raw.put(b"far%d" % i, payload=b"x" * 100) for i in range(10)],
@@ -360,7 +365,7 @@ def work(victim: Victim) -> set[int]:
 
 
 def ask(victim: Victim, client: Raw, request: bytes) -> raw.Answer | None:
-    """The answer, however often it takes to ask; None once the daemon has ended."""
+    """Return the answer, after repeated requests; None once the daemon has ended."""
     sequence = raw.answer(request).sequence
     while victim.running:
         client.send(request)

@@ -77,7 +77,7 @@ def timetable(year: YearOf, base: TimeBase) -> Timetable:
 
 
 def flight_row(date: str, sched_dep: str, sched_arr: str, dest: str) -> FlightRow:
-    """A made-up flight from JFK, on time; clocks as "HH:MM"."""
+    """Return an invented flight from JFK, on time; clocks as "HH:MM"."""
     year_, month, day = map(int, date.split("-"))
     return FlightRow(
         year_, month, day, _minutes(sched_dep), 0, _minutes(sched_arr), 0,
@@ -221,7 +221,7 @@ def test_every_block_time_is_sane(year: YearOf) -> None:
 
 
 def test_time_on_the_ground_is_plausible_for_every_landed_flight(year: YearOf) -> None:
-    """Gate to gate minus time in the air is taxiing: an hour too few would be negative."""
+    """Gate-to-gate time minus time in the air is taxiing: an hour too few would be negative."""
     by_dest_and_month = defaultdict(list)
     for row, at in year:
         if at.departed_unix_s is None or at.landed_unix_s is None or row.air_time_min is None:

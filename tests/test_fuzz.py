@@ -18,7 +18,7 @@ import decoders  # noqa: E402  -- a program, in a folder of its own
 
 @pytest.mark.parametrize("target", range(len(decoders.TARGETS)))
 def test_every_input_is_decoded_or_refused(target: int) -> None:
-    """Each input goes to each decoder: what breaks one may break another."""
+    """Each input goes to each decoder, because an input may break another decoder."""
     assert CORPUS
     for path in CORPUS:
         decoders.run(bytes([target]) + path.read_bytes()[1:])

@@ -1,4 +1,4 @@
-"""The formats are those of tests/support/golden.json, to the byte."""
+"""The formats match tests/support/golden.json, to the byte."""
 
 from __future__ import annotations
 

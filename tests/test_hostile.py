@@ -1,7 +1,7 @@
-"""Hostile and broken clients against a real daemon, while an honest one works next to them.
+"""Hostile and broken clients with a real daemon, next to an honest client.
 
-The attackers are processes of another uid where the tests run as root; they are members of the
-daemon's group, so they may do all that a client may.
+If the tests run as root, the attackers are processes of another uid; they are members of the
+daemon's group, so they have all rights of a client.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.tier("test")
 MIB = 2**20
 ACL = "system.posix_acl_access"
 BASE_MAX = 256 * MIB
-"""What a daemon may need at most, on top of what it had."""
+"""Most memory that a daemon may need in addition to its initial memory."""
 NOBODY = 65534
 PING = 5
 CUT_OFF = {
@@ -62,7 +62,7 @@ CUT_OFF = {
 
 
 def own_bytes(daemon: Daemon) -> int:
-    """Memory of the daemon alone, without its arena."""
+    """Return the memory of the daemon alone, without its arena."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.M)
     assert found is not None
@@ -71,7 +71,7 @@ def own_bytes(daemon: Daemon) -> int:
 
 @contextmanager
 def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subprocess.Popen[bytes]]:
-    """Lets an attacker loose on the daemon meanwhile, and sees that it was at it to the end."""
+    """Run an attacker while the block runs, and check that it attacks until the end."""
     daemon.dir.chmod(0o750)
     script = Path(__file__).parent / "support" / "attacker.py"
     as_other = [str(uid)] if os.geteuid() == 0 else []
@@ -85,7 +85,7 @@ def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subproc
         process.terminate()
         said, _ = process.communicate(timeout=PATIENCE_S)
         blows = int(said.split()[-1])
-        assert blows > 0 or attack in CUT_OFF  # what was said of those tells that they came
+        assert blows > 0 or attack in CUT_OFF  # these attackers print only that they were refused
     finally:
         process.kill()
         process.wait()
@@ -94,13 +94,13 @@ def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subproc
 
 
 def reported(attacker: subprocess.Popen[bytes]) -> bool:
-    """True if it said that it struck."""
+    """Return whether the attacker has reported a blow."""
     assert attacker.stdout is not None
     return bool(select.select([attacker.stdout], [], [], 0)[0])
 
 
 class Honest:
-    """A client and a subscriber that expect all of theirs, and nothing else."""
+    """A client and a subscriber that expect all of their results, and nothing else."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -111,7 +111,7 @@ class Honest:
         self.notices = Subscriber(daemon.name, namespace="honest")
 
     def work(self) -> None:
-        """One round: add, look, cancel, and a notice that comes."""
+        """Run one round: add, query, cancel, and receive a notice."""
         self.rounds += 1
         key = f"key-{self.rounds}"
         self.client.add(key, delay=3600, payload=key.encode())
@@ -126,7 +126,7 @@ class Honest:
         self.peak = max(self.peak, own_bytes(self.daemon))
 
     def work_until(self, done: Callable[[], bool], at_least: int = 50) -> None:
-        """Rounds until the attack has come to what is to be seen."""
+        """Run rounds until the attack has had the awaited effect."""
         end_s = time.monotonic() + PATIENCE_S
         while self.rounds < at_least or not done():
             self.work()
@@ -163,7 +163,7 @@ def test_memory_is_given_back(honest: Honest) -> None:
 def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
     needs("root", "two uids")
     needs("acl", "so that the kernel refuses")
-    with attacked(honest.daemon, "endless-small"):  # not refused while others' messages wait, too
+    with attacked(honest.daemon, "endless-small"):  # not refused while messages of others wait
         honest.work_until(lambda: ACL in os.listxattr(honest.daemon.paths.cmd))
     assert ask_as(NOBODY, honest.daemon) == "refused by the kernel"
     assert ask_as(NOBODY - 1, honest.daemon) == "answered"
@@ -171,7 +171,8 @@ def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
 
 
 def test_no_peer_can_pass_a_descriptor(honest: Honest) -> None:
-    """Who drops the last reference to a file waits for its closing: as long as the peer likes."""
+    """The process that drops the last reference to a file waits for its close, which the peer
+    delays."""
     needs("passrights")
     paths = honest.daemon.paths
     for path in (paths.cmd, paths.pub, paths.admin):
@@ -180,8 +181,11 @@ def test_no_peer_can_pass_a_descriptor(honest: Honest) -> None:
 
 
 def ask_as(uid: int, daemon: Daemon) -> str:
-    """Pings the daemon as another uid: "answered", or "refused" if no handshake succeeds, and
-    "refused by the kernel" if there is no connection in the first place."""
+    """Ping the daemon as another uid.
+
+    Returns "answered", "refused" if no handshake succeeds, or "refused by the kernel" if there is
+    no connection in the first place.
+    """
     program = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent / "support")!r})
@@ -202,7 +206,7 @@ except (ConnectionError, PermissionError) as error:
 
 @pytest.fixture
 def honest_with_few_descriptors(daemon_dir: Path, tmp_path: Path) -> Iterator[Honest]:
-    """Of a daemon that may have 4096 of them."""
+    """An honest client of a daemon that may have 4096 descriptors."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -n 4096\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -211,17 +215,17 @@ def honest_with_few_descriptors(daemon_dir: Path, tmp_path: Path) -> Iterator[Ho
 
 
 def test_connections_do_not_use_up_the_descriptors(honest_with_few_descriptors: Honest) -> None:
-    """One uid gets an eighth of them. libzmq would end the process for want of one."""
+    """One uid gets an eighth of the descriptors. Without any, libzmq would end the process."""
     honest = honest_with_few_descriptors
     with attacked(honest.daemon, "half-handshakes") as attacker:
         assert attacker.stdout is not None
-        assert b"held\n" in attacker.stdout  # it has all that it gets
+        assert b"held\n" in attacker.stdout  # the attacker has all connections that it gets
         honest.work_until(lambda: descriptors(honest.daemon) < 4096 // 4)
     honest.work()
 
 
 def descriptors(daemon: Daemon) -> int:
-    """How many the daemon has open."""
+    """Return the number of open descriptors of the daemon."""
     return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
 
 
@@ -236,7 +240,7 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
         assert admission.admits(NOBODY)
         admission._refuse(NOBODY)
         admission.iterate(1 + 2 * REFUSED_NS)
-        assert not admission.admits(NOBODY)  # the second time it takes twice as long
+        assert not admission.admits(NOBODY)  # the second pause is twice as long
         admission.iterate(1 + 3 * REFUSED_NS)
         assert admission.admits(NOBODY)
         admission.close()
@@ -271,7 +275,7 @@ def test_a_connection_has_unread_bytes_until_they_are_read() -> None:
         asked = {ours.fileno(), theirs.fileno()}
         theirs.send(b"x")
         ours.send(b"x")
-        assert admission.unread(asked) == {ours.fileno()}, "only that of a peer"
+        assert admission.unread(asked) == {ours.fileno()}, "only bytes of a peer count"
         ours.recv(1)
         assert admission.unread(asked) == set()
         admission._peers.clear()
@@ -313,7 +317,7 @@ def listener(daemon_dir: Path) -> Path:
 
 
 def listed(path: Path) -> set[bytes]:
-    """The entries of a path's access control list."""
+    """Return the entries of a path's access control list."""
     stored = os.getxattr(path, ACL)[4:]
     return {stored[at : at + 8] for at in range(0, len(stored), 8)}
 
@@ -328,8 +332,8 @@ def test_a_shut_listener_is_as_it_was_once_it_is_open(listener: Path) -> None:
     assert stat.S_IMODE(listener.stat().st_mode) == 0o660
 
 
-def test_what_others_gave_a_listener_stays(listener: Path) -> None:
-    Listeners([listener]).shut_to([7])  # as somebody's own list
+def test_access_lists_of_other_users_stay(listener: Path) -> None:
+    Listeners([listener]).shut_to([7])  # as another user's access list
     given = listed(listener)
     listeners = Listeners([listener])
     listeners.shut_to([NOBODY])
@@ -339,7 +343,7 @@ def test_what_others_gave_a_listener_stays(listener: Path) -> None:
     assert listed(listener) == given
 
 
-def test_more_than_a_list_holds_are_left_to_the_handshake(listener: Path) -> None:
+def test_uids_beyond_the_access_list_are_refused_in_the_handshake(listener: Path) -> None:
     Listeners([listener]).shut_to(range(1000, 3000))
     assert len(listed(listener)) == SHUT_MAX + 4
 
@@ -356,7 +360,7 @@ def test_a_listener_that_is_gone_harms_nobody(listener: Path) -> None:
 
 
 class Controlled:
-    """A socket and its admission control, which trusts nobody."""
+    """A socket and its admission control, which trusts no uid."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self.path = path
@@ -367,13 +371,13 @@ class Controlled:
         self._socket.bind(f"ipc://{path}")
 
     def request(self, connection: socket.socket) -> zmq.Frame:
-        """The body of a message that came through `connection`."""
+        """Return the body of a message that came through `connection`."""
         connection.sendall(frame(b"body"))
         self._socket.recv()
         return self._socket.recv(copy=False)
 
     def hears_of(self, connections: int) -> bool:
-        """Takes what there is to know; True if so many are left."""
+        """Take all notifications; return whether exactly this number of connections is left."""
         return not self.admission.iterate(1) and self.admission._connections.total() == connections
 
     def close(self) -> None:
@@ -387,7 +391,7 @@ def controlled(daemon_dir: Path) -> Iterator[Controlled]:
         yield one
 
 
-def test_connections_that_came_and_went_leave_nothing(controlled: Controlled) -> None:
+def test_closed_connections_leave_nothing(controlled: Controlled) -> None:
     with shake_hands(controlled.path):
         eventually(lambda: controlled.hears_of(1))
         for _ in range(100):

@@ -68,7 +68,7 @@ pytestmark = pytest.mark.tier("all")
 
 
 def works(client: Any, number: int) -> None:
-    """Every result belongs to its call."""
+    """Check that every result belongs to its call."""
     key = f"probe{number}"
     assert client.cancel(key) is CancelResult.UNKNOWN
     assert client.add(key, HOUR_S).key == key
@@ -129,7 +129,7 @@ PARTITIONED = ("add", "cancel", "cancel_many", "get", "forget")
 
 
 def outcome_of(client: Any, handle: Any) -> Any:
-    """What the call of a handle found."""
+    """Return the result of the call of a handle."""
     if isinstance(handle, list):
         return [one.result() for one in handle]
     if isinstance(handle, BulkResult):
@@ -275,7 +275,7 @@ WAITS: dict[str, Step] = {
     "flush": lambda c, n: c.flush(),
     "settle": lambda c, n: c.settle(c.add_many([(f"s{n}", 0)], mode="replace")),
 }
-"""Calls of a client with partitions that only wait."""
+"""Calls of a partitioned client that only wait."""
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -326,7 +326,7 @@ def test_an_interrupted_constructor_leaves_nothing(
             made.close()
 
 
-# A collection of half-closed ZeroMQ objects may hang, so another thread does it.
+# A garbage collection of half-closed ZeroMQ objects may hang, so another thread does it.
 LEFT = """
 import gc, os, sys, threading, time
 sys.path.insert(0, sys.argv[2])
@@ -387,7 +387,7 @@ def test_an_interrupt_leaves_no_descriptor(
 
 
 class Looks:
-    """What an Admin does not show: the arena, and what clients find."""
+    """Effects that an Admin does not show: the arena, and the results of clients."""
 
     def __init__(self) -> None:
         self.client = Client("demo", timeout=PATIENCE_S)
@@ -409,7 +409,7 @@ class Looks:
         return self.sessions[-1]._core.connections[0].session.id
 
     def drains(self, admin: Admin) -> bool:
-        """Whether the daemon drains; ends that."""
+        """Return whether the daemon drains, and end the drain."""
         try:
             self.client.add("look", HOUR_S, mode="replace")
         except Stopping:
@@ -419,7 +419,7 @@ class Looks:
 
 
 def admin_effects(looks: Looks) -> dict[str, Effect]:
-    """Effects of the calls of an Admin, on a daemon with a virtual clock."""
+    """Return the effects of the calls of an Admin, on a daemon with a virtual clock."""
 
     def published(_: Any, n: int) -> Any:
         return looks.header(lambda reader: reader.newest_sequences("default").get(f"t{n}"))
@@ -477,7 +477,7 @@ def test_an_interrupted_call_of_an_admin_has_a_handle_or_no_effect(
     daemon("demo", "--clock", "virtual", "--namespaces", "1024", "--bulk-loads", "4096")
     doubts = 0
     with Admin("demo", timeout=PATIENCE_S) as admin, closing(Looks()) as looks:
-        looks.client.add("stays", HOUR_S)  # or a drain ends the daemon
+        looks.client.add("stays", HOUR_S)  # an armed timer, without which a drain ends the daemon
         effect = admin_effects(looks)[name]
         prepare = [partial(step, admin) for step in effect.before]
         for number, found, error in interrupted(partial(effect.call, admin), prepare):
@@ -584,14 +584,14 @@ TRIED: dict[type, set[str]] = {
 }
 """Calls that the tests above interrupt."""
 ELSEWHERE = {
-    "DelayedOperation", "DelayedOperationPurgatory",  # test_local.py
+    "DelayedOperation", "DelayedOperationPurgatory",  # in test_local.py
     "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # send and wait for nothing
     "Ledger",  # called by clients
 }  # fmt: skip
 
 
 def exported() -> Iterator[type]:
-    """The exported classes with public methods, without those for asyncio and plain tuples."""
+    """Yield the exported classes with public methods, except those for asyncio and plain tuples."""
     for name in clients.__all__:
         cls = getattr(clients, name)
         plain = (BaseException, enum.Enum, tuple)
@@ -687,8 +687,11 @@ print(interrupts, sent, sorted(set(range(1, sent + 1)) - set(seen)))
 
 
 def shaken(call: Callable[[int], Any], number: int) -> tuple[Any, Interrupted | None]:
-    """Make a call during which a signal comes, or soon after it. Returns what it returned, and the
-    exception of the signal handler if that came in a line of the package."""
+    """Make a call during or soon before a signal.
+
+    Returns the result, and the exception of the signal handler if it was raised in a line of the
+    package.
+    """
 
     def ring(*_: object) -> None:
         if armed:
@@ -710,7 +713,7 @@ def shaken(call: Callable[[int], Any], number: int) -> tuple[Any, Interrupted | 
 
 
 def within(error: Interrupted) -> bool:
-    """Whether an exception was raised in a call of the package, not before or after it."""
+    """Return whether an exception was raised in a call of the package, not before or after it."""
     trace, files = error.__traceback__, []
     while trace is not None:
         files.append(trace.tb_frame.f_code.co_filename)
@@ -726,7 +729,8 @@ def test_a_storm_of_signals_over_every_call(daemon: StartDaemon, cls: type[Any])
     numbers = itertools.count()
     with cls("demo", timeout=PATIENCE_S) as client, closing(Looks()) as looks:
         if cls is Admin:
-            looks.client.add("stays", HOUR_S)  # or a drain ends the daemon
+            # an armed timer, without which a drain ends the daemon
+            looks.client.add("stays", HOUR_S)
         for name, effect in (admin_effects(looks) if cls is Admin else EFFECTS).items():
             for number in itertools.islice(numbers, 80):
                 for step in effect.before:

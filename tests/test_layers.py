@@ -23,7 +23,7 @@ BELOW_LISTENERS = {"allowance", "config", "log"}
 
 
 def core(folder: Path, **files: str) -> dict[str, str]:
-    """The code of a core with these files; their names have the storey before "__"."""
+    """Return the code of a core with these files; the storey precedes "__" in their names."""
     for name, text in files.items():
         storey, _, stem = name.partition("__")
         (folder / storey).mkdir(exist_ok=True)

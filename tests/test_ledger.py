@@ -1,4 +1,4 @@
-"""What clients and subscribers write down of what they received."""
+"""Ledgers of clients and subscribers: the lines that they write about received answers."""
 
 from __future__ import annotations
 
@@ -121,9 +121,7 @@ def test_an_inbox_that_ends_notes_its_losses_and_is_closed(tmp_path: Path) -> No
     assert [(noted["op"], noted["sequence"]) for noted in lines(tmp_path)] == [("lost", 5)]
 
 
-def test_what_is_parked_brought_back_or_done_before_is_noted(
-    daemon: StartDaemon, tmp_path: Path
-) -> None:
+def test_parked_unparked_and_repeated_rows_are_noted(daemon: StartDaemon, tmp_path: Path) -> None:
     daemon("demo", "--wal-dir", str(tmp_path / "wal"))
     with Admin("demo") as admin:
         admin.set_namespace("shop", park_beyond_ns=1)
@@ -159,7 +157,7 @@ def test_outcomes_and_notices_are_noted(daemon: StartDaemon, tmp_path: Path) -> 
         assert operation.result(PATIENCE_S).cause == "satisfied"
         notice = subscriber.get(PATIENCE_S)
         assert notice is not None
-        noted = {n["op"]: n for n in lines(tmp_path)}  # written at once
+        noted = {n["op"]: n for n in lines(tmp_path)}  # each line is written at once
     assert noted["watch"]["ticket"] == noted["outcome"]["ticket"] == operation.ticket
     assert noted["outcome"]["found"] == "satisfied"
     reported = {n: noted["notice"][n] for n in ("ticket", "topic", "sequence", "received_boot_ns")}

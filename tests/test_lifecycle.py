@@ -1,5 +1,4 @@
-"""The daemon's states: their table, who is notified of a move, and what can be seen from
-outside."""
+"""The daemon's states: the table of moves, notifications of a move, and the view from outside."""
 
 from __future__ import annotations
 
@@ -114,7 +113,7 @@ def test_a_crowded_resource_stays_so_until_there_is_space_again() -> None:
 
 
 def status(real: Daemon, *args: str) -> tuple[dict[str, Any], int]:
-    """What `purgatoryd status` prints, and its exit code."""
+    """Return the output of `purgatoryd status`, and its exit code."""
     done = CliRunner().invoke(app, ["status", "--name", real.name, "--json", *args])
     return json.loads(done.stdout), done.exit_code
 
@@ -147,7 +146,7 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("args", [(), wide(("--shards", "2"))], ids=["alone", "shards"])
-def test_signals_that_come_again_do_not_kill_what_ends_cleanly(
+def test_repeated_signals_do_not_kill_a_daemon_that_ends_cleanly(
     daemon: StartDaemon, args: tuple[str, ...]
 ) -> None:
     real = daemon("demo", *args)
@@ -178,7 +177,8 @@ def test_a_start_moves_with_its_steps_and_a_loop_each_second(
         now_ns = boot_ns() - still_ns
         source = SimpleNamespace(header=StatusRecord(state, os.getpid(), now_ns, now_ns))
         with monkeypatch.context() as patch:
-            patch.setattr(health, "is_alive", lambda _: True)  # this process is younger than that
+            # this process is younger than the recorded times
+            patch.setattr(health, "is_alive", lambda _: True)
             return health.look(source, frozen_ns).condition == "frozen"
 
     assert not frozen(health.FROZEN_NS // 2)
@@ -229,8 +229,8 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: Start
 def test_a_late_reader_finds_each_move_since_the_first_start(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """In the replay buffer, also of a daemon that has no other user and one namespace for them, and
-    in the WAL."""
+    """The notices are in the replay buffer and in the WAL, even if the daemon has no other user and
+    one namespace for users."""
     wal = daemon_dir / "wal"
     space = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal), "--retain-age", "1h"
     real = daemon("demo", *FULL, *space)
@@ -245,7 +245,7 @@ def test_a_late_reader_finds_each_move_since_the_first_start(
         ("recovering", "ready"), ("ready", "degraded"),
     ]  # fmt: skip
     with contextlib.closing(Reader.attach(real.paths)) as reader:
-        # a move stands in the header a moment before it is published
+        # The header has a move a moment before its notice is published.
         eventually(lambda: len(notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)) >= len(moves))
         found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)
     assert [(one["was"], one["state"]) for one in map(said, found)] == moves
@@ -324,7 +324,7 @@ def test_an_answer_comes_after_the_reload_that_was_asked_for_before(
             os.kill(real.pid, signal.SIGSTOP)
             os.kill(real.pid, signal.SIGHUP)
             ping = other.submit(admin.ping)
-            time.sleep(0.02)  # for the request to be on its way
+            time.sleep(0.02)  # time for the request to arrive
             os.kill(real.pid, signal.SIGCONT)
             ping.result()
             reader = Reader.attach(real.paths)
@@ -399,7 +399,7 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
 @pytest.mark.parametrize(
     ("say", "line"), [(Supervisor.ready, "READY=1"), (Supervisor.stopping, "STOPPING=1")]
 )
-def test_a_manager_that_was_busy_hears_it_later_and_once(
+def test_a_busy_manager_is_notified_later_and_once(
     manager: Manager, say: Callable[[Supervisor], None], line: str
 ) -> None:
     supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
@@ -412,7 +412,7 @@ def test_a_manager_that_was_busy_hears_it_later_and_once(
 
 
 @pytest.mark.parametrize("then", [Supervisor.reloading, Supervisor.stopping])
-def test_a_manager_hears_nothing_that_is_no_longer_so(
+def test_a_manager_gets_no_outdated_state(
     manager: Manager, then: Callable[[Supervisor], None]
 ) -> None:
     supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
@@ -424,7 +424,9 @@ def test_a_manager_hears_nothing_that_is_no_longer_so(
     assert "READY=1" not in manager.received()
 
 
-def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: Manager) -> None:
+def test_a_busy_manager_is_notified_of_the_end_before_the_wait_for_the_disk(
+    manager: Manager,
+) -> None:
     supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
     fill(manager)
     received: list[str] = []
@@ -439,7 +441,7 @@ def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: 
 
 
 @pytest.mark.tier("all")
-def test_a_daemon_tells_a_busy_manager_again(manager: Manager, daemon: StartDaemon) -> None:
+def test_a_daemon_repeats_messages_to_a_busy_manager(manager: Manager, daemon: StartDaemon) -> None:
     fill(manager)
     daemon("demo", env={"NOTIFY_SOCKET": manager.address})
     manager.hears("READY=1")

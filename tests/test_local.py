@@ -1,4 +1,4 @@
-"""Delayed operations inside one process: the reference's semantics, one by one, and races."""
+"""Delayed operations inside one process: the semantics of the reference, one by one, and races."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nothing(*_: object) -> None:
 
 
 class Op(DelayedOperation):
-    """Completes when `ready` says so; notes what was called, in order."""
+    """Completes if `ready` returns True; records its callbacks in order."""
 
     def __init__(
         self, ready: Callable[[], object] = lambda: False, timeout: float | timedelta = 1.0,
@@ -65,7 +65,7 @@ class Op(DelayedOperation):
 
 
 class Flag:
-    """A condition that somebody makes true."""
+    """A condition that a test sets."""
 
     def __init__(self) -> None:
         self.up = False
@@ -75,7 +75,7 @@ class Flag:
 
 
 class Time:
-    """A clock that stands still until it is set."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.ns = 5 * SECOND_NS
@@ -89,7 +89,7 @@ class Time:
 
 @pytest.fixture
 def many_switches() -> Iterator[None]:
-    """Threads take turns far more often than they would."""
+    """Let threads alternate far more often than usual."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -122,7 +122,9 @@ def purgatory(
 # ---- the reference's semantics ---------------------------------------------------------------
 
 
-def test_one_that_is_true_already_is_never_watched(purgatory: DelayedOperationPurgatory) -> None:
+def test_an_operation_that_is_already_true_is_never_watched(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
     op = Op(lambda: True)
     assert purgatory.try_complete_else_watch(op, ["k"])
     assert op.calls == ["try", "complete"]
@@ -130,7 +132,7 @@ def test_one_that_is_true_already_is_never_watched(purgatory: DelayedOperationPu
     assert purgatory.check_and_complete("k") == 0
 
 
-def test_it_is_tried_twice_whatever_the_number_of_keys(
+def test_an_operation_is_tried_twice_for_any_number_of_keys(
     purgatory: DelayedOperationPurgatory,
 ) -> None:
     op = Op()
@@ -142,7 +144,8 @@ def test_it_is_tried_twice_whatever_the_number_of_keys(
 def test_an_event_between_the_first_try_and_the_list_is_not_lost(
     purgatory: DelayedOperationPurgatory,
 ) -> None:
-    """It turns true after the first try, and nobody checks: it was on no list yet."""
+    """The condition turns true after the first try, and nobody checks the key, because the
+    operation was on no list yet."""
     answers = iter([False, True])
     op = Op(lambda: next(answers))
     assert purgatory.try_complete_else_watch(op, ["a", "b"])
@@ -151,7 +154,8 @@ def test_an_event_between_the_first_try_and_the_list_is_not_lost(
 
 
 def test_an_event_during_a_try_is_not_lost(purgatory: DelayedOperationPurgatory) -> None:
-    """The check finds the operation at work, and leaves word: it is tried again."""
+    """The check finds the operation at work and records its trigger: the operation is tried
+    again."""
     flag = Flag()
     checked: list[int] = []
 
@@ -165,7 +169,7 @@ def test_an_event_during_a_try_is_not_lost(purgatory: DelayedOperationPurgatory)
     op = Op(ready)
     purgatory.try_complete_else_watch(op, ["k"])
     assert purgatory.check_and_complete("k") == 1
-    assert checked == [0], "completed by the one that was at work"
+    assert checked == [0], "completed by the try in progress"
     assert op.calls == ["try", "try", "try", "try", "complete"]
 
 
@@ -192,10 +196,10 @@ def test_completing_leaves_all_lists_and_the_wheel_at_once(
     for left, op in enumerate(reversed(ops)):
         assert op.force_complete()
         assert (purgatory.watched, purgatory.num_delayed) == (9998 - 2 * left, 4999 - left)
-    assert not purgatory._watchers, "empty lists go away"
+    assert not purgatory._watchers, "empty lists are removed"
 
 
-def test_it_completes_once_whoever_does_it(
+def test_an_operation_completes_once_for_any_caller(
     purgatory: DelayedOperationPurgatory, time: Time
 ) -> None:
     flag = Flag()
@@ -212,7 +216,7 @@ def test_it_completes_once_whoever_does_it(
     assert op.ends == ["complete"]
 
 
-def test_one_that_was_over_before_is_not_watched(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_completed_operation_is_not_watched(purgatory: DelayedOperationPurgatory) -> None:
     op = Op()
     op.force_complete()
     assert purgatory.try_complete_else_watch(op, ["k"])
@@ -235,8 +239,11 @@ def test_expiry_completes_first_and_then_expires(
     assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
 
 
-def test_expiry_looks_once_more(purgatory: DelayedOperationPurgatory, time: Time) -> None:
-    """A change of state that nobody was notified of: completed late, but not as timed out."""
+def test_expiry_tries_the_condition_once_more(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    """The condition changed without a check: the operation is completed late, but not as timed
+    out."""
     flag = Flag()
     op = Op(flag)
     purgatory.try_complete_else_watch(op, ["k"])
@@ -269,7 +276,7 @@ def test_huge_timeouts_wait_and_impossible_ones_are_refused(
             Op(timeout=bad)
 
 
-def test_cancel_for_key_hands_back_what_is_not_completed(
+def test_cancel_for_key_returns_the_incomplete_operations(
     purgatory: DelayedOperationPurgatory, time: Time
 ) -> None:
     ops = [Op() for _ in range(3)]
@@ -280,11 +287,11 @@ def test_cancel_for_key_hands_back_what_is_not_completed(
     assert not any(op.completed for op in ops)
     assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
     time.add(2)
-    assert purgatory.advance() == 1, "their timers are disarmed"
+    assert purgatory.advance() == 1, "the timers of cancelled operations are disarmed"
     assert [op.ends for op in ops] == [[], [], ["complete", "expire"]]
 
 
-def test_what_was_cancelled_may_be_watched_again(
+def test_a_cancelled_operation_may_be_watched_again(
     purgatory: DelayedOperationPurgatory, time: Time
 ) -> None:
     op = Op()
@@ -297,7 +304,7 @@ def test_what_was_cancelled_may_be_watched_again(
     assert purgatory.advance() == 1
 
 
-def test_what_is_watched_already_is_refused(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_watched_operation_is_refused(purgatory: DelayedOperationPurgatory) -> None:
     op = Op()
     purgatory.try_complete_else_watch(op, ["k"])
     with pytest.raises(InvalidArgument, match="watched already"):
@@ -316,7 +323,7 @@ def test_keys_are_looked_at_before_anything_happens(
         purgatory.try_complete_else_watch(op, unhashable)
     assert op.calls == []
     purgatory.try_complete_else_watch(op, ["k", "k"])
-    assert purgatory.watched == 1, "a key that was given twice is one key"
+    assert purgatory.watched == 1, "a repeated key is one key"
 
 
 @dataclass
@@ -353,7 +360,7 @@ def fails(_: object = None) -> bool:
     raise RuntimeError("on purpose")
 
 
-def test_a_condition_that_throws_stops_nobody(
+def test_a_condition_that_raises_stops_no_other_operation(
     purgatory: DelayedOperationPurgatory, errors: list[tuple[DelayedOperation, BaseException]],
     time: Time,
 ) -> None:  # fmt: skip
@@ -366,12 +373,12 @@ def test_a_condition_that_throws_stops_nobody(
     assert {id(op) for op, _ in errors} == {id(ops[1])}
     assert len(errors) == purgatory.errors == 3
     time.add(2)
-    assert purgatory.advance() == 1, "it still times out"
+    assert purgatory.advance() == 1, "the operation still times out"
     assert ops[1].ends == ["complete", "expire"]
 
 
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit])
-def test_a_callback_that_wants_to_exit_stops_nobody(
+def test_a_callback_that_raises_system_exit_stops_no_other_operation(
     purgatory: DelayedOperationPurgatory,
     errors: list[tuple[DelayedOperation, BaseException]],
     error: type[BaseException],
@@ -455,7 +462,7 @@ def test_errors_are_logged_when_nobody_takes_them(
 
 
 def test_operations_complete_one_another(purgatory: DelayedOperationPurgatory) -> None:
-    """A ring, longer than a stack is deep: each, on completion, completes the next."""
+    """A ring that is longer than the stack is deep: each completes the next one."""
     ops: list[Op] = []
     for _ in range(3000):
         ops.append(Op(on_complete=lambda op: ops[(ops.index(op) + 1) % 3000].force_complete()))
@@ -476,8 +483,8 @@ def test_a_callback_checks_the_key_that_completed_it(
     assert all(op.ends == ["complete"] for op in ops)
 
 
-def test_a_callback_watches_anew(purgatory: DelayedOperationPurgatory, time: Time) -> None:
-    """Each that expires arms its successor on the same key."""
+def test_a_callback_may_watch_again(purgatory: DelayedOperationPurgatory, time: Time) -> None:
+    """Each expired operation arms its successor on the same key."""
     ops: list[Op] = []
 
     def again(_: object) -> None:
@@ -492,7 +499,7 @@ def test_a_callback_watches_anew(purgatory: DelayedOperationPurgatory, time: Tim
     assert purgatory.watched == 1
 
 
-def test_a_condition_may_take_others_out(purgatory: DelayedOperationPurgatory) -> None:
+def test_a_condition_may_cancel_other_operations(purgatory: DelayedOperationPurgatory) -> None:
     victim = Op()
     purgatory.try_complete_else_watch(victim, ["v"])
     op = Op(lambda: purgatory.cancel_for_key("v"))
@@ -507,7 +514,9 @@ def test_a_condition_may_cancel_its_own_key(
     op = Op(lambda: taken.extend(purgatory.cancel_for_key("k")))
     assert not purgatory.try_complete_else_watch(op, ["k"])
     assert taken == [op]
-    assert (purgatory.watched, purgatory.num_delayed) == (0, 0), "no timer for what is out"
+    assert (purgatory.watched, purgatory.num_delayed) == (0, 0), (
+        "a cancelled operation has no timer"
+    )
 
 
 # ---- the end ----------------------------------------------------------------------------------
@@ -517,7 +526,7 @@ def test_a_condition_may_cancel_its_own_key(
     ("ending", "ends"),
     [("complete", ["complete"]), ("expire", ["complete", "expire"]), ("return", [])],
 )
-def test_shutdown_ends_what_is_left(time: Time, ending: Any, ends: list[str]) -> None:
+def test_shutdown_ends_the_remaining_operations(time: Time, ending: Any, ends: list[str]) -> None:
     p = DelayedOperationPurgatory("end", clock_ns=time, reaper=False)
     ops = [Op() for _ in range(3)]
     for n, op in enumerate(ops):
@@ -532,7 +541,7 @@ def test_shutdown_ends_what_is_left(time: Time, ending: Any, ends: list[str]) ->
     assert p.advance() == 0
 
 
-def test_what_a_shutdown_returned_may_be_watched_elsewhere(
+def test_operations_that_a_shutdown_returned_may_be_watched_elsewhere(
     purgatory: DelayedOperationPurgatory, time: Time
 ) -> None:
     old = DelayedOperationPurgatory("old", clock_ns=time, reaper=False)
@@ -562,8 +571,8 @@ def test_a_wrong_ending_changes_nothing(purgatory: DelayedOperationPurgatory) ->
     purgatory.try_complete_else_watch(Op(), ["k"])
 
 
-def test_a_shutdown_while_it_is_being_watched_loses_nothing(time: Time) -> None:
-    """Between the first try and the lists: it is refused, not left without anybody."""
+def test_a_shutdown_during_a_watch_loses_no_operation(time: Time) -> None:
+    """The shutdown comes between the first try and the lists: the operation is refused."""
     p = DelayedOperationPurgatory("end", clock_ns=time, reaper=False)
     op = Op(lambda: p.shutdown("expire"))
     with pytest.raises(Closed):
@@ -604,7 +613,7 @@ def test_the_reaper_expires_by_itself_and_may_be_shut_down_from_its_own_callback
     assert not p._thread.is_alive()
 
 
-def test_the_reaper_outlives_a_callback_that_wants_to_exit() -> None:
+def test_the_reaper_survives_a_callback_that_raises_system_exit() -> None:
     over = threading.Event()
     p = DelayedOperationPurgatory("real", on_error=nothing)
 
@@ -618,10 +627,10 @@ def test_the_reaper_outlives_a_callback_that_wants_to_exit() -> None:
     assert p.errors == 1
 
 
-def test_the_reaper_sees_that_time_went_on_without_it(
+def test_the_reaper_notices_time_that_passed_without_it(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As over a suspend, during which a wait stands still."""
+    """The clock jumps as in a suspend, during which a wait stands still."""
     monkeypatch.setattr(local, "NAP_MAX_S", 0.01)
     over = threading.Event()
     p = DelayedOperationPurgatory("real", clock_ns=time)
@@ -639,14 +648,15 @@ FILES = (str(Path(inspect.getfile(local))), str(Path(inspect.getfile(wheel))))
 
 
 class Scene:
-    """Six operations on the keys "a" and "b". After an interrupt, whatever it left is ended."""
+    """Six operations on the keys "a" and "b". At the end, the operations that an interrupt left are
+    ended."""
 
     def __init__(self, *, watched: bool = True) -> None:
         self.time, self.flag = Time(), Flag()
         self.purgatory = DelayedOperationPurgatory("scene", clock_ns=self.time, reaper=False)
         self.ops = [Op(self.flag, timeout=1 + n % 2) for n in range(6)]
         self.taken: list[DelayedOperation] = []
-        """What a call has returned or reported as taken out."""
+        """Operations that a call has returned or reported as cancelled."""
         for op in self.ops if watched else ():
             self.watch(op)
 
@@ -654,20 +664,20 @@ class Scene:
         return self.purgatory.try_complete_else_watch(op, ["a", "b"])
 
     def end(self) -> None:
-        """Watch what is not watched, and let all time out."""
+        """Watch all operations that are not watched, and let all of them time out."""
         self.time.add(10)
         self.purgatory.advance()
         again = DelayedOperationPurgatory("again", clock_ns=self.time, reaper=False)
         self.flag.up = False
         for op in self.ops:
             if not op.completed:
-                assert op in self.taken, "neither ended, nor watched, nor given back"
+                assert op in self.taken, "an operation is neither ended, nor watched, nor returned"
                 again.try_complete_else_watch(op, ["c"])
         self.time.add(10)
         again.advance()
 
     def check(self) -> None:
-        """All have ended, once each, and nothing is left."""
+        """Check that all have ended, once each, and that nothing is left."""
         assert {tuple(op.ends) for op in self.ops} <= {("complete",), ("complete", "expire")}
         assert self.purgatory.watched == self.purgatory.num_delayed == 0
         self.purgatory._wheel.check()
@@ -770,7 +780,7 @@ def test_an_interrupted_call_completes_each_operation_once(name: str, *, repeate
             call(scene)
         for op in scene.ops:
             if op._purgatory is None and not op.completed and op not in scene.taken:
-                assert name.startswith("watch"), "it was taken out, and nobody knows"
+                assert name.startswith("watch"), "an operation was cancelled, but not returned"
                 scene.taken.append(op)
         scene.end()
         scene.check()
@@ -797,7 +807,7 @@ def test_every_call_of_a_purgatory_is_interrupted() -> None:
 
 @pytest.mark.tier("test")
 def test_an_interrupted_try_loses_no_trigger_of_another_thread() -> None:
-    """The other thread's event comes while the interrupted thread is at work."""
+    """The other thread's event comes while the interrupted thread tries the operation."""
     purgatory = DelayedOperationPurgatory("real", reaper=False)
     flag = Flag()
 
@@ -820,7 +830,7 @@ def test_an_interrupted_try_loses_no_trigger_of_another_thread() -> None:
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("late", [False, True])
-def test_an_interrupt_of_a_callback_keeps_no_other_from_its_end(*, late: bool) -> None:
+def test_an_interrupted_callback_prevents_no_other_callback(*, late: bool) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -911,7 +921,7 @@ def test_a_storm_of_signals_loses_no_completion() -> None:
 
 
 def run_all(work: Callable[[int], object], threads: int = 8) -> None:
-    """Runs `work(n)` in threads that start together; their failures are ours."""
+    """Run `work(n)` in threads that start together, and raise their failures."""
     failures: list[BaseException] = []
     start = threading.Barrier(threads)
 
@@ -932,7 +942,7 @@ def run_all(work: Callable[[int], object], threads: int = 8) -> None:
 
 
 class Countdown(DelayedOperation):
-    """Completes at the last of `left` arrivals. Notes callbacks that overlap."""
+    """Completes at the last of `left` arrivals. Records callbacks that overlap."""
 
     def __init__(self, left: int, timeout: float = 3600) -> None:
         super().__init__(timeout)
@@ -957,7 +967,7 @@ class Countdown(DelayedOperation):
             self.overlaps += 1
             return False
         try:
-            for _ in range(20):  # a window in which others come
+            for _ in range(20):  # lets other threads run
                 threading.get_ident()
             return self.left <= 0 and self.force_complete()
         finally:
@@ -974,8 +984,8 @@ class Countdown(DelayedOperation):
 
 @pytest.mark.usefixtures("many_switches")
 def test_all_complete_at_the_last_of_many_random_attempts() -> None:
-    """A trigger that is lost in a race would leave an operation there for ever: nobody tries
-    again after the last arrival."""
+    """A trigger that is lost in a race would leave an operation for ever, because nobody tries it
+    after the last arrival."""
     threads, per_thread = 8, 40
     p = DelayedOperationPurgatory("races")
     ops = [Countdown(threads * per_thread) for _ in range(25)]
@@ -1024,12 +1034,12 @@ def test_expiry_and_completion_race_and_one_of_them_wins() -> None:
     expired = sum(op.expirations for op in ops)
     assert sum(won) + expired == len(ops)
     assert not any(op.overlaps for op in ops)
-    assert not left, "all were completed or had expired"
+    assert not left, "an operation was neither completed nor expired"
 
 
 @pytest.mark.usefixtures("many_switches")
 def test_cancel_for_key_and_completion_race() -> None:
-    """What is handed back is watched again elsewhere by the thread that got it."""
+    """Each cancelled operation is watched again elsewhere by the thread that got it."""
     p = DelayedOperationPurgatory("races")
     ops = [Countdown(1) for _ in range(400)]
 
@@ -1055,7 +1065,7 @@ def test_cancel_for_key_and_completion_race() -> None:
 
 @pytest.mark.usefixtures("many_switches")
 def test_shutdown_and_watch_race() -> None:
-    """Each operation was refused, or it ended: none is forgotten."""
+    """Each operation was refused, or it ended: none is lost."""
     p = DelayedOperationPurgatory("races")
     ops = [[Countdown(1) for _ in range(300)] for _ in range(4)]
     refused = [0] * 4

@@ -30,7 +30,7 @@ from purgatoryd.shm_layout.status_file import StatusFile
 pytestmark = pytest.mark.tier("test")
 
 Stderr = tuple[int, Callable[[], None]]
-"""A descriptor, and a function for its other end that runs once the daemon is ready."""
+"""A descriptor, and a function that acts on its other end once the daemon is ready."""
 
 
 # ---- readers that take nothing ---------------------------------------------------------------
@@ -51,7 +51,7 @@ def closed_terminal() -> Stderr:
 
 
 def fill(fd: int) -> None:
-    """Writes until nothing more fits; the descriptor blocks again afterwards."""
+    """Write until nothing more fits; the descriptor is blocking again afterwards."""
     os.set_blocking(fd, False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -73,7 +73,7 @@ def full_pipe() -> Stderr:
 
 
 def stalled_journald() -> Stderr:
-    """The stderr stream of a service, which gets messages that journald refuses as datagrams."""
+    """The stderr stream of a service, to which messages go that journald refuses as datagrams."""
     reader, writer = socket.socketpair()
     KEPT_OPEN.append(reader.detach())
     fill(writer.fileno())
@@ -103,7 +103,7 @@ class Spoken(Daemon):
 
 @contextlib.contextmanager
 def speaking(make: Callable[[], Stderr], directory: Path, *args: str) -> Iterator[Spoken]:
-    """A ready daemon that logs to what `make` makes."""
+    """Run a ready daemon that logs to the descriptor of `make`."""
     stderr, spoil = make()
     real = Spoken(directory, stderr, *args)
     os.close(stderr)
@@ -117,7 +117,7 @@ def speaking(make: Callable[[], Stderr], directory: Path, *args: str) -> Iterato
 
 
 def state(real: Daemon) -> int | None:
-    """The daemon's state; None while there is no arena."""
+    """Return the daemon's state; None while there is no arena."""
     with contextlib.suppress(ArenaError), contextlib.closing(Reader.attach(real.paths)) as reader:
         return int(reader.header.daemon_state)
     return None
@@ -138,12 +138,12 @@ def test_a_log_without_a_reader_neither_ends_nor_freezes_the_daemon(
         provoke_a_line()
         eventually(lambda: state(real) == DaemonState.DEGRADED)
         before = stats(real)["loop_iterations"]
-        eventually(lambda: stats(real)["loop_iterations"] > before + 2)  # heartbeats go on
+        eventually(lambda: stats(real)["loop_iterations"] > before + 2)  # heartbeats continue
         with Client("demo") as client:
             assert client.get("0") is not None
         if make in REFUSE:
             eventually(lambda: stats(real)["log_dropped"] > 0)
-        real.stop()  # cleanly, with a line that cannot be written
+        real.stop()  # ends cleanly, with a line that cannot be written
 
 
 @pytest.mark.parametrize("make", [full_disk, full_pipe])
@@ -165,7 +165,7 @@ def shard_paths(real: Daemon) -> Paths:
 
 @pytest.mark.parametrize("make", [full_disk, closed_reader, full_pipe])
 def test_a_failed_start_keeps_its_exit_code(make: Callable[[], Stderr], daemon_dir: Path) -> None:
-    """The service manager decides by it whether to start the daemon again."""
+    """The exit code decides whether the service manager restarts the daemon."""
     first = Daemon("demo", daemon_dir)
     stderr, spoil = make()
     spoil()
@@ -181,7 +181,7 @@ def test_a_failed_start_keeps_its_exit_code(make: Callable[[], Stderr], daemon_d
 
 
 class Silent(Spoken):
-    """Its stderr cannot be read afterwards."""
+    """A daemon whose stderr cannot be read afterwards."""
 
     @property
     def stderr(self) -> str:
@@ -209,7 +209,7 @@ def test_a_daemon_starts_although_no_reader_takes_its_ready_line(daemon_dir: Pat
 def test_signals_reach_the_loop_and_no_other_thread(
     args: tuple[str, ...], daemon_dir: Path
 ) -> None:
-    """Else a reload that was asked for before a request might come after its answer."""
+    """Otherwise a reload that was requested before a message might happen after its answer."""
     with contextlib.closing(Daemon("demo", daemon_dir, args)) as real:
         tasks = [task.name for task in Path(f"/proc/{real.pid}/task").iterdir()]
         assert len(tasks) > 1
@@ -219,10 +219,10 @@ def test_signals_reach_the_loop_and_no_other_thread(
 
 
 def takes_signals(pid: int, task: int) -> bool | None:
-    """Whether SIGHUP and SIGTERM reach a thread; None if one of them alone does."""
+    """Return whether SIGHUP and SIGTERM reach a thread; None if only one of them does."""
     try:
         status = Path(f"/proc/{pid}/task/{task}/status").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return False
     (mask,) = re.findall(r"SigBlk:\t(\w+)", status)
     blocked = {bool(int(mask, 16) >> n - 1 & 1) for n in (signal.SIGHUP, signal.SIGTERM)}
@@ -233,7 +233,7 @@ def takes_signals(pid: int, task: int) -> bool | None:
 
 
 class Reading:
-    """Stands in for stderr and its reader, which can be stopped."""
+    """A stand-in for stderr and its reader, which can be stopped."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
@@ -262,7 +262,7 @@ def test_the_queue_is_bounded_and_the_next_line_counts_dropped_ones(
     logger = log.Log()
     reading.goes_on.clear()
     logger.warning("first")
-    eventually(lambda: logger._queue.empty())  # the thread has it, and its reader has stopped
+    eventually(lambda: logger._queue.empty())  # the thread has the line, and its reader has stopped
     for number in range(15):
         logger.warning(f"{number}")
     assert logger.dropped == 5
@@ -292,11 +292,11 @@ def test_an_unwritten_line_is_counted_and_reported(reading: Reading) -> None:
 def test_one_kind_of_message_has_a_rate_and_leaves_the_others_alone(reading: Reading) -> None:
     logger = log.Log()
     for number in range(log.BURST + 50):
-        logger.warning(f"of one statement, {number}")
-    logger.warning("of another one")
+        logger.warning(f"message of one statement, {number}")
+    logger.warning("message of another one")
     logger.flush(PATIENCE_S)
     assert len(reading.lines) == log.BURST + 1
-    assert reading.lines[-1] == "purgatoryd: of another one"
+    assert reading.lines[-1] == "purgatoryd: message of another one"
     assert logger.dropped == 50
 
 
@@ -334,7 +334,7 @@ def test_a_stalled_journald_delays_no_caller(
         logger = log.Log()
         logger.set_up("warning")
         logger.warning("waits")
-        logger.flush(0.01)  # would wait for journald otherwise, for ever
+        logger.flush(0.01)  # otherwise it would wait for journald without end
         journald.setblocking(False)
         received = []
 
@@ -351,16 +351,19 @@ def test_a_forked_child_logs_by_itself_and_repeats_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     logger = log.Log()
-    logger.warning("of the parent")
+    logger.warning("message of the parent")
     pid = os.fork()
     if pid == 0:
-        logger.warning("of the child")
+        logger.warning("message of the child")
         logger.flush(PATIENCE_S)
         os._exit(0)
     os.waitpid(pid, 0)
     logger.flush(PATIENCE_S)
     lines = capfd.readouterr().err.splitlines()
-    assert sorted(lines) == ["purgatoryd: of the child", "purgatoryd: of the parent"]
+    assert sorted(lines) == [
+        "purgatoryd: message of the child",
+        "purgatoryd: message of the parent",
+    ]
 
 
 def test_a_stderr_that_another_process_made_non_blocking_is_waited_for() -> None:

@@ -63,20 +63,20 @@ def remove(real: Daemon, suffixes: tuple[str, ...] = BOTH) -> None:
 
 
 def placed(real: Daemon) -> bool:
-    """Whether the names are there, and lead to the arena of the running daemon."""
+    """Return whether the names exist, and lead to the arena of the running daemon."""
     if not all(file(real.paths, suffix).is_file() for suffix in BOTH):
         return False
     return stats(real)["daemon_pid"] == real.pid
 
 
 def pid_of(paths: Paths) -> int:
-    """The process that an arena names."""
+    """Return the pid in the header of an arena."""
     with contextlib.closing(Reader.attach(paths)) as reader:
         return int(reader.header.daemon_pid)
 
 
 def memory_files(pid: int) -> int:
-    """How many files of /dev/shm a process has open."""
+    """Return how many files of /dev/shm a process has open."""
     found = 0
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -178,12 +178,12 @@ def test_a_stop_right_after_the_removal_is_clean(daemon: StartDaemon) -> None:
     assert real.process.wait(PATIENCE_S) == 0
 
 
-# ---- where it cannot be placed -----------------------------------------------------------------
+# ---- arenas that cannot be placed ------------------------------------------------------------
 
 
 @pytest.fixture(params=["a file of ours", "a directory"])
 def taken(request: pytest.FixtureRequest, daemon: StartDaemon) -> Iterator[Daemon]:
-    """A daemon whose arena's name another file has."""
+    """A daemon with a foreign file under the name of its arena."""
     real = daemon("demo", "--capacity", "100")
     with Client("demo", timeout=PATIENCE_S) as client:
         client.add("soon", delay=3600)
@@ -199,7 +199,7 @@ def taken(request: pytest.FixtureRequest, daemon: StartDaemon) -> Iterator[Daemo
 
 
 def test_another_file_with_the_name_stays(taken: Daemon) -> None:
-    """The daemon arms nothing, goes on with what it has, and heals once the file is gone."""
+    """The daemon arms nothing, continues with its timers, and recovers once the file is gone."""
     with (
         Client("demo", timeout=PATIENCE_S) as client,
         Purgatory("demo", timeout=PATIENCE_S) as purgatory,
@@ -224,16 +224,16 @@ def test_another_file_with_the_name_stays(taken: Daemon) -> None:
 
 
 def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> None:
-    """It looks again each second."""
+    """The daemon tries again each second."""
     real = daemon("demo", "--capacity", "100")
     obstacle = file(real.paths, ".next")
     obstacle.write_bytes(b"precious")
-    os.chown(obstacle, 65534, 65534)  # uid nobody
+    os.chown(obstacle, 65534, 65534)  # uid of nobody
     try:
         remove(real)
         eventually(lambda: "is foreign: it belongs to uid 65534" in real.stderr)
         before = memory_files(real.pid)
-        for _ in range(3):  # each is bound again where the daemon looks for its names
+        for _ in range(3):  # the daemon binds each again when it checks its names
             real.paths.pub.unlink()
             eventually(real.paths.pub.is_socket)
         assert memory_files(real.pid) == before
@@ -302,9 +302,9 @@ os.posix_fallocate = slow(os.posix_fallocate, lambda fd, at, length: length)
 os.pwrite = slow(os.pwrite, lambda fd, data, at: len(data))
 os.close = slow(os.close, freed)
 """
-"""For the Python of a daemon: each system call on an arena file takes 50 ms for each MiB."""
+"""Code for the Python of a daemon: each system call on an arena file takes 50 ms for each MiB."""
 COPY_S = 4.0
-"""Such a copy takes longer."""
+"""A copy of the arena takes longer than this."""
 
 
 class Slow:
@@ -320,12 +320,12 @@ class Slow:
         }
 
     def begin(self) -> None:
-        """Makes it slow."""
+        """Make the kernel slow."""
         self._flag.touch()
 
 
 def longest_silence_s(manager: Manager, over: Callable[[], bool]) -> float:
-    """The longest time between two signs of progress, up to the second one after `over`."""
+    """Return the longest time between two signs of progress, up to the second one after `over`."""
     manager.hears("WATCHDOG=1")
     longest_s, last_s, more = 0.0, time.monotonic(), 2
     while more:
@@ -361,7 +361,7 @@ def test_a_copy_that_takes_long_shows_the_watchdog_signs_of_progress(
 def test_a_shard_whose_copy_takes_long_is_not_killed(
     watchdog: Manager, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """A deployment kills a shard that shows no sign of progress for ten heartbeats, 2 s."""
+    """A deployment kills a shard that shows no progress for ten heartbeats, 2 s."""
     slow = Slow(tmp_path, watchdog, 0.4)
     real = daemon("demo", "--shards", "1", env=slow.environment)
     shard = paths_in(real.dir, "demo-1-0")
@@ -404,7 +404,7 @@ def test_removed_sockets_are_bound_again_and_connections_stay(
             path.unlink()
         before.add("meanwhile", delay=3600)
         eventually(lambda: all(path.is_socket() for path in sockets))
-        # Bound first, and opened to others then.
+        # A socket is bound first, and its mode is set afterwards.
         eventually(lambda: all(path.stat().st_mode & 0o777 == 0o660 for path in sockets))
         with Client("demo", timeout=PATIENCE_S) as after:
             assert after.get("meanwhile") is not None
@@ -440,7 +440,7 @@ def test_a_socket_that_cannot_be_bound_again_keeps_no_other_from_it(
 
 
 def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:
-    """libzmq ends the connections that were made through an endpoint together with it."""
+    """libzmq ends the connections of an endpoint together with the endpoint."""
     real = daemon()
 
     def descriptors() -> int:
@@ -461,7 +461,7 @@ def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:
 
 
 def test_libzmq_ends_connections_with_their_endpoint(tmp_path: Path) -> None:
-    """Once this fails, bind_again() can unbind the old listener."""
+    """If this test fails, bind_again() can unbind the old listener."""
     endpoint = f"ipc://{tmp_path / 'socket'}"
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -507,13 +507,13 @@ def test_a_shard_whose_arena_is_placed_again_is_not_restarted(daemon: StartDaemo
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("suffixes", [BOTH, wide(("",)), wide((".private",))], ids=str)
 @pytest.mark.parametrize("step", ["adopt", "retire", "replace", "settle"])
-def test_a_copy_that_did_not_take_the_place_goes(
+def test_a_copy_that_did_not_replace_the_arena_is_removed(
     suffixes: tuple[str, ...], step: str, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the next start took it for the arena, without what happened since."""
-    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+    """Otherwise the next start would use the copy as the arena, without later changes."""
+    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
     paths = paths_in(daemon_dir, "demo")
-    gc.collect()  # what earlier tests left
+    gc.collect()  # releases files of earlier tests
     others = memory_files(os.getpid())
 
     def fail(*_: object) -> None:
@@ -529,7 +529,9 @@ def test_a_copy_that_did_not_take_the_place_goes(
             at = {"retire": replacement, "replace": shm}.get(step, shm.ArenaLock)
             patch.setattr(at, step, fail)
             with contextlib.suppress(OSError):
-                assert place_again(arena, opening, lambda: None), "this step was not needed"
+                assert place_again(arena, opening, lambda: None), (
+                    "the start did not reach this step"
+                )
         assert arena.header.state != ArenaState.RETIRED
         left = sorted(path.name for path in shm.MOUNT.glob(f"{paths.arena[1:]}*"))
         assert not [name for name in left if name.endswith((".new", ".next"))]
@@ -538,7 +540,7 @@ def test_a_copy_that_did_not_take_the_place_goes(
         assert arena.private.has_name
         assert opening.lock is not None
         assert opening.lock.holds(paths.private)
-        own = 5  # each file and its mapping, and a lock
+        own = 5  # two files with their mappings, and a lock
         eventually(lambda: memory_files(os.getpid()) == others + own)
 
 

@@ -1,4 +1,4 @@
-"""What set-up says when the machine lacks something: one clear sentence each."""
+"""Messages of the set-up if the machine lacks something: one clear sentence each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def missing() -> Callable[[str], str | None]:
     return found
 
 
-def test_this_machine_has_all(missing: Callable[[str], str | None]) -> None:
+def test_this_machine_has_all_requirements(missing: Callable[[str], str | None]) -> None:
     assert missing("cc") is None
 
 

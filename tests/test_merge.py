@@ -1,5 +1,5 @@
-"""Namespaces of several arenas, merged into others: what stays as it was, what is refused, and
-whose tickets are whose."""
+"""Namespaces of several arenas, merged into others: preserved state, refusals, and owners of
+tickets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def begun(count: int, placements: Placements, **sizes: Any) -> Shards:
 
 
 def resharded(old: Shards, count: int, to: Placements, **sizes: Any) -> Shards:
-    """All of it in fresh arenas."""
+    """Return the contents in new arenas."""
     new = begun(count, to, **{"now_ns": old.cores[0].now_ns, **sizes})
     for core in new.cores:
         sources = [(as_arena(one), old.routes(to, k)) for k, one in enumerate(old.cores)]
@@ -59,8 +59,8 @@ def resharded(old: Shards, count: int, to: Placements, **sizes: Any) -> Shards:
 
 
 def total(shards: Shards) -> dict[str, NamespaceStats]:
-    """What each namespace has in all shards together, but for what a partitioned one has in
-    each."""
+    """Return the contents of each namespace over all shards, without those of partitioned
+    namespaces that each shard has."""
     found: dict[str, NamespaceStats] = {}
     for core in shards.cores:
         for name, one in namespace_stats(as_arena(core)).items():
@@ -69,7 +69,7 @@ def total(shards: Shards) -> dict[str, NamespaceStats]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_all_that_two_shards_have_is_found_in_three_and_then_in_one(seed: int) -> None:
+def test_contents_of_two_shards_survive_resharding_to_three_and_to_one(seed: int) -> None:
     ledger, shards = Ledger(seed), begun(2, TWO)
     ledger.fill(shards)
     ledger.operate(shards)
@@ -121,7 +121,7 @@ def test_check_finds_tickets_that_the_shard_did_not_give(wrong: int, detail: str
     assert caught.value.detail == detail
 
 
-def test_a_shard_that_is_none_is_refused() -> None:
+def test_an_invalid_shard_is_refused() -> None:
     core = Purgatory(shard=1, shards=2)
     core.attach()
     core.header.shard = 2
@@ -130,7 +130,7 @@ def test_a_shard_that_is_none_is_refused() -> None:
     assert (caught.value.detail, caught.value.expected, caught.value.found) == ("shard", 1, 2)
 
 
-def test_what_was_fired_is_answered_fired_where_it_went() -> None:
+def test_a_fired_timer_is_answered_fired_in_its_new_shard() -> None:
     shards = begun(2, TWO)
     shards.of(b"b", b"k").put(b"k", 10, TimeKind.BOOT, namespace=b"b", payload=b"p")
     for core in shards.cores:
@@ -156,7 +156,7 @@ def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_reported() -> None:
 
 
 def outcome_of_a_topic_that_went(shards: Shards) -> Owner:
-    """An operation of one namespace has ended, and its topic's row serves another namespace."""
+    """An operation of one namespace has ended, and its topic's row belongs to another namespace."""
     core = shards.of(b"other", b"")
     owner = Owner(core)
     owner.send(watch(b"w", ALL, [Key(b"r", 1)], FAR_NS, name=1), advance(b"r", 1, name=1))
@@ -165,7 +165,7 @@ def outcome_of_a_topic_that_went(shards: Shards) -> Owner:
     return owner
 
 
-def test_an_outcome_goes_with_its_namespace_when_its_topic_is_another_ones() -> None:
+def test_an_outcome_moves_with_its_namespace_though_its_topic_row_was_reused() -> None:
     shards = begun(2, TWO, topics=1)
     outcome_of_a_topic_that_went(shards)
     new = resharded(shards, 3, THREE)
@@ -173,7 +173,7 @@ def test_an_outcome_goes_with_its_namespace_when_its_topic_is_another_ones() -> 
     assert [len(core.operations()) for core in new.cores] == [0, 1, 0]
 
 
-def test_topics_of_a_partitioned_namespace_begin_anew_with_what_was_not_sent() -> None:
+def test_topics_of_a_partitioned_namespace_restart_with_unsent_notices() -> None:
     shards = begun(2, TWO)
     for n in range(8):
         key = b"%d" % n
@@ -215,7 +215,9 @@ def test_the_rows_of_a_bulk_load_of_a_partitioned_namespace_are_known_to_all_its
         ({"accounts": 0}, "accounts in use"),
     ],
 )
-def test_what_has_no_space_is_refused_with_its_figures(sizes: dict[str, int], detail: str) -> None:
+def test_a_merge_without_space_is_refused_with_its_figures(
+    sizes: dict[str, int], detail: str
+) -> None:
     ledger, shards = Ledger(1), begun(2, TWO, payload_bytes=1 << 16)
     ledger.fill(shards)
     ledger.operate(shards)
@@ -266,7 +268,7 @@ def test_only_idle_sessions_without_operations_are_left_behind() -> None:
     assert Owner(new, 3).id in retained
 
 
-def test_a_session_that_several_shards_know_is_one_again_where_they_meet() -> None:
+def test_a_session_of_several_shards_is_merged() -> None:
     shards = begun(1, {OWNED: (0,), b"other": (0,)})
     owner = Owner(shards.cores[0])
     owner.send(put(b"k", FAR_NS), put(b"l", FAR_NS, name=1))
@@ -289,7 +291,7 @@ def test_a_session_that_several_shards_know_is_one_again_where_they_meet() -> No
 
 
 def half_applied(core: Purgatory, name: int) -> Owner:
-    """A batch of which one record was applied when the daemon was killed."""
+    """Return the owner of a batch of which one record was applied when the daemon was killed."""
     owner = Owner(core)
     owner.send(put(b"1", FAR_NS, name=name), put(b"2", FAR_NS, name=name))
     row = Core.rows_of_sessions(core)[0]
@@ -298,7 +300,7 @@ def half_applied(core: Purgatory, name: int) -> Owner:
     return owner
 
 
-def test_a_batch_that_was_begun_goes_on_where_its_namespace_went() -> None:
+def test_a_started_batch_continues_in_the_new_shard_of_its_namespace() -> None:
     shards = begun(2, TWO)
     owner = half_applied(shards.of(OWNED, b""), 0)
     new = resharded(shards, 3, THREE).of(OWNED, b"")
@@ -311,7 +313,7 @@ def test_a_batch_that_was_begun_goes_on_where_its_namespace_went() -> None:
     new.check()
 
 
-def test_two_batches_that_were_begun_under_one_number_are_both_in_doubt() -> None:
+def test_two_started_batches_of_one_number_are_both_in_doubt() -> None:
     shards = begun(2, TWO)
     owners = [half_applied(core, name) for name, core in enumerate(shards.cores)]
     [core] = resharded(shards, 1, ONE).cores

@@ -1,4 +1,4 @@
-"""Histograms and counters in the arena: what is counted where, and who can read it when."""
+"""Histograms and counters in the arena: their definitions, and when they can be read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMES = {name.lower() for name in Measured.__members__}
 
 
 def histogram(*values_ns: int) -> Histogram:
-    """What the core makes of these spans."""
+    """Return the core's histogram of these spans."""
     core = Core()
     for ns in values_ns:
         lib.pg_measure(core.a, Measured.SEND, ns)
@@ -71,7 +71,7 @@ def test_a_quantile_is_at_most_an_eighth_too_high() -> None:
         assert exact <= found.quantile(q) <= exact + exact // 8
 
 
-def test_an_empty_histogram_says_zero() -> None:
+def test_an_empty_histogram_is_zero() -> None:
     empty = histogram()
     assert (empty.count, empty.quantile(0.99), empty.mean_ns, list(empty.buckets())) == (
         0,
@@ -88,19 +88,19 @@ def test_edges_rise_and_end_at_the_longest_time() -> None:
     assert edges[-1] == 2**63 - 1
 
 
-def test_what_came_in_between_is_the_difference() -> None:
+def test_since_returns_the_difference_of_two_histograms() -> None:
     older, newer = histogram(5, 7, 1000), histogram(5, 7, 1000, 7, 300)
     between = newer.since(older)
     assert (between.count, between.sum_ns) == (2, 307)
     assert [count for _, count in between.buckets()] == [1, 1]
     assert 300 <= between.max_ns <= 300 + 300 // 8
-    assert older.since(newer) == older, "a counter that fell is of another arena"
+    assert older.since(newer) == older, "a lower counter belongs to another arena"
 
 
-# ---- what the core counts --------------------------------------------------------------------
+# ---- counters of the core --------------------------------------------------------------------
 
 
-def test_lateness_is_what_came_behind_the_deadline() -> None:
+def test_lateness_is_the_time_after_the_deadline() -> None:
     core = Core()
     core.put("early", 3 * MS)
     core.put("late", 1 * MS)
@@ -115,8 +115,8 @@ KEPT_BY = pytest.mark.parametrize(
 
 
 @KEPT_BY
-def test_whatever_ends_has_waited(retained: dict[str, int]) -> None:
-    """Once for each end: neither a key that is kept, nor a deadline that moves, is one."""
+def test_every_final_state_counts_a_wait(retained: dict[str, int]) -> None:
+    """A wait is counted once per final state; a kept key and a moved deadline are none."""
     core = Purgatory(**retained)
     owner = pd.Owner(core)
     far = [pd.Key(b"far", 1)]
@@ -147,12 +147,14 @@ def test_a_far_timer_has_its_own_bucket() -> None:
         core.cancel(f"{n}")
     found = of(core, Measured.REMOTE)
     assert found.count == 20
-    assert found.sum_ns == pytest.approx(20 * century_ns, rel=2**-23), "of more than 64 bits"
+    assert found.sum_ns == pytest.approx(20 * century_ns, rel=2**-23), (
+        "the sum has more than 64 bits"
+    )
     assert found.quantile(0.5) == pytest.approx(century_ns, rel=1 / 8)
 
 
 def moved_to(core: Purgatory, how: str) -> Purgatory:
-    """What is armed in `core`, in another arena."""
+    """Return another arena with the armed timers of `core`."""
     if how == "a snapshot":
         snapshot, wal = Snapshot(core).finish().data, Wal(core).take()
         redo = Redo(snapshot)
@@ -166,7 +168,7 @@ def moved_to(core: Purgatory, how: str) -> Purgatory:
 
 @KEPT_BY
 @pytest.mark.parametrize("how", ["other sizes", "a WAL", "a snapshot"])
-def test_a_timer_that_moves_has_waited_before(retained: dict[str, int], how: str) -> None:
+def test_a_moved_timer_counts_the_wait_before_the_move(retained: dict[str, int], how: str) -> None:
     core = Purgatory(**retained)
     core.advance(2 * MS)
     pd.Owner(core).send(pd.put(b"k", 64 * MS))
@@ -217,7 +219,7 @@ def test_a_batch_leaves_its_stages() -> None:
     assert of(core, Measured.SEND).sum_ns == 4 * MS
 
 
-def test_what_is_no_batch_is_not_served() -> None:
+def test_messages_other_than_batches_are_not_measured_as_batches() -> None:
     core = Core()
     peer = Peer(core)
     peer.batch(put())
@@ -227,7 +229,7 @@ def test_what_is_no_batch_is_not_served() -> None:
 
 
 def test_work_on_a_batch_is_that_of_all_its_iterations() -> None:
-    """Each call takes 1 ms, and 4 ms are between them."""
+    """Each call takes 1 ms, with 4 ms between two calls."""
     core = Purgatory(capacity=4096, watches=4096)
     owner = pd.Owner(core)
     keys = [pd.Key(b"far", 1)]
@@ -245,7 +247,7 @@ def test_work_on_a_batch_is_that_of_all_its_iterations() -> None:
 
 
 def reported(core: Core, built_ns: int, handed_ns: int) -> bool:
-    """Hands over the next message to an owner; False = there is none."""
+    """Give the next message to its owner; return False if there is none."""
     out = ffi.new("uint64_t[]", 4096)
     used = lib.pg_inbox(core.a, ffi.new("uint64_t *"), out, ffi.sizeof(out))
     lib.pg_notified(core.a, built_ns, handed_ns)
@@ -253,7 +255,7 @@ def reported(core: Core, built_ns: int, handed_ns: int) -> bool:
 
 
 def test_an_outcome_waits_for_its_owners_socket() -> None:
-    """Of what is sent, outcomes: neither questions, nor what is sent once more."""
+    """Only the first sending of an outcome counts, not that of a CHECK or a repetition."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     owner = pd.Owner(core)
     owner.send(
@@ -274,7 +276,7 @@ def test_an_outcome_waits_for_its_owners_socket() -> None:
 
 
 def test_an_owner_that_is_not_there_is_not_waited_for() -> None:
-    """What is sent later waited for its owner, which is no stage of the daemon's."""
+    """A message that is sent later waited for its owner, which is no stage of the daemon."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     pd.Owner(core).send(pd.watch(b"late", lib.PG_C_ALL, [pd.Key(b"far", 1)], 2 * MS))
     core.advance(3 * MS)
@@ -311,7 +313,7 @@ def test_the_budget_of_iterations_with_work_is_counted() -> None:
     iterations, before = core.metrics.iterations, core.metrics.iteration_budget
     core.advance(300 * MS, budget=1000)
     assert (core.metrics.iterations, core.metrics.iteration_budget) == (iterations + 1, before), (
-        "it had no work"
+        "the iteration had no work"
     )
 
 
@@ -338,7 +340,7 @@ def test_every_status_that_refuses_has_one_counter(status: Status) -> None:
     assert sum(refused(core).values()) == (status not in ANSWERS)
 
 
-def test_what_is_no_status_is_not_counted() -> None:
+def test_an_invalid_status_is_not_counted() -> None:
     core = Core()
     assert not any(lib.pg_refused(core.a, one) for one in (max(Status) + 1, 255, 2**32 - 1))
     assert refused(core) == {}
@@ -354,7 +356,7 @@ def test_what_is_no_status_is_not_counted() -> None:
         (pd.watch(b"x", lib.PG_C_ALL, [pd.Key(b"far", 1)]), {"capacity": 1}, "full"),
     ],
 )
-def test_what_a_batch_is_refused_is_counted_once(
+def test_a_refused_record_of_a_repeated_batch_is_counted_once(
     command: pd.Command, config: dict[str, int], reason: str
 ) -> None:
     core = Purgatory(**config)
@@ -371,7 +373,7 @@ def test_a_watermark_past_its_end_is_counted() -> None:
     assert refused(core) == {"other": 1}
 
 
-def test_what_comes_while_it_drains_is_counted() -> None:
+def test_calls_while_draining_are_counted() -> None:
     core = Purgatory()
     owner = pd.Owner(core)
     lib.pg_drain(core.a, 1)
@@ -390,7 +392,7 @@ def test_operations_and_timers_are_cancelled_apart() -> None:
     assert (core.metrics.cancels, core.metrics.cancelled) == (1, 3)
 
 
-def test_other_sizes_keep_what_was_counted() -> None:
+def test_a_migration_keeps_counters() -> None:
     core = Core()
     core.put("k", MS)
     core.advance(10 * MS)
@@ -416,8 +418,8 @@ def test_the_wal_keeps_the_histograms() -> None:
     assert (found["local"].count, found["remote"].count) == (1, 0)
 
 
-def test_a_daemon_records_them_once_a_minute(daemon_dir: Path) -> None:
-    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+def test_a_daemon_records_histograms_once_a_minute(daemon_dir: Path) -> None:
+    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal
@@ -448,7 +450,7 @@ def test_a_folder_that_cannot_be_listed_ends_no_daemon(
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal
@@ -490,7 +492,7 @@ def test_a_daemon_fills_every_histogram(daemon: StartDaemon) -> None:
     with metrics_of(one) as found:
         assert found.histograms.keys() == NAMES
         empty = {name for name, h in found.histograms.items() if not h.count}
-        assert empty <= {"wakeup_lateness"}, "it wakes up by itself once a second"
+        assert empty <= {"wakeup_lateness"}, "an idle daemon wakes up once a second"
         assert (found.counters["expiries"], found.counters["satisfied"]) == (1, 1)
         assert (found.gauges["live"], found.gauges["up"], found.gauges["starts"]) == (2, 1, 1)
         assert found.gauges.keys() == GAUGES.keys()

@@ -1,4 +1,5 @@
-"""What a test needs of the machine: skipped with the reason, or failed when it is required."""
+"""Features of the machine: a test without one is skipped with the reason, or fails if it is
+required."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     machine._present.cache_clear()
 
 
-def test_what_is_there_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_available_feature_skips_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine.needs("hammer")
     monkeypatch.setenv(machine.VARIABLE, "hammer")
     machine.needs("hammer")
 
 
-def test_what_is_missing_skips_and_says_what() -> None:
+def test_a_missing_feature_skips_with_the_reason() -> None:
     with pytest.raises(pytest.skip.Exception, match="anvil: `anvil` is needed \\(to forge\\)"):
         machine.needs("anvil", "to forge")
 
 
 @pytest.mark.parametrize("required", ["anvil", "hammer, anvil", "all"])
-def test_what_is_required_fails(required: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_required_feature_fails(required: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(machine.VARIABLE, required)
     with pytest.raises(pytest.fail.Exception, match="anvil"):
         machine.needs("anvil")

@@ -1,4 +1,4 @@
-"""The owner's book of operations, without a daemon: what comes before, after and twice."""
+"""The owner's book of operations, without a daemon: early, late and repeated messages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_first_end_of_an_operation_counts_and_it_answers_no_check(book: Book
     book.armed(op, added())
     book.take([outcome_of(0)])
     first = SessionExpired(session=1, in_doubt=0)
-    op._end(None, first)  # another thread has learned of it
+    op._end(None, first)  # another thread has received the outcome
     op._end(None, SessionExpired(session=2, in_doubt=0))
     book.work()
     assert (book.completions(), book.acks()) == ([], [])
@@ -97,19 +97,20 @@ def test_the_first_end_of_an_operation_counts_and_it_answers_no_check(book: Book
     assert raised.value is first
 
 
-def test_a_check_of_what_nobody_waits_for_is_passed_over(book: Book) -> None:
+def test_a_check_of_an_unknown_operation_is_ignored(book: Book) -> None:
     book.take([outcome_of(0)])
     book.work()
     assert (book.acks(), book.completions(), book.open) == ([], [], 0)
 
 
-# ---- an owner that resumes the session of an earlier process: all times are the same, as under a
-# ---- virtual clock that stands still, and after a reboot of a remote daemon no time says anything
+# ---- an owner that resumes the session of an earlier process. All times are the same, as under a
+# ---- virtual clock that stands still; after a reboot of a remote daemon, times decide nothing
+# either
 
 
 @pytest.fixture
 def resumed(book: Book) -> list[int]:
-    """The error codes of outcomes of the earlier process that were handed to the callback."""
+    """Error codes of the earlier process's outcomes that the callback received."""
     found: list[int] = []
     session = Session(lambda count: bytes(count))
     session.original = True
@@ -123,19 +124,17 @@ def test_tickets_tell_the_operations_of_an_earlier_process(book: Book, resumed: 
     book.expect(op)
     book.armed(op, added())
     book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])
-    book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])  # repeated
+    book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])  # a repetition
     book.work()
     assert (len(resumed), op.result(0).cause) == (2, "expired")
     assert [ticket for ticket, _, _ in book.acks()] == [5, 6, 7, 6, 7]
 
 
-def test_what_may_be_of_either_process_waits_for_the_answers(
-    book: Book, resumed: list[int]
-) -> None:
+def test_an_ambiguous_outcome_waits_for_the_answers(book: Book, resumed: list[int]) -> None:
     first, second = operation(lambda: False), operation(lambda: False)
     book.expect(first)
     book.expect(second)
-    book.armed(second, added(TICKET + 1))  # the answer to the first one was lost, and comes again
+    book.armed(second, added(TICKET + 1))  # the answer to the first watch was lost, and is repeated
     outcomes = [outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)]
     book.take(outcomes)
     book.work()

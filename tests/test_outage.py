@@ -1,5 +1,5 @@
-"""After an outage of the daemon: triggers that were sent in time are applied before operations
-expire, timers fire at once, and no expiry waits longer than the grace."""
+"""Outages of the daemon: triggers that were sent in time are applied before operations expire,
+timers fire at once, and no expiry is delayed beyond the grace period."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stopped(real: Daemon) -> Callable[[], None]:
 
 
 def rebuilt(real: Daemon) -> Callable[[], None]:
-    """The arena is gone, as after a reboot: the WAL has all."""
+    """Remove the arena, as a reboot does: the WAL has everything."""
     real.kill()
     for path in (real.paths.arena, real.paths.private):
         Path(f"/dev/shm{path}").unlink()
@@ -69,7 +69,7 @@ def rebuilt(real: Daemon) -> Callable[[], None]:
 
 
 def trigger(sender: Purgatory, key: str) -> None:
-    """Repeat a trigger whose session was lost: the client does not repeat it in a new session."""
+    """Repeat a trigger whose session was lost, which the client does not do in a new session."""
     try:
         sender.advance(key, 1)
     except SessionExpired:
@@ -81,7 +81,7 @@ def trigger(sender: Purgatory, key: str) -> None:
 def test_operations_completed_in_time_do_not_expire(
     outage: Callable[[Daemon], Callable[[], None]], daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """All deadlines pass during the outage, and all triggers are sent before, while it lasts."""
+    """All deadlines pass during the outage, and all triggers are sent earlier in the outage."""
     wal = ("--wal-dir", str(daemon_dir / "wal")) if outage is rebuilt else ()
     real = daemon("demo", *wal)
     durable = outage is rebuilt
@@ -99,14 +99,14 @@ def test_operations_completed_in_time_do_not_expire(
         senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
         for sender in senders:
             sender.start()
-        time.sleep(TIMEOUT_S + 0.3)  # all deadlines pass
+        time.sleep(TIMEOUT_S + 0.3)  # until all deadlines have passed
         end_outage()
         for sender in senders:
             sender.join(PATIENCE_S)
         eventually(lambda: stats(real)["operations"] == 0)
         assert (stats(real)["satisfied"], stats(real)["expired"]) == (OPERATIONS, 1)
-        assert stats(real)["expiries"] == 1  # the timer
-        if outage is not rebuilt:  # its sessions are gone
+        assert stats(real)["expiries"] == 1  # only the timer
+        if outage is not rebuilt:  # not rebuilt: the sessions are gone
             assert {op.result(PATIENCE_S).cause for op in operations} == {"satisfied"}
             assert lost.result(PATIENCE_S).cause == "expired"
 
@@ -145,11 +145,11 @@ def lose_all(client: Purgatory, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: StartDaemon) -> None:
-    """The outage takes less time than the client's pause, which has grown before."""
+    """The outage is shorter than the client's pause, which has grown before."""
     real = daemon("demo")
     with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
         other.advance("seen", 1)
-        time.sleep(GRACE_NS / 1e9)  # the grace of the start is over
+        time.sleep(GRACE_NS / 1e9)  # until the grace period of the start is over
         operation = owner.watch("op", AllOf({"k": 1}), timeout=0.3)
         go_on = frozen(real)
         other._core.connections[0]._resend_s = connection.RESEND_MAX_S
@@ -166,11 +166,11 @@ def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: Star
         assert operation.result(PATIENCE_S).cause == "satisfied"
 
 
-def test_what_waited_when_the_loop_woke_up_is_applied_before_operations_expire(
+def test_messages_waiting_at_a_wakeup_are_applied_before_operations_expire(
     daemon: StartDaemon,
 ) -> None:
-    """The messages that waited take longer than the outage took. The trigger is behind three
-    batches of its session, and libzmq takes turns among the sessions."""
+    """Waiting messages take longer than the outage. The trigger is behind three batches of its
+    session, and libzmq alternates between the sessions."""
     real = daemon("demo", "--capacity", "500000")
     with ExitStack() as stack:
         peers = [stack.enter_context(Raw(real)) for _ in range(80)]
@@ -184,7 +184,7 @@ def test_what_waited_when_the_loop_woke_up_is_applied_before_operations_expire(
         ]
         frames += [(peer, peer.encode_batch(advance(b"k%d" % n))) for n, peer in enumerate(peers)]
         owner = stack.enter_context(Purgatory("demo", namespace="broker"))
-        time.sleep(GRACE_NS / 1e9)  # the grace of the start is over
+        time.sleep(GRACE_NS / 1e9)  # until the grace period of the start is over
         operations = owner.watch_many(
             [(f"op{n}", AllOf({f"k{n}": 1}), 0.2) for n in range(len(peers))]
         )
@@ -200,8 +200,8 @@ def test_what_waited_when_the_loop_woke_up_is_applied_before_operations_expire(
 
 
 def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaemon) -> None:
-    """An operation waits for the end of the first grace, which passes in the second outage. All
-    triggers are under way at once: what waits in the sender was not sent."""
+    """An operation waits for the end of the first grace period, which passes in the second outage.
+    All triggers are in flight at once: messages that wait in the sender do not count as sent."""
     real = daemon("demo")
     with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
         keys = [f"k{n}" for n in range(5)]
@@ -211,13 +211,13 @@ def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaem
         go_on = frozen(real)
         time.sleep(1)
         go_on()
-        other.advance("seen", 1)  # the first grace has begun
+        other.advance("seen", 1)  # starts the first grace period
         go_on = frozen(real)
         senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
         for sender in senders:
             sender.start()
         time.sleep(0.2)
-        assert time.monotonic() - begun_s < TIMEOUT_S, "too slow to be sent in time"
+        assert time.monotonic() - begun_s < TIMEOUT_S, "the triggers were not sent in time"
         time.sleep(TIMEOUT_S)
         go_on()
         for sender in senders:
@@ -234,7 +234,7 @@ def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
 
 
 class Asked:
-    """Stands in for an arena and the messages of clients, and notes the calls."""
+    """A stand-in for an arena and the messages of clients, which records the calls."""
 
     def __init__(self) -> None:
         self.accepts = self.caught = True
@@ -249,7 +249,7 @@ class Asked:
         self.calls.append("release")
 
     def note_wakeup(self) -> None:
-        """Messages may wait."""
+        """Record that messages may wait."""
 
     def caught_up(self) -> bool:
         return self.caught
@@ -262,7 +262,7 @@ def asked() -> Asked:
 
 @pytest.fixture
 def grace(asked: Asked) -> Grace:
-    """The grace of a daemon that started at 1000 s; the first wait is over."""
+    """The grace period of a daemon that started at 1000 s; the first wait is over."""
     made = Grace(as_arena(asked), asked)
     made.begin_iteration(1000 * 1000 * MS)
     assert made.ends_ns == 1000 * 1000 * MS + GRACE_NS
@@ -283,7 +283,7 @@ def test_an_iteration_in_time_delays_nothing(grace: Grace, asked: Asked) -> None
     grace.sleep(now_ns)
     grace.begin_iteration(now_ns + LATE_NS - 1)
     grace.sleep(now_ns + 100 * MS)
-    grace.begin_iteration(now_ns + 50 * MS)  # a message woke it
+    grace.begin_iteration(now_ns + 50 * MS)  # a message woke the loop
     assert asked.calls == []
 
 
@@ -325,7 +325,7 @@ def test_a_delay_lasts_until_the_messages_that_waited_are_applied(
 
 
 class Peers:
-    """Stands in for the connections of a socket, one of which has unread bytes."""
+    """A stand-in for the connections of a socket, one of which has unread bytes."""
 
     def __init__(self) -> None:
         self.connected = {7, 8}
@@ -405,7 +405,7 @@ def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(
 
 
 def test_no_new_grace_begins_before_all_have_expired(grace: Grace, asked: Asked) -> None:
-    """Else a daemon that is always late would expire nothing."""
+    """Otherwise a daemon that is always late would never expire anything."""
     asked.accepts = False
     now_ns = 3000 * 1000 * MS
     grace.sleep(now_ns)
@@ -421,7 +421,8 @@ def test_long_outages_prolong_the_delay_a_bounded_number_of_times(
     grace.begin_iteration(now_ns)
     asked.accepts = False
     for outage in range(1, LONG_OUTAGES_MAX + 1):
-        at_ns = now_ns + outage * 5000 * MS  # the grace is over, and was not noticed
+        # the grace period is over, but the loop has not noticed
+        at_ns = now_ns + outage * 5000 * MS
         grace.begin_iteration(at_ns)
         assert grace.ends_ns == at_ns + GRACE_NS
     assert "release" not in asked.calls
@@ -445,7 +446,7 @@ COUNT = 20
 
 @pytest.fixture
 def late() -> Iterator[tuple[pd.Purgatory, Owner]]:
-    """Operations that come due one after the other, 10 ms apart, and a timer at 60 ms."""
+    """Yield operations that come due 10 ms apart, and a timer at 60 ms."""
     made = pd.Purgatory(replay_capacity=64)
     owner = Owner(made)
     owner.send(
@@ -460,7 +461,7 @@ def late() -> Iterator[tuple[pd.Purgatory, Owner]]:
 
 
 def ended(made: pd.Purgatory) -> list[tuple[bytes, int]]:
-    """Keys and causes of the operations' notices, in order."""
+    """Return keys and causes of the operations' notices, in order."""
     return [(one.key, one.cause) for one in made.verdicts(0)]
 
 
@@ -468,7 +469,7 @@ def test_operations_wait_and_timers_do_not(late: tuple[pd.Purgatory, Owner]) -> 
     made, owner = late
     made.advance(15 * MS)
     assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS, 0)
-    assert not made.advance(400 * MS)  # nothing is left to do at once
+    assert not made.advance(400 * MS)  # no work is left to do at once
     assert made.next_ns > 400 * MS
     assert (made.metrics.expired, made.metrics.expiries) == (1, 1)
     made.check()
@@ -496,10 +497,10 @@ def test_operations_are_released_a_budget_at_a_time(
     assert made.advance(400 * MS, budget=budget)
     assert not lib.pg_hold_operations(
         made.a, 400 * MS, 500 * MS, 0
-    )  # not before all had their turn
+    )  # not before all operations had their chance
     assert made.metrics.expired > 0
     left = COUNT - made.metrics.expired
-    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 1)  # but after a long outage
+    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 1)  # only after a long outage
     assert not made.advance(400 * MS, budget=budget)
     assert COUNT - made.metrics.expired == left
     lib.pg_release_operations(made.a)
@@ -516,10 +517,10 @@ def test_a_second_outage_before_the_release_covers_operations_armed_since(
     assert lib.pg_hold_operations(made.a, -1, 5 * MS, 0)
     made.advance(6 * MS)
     owner.send(pd.watch(b"since", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
-    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS, 0)  # nobody waits yet
+    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS, 0)  # nothing waits yet
     made.advance(30 * MS)
     assert made.metrics.expired == 0
-    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS, 0)  # but now
+    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS, 0)  # something waits
     lib.pg_release_operations(made.a)
     made.advance(30 * MS)
     assert sorted(key for key, _ in ended(made)) == [b"op0", b"op1", b"op2", b"since"]
@@ -548,10 +549,11 @@ def test_an_operation_that_waits_is_cancelled_extended_and_rebuilt(
     assert lib.pg_hold_operations(made.a, -1, 400 * MS, 0)
     made.advance(400 * MS)
     assert owner.send(pd.cancel(b"op3"))[0].status == Status.CANCELLED
-    ticket = owner.send(pd.put(b"op4", 1))[0].ticket  # refused: it names whose key it is
+    # refused, but the answer has the ticket of the operation
+    ticket = owner.send(pd.put(b"op4", 1))[0].ticket
     assert owner.send(pd.extend(b"op4", 100 * MS, ticket))[0].status == Status.EXTENDED
     made.check()
-    made.rebuild(410 * MS)  # the next start: nothing is held, until its daemon says so
+    made.rebuild(410 * MS)  # the next start delays nothing until its daemon requests it
     made.check()
     lib.pg_release_operations(made.a)
     made.advance(420 * MS)

@@ -59,7 +59,7 @@ def empty(directory: Path) -> None:
 
 
 def start_again(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A start with the same run directory that has to be refused."""
+    """Try a start with the same run directory, which has to be refused."""
     return subprocess.run(
         [*RUN, *arguments], cwd=directory, env=clean_environment(directory), timeout=PATIENCE_S,
         capture_output=True, text=True, check=False,
@@ -67,7 +67,8 @@ def start_again(directory: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def elsewhere(directory: Path, unshare: str, *arguments: str) -> subprocess.Popen[str]:
-    """A start in a container of its own: the path of the run directory leads to an empty one."""
+    """Start a daemon in a container, where the path of the run directory leads to an empty
+    folder."""
     mount = f"mount -t tmpfs -o mode=700 tmpfs {directory}"
     command = f"{mount} && exec {shlex.join([*RUN, *arguments])}"
     return subprocess.Popen(
@@ -77,7 +78,7 @@ def elsewhere(directory: Path, unshare: str, *arguments: str) -> subprocess.Pope
 
 
 def serves(real: Daemon) -> bool:
-    """Whether the daemon answers a client, and others find what it arms."""
+    """Return whether the daemon answers a client, and others find the timer that it arms."""
     with Client("demo", timeout=PATIENCE_S) as client:
         client.add("served", delay=3600, mode="replace")
     done = CliRunner().invoke(app, ["get", "served", "--name", "demo"])
@@ -135,7 +136,7 @@ def test_a_second_container_that_shares_dev_shm_is_refused(
     assert serves(real)
 
 
-def test_of_ten_first_starts_in_containers_that_share_dev_shm_one_wins(daemon_dir: Path) -> None:
+def test_one_of_ten_first_starts_in_containers_that_share_dev_shm_wins(daemon_dir: Path) -> None:
     needs("mountns", "run directories of the same path")
     racers = [elsewhere(daemon_dir, "-m") for _ in range(10)]
     paths = paths_in(daemon_dir, "demo")
@@ -161,7 +162,7 @@ def test_of_ten_first_starts_in_containers_that_share_dev_shm_one_wins(daemon_di
 def test_a_first_start_keeps_the_arena_files_of_another(
     daemon_dir: Path, monkeypatch: pytest.MonkeyPatch, *, has_ended: bool
 ) -> None:
-    """The other one gives them their names after this one has looked for them."""
+    """The other daemon names its files after this one has checked the names."""
     paths = paths_in(daemon_dir, "demo")
     theirs = shm.MOUNT / f"{paths.private[1:]}{'' if has_ended else NEW}"
 
@@ -227,7 +228,7 @@ def test_a_directory_in_place_of_an_arena_file_is_named_and_stays(
     try:
         before = files(real.paths)
         done = start_again(real.dir)
-        said = f"{path}: has the name of an arena file and is not a file: remove it"
+        said = f"{path}: has the name of an arena file but is not a file: remove it"
         assert (done.returncode, said in done.stderr) == (Exit.UNUSABLE, True)
         assert "Traceback" not in done.stderr
         assert files(real.paths) == before
@@ -288,7 +289,7 @@ def test_a_start_that_is_killed_for_memory_leaves_no_file(
 
 
 def copy_wal(real: Daemon, copier: Sequence[str]) -> Path:
-    """A copy of a daemon's folder of WALs, in another folder."""
+    """Return a copy of a daemon's folder of WALs, in another folder."""
     other = real.dir / "other"
     other.mkdir()
     subprocess.run([*copier, f"{real.dir}/wal/.", str(other)], check=True, timeout=PATIENCE_S)
@@ -308,7 +309,7 @@ def with_wal(daemon: StartDaemon) -> Daemon:
 
 
 def keys(directory: Path) -> set[str]:
-    """Keys that the daemon with this run directory has armed."""
+    """Return keys that the daemon with this run directory has armed."""
     arguments = [sys.executable, "-m", "purgatoryd.cli", "list", "--name", "demo", "--json"]
     done = subprocess.run(
         arguments, env=clean_environment(directory), capture_output=True, check=True, text=True
@@ -342,7 +343,7 @@ def test_a_restored_copy_goes_on_as_a_stream_of_its_own(
     stream, other = stats(real)["stream_id"], copy_wal(real, ["cp", "-a"])
     real.stop()
     remove_arena_files(real.paths)
-    for arguments in (("--as-restored",), ()):  # then it is an original
+    for arguments in (("--as-restored",), ()):  # afterwards the copy is an original
         real.start("--wal-dir", str(other), *arguments)
         assert keys(daemon_dir) == {"k"}
         assert stats(real)["stream_id"] != stream
@@ -396,7 +397,8 @@ def test_a_birth_that_is_not_a_regular_file_is_named(
 
 
 def test_a_moved_folder_is_the_original(daemon: StartDaemon) -> None:
-    """So is a disk in another host: nothing of the host is in the file."""
+    """A disk moved to another host is an original as well: the file contains nothing of the
+    host."""
     real = with_wal(daemon)
     real.stop()
     (real.dir / "wal").rename(real.dir / "moved")

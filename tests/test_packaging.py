@@ -1,4 +1,4 @@
-"""Wheel and sdist: each, in an empty environment, goes from add to notice in another folder."""
+"""Wheel and sdist: each works in an empty environment, from add to notice, in another folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Calls the build backend as a front end does; `kind` is sdist or wheel."""
+    """Call the build backend as a front end does; `kind` is sdist or wheel."""
     code = f"from setuptools.build_meta import build_{kind} as b; print(b({str(out)!r}))"
     return out / run(sys.executable, "-c", code, cwd=source).split()[-1]
 
@@ -53,7 +53,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the unpacked sdist: so the sdist holds all that a build needs."""
+    """A wheel built from the unpacked sdist, which therefore has all files of a build."""
     out = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as packed:
         packed.extractall(out, filter="data")
@@ -72,7 +72,7 @@ except ExtraMissing as error:
 
 
 def names_the_extras(python: Path, folder: Path) -> None:
-    """What the pipeline says where neither of its extras is installed."""
+    """Check the messages of the pipeline without any of its extras."""
     command = [
         str(python.with_name("purgatoryd")),
         "pipeline",
@@ -104,7 +104,8 @@ main()
 
 
 def with_only(extra: str) -> str:
-    """Runs a command where only what this extra names is there, of what the pipeline uses."""
+    """Return a command that runs with only the packages of this extra, among those of the
+    pipeline."""
     reported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

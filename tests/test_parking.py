@@ -1,4 +1,4 @@
-"""Parked timers: the core keeps the key, the WAL the payload, until it is brought back."""
+"""Parked timers: the core keeps the key, and the WAL the payload, until the timer is unparked."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_parked_timer_does_not_fire_before_its_payload_is_back(
     core.check()
 
 
-def test_every_way_to_put_and_cancel_sees_it(core: Purgatory, owner: Owner) -> None:
+def test_every_put_mode_and_cancel_handles_a_parked_timer(core: Purgatory, owner: Owner) -> None:
     ticket = parked(owner)
     assert one(owner, pd.put(b"k", FAR_NS)).status == Status.EXISTS
     assert one(owner, pd.put(b"k", FAR_NS, PutMode.KEEP))[::2] == (Status.KEPT, ticket)
@@ -148,7 +148,7 @@ def test_wall_deadlines_are_parked_too(core: Purgatory, owner: Owner) -> None:
     core.check()
 
 
-def test_the_wal_has_what_the_arena_gave_away(core: Purgatory, owner: Owner) -> None:
+def test_the_wal_has_the_payloads_of_parked_timers(core: Purgatory, owner: Owner) -> None:
     wal = Wal(core)
     parked(owner, payload=b"the payload")
     arms = [f for f in frames_of(wal.take()) if f.type == lib.PG_WAL_ARM]
@@ -191,8 +191,8 @@ KEYS = [b"%d" % n for n in range(6)]
 
 
 class Parking(RuleBasedStateMachine):
-    """Adds of all modes, cancels, returns, kills and reboots: nothing fires early, twice or after
-    its cancel, and what comes back has its own payload."""
+    """Adds of all modes, cancels, unparks, kills and reboots: nothing fires early, twice or after
+    its cancel, and an unparked timer has its own payload."""
 
     @initialize()
     def begin(self) -> None:

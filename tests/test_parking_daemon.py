@@ -1,4 +1,4 @@
-"""Parked timers with real daemons: killed, rebooted, brought back from the WAL."""
+"""Parked timers with real daemons: killed, rebooted, unparked from the WAL."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def client() -> Client:
 
 
 def payloads_of(daemon: Daemon, wal: Path) -> dict[tuple[Key, int], bytes]:
-    """What a reader of the WAL finds of parked timers."""
+    """Return the payloads that a reader of the WAL finds for parked timers."""
     found, walk = {}, Walk()
     for file in segments(wal / daemon.name):
         if uuid_of(file.path) != walk.uuid:
@@ -47,7 +47,7 @@ def payloads_of(daemon: Daemon, wal: Path) -> dict[tuple[Key, int], bytes]:
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("reboot", [False, True])
-def test_what_is_parked_comes_back_from_the_wal(
+def test_parked_timers_come_back_from_the_wal(
     daemon: StartDaemon, daemon_dir: Path, reboot: bool
 ) -> None:
     running = parking(daemon, daemon_dir)
@@ -76,7 +76,7 @@ def test_what_is_parked_comes_back_from_the_wal(
         back = [(key, ticket, payload) for (key, ticket), payload in retained.items()]
         bulk_load = BulkLoad(b"window of 2 hour")
         statuses = some.unpark_many(back, bulk_load=bulk_load).statuses
-        assert statuses.count(Status.UNKNOWN) == 2  # the cancelled one, and the replaced one
+        assert statuses.count(Status.UNKNOWN) == 2  # the cancelled timer, and the replaced one
         assert statuses.count(Status.UNPARKED) == 299
         assert set(some.unpark_many(back, bulk_load=bulk_load).statuses) == {Status.BULK_LOADED}
         assert [(info := some.get(f"k{n}")) and info.payload for n in range(4)] == [
@@ -86,7 +86,7 @@ def test_what_is_parked_comes_back_from_the_wal(
     assert stats(running)["expiries"] == 0
 
 
-def test_what_is_overdue_waits_and_is_counted(daemon: StartDaemon, daemon_dir: Path) -> None:
+def test_overdue_parked_timers_wait_and_are_counted(daemon: StartDaemon, daemon_dir: Path) -> None:
     running = parking(daemon, daemon_dir)
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.set_namespace("shop", park_beyond_ns=1)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tier("check")
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Stands in for /run/purgatoryd, so that tests never touch the host's."""
+    """A stand-in for /run/purgatoryd, so that tests never touch the host's."""
     directory = tmp_path / "run"
     monkeypatch.setattr(module, "HOST_DIRECTORY", directory)
     return directory
@@ -24,7 +24,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Stands in for /tmp/purgatoryd-UID."""
+    """A stand-in for /tmp/purgatoryd-UID."""
     directory = tmp_path / "shared"
     monkeypatch.setattr(module, "_shared_tmp", lambda: directory)
     return directory
@@ -32,7 +32,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def serve_at(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as s:
-        s.bind(str(path))  # closing keeps the file
+        s.bind(str(path))  # a closed socket leaves its file
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "a/b", "..", "ä", "a" * 33, "a\n"])

@@ -1,4 +1,4 @@
-"""Answers that wait for the WAL: which go out when, and what is said when it stopped."""
+"""Answers that wait for the WAL: when they are sent, and the errors once it has stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sent = list[tuple[bytes, wire.Reply]]
 
 @pytest.fixture
 def sent() -> Sent:
-    """What goes out, in place of a socket."""
+    """Messages that are sent, in place of a socket."""
     return []
 
 
@@ -34,7 +34,7 @@ def waiting(sent: Sent) -> PendingAcks:
 
 
 def reply(sequence: int, *statuses: int, extra: bytes = b"") -> memoryview:
-    """The answer to a batch of session 7."""
+    """Return the answer to a batch of session 7."""
     head = wire.encode_frame(Message.BATCH, 7, sequence, count=len(statuses))
     results = b"".join(struct.pack("<Qq", 9 << 8 | status, 0) for status in statuses)
     return memoryview(bytearray(head + results + extra))
@@ -44,8 +44,8 @@ def serving(
     replies: list[memoryview], send: Callable[..., bool], boot_ns: Callable[[], int],
     measure: Callable[[Measured, int], None],
 ) -> tuple[commands.Commands, Any]:  # fmt: skip
-    """Commands that get a message for each of `replies`, whose record has LSN 5; and the WAL, of
-    which LSN 4 is on disk."""
+    """Return commands and a WAL: a message arrives for each of `replies`, whose record has LSN 5,
+    and LSN 4 is on disk."""
     asked = [transport.Message(b"route", b"", 0, 0, 0, 0, -1) for _ in replies]
     socket = SimpleNamespace(receive=lambda: asked.pop() if asked else None, send=send)
     handled = iter(replies)
@@ -95,7 +95,8 @@ def test_a_refusal_finds_the_answers_that_its_peer_waits_for(
 
 
 def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> None:
-    """The first copy of a batch is applied, its session is dropped, and a second copy refused."""
+    """The first copy of a batch is applied, its session is dropped, and a second copy is
+    refused."""
     answers: list[tuple[int, int]] = []
     refusal = memoryview(wire.encode_frame(Message.BATCH, 7, 1, error=WireError.SESSION_EXPIRED))
 
@@ -115,7 +116,7 @@ def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> No
 def test_an_answer_is_kept_as_it_was(waiting: PendingAcks, sent: Sent) -> None:
     buffer = reply(1, Status.ADDED)
     waiting.hold(1, b"route", buffer, 0)
-    buffer[:] = bytes(len(buffer))  # the arena's buffer, which the next call overwrites
+    buffer[:] = bytes(len(buffer))  # the next call overwrites the arena's buffer
     waiting.release(1)
     assert sequences(sent) == [1]
 
@@ -127,7 +128,7 @@ def test_a_stopped_wal_is_reported_to_all_who_wait(waiting: PendingAcks, sent: S
     (first, applied), (second, refused) = sent
     assert (first, applied.session, applied.sequence) == (b"one", 7, 1)
     assert (applied.error, applied.detail) == (WireError.NOT_DURABLE, (4, 28))
-    assert (second, refused.error) == (b"two", 0), "nothing was applied: each record says so"
+    assert (second, refused.error) == (b"two", 0), "each record reports that it was not applied"
     waiting.release(100)
     assert len(sent) == 2
 
@@ -143,7 +144,7 @@ def test_a_stopped_wal_is_reported_to_a_bulk_load(waiting: PendingAcks, sent: Se
     ]
 
 
-def test_what_waits_is_bounded(waiting: PendingAcks, sent: Sent) -> None:
+def test_waiting_work_is_bounded(waiting: PendingAcks, sent: Sent) -> None:
     count = 0
     while not waiting.full:
         waiting.hold(1, b"route", reply(count, *[Status.ADDED] * 1024), 0)
@@ -154,7 +155,7 @@ def test_what_waits_is_bounded(waiting: PendingAcks, sent: Sent) -> None:
     assert sequences(sent) == list(range(count))
 
 
-def test_what_the_disk_takes_is_of_the_response_queue() -> None:
+def test_time_on_disk_belongs_to_the_response_queue() -> None:
     """The socket takes 7 ns for a message."""
     now = SimpleNamespace(ns=10)
 

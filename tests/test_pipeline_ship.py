@@ -1,4 +1,4 @@
-"""From the WAL into the lake: every record once, whatever happens on the way."""
+"""Ship: every record of a WAL gets to the lake once, despite kills and errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KILLER = Path(__file__).parent / "support" / "ship_killed.py"
 
 @pytest.fixture(params=WALS, ids=lambda folder: folder.name)
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The WAL of a released version; its newest segment is still written."""
+    """The WAL of a released version; its newest segment is not sealed."""
     return StoredWal(request.param, tmp_path / "wal" / "demo").directory
 
 
@@ -69,7 +69,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def shipped(wal: Path, lake: Lake) -> int:
-    """Ships all that is complete; returns how many files that were."""
+    """Ship all sealed files; return their number."""
     shipper = Shipper(wal, lake, "node")
     try:
         return len(list(shipper.poll()))
@@ -83,7 +83,7 @@ def rows_of(lake: Lake, table: str = BRONZE) -> list[dict[str, Any]]:
 
 
 def frames_of(wal: Path) -> list[Frame]:
-    """The records of all complete segments, read by other code than the decoder."""
+    """Return the records of all sealed segments, read without the decoder."""
     walk, frames = Walk(), []
     for file in segments(wal)[:-1]:
         walk.enter(file.path)
@@ -127,12 +127,12 @@ TIMESTAMPS = {"sent_boot_ns": "sent_ns", "received_boot_ns": "received_ns",
 
 
 def signed(value: int) -> int:
-    """As the lake has numbers of 64 bits."""
+    """Return a value as a signed number of 64 bits, as in the lake."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def assert_same(row: dict[str, Any], frame: Frame) -> None:
-    """The row has what the record says."""
+    """Check that the row has the values of the record."""
     found, fields = contents(frame), frame.fields
     if found.key:
         assert row["key"] == key_bytes(found.key)
@@ -176,7 +176,7 @@ def test_manifests_say_what_is_in_the_files(stored: Path, lake: Lake) -> None:
             assert manifest.bytes == path.stat().st_size
             assert path.name == f"{manifest.name}.parquet"
             assert found.schema.names == BRONZE_TABLE.names
-            about = pq.read_metadata(path)  # by which a reader leaves out what is of other times
+            about = pq.read_metadata(path)  # readers use it to skip files outside of a time range
             at = [about.row_group(n).column(about.schema.names.index("at")).statistics
                   for n in range(about.num_row_groups)]  # fmt: skip
             ends = min(one.min for one in at), max(one.max for one in at)
@@ -281,7 +281,7 @@ def flipped(data: bytes) -> bytes:
 def test_a_manifest_that_tells_of_another_file_costs_no_data(
     tmp_path: Path, lake: Lake, changed: dict[str, Any]
 ) -> None:
-    """The WAL may have gone: a file that no manifest names looks like one left by a kill."""
+    """The WAL may be gone. A file that no manifest names looks like one left by a kill."""
     wal = tmp_path / "wal"
     sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
     sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
@@ -339,7 +339,7 @@ def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
 def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
     reported_by: str, tmp_path: Path, lake: Lake
 ) -> None:
-    """Its own snapshot went, and nothing was shipped while it was there."""
+    """The arena's own snapshot was removed before anything was shipped."""
     names = [ww.namespace(0, "shop"), ww.topic(0, 0, "late")]
     first, middle, last = (ww.Wal(uuid=bytes([n]) * 16) for n in (3, 2, 1))
     files = {
@@ -355,7 +355,7 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
 
 
 def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake) -> None:
-    """The retention hold, and the names; the exporter runs on meanwhile."""
+    """The exporter keeps running; retention hold and names are restored."""
     wal = tmp_path / "wal"
     wal.mkdir()
     shipper = Shipper(wal, lake, "node")
@@ -366,7 +366,7 @@ def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake
             path.unlink()
         arena = ww.Wal(uuid=bytes([number]) * 16)
         (wal / file_name(1, SEGMENT)).write_bytes(arena.segment(1, [records]))
-        assert list(shipper.poll()) == []  # it is still written
+        assert list(shipper.poll()) == []  # the segment is not sealed
         assert [hold.lsn for hold in read_holds(wal).values()] == [1]
         newest = wal / file_name(1 + len(records), SEGMENT)
         newest.write_bytes(arena.segment(1 + len(records), [[]], first_group=2))
@@ -377,11 +377,11 @@ def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"words"', '{"format": 1, "table": "bronze"}'])
-def test_what_is_no_manifest_is_named(text: str, lake: Lake) -> None:
+def test_an_invalid_manifest_is_named(text: str, lake: Lake) -> None:
     path = lake.folder("manifests", "aa") / "1.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    with pytest.raises(LakeBroken, match=r"1\.json: is no manifest"):
+    with pytest.raises(LakeBroken, match=r"1\.json: is not a manifest"):
         lake.manifests()
 
 
@@ -398,7 +398,7 @@ def test_a_folder_that_somebody_else_made_in_the_lake_stays(tmp_path: Path, lake
 
 
 def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
-    """Of a segment and of a snapshot."""
+    """The test kills `ship` while it ships a segment, and while it ships a snapshot."""
     wal, living = tmp_path / "wal", ww.arm(1, "a", 10, at_ns=1)
     ww.Story({"shop": ww.namespace(0, "shop"), "a": living}, first=None, closing=[living]).write(
         wal
@@ -453,14 +453,14 @@ def test_segments_are_hot_then_both_then_in_the_lake(stored: Path, lake: Lake) -
     assert len({one.identity for one in found}) == len(found)
 
 
-def test_what_retention_takes_meanwhile_is_reported_by_the_next_segment(
+def test_segments_removed_by_retention_are_reported_by_the_next_segment(
     stored: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the folder and the reading of the oldest segment in it."""
+    """The segment is removed between the listing of the folder and its reading."""
     oldest, *others = segments(stored)
 
     def too_late(path: Path, *of: Any, **upto: Any) -> Any:
-        if path == oldest.path and not upto:  # all of it is asked for, not its head alone
+        if path == oldest.path and not upto:  # the whole file is requested, not only its header
             path.unlink()
         return read(path, *of, **upto)
 
@@ -523,7 +523,7 @@ def test_no_more_bytes_are_read_than_allowed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Reported:
-    """Stands in for Pace: what it received."""
+    """A stand-in for Pace, which records its arguments."""
 
     limits: ClassVar[list[float]] = []
     counts: ClassVar[list[int]] = []
@@ -561,7 +561,7 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     with Client("demo") as client:
         for batch in range(8):
             client.add_many([(f"{batch}:{n}", 3600.0, "t", b"x" * 200) for n in range(500)])
-    eventually(lambda: len(segments(wals / "demo")) >= 4)  # so three are sealed
+    eventually(lambda: len(segments(wals / "demo")) >= 4)  # so three segments are sealed
     where = ("--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     done = called("ship", *where, "--node", "here")
     assert done.exit_code == 0, done.output
@@ -571,7 +571,8 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     status = called("status", "--segments", *where).output
     listed = [json.loads(line) for line in status.splitlines()]
     found = [one["tier"] for one in listed]
-    assert found == sorted(found)  # both, then hot: the daemon may have sealed another meanwhile
+    # first both, then hot: the daemon may have sealed another one meanwhile
+    assert found == sorted(found)
     assert set(found) == {"both", "hot"}
     lsns = [row["lsn"] for row in rows_of(Lake(root))]
     assert lsns == list(range(1, len(lsns) + 1))
@@ -587,7 +588,8 @@ def test_rows_of_a_bulk_load_have_their_numbers(daemon: StartDaemon, tmp_path: P
         client.add_many(rows[:1], bulk_load=BulkLoad(bulk_load, 2), mode="keep")
         client.add_many([("no row", 3600.0)])
         client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
-    eventually(lambda: segments(wals / "demo")[-1].lsn > 1100)  # what is looked at is sealed
+    # waits until the expected records are sealed
+    eventually(lambda: segments(wals / "demo")[-1].lsn > 1100)
     where = ("--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     assert called("ship", *where).exit_code == 0
     found = rows_of(Lake(root))
@@ -602,7 +604,7 @@ def test_rows_of_a_bulk_load_have_their_numbers(daemon: StartDaemon, tmp_path: P
     assert (retained["bulk_load"], retained["bulk_load_row"]) == (bulk_load, 2)
 
 
-def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_path: Path) -> None:
+def test_an_unparked_timer_is_a_row_in_the_lake(daemon: StartDaemon, tmp_path: Path) -> None:
     wals, root = tmp_path / "wal", tmp_path / "lake"
     wals.mkdir()
     daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
@@ -613,7 +615,8 @@ def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_pa
         back = client.unpark_many([("far", parked.ticket, b"its payload")])
         assert back.statuses == [Status.UNPARKED]
         client.add_many([(f"more {n}", 60.0, "t", b"x" * 200) for n in range(2000)])
-    eventually(lambda: segments(wals / "demo")[-1].lsn > 10)  # what is looked at is sealed
+    # waits until the expected record is sealed
+    eventually(lambda: segments(wals / "demo")[-1].lsn > 10)
     done = called("ship", "--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     assert done.exit_code == 0, done.output
     arm, unpark = (row for row in rows_of(Lake(root)) if row["ticket"] == parked.ticket)

@@ -1,4 +1,4 @@
-"""The placement plan on made-up machines, and how it is shown."""
+"""The placement plan on simulated machines, and its output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ ALONE = Named("demo", {})
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Any:
-    """planned(machine, taken=(), before=None, **settings): the plan for a daemon there."""
+    """planned(machine, taken=(), before=None, **settings): the plan for a daemon on that
+    machine."""
 
     def make(
         machine: Machine,
@@ -62,7 +63,7 @@ def planned(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def no_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of this host are not seen."""
+    """Hide the daemons of this host."""
     monkeypatch.setattr(shm, "MOUNT", tmp_path / "shm")
 
 
@@ -303,10 +304,10 @@ def test_a_container_that_shows_nothing(planned: Any, tmp_path: Path) -> None:
     assert (sorted(found.reaper), sorted(found.others)) == ([2], [0, 1])
 
 
-# ---- none, and what the operator says -----------------------------------------------------------
+# ---- none, and settings of the operator ------------------------------------------------------
 
 
-def test_none_leaves_all_as_it_comes(planned: Any) -> None:
+def test_placement_none_changes_nothing(planned: Any) -> None:
     found = planned(TWO_BY_FOUR_SMT, placement="none")
     assert (found.mode, found.node, found.memory_node) == (PlacementMode.NONE, None, None)
     assert found.reaper == found.others == frozenset()
@@ -390,7 +391,7 @@ def test_cpus_of_one_node_and_memory_of_another(planned: Any) -> None:
 # ---- the rest ----------------------------------------------------------------------------------
 
 
-def test_what_else_is_asked_for(planned: Any) -> None:
+def test_settings_other_than_cpus_are_planned(planned: Any) -> None:
     wanted = {"realtime": 7, "lock_memory": True, "huge_pages": True, "busy_poll_ns": 50_000}
     machine = Machine({0: range(4)}, shm_options="rw,huge=within_size")
     found = planned(machine, **wanted)

@@ -37,7 +37,8 @@ from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
 from purgatoryd.shm_layout.loops import Loop, loop_cpus, loops
 from purgatoryd.shm_layout.topology import cpu_text, read, worker_cpus
 
-pytestmark = [pytest.mark.tier("all"), pytest.mark.alone]  # CPUs are looked at
+# other processes would change the CPUs that these tests check
+pytestmark = [pytest.mark.tier("all"), pytest.mark.alone]
 
 Cpus = set[int]
 CORE = PlacementPart.CORE
@@ -46,7 +47,7 @@ STRANGER = 4242
 
 @pytest.fixture
 def pair() -> tuple[int, int]:
-    """Two CPUs that are ours: the last one, and the first."""
+    """Two CPUs that this process may use: the last one, and the first."""
     needs("cpus")
     ours = sorted(os.sched_getaffinity(0))
     return ours[-1], ours[0]
@@ -54,16 +55,17 @@ def pair() -> tuple[int, int]:
 
 @pytest.fixture
 def pinned(daemon: StartDaemon, pair: tuple[int, int]) -> Daemon:
-    """Its loop on one of them, the other threads on the other."""
+    """A daemon with its loop on one CPU, the other threads on the other."""
     return daemon("demo", "--cpus", f"{pair[0]},{pair[1]}")
 
 
 def affinities(pid: int) -> tuple[Cpus, list[Cpus]]:
-    """Of the loop, and of the other threads."""
+    """Return the CPUs of the loop, and of the other threads."""
     others: list[Cpus] = []
     for thread in psutil.Process(pid).threads():
         if thread.id != pid:
-            with suppress(ProcessLookupError):  # it has ended, as the one that wrote "ready" does
+            # a thread has ended, such as the one that wrote "ready"
+            with suppress(ProcessLookupError):
                 others.append(os.sched_getaffinity(thread.id))
     return os.sched_getaffinity(pid), others
 
@@ -83,14 +85,14 @@ def test_the_loop_and_the_other_threads_are_where_they_belong(
 ) -> None:
     loop, others = pair
     real = daemon("demo", "--cpus", f"{loop},{others}", "--wal-dir", "wal")
-    # libzmq has two, the group-commit thread and the log's are one each
+    # libzmq has two threads; group commit and log have one each
     eventually(lambda: affinities(real.pid) == ({loop}, [{others}] * 4))
     figures: dict[str, Any] = stats(real)
     assert (figures["placement"], figures["reaper_cpu"]) == ("explicit", loop)
     assert (figures["placed"], figures["clamped"]) == ("cpus", None)
 
 
-def test_what_is_impossible_is_reported_and_the_daemon_runs(daemon: StartDaemon) -> None:
+def test_impossible_settings_are_reported_and_the_daemon_runs(daemon: StartDaemon) -> None:
     real = daemon("demo", "--cpus", "65535", "--node", "60000")
     assert "CPUs 65535 of --cpus are not online" in real.stderr
     assert "there is no node 60000" in real.stderr
@@ -104,7 +106,7 @@ def test_auto_does_what_its_plan_says(daemon: StartDaemon) -> None:
     real = daemon("demo")
     loop, others = affinities(real.pid)
     if plan_placement(topology, Config("demo")).reaper:
-        assert len(loop) == 1  # which one depends on other daemons
+        assert len(loop) == 1  # the CPU depends on other daemons
         assert all(loop.isdisjoint(cpus) for cpus in others)
     else:
         eventually(lambda: spread(real.pid) == [topology.allowed] * 4)
@@ -129,7 +131,7 @@ def test_a_thread_that_was_moved_goes_back(
 
 @pytest.fixture
 def cpuset() -> Iterator[Path]:
-    """A cgroup of our own that has the CPUs and the memory of all."""
+    """Yield a cgroup of our own that has all CPUs and memory."""
     needs("cpuset")
     made = CPUSETS / f"purgatoryd-test-{os.getpid()}"
     made.mkdir()
@@ -230,7 +232,7 @@ def test_loops_of_other_daemons_are_known(
     write_header(tmp_path / pinned.paths.private[1:], 7)
     begins = (shm.MOUNT / pinned.paths.arena[1:]).read_bytes()[: size_of("pg_header")]
     (tmp_path / pinned.paths.arena[1:]).write_bytes(begins)
-    monkeypatch.setattr(shm, "MOUNT", tmp_path)  # only these are looked at
+    monkeypatch.setattr(shm, "MOUNT", tmp_path)  # only arenas in this folder are read
     os.mkfifo(tmp_path / "purgatoryd.fifo")
     write_header(tmp_path / "purgatoryd.foreign", 7, magic=0)
     assert loop_cpus("/purgatoryd.another") == [pair[0]]
@@ -245,7 +247,7 @@ def write_header(
     magic: int = lib.PG_MAGIC,
     parts: PlacementPart = PlacementPart.CPUS | CORE,
 ) -> None:
-    """The arena of a daemon that lives as long as this process, and has its loop there."""
+    """Write the arena header of a daemon that runs as long as this process, with its loop there."""
     header = ffi.new("struct pg_header *")
     header.placement.applied = parts
     header.magic, header.abi_major, header.daemon_pid = magic, ABI[0], os.getpid()
@@ -255,14 +257,14 @@ def write_header(
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, Cpus]]:
-    """What CPUs are set, on a machine of four without another daemon."""
+    """Record the CPUs that are set, on a machine of four without another daemon."""
     sets: list[tuple[Cpus, Cpus]] = []
     monkeypatch.setattr(placement, "_set_cpus", lambda *cpus: sets.append(cpus))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
     monkeypatch.setattr(shm, "MOUNT", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     Machine({0: range(4)}).lay_out(tmp_path)
-    log._start()  # a thread that begins later has all CPUs set again
+    log._start()  # a thread that starts later makes all CPUs be set again
     return sets
 
 
@@ -274,7 +276,7 @@ def test_a_daemon_makes_way_for_one_that_comes(
     one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
     write_header(tmp_path / "shm" / "purgatoryd.demo", 3)
     other = tmp_path / "shm" / "purgatoryd.other"
-    write_header(other, 3)  # decided before we were there, as we did before it was
+    write_header(other, 3)  # each of the two was placed before the other existed
     one.settle(arena)
     one.look(arena)
     one.look(arena)
@@ -301,10 +303,10 @@ def test_a_daemon_that_chose_its_core_says_so(
     [
         (True, PlacementPart.CPUS | CORE, 3),
         (False, PlacementPart.CPUS | CORE, 2),
-        (True, PlacementPart.CPUS, 2),  # that one cannot leave
+        (True, PlacementPart.CPUS, 2),  # that daemon cannot move
     ],
 )
-def test_of_two_daemons_that_chose_one_core_the_one_with_the_smaller_pid_stays(
+def test_two_daemons_on_one_core_leave_it_to_the_smaller_pid(
     smaller: bool, parts: PlacementPart, cpu: int, asked: list[tuple[Cpus, Cpus]],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -401,7 +403,7 @@ def test_the_loop_runs_first_and_memory_stays(daemon: StartDaemon) -> None:
 
 
 def thread(real: Daemon, name: str) -> int:
-    """Of the thread of that name."""
+    """Return the thread of that name."""
     (found,) = (
         int(task.name)
         for task in Path(f"/proc/{real.pid}/task").iterdir()
@@ -411,7 +413,7 @@ def thread(real: Daemon, name: str) -> int:
 
 
 def status(pid: int, field: str) -> int:
-    """A field of /proc/PID/status in kB."""
+    """Return a field of /proc/PID/status in kB."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert found is not None
     return int(found[1])
@@ -453,13 +455,13 @@ def test_the_arena_gets_huge_pages(daemon_dir: Path, tmp_path: Path) -> None:
     try:
         smaps = Path(f"/proc/{real.pid}/smaps").read_text()
         huge = sum(map(int, re.findall(r"^ShmemPmdMapped:\s+(\d+) kB", smaps, re.M)))
-        assert huge > 0 or "no huge pages" in real.stderr  # there may be none left
+        assert huge > 0 or "no huge pages" in real.stderr  # there may be no free huge pages
     finally:
         real.close()
 
 
 class FakeArena:
-    """Takes note of what is published."""
+    """Records the published placement."""
 
     mappings = ()
     placed: Placed
@@ -469,15 +471,15 @@ class FakeArena:
 
 
 def settled(config: Config) -> Placed:
-    """How a placement of this very process ends."""
+    """Return the placement of this process after applying a configuration."""
     arena: Any = FakeArena()
     Placement(config, "").settle(arena)
     placed: Placed = arena.placed
-    log.flush()  # a child's messages end with it
+    log.flush()  # messages of a child are lost when it ends
     return placed
 
 
-def test_what_this_user_may_not_is_refused_and_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_need_more_rights_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
     config = Config("demo", realtime=5, lock_memory=True, placement="none")
     placed = run_as(STRANGER, lambda: settled(config))
     assert placed.clamped == PlacementPart.REALTIME | PlacementPart.LOCK
@@ -504,12 +506,12 @@ def test_cpus_that_the_kernel_refuses(
 
 
 def in_a_child(work: Callable[[], object]) -> object:
-    """A policy belongs to the process; this one has to be as it was."""
+    """Run `work` in a child, because a memory policy belongs to the process and must not stay."""
     return run_as(os.getuid(), work, gid=os.getgid(), groups=os.getgroups())
 
 
 def bound(node: int) -> tuple[int, int, int]:
-    """Pages elsewhere: before they were bound, then, and of a node that is not there."""
+    """Return pages elsewhere: before binding, afterwards, and for a node that does not exist."""
     memory.prefer(node)
     with mmap.mmap(-1, 1 << 20) as mapping:
         mapping.write(bytes(1 << 20))
@@ -522,7 +524,7 @@ def bound(node: int) -> tuple[int, int, int]:
 def test_memory_of_the_one_node_is_there() -> None:
     nodes = read(None).memory_nodes
     if len(nodes) != 1:
-        pytest.skip("this machine has several nodes; what a guest of two does is tested there")
+        pytest.skip("this machine has several nodes; a guest with two nodes tests binding")
     (node,) = nodes
     assert in_a_child(lambda: bound(node)) == (0, 0, memory.SAMPLES)
 
@@ -563,7 +565,7 @@ def test_a_numa_local_client_leaves_the_loop_alone(
     environment = clean_environment(pinned.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(local)  # all threads of it
+    assert done.stdout.strip() == str(local)  # all its threads
 
 
 def test_with_a_daemon_that_chose_nothing_nobody_moves(pinned: Daemon, daemon: StartDaemon) -> None:
@@ -587,7 +589,7 @@ def test_a_daemon_on_another_host_is_not_numa_local(tmp_path: Path) -> None:
 
 
 def placement_of(real: Daemon, *arguments: str) -> str:
-    """What the command says."""
+    """Return the output of the command."""
     command = [sys.executable, "-m", "purgatoryd.cli", "placement", "--name", "demo", *arguments]
     environment = clean_environment(real.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

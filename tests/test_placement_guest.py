@@ -1,4 +1,4 @@
-"""A virtual machine of two NUMA nodes with real daemons in it: threads and pages are on the node.
+"""A virtual machine of two NUMA nodes with real daemons: threads and pages are on the node.
 
 Its files are those that Python opens to run guest/placement.py, which is its first process.
 """
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.tier("all")
 SCRIPT = Path(__file__).resolve().parent / "guest" / "placement.py"
 LOADER = Path("/lib64/ld-linux-x86-64.so.2")
 MIB_OF_NODE = 320
-# Says which modules and libraries a Python has that has imported all that the guest runs.
+# Code that prints the modules and libraries of a Python that has imported all modules of the guest.
 OPENED = """
 import encodings.ascii, importlib.util, runpy, sys
 import purgatoryd.cli.app, purgatoryd.cli.config_file, purgatoryd.cli.service
@@ -38,11 +38,11 @@ print(*(line.split()[5] for line in open("/proc/self/maps") if ".so" in line), s
 
 
 def opened() -> set[Path]:
-    """The files of this Python and our package, without those that it finds them by."""
+    """Return the files of this Python and our package, without the links that lead to them."""
     command = [sys.executable, "-c", OPENED, str(SCRIPT)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {Path(line) for line in said.splitlines()}
-    for library in [path for path in found if ".so." in path.name]:  # and links that name it
+    for library in [path for path in found if ".so." in path.name]:  # includes links to the library
         stem = library.name.partition(".so")[0]
         same = (path for path in library.parent.glob(f"{stem}.so*"))
         found |= {path for path in same if path.resolve() == library.resolve()}
@@ -50,7 +50,8 @@ def opened() -> set[Path]:
 
 
 def way_to_them() -> Iterator[Path]:
-    """How an interpreter, maybe of a virtual environment, comes to its modules."""
+    """Yield the files by which an interpreter, perhaps of a virtual environment, finds its
+    modules."""
     executable = Path(sys.executable)
     yield from (executable, executable.resolve(), executable.parent.parent / "pyvenv.cfg")
     yield from (LOADER, HEADER)
@@ -61,12 +62,13 @@ def way_to_them() -> Iterator[Path]:
 
 
 def initramfs() -> bytes:
-    """All files under their own names, links followed, and the script as /init."""
+    """Return an initramfs of all files under their own names, links followed, with the script as
+    /init."""
     files = {path for path in (*opened(), *way_to_them()) if path.is_file()}
     folders = {folder for path in files for folder in path.parents} - {Path("/")}
     entries = [cpio_entry(str(path)[1:], b"", 0o040755) for path in sorted(folders)]
     entries.append(cpio_entry("dev", b"", 0o040755))
-    for name, device in (("console", (5, 1)), ("urandom", (1, 9))):  # before /dev is mounted
+    for name, device in (("console", (5, 1)), ("urandom", (1, 9))):  # used before /dev is mounted
         entries.append(cpio_entry(f"dev/{name}", b"", 0o020600, device))
     entries += map(file_entry, sorted(files))
     entries.append(cpio_entry("init", script(), 0o100755))
@@ -74,7 +76,7 @@ def initramfs() -> bytes:
 
 
 def file_entry(path: Path) -> bytes:
-    """With its time, by which Python knows that what it compiled is of this source."""
+    """Return the file with its time, by which Python validates its compiled modules."""
     changed_s = int(path.stat().st_mtime)
     return cpio_entry(str(path)[1:], path.read_bytes(), 0o100755, changed_s=changed_s)
 
@@ -85,7 +87,7 @@ def script() -> bytes:
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the guest has reported, all of it."""
+    """Return all reports of the guest."""
     needs("qemu")
     needs("kernel")
     if platform.machine() != "x86_64":

@@ -1,10 +1,9 @@
 """A virtual machine that writes a WAL and is killed: no acknowledged record is lost.
 
-The machine's only process is guest/power_cut.c: at each boot it reads the WAL, checks it,
-and appends until it is killed with SIGKILL, at a random moment. What the guest's kernel had not
-written is lost with it, and of what it wrote since its last flush the disk keeps random sectors.
-A file that is written without sync shows whether anything was lost. $POWER_CUTS: how
-many times.
+The machine's only process is guest/power_cut.c: at each boot it reads the WAL, checks it, and
+appends until it is killed with SIGKILL, at a random moment. Unwritten data of the guest's kernel
+are lost, and of the writes since its last flush the disk keeps random sectors. A file that is
+written without sync shows whether anything was lost. $POWER_CUTS sets the number of cuts.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ LOG_FLUSH, LOG_DISCARD = 1, 4
 
 
 class Machine(NamedTuple):
-    command: list[str]  # boots it
-    disk: Path  # what is on the medium; the machine gets a copy
+    command: list[str]  # boots the machine
+    disk: Path  # contents of the medium; the machine gets a copy
     copy: Path
     log: Path  # its writes and flushes, in order
 
 
 class Boot(NamedTuple):
     recovered: int
-    unsynced: int  # LSN that a file written without sync reported after the cut
+    unsynced: int  # LSN in the file without sync after the cut
     acknowledged: int
     acks: int
 
@@ -54,7 +53,8 @@ class Boot(NamedTuple):
 
 
 def modules_in_order(folder: Path) -> list[Path]:
-    """The disk's drivers, each behind what it needs. What is built in is not in the table."""
+    """Return the modules of the disk's drivers, in the order of loading. The table has no built-in
+    ones."""
     needed: dict[str, list[str]] = {}
     for line in (folder / "modules.dep").read_text().splitlines():
         path, _, below = line.partition(":")
@@ -116,7 +116,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def entries(log: bytes) -> Iterator[tuple[int, int, memoryview]]:
-    """Flags, first sector and bytes of what the machine wrote (the format of dm-log-writes)."""
+    """Yield flags, first sector and bytes of each write of the machine (the format of
+    dm-log-writes)."""
     magic, _version, count, sector_bytes = LOG_HEAD.unpack_from(log)
     assert (magic, sector_bytes) == (LOG_MAGIC, SECTOR)
     at = SECTOR
@@ -129,9 +130,9 @@ def entries(log: bytes) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def power_is_cut(machine: Machine, random: Random) -> tuple[int, int]:
-    """What was written up to the last flush gets to the medium, of the rest random sectors.
+    """Write everything up to the last flush to the medium, and random sectors of the rest.
 
-    Returns the flushes, and the sectors that are lost.
+    Returns the number of flushes, and of lost sectors.
     """
     written = list(entries(machine.log.read_bytes()))
     flushed = max((i for i, entry in enumerate(written) if entry[0] & LOG_FLUSH), default=-1)
@@ -151,7 +152,7 @@ def power_is_cut(machine: Machine, random: Random) -> tuple[int, int]:
 
 
 def facts(process: subprocess.Popen[str], console: list[str]) -> Iterator[tuple[str, int]]:
-    """What the guest says, line by line; `console` gets the lines as they are."""
+    """Yield the reports of the guest, line by line; `console` gets all lines."""
     assert process.stdout is not None
     for line in process.stdout:
         console.append(line)
@@ -162,7 +163,7 @@ def facts(process: subprocess.Popen[str], console: list[str]) -> Iterator[tuple[
 
 
 def live_and_be_killed(machine: Machine, alive_s: float) -> Boot:
-    """Boots, lets it append for some time, kills it."""
+    """Boot the machine, let it append for some time, and kill it."""
     said: dict[str, int] = {}
     console: list[str] = []
     acks = 0
@@ -197,5 +198,5 @@ def test_nothing_acknowledged_is_lost(machine: Machine) -> None:
         acks += now.acks
         before = now
     assert acks > 0
-    assert lost_unsynced > 0, "the disk drops nothing"
+    assert lost_unsynced > 0, "the disk has dropped no sector"
     print(f"{CUTS} cuts, {acks} commits; without sync {lost_unsynced} of the cuts lost records")

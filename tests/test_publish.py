@@ -68,8 +68,8 @@ def test_a_notice_without_a_timer_comes_like_any_other(admin: Admin) -> None:
     assert all(n and n.lateness_ns >= 0 for n in came)
 
 
-def test_no_key_leads_to_what_was_published(admin: Admin) -> None:
-    """Neither now nor after a rebuild."""
+def test_no_key_finds_a_published_notice(admin: Admin) -> None:
+    """No key finds the notice, before or after a rebuild."""
     with Client("demo", timeout=PATIENCE_S) as client, admin:
         admin.publish("t", "k")
         assert client.cancel("k") is CancelResult.UNKNOWN
@@ -82,10 +82,8 @@ def test_no_key_leads_to_what_was_published(admin: Admin) -> None:
 
 
 @pytest.mark.tier("test")
-def test_what_was_published_survives_kills_and_reboots(
-    daemon: StartDaemon, daemon_dir: Path
-) -> None:
-    """Its record is one of the WAL; a subscriber who was away reads it from the replay buffer."""
+def test_published_notices_survive_kills_and_reboots(daemon: StartDaemon, daemon_dir: Path) -> None:
+    """The WAL has its record; a disconnected subscriber reads it later from the replay buffer."""
     wal = daemon_dir / "wal"
     real = daemon("demo", "--wal-dir", str(wal), "--retain-age", "1h")
     with Admin("demo", timeout=PATIENCE_S) as admin:
@@ -106,19 +104,21 @@ def test_what_was_published_survives_kills_and_reboots(
         assert publish(admin, "after") > ticket
     with closing(Reader.attach(real.paths)) as reader:
         _, newest = reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC]
-    assert newest > 2, "sequences go on"  # two and what the daemon says of its own state
+    assert newest > 2, (
+        "sequences continue"
+    )  # two publications, and notices of the daemon about its own state
     assert [n.key for n in in_replay_buffer(real, first=newest)] == ["after"]
 
 
 def in_replay_buffer(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
-    """Without what the daemon says of its own state."""
+    """Return the entries without the daemon's notices about its own state."""
     with closing(Reader.attach(real.paths)) as reader:
         found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC, first)
     return [notice for notice in found if notice.key != "state"]
 
 
 def entries(wal: Path) -> list[Contents]:
-    """As in_replay_buffer()."""
+    """Return the entries of the WAL, like in_replay_buffer()."""
     return [entry for entry in wal_entries(wal / "demo") if entry.key != "state"]
 
 
@@ -142,7 +142,7 @@ def test_reserved_names_are_not_for_timers(namespace: str, topic: str, admin: Ad
         assert owner.add("free", delay=HOUR_S) if namespace == "default" else True
 
 
-def test_a_full_daemon_says_so_and_publishes_nothing(admin: Admin) -> None:
+def test_a_full_daemon_refuses_to_publish(admin: Admin) -> None:
     with Client("demo", timeout=PATIENCE_S) as client, admin:
         client.add_many([(f"k{i}", HOUR_S, "t", bytes(4096)) for i in range(100)])
         with closing(Reader.attach(arena_paths("demo"))) as reader:
@@ -152,7 +152,7 @@ def test_a_full_daemon_says_so_and_publishes_nothing(admin: Admin) -> None:
             assert reader.stats()["refused_payload"] == before + 1
 
 
-def test_what_cannot_be_published(admin: Admin) -> None:
+def test_invalid_publications_are_refused(admin: Admin) -> None:
     with admin:
         with pytest.raises(InvalidName):
             admin.publish("t\0", "k")

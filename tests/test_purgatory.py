@@ -19,7 +19,7 @@ from purgatoryd.shm_layout.layout import Cause, Message, Status, WireError, size
 pytestmark = pytest.mark.tier("check")
 
 MS = 1_000_000
-LOW = 2**32 - 1  # of a version: the number of the CHECK
+LOW = 2**32 - 1  # value of a version: the number of the CHECK
 BIG = {
     "capacity": 4096,
     "watches": 8192,
@@ -28,7 +28,7 @@ BIG = {
     "replay_capacity": 64,
 }
 VISITS = 1024
-"""Watchers that one call looks at."""
+"""Number of watchers that one call visits."""
 
 
 def statuses(answers: list[pd.Answer]) -> list[int]:
@@ -46,7 +46,7 @@ def causes(mail: list[pd.Mail]) -> list[int]:
 
 
 def drained(owner: Owner) -> list[pd.Mail]:
-    """Reads and acknowledges everything."""
+    """Read and acknowledge everything."""
     mail = owner.mail()
     owner.ack(*(m.ack() for m in mail))
     return mail
@@ -94,8 +94,11 @@ ENDS = {
 
 
 def churn(core: Purgatory, owner: Owner, iteration: int) -> int:
-    """Operations with every condition, and with a long key, meet every end; their watermarks are
-    forgotten in one iteration and outlive their time in the next. Returns how many there were."""
+    """Let operations with every condition, and with a long key, end in every way.
+
+    Their watermarks are forgotten in one iteration, and expire in the next. Returns the number of
+    operations.
+    """
     keys = [b"%d-%d" % (iteration, n) for n in range(192)]
     long = [k + b"-long" * 10 for k in keys]
     for n, key in enumerate(keys):
@@ -117,12 +120,12 @@ def churn(core: Purgatory, owner: Owner, iteration: int) -> int:
     return sum(m.cause != 0 for m in mail)
 
 
-def test_every_condition_and_end_gives_all_back() -> None:
+def test_every_condition_and_end_frees_all_rows() -> None:
     core = Purgatory(**BIG)
     owner, counts = Owner(core), core.counts()
     assert sum(churn(core, owner, iteration) for iteration in range(10)) == 1920
     for _ in range(lib.PG_WINDOW):
-        owner.send(pd.clear(b"t"))  # whose replies hold no ended keys
+        owner.send(pd.clear(b"t"))  # replies to these records hold no ended keys
     core.check()
     ends = ("satisfied", "expired", "failed", "cancelled")
     assert all(getattr(core.metrics, end) for end in ends)
@@ -148,7 +151,7 @@ def test_the_end_of_an_operation_frees_its_topic() -> None:
 @pytest.mark.parametrize("keys", [1, 2, 7, 40])
 @pytest.mark.parametrize("threshold", [1, 1000, 10**12])
 def test_a_sum_is_visited_seldom(keys: int, threshold: int) -> None:
-    """A visit takes off at least a key's share of what is missing, or ends a key's gain."""
+    """A visit subtracts at least a key's share of the missing sum, or ends a key's contribution."""
     core = Purgatory()
     owner, rng = Owner(core), random.Random(keys * threshold)
     names = [b"k%d" % n for n in range(min(keys, 24))]
@@ -189,7 +192,7 @@ def test_advances_that_reach_nobody_visit_nobody() -> None:
 
 @pytest.fixture
 def crowd() -> tuple[Purgatory, Owner, Owner]:
-    """3000 operations wait for one key; another session is there too."""
+    """3000 operations that wait for one key, and another session."""
     core = Purgatory(**BIG)
     owner, other = Owner(core, 1), Owner(core, 2)
     for start in range(0, 3000, 1000):
@@ -250,7 +253,7 @@ def test_a_crash_in_the_middle_changes_no_outcome(
 
 
 KEYS_PER_VISIT = 8
-"""Of one operation: they cost as much as another operation."""
+"""Number of keys of one operation that cost as much as another operation."""
 
 
 @pytest.mark.parametrize("end", ["advance", "expiry"])
@@ -296,7 +299,7 @@ def test_a_failure_goes_on_where_it_stopped(crowd: tuple[Purgatory, Owner, Owner
 
 @pytest.fixture
 def advanced(crowd: tuple[Purgatory, Owner, Owner]) -> tuple[Purgatory, Owner, Owner]:
-    """The crowd, and behind it three more; an advance of the key, not answered yet, has come to
+    """The crowd, and three more operations behind it; an unanswered advance of the key has reached
     the first 1024."""
     core, owner, other = crowd
     owner.send(
@@ -406,7 +409,7 @@ def test_an_advance_while_a_failure_is_cleared_loses_no_trigger() -> None:
 
 
 def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
-    """Notices have no space, so that the advance waits; one that needs none comes due."""
+    """Notices have no space, so that the advance waits; an operation without a notice comes due."""
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -428,7 +431,7 @@ def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
 
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_expiry_in_the_middle_of_a_failure_finds_the_error(rebuilt: bool) -> None:
-    """Notices have no space, so that the failure waits; those that need none come due."""
+    """Notices have no space, so that the failure waits; operations without a notice come due."""
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -488,7 +491,9 @@ def test_a_client_condition_is_asked_again_after_a_rebuild_without_space() -> No
     )
     core.rebuild(core.now_ns)
     (question,) = (m for m in owner.mail() if m.key == b"client")
-    assert question.version & LOW == 1, "the same question: the owner may have it already"
+    assert question.version & LOW == 1, (
+        "the same CHECK is not repeated: the owner may already have it"
+    )
     owner.ack(question.ack())
     assert [m.version & LOW for m in owner.mail() if m.key == b"client"] == [2]
 
@@ -597,7 +602,7 @@ def test_several_cancellations_share_a_reply() -> None:
 
 
 def interrupted(core: Purgatory, owner: Owner) -> bytes:
-    """A batch that has ended keys for its reply and waits now."""
+    """Return a batch that has ended keys for its reply and is waiting."""
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)))
     owner.send(
         pd.watch(b"a", ALL, [Key(b"a", 1)]), pd.watch(b"b", ALL, [Key(b"b", 1)], notice=True)
@@ -625,7 +630,7 @@ def test_ended_keys_outlast_an_interruption(meanwhile: str) -> None:
     assert owner.reply(reply).ended == {0: [b"a"]}
 
 
-def test_a_session_that_ends_in_the_middle_leaves_nothing() -> None:
+def test_a_session_that_ends_during_an_advance_leaves_nothing() -> None:
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     interrupted(core, owner)
@@ -908,7 +913,7 @@ def test_watermarks_stay_for_their_time_to_live_across_a_restart() -> None:
     lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1, 0)
     message = owner.message([pd.advance(b"k", 1), pd.cancel(b"none"), pd.advance(b"k", 2)])
     step(core, message)
-    dict(core.watermarks())[b"k"].watermark = 2  # stored, its watchers not visited yet
+    dict(core.watermarks())[b"k"].watermark = 2  # stored, but its watchers are not visited yet
     core.attach()
     core.rebuild(core.now_ns)
     assert core.metrics.operations == 0
@@ -967,7 +972,7 @@ def test_an_own_key_that_others_watch_goes_with_the_last() -> None:
 
 
 def test_a_crash_in_the_middle_of_an_end_leaves_no_own_key() -> None:
-    """The operation counts as ended, and is still on the lists of its keys."""
+    """The operation counts as ended, but is still on the lists of its keys."""
     core = Purgatory()
     owner = Owner(core)
     owner.send(
@@ -1015,8 +1020,8 @@ def test_a_check_is_repeated_when_a_watermark_moved() -> None:
     assert causes(owner.mail()) == [Cause.SATISFIED]
 
 
-def test_a_late_yes_ends_nobody_elses_wait() -> None:
-    """The key is another operation's by now, whose first question was the same."""
+def test_a_late_yes_ends_no_other_operation() -> None:
+    """The key belongs to another operation, whose first CHECK was the same."""
     core = Purgatory()
     owner = Owner(core)
     owner.send(pd.watch(b"c", CLIENT, [Key(b"k", 0)], MS))
@@ -1070,7 +1075,7 @@ def test_the_condition_of_a_dead_owner_expires() -> None:
 # ---- sessions, migration -------------------------------------------------------------------
 
 
-def test_what_ends_after_its_session_is_free_at_once() -> None:
+def test_an_operation_that_outlives_its_session_is_freed_at_its_end() -> None:
     core = Purgatory()
     owner, other = Owner(core, 1), Owner(core, 2)
     owner.send(pd.watch(b"x", ALL, [Key(b"a", 1)]), pd.watch(b"y", ALL, [Key(b"a", 0)]))

@@ -1,4 +1,4 @@
-"""Operations across processes: a real daemon, owners, others that advance, and their deaths."""
+"""Operations across processes: a real daemon, owners, other processes that advance, and kills."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def owner(**arguments: Any) -> Purgatory:
 
 
 def until(fact: Callable[[], object]) -> None:
-    """Returns once `fact()` holds; looks again and again."""
+    """Wait until `fact()` holds, by polling."""
     end_s = time.monotonic() + PATIENCE_S
     while not fact():
-        assert time.monotonic() < end_s, "the fact did not come about"
+        assert time.monotonic() < end_s, "the expected fact did not become true"
         time.sleep(0.005)
 
 
@@ -105,7 +105,7 @@ def b(demo: Daemon) -> Iterator[Purgatory]:
 
 @pytest.fixture
 def stats(demo: Daemon) -> Iterator[Callable[[str], int]]:
-    """A counter of the daemon, by name."""
+    """Return a counter of the daemon, by name."""
     reader = Reader.attach(demo.paths)
     yield lambda name: int(reader.stats()[name])
     reader.close()
@@ -125,7 +125,7 @@ def notices(count: int, subscriber: Subscriber) -> list[Notice]:
 
 @pytest.mark.tier("test")
 def test_one_process_arms_and_others_advance(a: Purgatory) -> None:
-    """The outcome comes to the owner, and to everybody who subscribed."""
+    """The owner gets the outcome, and so does every subscriber."""
     with Subscriber("demo", namespace="broker", topics=["produce"]) as subscriber:
         targets = {"t-0": 1041, "t-1": 77}
         op = a.watch("req:17", AllOf(targets), HOUR_S, payload=b"append", topic="produce")
@@ -184,8 +184,8 @@ def test_a_sum_counts_from_its_bases_up_to_its_caps(a: Purgatory, b: Purgatory) 
         "capped", SumOf({"t-0": 900, "t-1": 50}, at_least=20, cap={"t-0": 15, "t-1": 100}), HOUR_S
     )
     assert b.bump("t-0", 9) == 0
-    assert b.bump("t-0", 1) == 2, "10 from now, and 10 + 10 from the base"
-    assert b.advance("t-0", 10_000) == 0, "no more than its cap"
+    assert b.bump("t-0", 1) == 2, "one key has gained 10 from now, the other 10 + 10 from its base"
+    assert b.advance("t-0", 10_000) == 0, "the cap limits the key"
     assert b.bump("t-1", 5) == 1
     for op in (now, bases, capped):
         assert op.result(PATIENCE_S).cause == "satisfied"
@@ -201,7 +201,9 @@ def test_the_owners_condition_is_asked_when_a_key_advances(a: Purgatory, b: Purg
         return answer.is_set()
 
     op = a.watch("w", When(condition, ["k"]), HOUR_S)
-    assert asked.acquire(timeout=PATIENCE_S), "once at arming: it may be true already"
+    assert asked.acquire(timeout=PATIENCE_S), (
+        "one check at arming, because the condition may be true"
+    )
     assert b.advance("k", 1) == 0
     assert asked.acquire(timeout=PATIENCE_S)
     assert not op.done
@@ -226,7 +228,7 @@ def test_a_failure_lasts_until_it_is_cleared(a: Purgatory, b: Purgatory) -> None
     assert b.fail("t-0", 6) == 1
     outcome = op.result(PATIENCE_S)
     assert (outcome.cause, outcome.error, outcome.missing) == ("failed", 6, ["t-0", "t-1"])
-    assert not done.done, "it needs nothing of the failed key any more"
+    assert not done.done, "a satisfied operation ignores the failed key"
     assert a.watch("later", AnyOf({"t-0": 1}), HOUR_S).result(PATIENCE_S).error == 6
     assert b.clear("t-0")
     assert not b.clear("unknown")
@@ -239,15 +241,15 @@ def test_forget_takes_the_watermark_once_nobody_watches(a: Purgatory, b: Purgato
     b.advance("t", 10)
     op = a.watch("w", AnyOf({"t": 20, "u": 1}), HOUR_S)
     again = a.watch("again", AnyOf({"t": 10, "u": 1}), HOUR_S)
-    assert again.result(PATIENCE_S).missing == ["u"], "while it is watched it keeps its watermark"
+    assert again.result(PATIENCE_S).missing == ["u"], "a watched key keeps its watermark"
     assert b.forget("t")
     assert b.advance("u", 1) == 1
     op.result(PATIENCE_S)
-    assert not b.forget("t"), "it went with its last watcher"
+    assert not b.forget("t"), "the key is removed with its last watcher"
     assert not a.watch("later", AllOf({"t": 1}), HOUR_S).done
     assert b.forget("t")
     assert b.advance("t", 1) == 1
-    assert b.forget("t"), "a change after it makes it known again"
+    assert b.forget("t"), "a later change creates the key again"
 
 
 def test_cancel_by_its_own_key(a: Purgatory, b: Purgatory) -> None:
@@ -260,7 +262,7 @@ def test_cancel_by_its_own_key(a: Purgatory, b: Purgatory) -> None:
 
 
 def test_cancel_for_key_names_all_that_it_ended(a: Purgatory, b: Purgatory) -> None:
-    """More keys than one answer holds."""
+    """The operations have more keys than one answer holds."""
     keys = [f"{n:0>200}" for n in range(300)]
     ops = a.watch_many([(key, AnyOf({"t": 1, f"own:{key[-3:]}": 1}), HOUR_S) for key in keys])
     other = a.watch("other", AllOf({"u": 1}), HOUR_S)
@@ -358,7 +360,7 @@ BAD: tuple[Bad, ...] = (
     (lambda p: p.add("taken", 1, mode="replace"), Exists, "taken"),
     (lambda p: p.watch("w", AllOf({"k:0": 1, "new": 1}), 1), Full, "watch keys"),
     (lambda p: p.watch("w", AllOf({f"k:{n}": 1 for n in range(6)}), 1), Full, "watch records"),
-    (lambda p: p.advance("one more", 1), Full, "watch keys"),
+    (lambda p: p.advance("one operation more than the limit", 1), Full, "watch keys"),
     (lambda p: p.fail("one more", 1), Full, "watch keys"),
     (lambda p: p.bump("high", 11), WatermarkOverflow, "high"),
     (lambda p: p.advance("k", -1), InvalidArgument, "watermark"),
@@ -370,7 +372,7 @@ BAD: tuple[Bad, ...] = (
 )
 
 
-def test_what_is_refused_changes_nothing(daemon: StartDaemon) -> None:
+def test_refused_calls_change_nothing(daemon: StartDaemon) -> None:
     demo = daemon("demo", "--watch-keys", "9", "--watches", "6")
     reader = Reader.attach(demo.paths)
     with owner() as p:
@@ -422,7 +424,7 @@ def test_an_invalid_row_among_many_is_found_before_anything_is_sent(
     a.flush()
     assert (stats("operations"), a.operations) == (0, 0)
     op = a.watch(*good)
-    assert not op.done, "nor was the key advanced"
+    assert not op.done, "the key was not advanced"
     assert a.advance_many({"k": 1}) == [1]
 
 
@@ -445,8 +447,8 @@ def test_asyncio_finds_an_invalid_row_before_anything_is_sent(
 
 
 def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
-    """The owner's thread hangs in a callback, so nothing is acknowledged. A watch waits for space
-    as long as its timeout."""
+    """The owner's thread hangs in a callback, so nothing is acknowledged. A watch waits for a free
+    slot as long as its timeout."""
     demo = daemon("demo", "--inbox", "5")
     reader = Reader.attach(demo.paths)
     hanging, go_on = threading.Event(), threading.Event()
@@ -467,7 +469,7 @@ def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
         assert q.advance("t", 1) == 5
         with pytest.raises(InboxFull):
             p.watch("more", AllOf({"t": 2}), HOUR_S)
-        assert q.watch("other", AllOf({"u": 1}), HOUR_S), "another owner's inbox is its own"
+        assert q.watch("other", AllOf({"u": 1}), HOUR_S), "another owner has its own inbox"
         go_on.set()
         assert {op.result(PATIENCE_S).cause for op in ops} == {"satisfied"}
         until(lambda: reader.stats()["outcomes"] == 0)
@@ -493,7 +495,7 @@ def test_callbacks_run_once_and_stop_nobody(
         raise RuntimeError("on purpose")
 
     def leave(_: Operation) -> None:
-        raise SystemExit("in the listener")
+        raise SystemExit("in a listener")
 
     op = a.watch("one", AllOf({"t": 1}), HOUR_S, callback=explode)
     op.add_done_callback(leave)
@@ -505,7 +507,7 @@ def test_callbacks_run_once_and_stop_nobody(
     assert all_there.wait(PATIENCE_S)
     assert sorted(called) == ["'one' satisfied", "'three' satisfied", "'two' satisfied"]
     op.add_done_callback(note)
-    assert called[3:] == ["'one' satisfied"], "of one that ended already: at once"
+    assert called[3:] == ["'one' satisfied"], "a callback of an ended operation runs at once"
     assert "on purpose" in caplog.text
     assert "in the listener" in caplog.text
 
@@ -548,7 +550,9 @@ def test_results_wait_no_longer_than_they_may(a: Purgatory) -> None:
     assert not op.done
 
 
-def test_closing_ends_the_wait_for_what_is_left(demo: Daemon, stats: Callable[[str], int]) -> None:
+def test_closing_ends_the_wait_for_armed_operations(
+    demo: Daemon, stats: Callable[[str], int]
+) -> None:
     with owner() as p:
         op = p.watch("w", AllOf({"t": 1}), HOUR_S)
     with pytest.raises(Closed):
@@ -556,7 +560,7 @@ def test_closing_ends_the_wait_for_what_is_left(demo: Daemon, stats: Callable[[s
     with pytest.raises(Closed):
         p.watch("v", AllOf({"t": 1}), HOUR_S)
     with owner() as q:
-        assert q.advance("t", 1) == 1, "it lives on without an owner"
+        assert q.advance("t", 1) == 1, "the operation stays armed without an owner"
         until(lambda: stats("outcomes") == 0)
 
 
@@ -715,8 +719,8 @@ def advance_by_another() -> int:
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("end", [wide("stop"), "kill"])
 def test_everything_ends_once_across_restarts(demo: Daemon, end: str) -> None:
-    """The daemon goes while operations end, while others are armed, and while it is down some
-    are due. Each callback comes once."""
+    """The daemon ends while operations end and others are armed, and some come due while it is
+    down. Each callback runs once."""
     ended: Counter[object] = Counter()
     rng = random.Random(end)
 
@@ -736,13 +740,13 @@ def test_everything_ends_once_across_restarts(demo: Daemon, end: str) -> None:
             )
             triggers.start()
             if round_ < 3:
-                time.sleep(rng.random() * 0.02)  # some of the way: any moment will do
+                time.sleep(rng.random() * 0.02)  # a random moment of the work
                 getattr(demo, end)()
                 demo.start()
             triggers.join(PATIENCE_S)
         q.advance("shared", 1)
         causes = Counter(op.result(PATIENCE_S).cause for op in ops)
-        assert waiting.result(PATIENCE_S).cause == "satisfied", "a silent owner is notified, too"
+        assert waiting.result(PATIENCE_S).cause == "satisfied", "a silent owner is notified as well"
         reader = Reader.attach(demo.paths)
         until(lambda: reader.stats()["outcomes"] == 0)
         assert reader.stats()["operations"] == 0
@@ -768,7 +772,7 @@ def test_another_arena_ends_the_wait(demo: Daemon) -> None:
 
 
 def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[str], int]) -> None:
-    """Their topics learn of it; a CLIENT condition that nobody can answer expires."""
+    """Subscribers of their topics are notified; a CLIENT condition without an owner expires."""
     with Subscriber("demo", namespace="broker", topics=["ends"]) as subscriber, owner() as p:
         worker = purgatory_worker.start("own", 5, 0.4)
         assert worker.stdout is not None
@@ -782,15 +786,15 @@ def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[s
         assert p.advance("k", 10) == 1
         assert notices(1, subscriber)[0].cause is Cause.SATISFIED
         assert stats("operations") == 0
-        assert stats("outcomes") == 0, "nobody is there to acknowledge them"
-        assert p.watch("own:1", AllOf({"t": 1}), HOUR_S), "its keys are free again"
+        assert stats("outcomes") == 0, "no owner is left to acknowledge the outcomes"
+        assert p.watch("own:1", AllOf({"t": 1}), HOUR_S), "the keys of the operation are free"
 
 
 def test_workers_die_at_random_while_others_go_on(
     demo: Daemon, stats: Callable[[str], int]
 ) -> None:
-    """Each operation that was acknowledged to a worker has one notice, whoever died, whatever
-    raced."""
+    """Each operation that was acknowledged to a worker has one notice, despite all kills and
+    races."""
     rng = random.Random(7)
     armed: list[int] = []
     with Subscriber("demo", namespace="broker", topics=["ends"]) as subscriber:
@@ -799,13 +803,13 @@ def test_workers_die_at_random_while_others_go_on(
         for _ in range(12):
             victim = workers.pop(rng.randrange(3))
             assert victim.stdout is not None
-            assert select.select([victim.stdout], [], [], PATIENCE_S)[0], "it armed nothing"
+            assert select.select([victim.stdout], [], [], PATIENCE_S)[0], "the worker armed nothing"
             drain(subscriber, seen, 0.1 + rng.random() * 0.2)
             armed += bury(victim)
             workers.append(purgatory_worker.start("churn", rng.random()))
         for worker in workers:
             armed += bury(worker)
-        with owner() as p:  # a key that failed, or was advanced, ends nobody by itself now
+        with owner() as p:  # a failed or advanced key by itself ends no operation here
             until(lambda: stats("operations") == 0)
             assert p.operations == 0
         while len(seen) < stats("watches"):
@@ -821,7 +825,7 @@ def test_workers_die_at_random_while_others_go_on(
 
 
 def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
-    """Takes notices for a time; with a long one, until something came."""
+    """Take notices for a time; with a long time, until one has arrived."""
     end_s = time.monotonic() + seconds
     before = len(seen)
     while (left_s := end_s - time.monotonic()) > 0:
@@ -833,7 +837,7 @@ def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
 
 
 def bury(worker: Any) -> list[int]:
-    """Kills a worker; the tickets that were acknowledged to it."""
+    """Kill a worker; return the tickets that were acknowledged to it."""
     worker.kill()
     said, _ = worker.communicate(timeout=PATIENCE_S)
     return [int(line) for line in said.splitlines()]
@@ -846,9 +850,9 @@ CROWD = 20_000
 
 
 def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
-    """An add that arrives during a great advance is applied before that is through: the time
-    of its application lies among the outcomes of the crowd. What the advancing peer sends behind
-    it waits, in order."""
+    """An add that arrives during a large advance is applied before the advance ends: its time is
+    among the outcomes of the crowd. Messages of the advancing peer wait behind the advance, in
+    order."""
     with Raw(demo) as crowd, Raw(demo) as big, Raw(demo) as other:
         for first in range(0, CROWD, 1000):
             keys = [n.to_bytes(3) for n in range(first, first + 1000)]
@@ -867,11 +871,11 @@ def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
             crowd.acknowledge(outcomes)
             ends += [raw.ended_ns for raw in outcomes]
     assert (added, advanced, count) == (Status.ADDED, Status.DONE, CROWD)
-    assert len(set(ends)) > 1, "the crowd ends in turns"
+    assert len(set(ends)) > 1, "the crowd ends in several iterations"
     assert max(ends) > deadline_ns - DELAY_NS, "the add came first"
 
 
-# ---- what a client of our own never says -----------------------------------------------------
+# ---- messages that the client library never sends ---------------------------------------------
 
 
 @pytest.fixture
@@ -895,7 +899,7 @@ def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw,
     assert [(o.key, o.failed, o.watermarks) for o in first] == [
         ("one", (), (1,)), ("two", (0,), (1,)),
     ]  # fmt: skip
-    assert raw.outcomes() == first, "again, after a while"
+    assert raw.outcomes() == first, "an unacknowledged outcome is sent again"
     raw.acknowledge(first[:1])
     raw.ping()
     getattr(demo, end)()
@@ -906,7 +910,7 @@ def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw,
     assert again == first[1:]
     raw.acknowledge(again)
     raw.batch(trigger(Op.ADVANCE_KEY, b"u", 1))
-    assert [o.key for o in raw.outcomes()] == ["three"], "and no other"
+    assert [o.key for o in raw.outcomes()] == ["three"], "no other outcome is sent"
 
 
 KEY = wire.encode_watch_key("k", 1)
@@ -987,8 +991,12 @@ def test_nobody_acknowledges_or_completes_for_others(
     stranger.acknowledge([outcome], session=stranger.session ^ 1)
     assert stranger.receive(Message.ACK).error == WireError.SESSION_EXPIRED
     assert stats("outcomes") == 1
-    assert sorted(raw.outcomes(), key=lambda o: o.cause) == [check, outcome], "still to be taken"
-    assert raw.batch(trigger(Op.COMPLETE, b"c", 0)) == [(Status.DONE, 0)], "an old version"
+    assert sorted(raw.outcomes(), key=lambda o: o.cause) == [check, outcome], (
+        "an acknowledgement by another session has no effect"
+    )
+    assert raw.batch(trigger(Op.COMPLETE, b"c", 0)) == [(Status.DONE, 0)], (
+        "an answer to an old version of the CHECK has no effect"
+    )
     assert raw.batch(trigger(Op.COMPLETE, b"c", check.version)) == [(Status.DONE, 1)]
 
 
@@ -1004,8 +1012,8 @@ def test_a_stranger_learns_nothing_with_a_guessed_session(raw: Raw, stranger: Ra
 def test_an_owner_keeps_itself_reachable(
     demo: Daemon, stranger: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a session sent last, there its outcomes go. A silent owner speaks from time to
-    time, so one whose place somebody else has taken is notified all the same."""
+    """Outcomes go to the connection on which a session sent last. A silent owner sends from time to
+    time, so it is notified even if another connection has used its session."""
     monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.02)
     with owner() as p:
         op = p.watch("w", AllOf({"k": 1}), HOUR_S)
@@ -1028,7 +1036,7 @@ def test_a_session_that_ends_drops_its_outcomes(raw: Raw, stats: Callable[[str],
 
 
 def test_an_owner_that_does_not_read_gets_all_once_it_reads(demo: Daemon, a: Purgatory) -> None:
-    """Much more than is sent to somebody who is silent."""
+    """The owner gets much more than a silent owner is sent."""
     payload = bytes(8000)
     fields = {"payload_len": len(payload), "ext_len": len(KEY), "time_kind": TimeKind.DELAY}
     demo.restart("--payload-memory", "64M")

@@ -47,7 +47,7 @@ MS = 1_000_000
 class Watermark:
     watermark: int = 0
     error: int = 0
-    touched_s: int | None = 0  # None: forgotten as soon as nobody watches
+    touched_s: int | None = 0  # None: forgotten when its last watcher ends
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Operation:
     payload: bytes
     notice: bool
     version: int = 0
-    check: str = ""  # "asked", "moved"
+    check: str = ""  # "asked" or "moved"
     cause: int = 0
     error: int = 0
     ended_ns: int = 0
@@ -79,9 +79,9 @@ class Model:
     next_ticket: int = 1
     watermarks: dict[bytes, Watermark] = field(default_factory=dict)
     armed: dict[bytes, Operation] = field(default_factory=dict)
-    inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # session -> ticket
+    inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # tickets by session
     unsent: set[int] = field(default_factory=set)  # tickets
-    verdicts: list[Operation] = field(default_factory=list)  # since the last look
+    verdicts: list[Operation] = field(default_factory=list)  # since the last check
 
     # ---- conditions ----
 
@@ -128,7 +128,7 @@ class Model:
         return self.now_ns // 10**9
 
     def watermark(self, name: bytes) -> Watermark | None:
-        """A new one if need be; None: the table is full."""
+        """Return the watermark, created if necessary; None: the table is full."""
         if name not in self.watermarks:
             if len(self.watermarks) == self.config["watermarks"]:
                 return None
@@ -197,7 +197,7 @@ class Model:
     # ---- commands ----
 
     def refusal(self, op: Operation) -> int:
-        """Why it cannot be armed; watermarks are only looked at."""
+        """Return why it cannot be armed; watermarks are not changed."""
         slots = len(self.armed) + len(
             [o for box in self.inbox.values() for o in box.values() if o.cause]
         )
@@ -303,7 +303,7 @@ class Model:
         return Answer(lib.PG_ST_CANCELLED, op.deadline_ns, op.ticket)
 
     def complete(self, session: int, key: bytes, version: int) -> Answer:
-        """By its owner alone."""
+        """Complete an operation, which only its owner may."""
         op = self.armed.get(key)
         if op is None or op.condition != CLIENT or op.session != session:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
@@ -327,7 +327,8 @@ class Model:
         self.unsent -= self.inbox.pop(session).keys()
 
     def rebuilt(self) -> None:
-        """Everything is sent again, questions too; after a no to one another follows."""
+        """Record a rebuild: everything is sent again, including CHECKs; after a no, another one
+        follows."""
         for box in self.inbox.values():
             for ticket in [t for t, op in box.items() if not op.cause]:
                 del box[ticket]
@@ -339,7 +340,7 @@ class Model:
 
 
 def needed(op: Operation) -> int:
-    """Keys that have to reach their targets."""
+    """Return the number of keys that have to reach their targets."""
     return {ALL: len(op.keys), ANY: 1}.get(op.condition, op.threshold)
 
 
@@ -486,7 +487,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         return answer
 
     def cancelled_for_key(self, name: bytes, found: Answer, ended: list[bytes]) -> Answer:
-        """MORE is an answer while notices have no space."""
+        """MORE is a possible answer while notices have no space."""
         m = self.model
         if name not in m.watermarks:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
@@ -508,7 +509,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
         busy = False
         for n, ((name, fields), found) in enumerate(zip(commands, reply.answers, strict=True)):
             if busy and found.status == lib.PG_ST_BUSY:
-                continue  # it touches a key of an earlier one: tests/c/test_purgatory.c has which
+                # its key belongs to an earlier operation: tests/c/test_purgatory.c has this case
+                continue
             ended = reply.ended.get(n, [])
             assert found == self.expected(owner, name, fields, found, ended), (name, fields)
             busy |= found.status == lib.PG_ST_BUSY
@@ -566,7 +568,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         self.acknowledge_some(random.Random(seed), self.owners[number], share)
 
     def acknowledge_some(self, rng: random.Random, owner: Owner, share: float) -> None:
-        """Also what is none of its business, and old versions."""
+        """Acknowledge some outcomes, and also those of others and old versions."""
         slots = {h.ctl >> 8: n for n, h in enumerate(self.hot()) if h.ctl & 0xFF}
         for box in self.model.inbox.values():
             for ticket, op in list(box.items()):
@@ -642,7 +644,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.next_ticket % 7 == 0)
     @rule()
     def end_everything(self) -> None:
-        """Ended, acknowledged, forgotten: all is back where it began."""
+        """Let everything end and be acknowledged and forgotten: all counts are back at their
+        start."""
         m = self.model
         for key in list(m.armed):
             self.batch(0, [("cancel", (key, 0))])
@@ -663,7 +666,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         assert counts == self.counts
 
     def window_passes(self) -> None:
-        """Nobody remembers a reply with keys that CANCEL_FOR_KEY ended."""
+        """Let the window of replies with keys that CANCEL_FOR_KEY ended pass."""
         for number in range(OWNERS):
             for _ in range(lib.PG_WINDOW):
                 self.batch(number, [NOP])
@@ -702,7 +705,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_was_passed_over(self) -> None:
-        """Watchers stand in order, each above the watermark, every key of an operation once."""
+        """Check that watchers are in order, each above the watermark, every key of an operation
+        once."""
         records = self.core.rows(lib.PG_R_WATCHES, "pg_watch")
         for name, row in self.core.watermarks():
             order = list(in_order(records, row.root))
@@ -734,7 +738,7 @@ def mail_of(op: Operation) -> Mail:
 
 
 def scribble(core: Purgatory, seed: int) -> None:
-    """Damages all derived state."""
+    """Overwrite all derived state with garbage."""
     rng = random.Random(seed)
 
     def junk() -> int:
@@ -772,13 +776,14 @@ def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:
 # ---- orders --------------------------------------------------------------------------------
 
 FATES = ("advance", "fail", "silent")
-"""The fate of a watch key: a target reached, a failure, or neither."""
+"""Fate of a watch key: a target is reached, a failure, or neither."""
 
 
 def ended(
     condition: int, needed: int, order: Sequence[tuple[int, str]], count: int, killed: bool
 ) -> int:
-    """The cause, 0 = it waits on, when keys get their fates and it is watched in this order."""
+    """Return the cause, 0 = it still waits, if keys get their fates and it is watched in this
+    order."""
     core = Purgatory()
     owner = Owner(core)
     keys = [Key(b"k%d" % n, 5) for n in range(count)]

@@ -1,4 +1,4 @@
-"""Owners, quotas and accounts in the core: who is refused, with which figures, and what counts."""
+"""Owners, quotas and accounts in the core: refusals, their figures, and what counts."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def granules(count: int) -> int:
 
 
 def names_of(core: Purgatory) -> dict[bytes, tuple[int, int]]:
-    """(timers, bytes) that each namespace counts."""
+    """Return (timers, bytes) that each namespace counts."""
     rows = core.rows(lib.PG_R_NAMESPACES, "pg_namespace")
     used = [rows[i] for i in range(core.config["namespaces"]) if rows[i].name_len]
     return {bytes(ffi.buffer(n.name, n.name_len)): (n.live, n.bytes) for n in used}
 
 
 def accounts_of(core: Purgatory) -> dict[int, tuple[int, int]]:
-    """(timers, bytes) that each uid's account counts."""
+    """Return (timers, bytes) that each uid's account counts."""
     rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
     return {a.uid: (a.live, a.bytes) for a in used}
 
 
 def error_of(answer: pd.Answer) -> Refused:
-    """What a client raises for this answer."""
+    """Return the error that a client raises for this answer."""
     return refusal("k", answer.ticket << 8 | answer.status, answer.ended)
 
 
@@ -174,7 +174,7 @@ def test_another_uid_may_not_read_either(core: Purgatory) -> None:
     assert query(core, bob, b"k", b"nowhere").status == Status.UNKNOWN
 
 
-def test_no_name_is_born_of_what_is_denied(core: Purgatory) -> None:
+def test_a_denied_record_creates_no_name(core: Purgatory) -> None:
     core.set_namespace(b"n", owner_uid=ALICE)
     Owner(core, 2, BOB).send(pd.put(b"k", MS), pd.put(b"k", MS, name=1))
     assert [row.namespace for row in core.topic_rows().values()] == [b"other"]
@@ -195,7 +195,7 @@ def test_a_new_owner_takes_over(core: Purgatory) -> None:
     assert statuses(bob.send(pd.cancel(b"k"), pd.advance(b"w", 1))) == [
         Status.CANCELLED, Status.DONE,
     ]  # fmt: skip
-    (mail,) = alice.mail()  # it was his when it was armed, and so is its outcome
+    (mail,) = alice.mail()  # the namespace was his when it was armed, so the outcome is his
     alice.ack(mail.ack())
     assert core.metrics.outcomes == 0
     core.set_namespace(b"n", owner_uid=ANYBODY)
@@ -256,7 +256,7 @@ def test_a_quota_of_timers(core: Purgatory, whose: str) -> None:
     assert [key for key, _ in core.watermarks()] == [b"w"]  # a refused watch leaves no key behind
     again = alice.send(pd.cancel(b"a"), pd.put(b"c", MS), pd.advance(b"w", 1), pd.put(b"d", MS))
     assert statuses(again) == [Status.CANCELLED, Status.ADDED, Status.DONE, Status.ADDED]
-    core.advance(core.now_ns + SECOND_NS)  # both fire: never refused
+    core.advance(core.now_ns + SECOND_NS)  # both fire: quotas never refuse that
     assert statuses(alice.send(pd.put(b"e", MS), pd.put(b"f", MS))) == [Status.ADDED] * 2
 
 
@@ -277,7 +277,7 @@ def test_a_quota_of_bytes(core: Purgatory, whose: str) -> None:
     assert over(answers[3]) == (whose, "bytes", 1024, granules(1001), None)
 
 
-def test_what_does_not_grow_is_not_refused(core: Purgatory) -> None:
+def test_a_record_that_does_not_grow_a_count_is_not_refused(core: Purgatory) -> None:
     alice = Owner(core, 1, ALICE)
     alice.send(*(pd.put(k, SECOND_NS, payload=bytes(100)) for k in (b"a", b"b", b"c")))
     core.set_namespace(b"n", quota_timers=1, quota_bytes=16)
@@ -340,11 +340,11 @@ def test_operations_come_back_evenly(core: Purgatory, whose: str) -> None:
     assert over(alice.send(advances[0])[0])[4] == retry_ns
     core.advance(retry_ns)
     assert statuses(alice.send(*advances[:2])) == [Status.DONE, Status.QUOTA]
-    core.advance(retry_ns + 10 * SECOND_NS)  # no more than a second's worth is saved
+    core.advance(retry_ns + 10 * SECOND_NS)  # unused operations of at most one second are saved
     assert statuses(alice.send(*advances)).count(Status.DONE) == 4
 
 
-def test_what_was_not_used_is_not_saved_bit_by_bit(core: Purgatory) -> None:
+def test_unused_operations_are_not_saved_beyond_a_second(core: Purgatory) -> None:
     core.set_namespace(b"n", quota_ops=4)
     alice = Owner(core, 1, ALICE)
     for _ in range(5):
@@ -377,7 +377,7 @@ def test_both_quotas_of_operations_are_asked_before_either_is_used(core: Purgato
     ]  # fmt: skip
 
 
-def test_what_gives_back_is_no_operation(core: Purgatory) -> None:
+def test_records_that_free_rows_count_no_operation(core: Purgatory) -> None:
     core.set_namespace(b"n", quota_ops=3)
     alice = Owner(core, 1, ALICE)
     alice.send(pd.put(b"a", SECOND_NS), pd.watch(b"o", CLIENT, [Key(b"w", 1)]), pd.advance(b"w", 1))
@@ -400,7 +400,7 @@ def test_a_long_advance_is_one_operation(core: Purgatory) -> None:
     core.set_namespace(b"n", quota_ops=2)
     calls = []
     answers = alice.send(pd.advance(b"w", 1), pd.advance(b"w", 2), between=lambda: calls.append(1))
-    assert calls  # its work was more than one call may do
+    assert calls  # its work exceeded the budget of one call
     assert [a.ended for a in answers] == [3000, 0]
     assert statuses(answers) == [Status.DONE] * 2
     core.check()
@@ -455,12 +455,12 @@ def test_an_account_that_was_idle_longest_is_given_away(core: Purgatory) -> None
         owner.send(pd.cancel(b"%d" % uid), pd.cancel(b"x%d" % uid))
         core.advance(core.now_ns + MS)
         if uid != 3:
-            owner.bye()  # 3 has a session: not idle
+            owner.bye()  # uid 3 has a session, so it is not idle
     assert statuses(fifth.send(pd.put(b"k", MS))) == [Status.ADDED]
     assert sorted(accounts_of(core)) == [1, 2, 3, 5]
 
 
-def test_with_too_few_accounts_for_what_lives_there_is_no_migration(core: Purgatory) -> None:
+def test_a_migration_with_too_few_accounts_is_refused(core: Purgatory) -> None:
     core.set_quotas(timers=9)
     for uid in range(1, 5):
         Owner(core, uid, uid).send(pd.put(b"%d" % uid, SECOND_NS))
@@ -511,7 +511,7 @@ def test_check_finds_a_count_that_is_wrong(core: Purgatory, detail: str) -> None
 
 @dataclass
 class Owned:
-    """What is armed, as the answers said."""
+    """An armed timer or operation, according to the answers."""
 
     uid: int
     name: int
@@ -525,7 +525,7 @@ NAME_QUOTA = 12
 
 
 class Accounting(RuleBasedStateMachine):
-    """Puts, replacements, watches, cancels, ends, kills: the counts are those of a recount."""
+    """Puts, replacements, watches, cancels, ends, kills: the counts equal a recount."""
 
     @initialize()
     def begin(self) -> None:
@@ -536,7 +536,7 @@ class Accounting(RuleBasedStateMachine):
         self.armed: dict[tuple[int, bytes], Owned] = {}
 
     def used(self, uid: int) -> tuple[int, int]:
-        """(timers, bytes) of a uid, by the slots alone."""
+        """Return (timers, bytes) of a uid, counted in the slots."""
         return self.recount()[0].get(uid, (0, 0))
 
     def recount(self) -> tuple[dict[int, tuple[int, int]], dict[bytes, tuple[int, int]]]:
@@ -569,7 +569,7 @@ class Accounting(RuleBasedStateMachine):
         head = pd.VERDICT.size + -(-op.keys // 8)
         return granules(head + int(cold.key_len) + int(cold.payload_len))
 
-    # ---- what happens ----
+    # ---- actions ----
 
     keys = st.sampled_from([b"%d" % n for n in range(24)])
     uids = st.sampled_from(UIDS)
@@ -642,7 +642,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(garbage=st.booleans())
     def kill(self, garbage: bool) -> None:
-        """Derived state may be anything after a crash."""
+        """Kill the core; derived state may be anything after a crash."""
         if garbage:
             for region in DERIVED:
                 view = self.core.region(region)
@@ -659,7 +659,7 @@ class Accounting(RuleBasedStateMachine):
         for owner in self.owners.values():
             owner.core = self.core
 
-    # ---- what holds ----
+    # ---- invariants ----
 
     @invariant()
     def counts_are_those_of_a_recount(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the C core has two threads: ThreadSanitizer sees no race."""
+"""Two threads in the C core: ThreadSanitizer finds no race."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).resolve().parent.parent
 WORLDS = 40
-"""Each has its arena rebuilt four times, every third time in two threads."""
+"""Number of arenas. Each is rebuilt four times, every third time in two threads."""
 
 
 @pytest.mark.costly("the core under ThreadSanitizer")

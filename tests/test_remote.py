@@ -1,4 +1,5 @@
-"""tcp: only with CURVE and a key of the list, on loopback too; what remote clients can do."""
+"""tcp, which needs CURVE and a listed key, on loopback as well; and the limits of remote
+clients."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ from purgatoryd.shm_layout.layout import ArenaState, ClockKind
 pytestmark = pytest.mark.tier("test")
 
 SHORT_S = 0.5
-"""How long a refused client tries; it is never let in."""
+"""Seconds for which a refused client tries to connect."""
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_a_key_that_is_not_in_the_list(place: Place, tmp_path: Path) -> None:
 
 
 def allow(place: Place, tmp_path: Path, *pairs: curve.KeyPair) -> None:
-    """Lists these keys, and has the daemon read the list."""
+    """List these keys, and make the daemon read the list."""
     lines = (f"worker-{n} {pair.public.decode()} {UID}\n" for n, pair in enumerate(pairs))
     (tmp_path / "allowed").write_text("".join(lines))
     os.kill(place.daemon.pid, signal.SIGHUP)
@@ -213,12 +214,12 @@ def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) 
         client.add("k", delay=3600)
         allow(place, tmp_path, first, second)
         eventually(lambda: is_let_in(other))
-        assert client.get("k") is not None, "it connects again"
+        assert client.get("k") is not None, "the client connects again"
         allow(place, tmp_path, second)
         eventually(lambda: is_cut_off(client))
     allow(place, tmp_path, second, second)
-    eventually(lambda: "stands there already" in place.daemon.stderr)
-    eventually(lambda: is_let_in(other))  # a list that cannot be read changes nothing
+    eventually(lambda: "repeats a key" in place.daemon.stderr)
+    eventually(lambda: is_let_in(other))  # an unreadable list changes nothing
     assert not is_let_in(place.remote)
 
 
@@ -316,17 +317,17 @@ def test_a_key_file_that_others_may_read_is_refused(place: Place, tmp_path: Path
         (f"worker {'a' * 40} minus", "NAME KEY UID"),
         (f"worker {'~' * 40} 1", "is not a key"),
         (f"worker {'a' * 40} {2**32 - 1}", "NAME KEY UID"),
-        (f"one {'a' * 40} 1\ntwo {'a' * 40} 2", "stands there already"),
+        (f"one {'a' * 40} 1\ntwo {'a' * 40} 2", "repeats a key"),
     ],
 )
-def test_a_list_that_says_nothing_is_refused(tmp_path: Path, line: str, reason: str) -> None:
+def test_an_invalid_list_of_keys_is_refused(tmp_path: Path, line: str, reason: str) -> None:
     (tmp_path / "allowed").write_text(line + "\n")
     with pytest.raises(BadPath, match=re.escape(reason)):
         curve.read_allowed(tmp_path / "allowed")
 
 
 @pytest.mark.parametrize("tcp", ["", "host", "host:0", "host:65535", "host:1:2", "a b:7", ":7"])
-def test_places_that_are_none(tcp: str) -> None:
+def test_invalid_places_are_refused(tcp: str) -> None:
     with pytest.raises(InvalidArgument, match="HOST:PORT"):
         curve.place(tcp)
     assert curve.place("[::1]:7000").notices == "tcp://[::1]:7001"
@@ -342,7 +343,8 @@ def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:
 
 
 def message(first: int, count: int, stream_id: int = 7, incarnation: int = 1) -> list[bytes]:
-    """Notices from `first` on of topic t; none is a heartbeat, of which `first` - 1 is newest."""
+    """Return notices from `first` on of topic t; without any, a heartbeat after sequence `first` -
+    1."""
     head = struct.pack(
         "<IHHQQQQqqII", 0x4E434750, 1, 0, stream_id, incarnation, first, first + count - 1, 0, 0,
         count, 0,
@@ -357,7 +359,7 @@ def stream() -> Stream:
 
 
 def drain(stream: Stream) -> list[int | tuple[int, int]]:
-    """Sequences as they come, and the ranges that were lost."""
+    """Return sequences in order of arrival, and the lost ranges."""
     found: list[int | tuple[int, int]] = []
     while True:
         try:
@@ -370,16 +372,16 @@ def drain(stream: Stream) -> list[int | tuple[int, int]]:
         found.append(notice.seq)
 
 
-def test_what_comes_is_given_and_what_is_lost_is_said(stream: Stream) -> None:
-    stream.take(message(11, 2))  # a topic begins where it is first seen
+def test_a_stream_returns_notices_and_reports_losses(stream: Stream) -> None:
+    stream.take(message(11, 2))  # a topic starts with the first notice that is seen
     assert drain(stream) == [11, 12]
-    stream.take(message(12, 2))  # once only
+    stream.take(message(12, 2))  # a repeated message
     assert drain(stream) == [13]
     stream.take(message(17, 1))
     assert drain(stream) == [(14, 16), 17]
-    stream.take(message(18, 0))  # a heartbeat with nothing new
+    stream.take(message(18, 0))  # a heartbeat without news
     assert drain(stream) == []
-    stream.take(message(200_018, 0))  # a heartbeat that tells of a loss
+    stream.take(message(200_018, 0))  # a heartbeat that shows a loss
     assert drain(stream) == [(18, 200_017)]
     stream.take(message(200_018, 1))
     assert drain(stream) == [200_018]
@@ -398,7 +400,7 @@ def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
 
 
 class LostArena:
-    """Stand-in for the reader of an arena whose replay buffer is empty."""
+    """A stand-in for the reader of an arena whose replay buffer is empty."""
 
     uuid, epoch, header = b"", 1, SimpleNamespace(clock_kind=ClockKind.BOOT)
 
@@ -453,7 +455,7 @@ def test_another_stream_is_said(stream: Stream) -> None:
     assert drain(stream) == [5, (6, 0), 1]
 
 
-def test_a_topic_that_begins_again_is_said(stream: Stream) -> None:
+def test_a_restarted_topic_is_reported(stream: Stream) -> None:
     stream.take(message(5, 1))
     stream.take(message(1, 1, incarnation=2))
     assert drain(stream) == [5, (6, 0), 1]

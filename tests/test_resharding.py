@@ -1,4 +1,5 @@
-"""Other numbers of shards: all is moved or nothing is, and a start that was killed is made good."""
+"""Changes of the number of shards: everything moves or nothing does, and killed starts are
+resumed."""
 
 from __future__ import annotations
 
@@ -99,16 +100,17 @@ def begin(daemon_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Deployment
 
 
 def names_of(one: Deployment) -> set[str]:
-    """The arena files that ought to be there."""
+    """Return the names of the arena files that should exist."""
     arenas = [paths_in(one.directory, name) for name in one.table.daemons]
     return {name[1:] for paths in arenas for name in (paths.arena, paths.private)}
 
 
 @pytest.mark.tier("all")
-def test_a_daemon_alone_becomes_two_shards_though_starts_are_killed(
+def test_a_single_daemon_becomes_two_shards_though_starts_are_killed(
     begin: Callable[..., Deployment],
 ) -> None:
-    """Before any change of a file. Until the switch it can go on alone, as it was."""
+    """Each start is killed before a change of a file. Before the switch, the daemon can run
+    unchanged."""
     for nth in itertools.count(1):
         one, ledger = begin(wal=True, lone=True), Ledger(nth)
         with one.opened(commit=True) as shards:
@@ -133,7 +135,7 @@ def test_a_daemon_alone_becomes_two_shards_though_starts_are_killed(
     assert nth > 5
 
 
-def test_a_daemon_alone_that_was_killed_as_it_got_its_arena_becomes_shards(
+def test_a_single_daemon_killed_while_it_got_its_arena_becomes_shards(
     begin: Callable[..., Deployment],
 ) -> None:
     one, ledger = begin(lone=True), Ledger(3)
@@ -148,7 +150,7 @@ def test_a_daemon_alone_that_was_killed_as_it_got_its_arena_becomes_shards(
         ledger.compare(shards)
 
 
-def test_what_a_daemon_alone_has_and_no_place_for_is_named_and_nothing_is_changed(
+def test_contents_of_a_single_daemon_without_a_place_are_named_and_nothing_changes(
     begin: Callable[..., Deployment],
 ) -> None:
     one = begin(wal=True, lone=True)
@@ -165,7 +167,7 @@ def test_what_a_daemon_alone_has_and_no_place_for_is_named_and_nothing_is_change
     assert one.tables() == [None, None]
 
 
-def test_a_daemon_alone_whose_place_the_shards_did_not_take_is_not_cleared_away(
+def test_a_single_daemon_that_the_shards_did_not_replace_is_kept(
     begin: Callable[..., Deployment],
 ) -> None:
     one = begin(lone=True)
@@ -193,7 +195,7 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
             found = read_table(one.directory, "demo")
             assert found is not None
             if found.count == count and shard_generation != found.shard_generation:
-                # the switch: the rest is cleared away
+                # At the switch: the rest is cleanup.
                 shard_generation, nth = found.shard_generation, 0
             nth += 1
         one.reshard(count)
@@ -209,10 +211,10 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
     assert retained == (every if wal else set())
 
 
-def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
+def test_a_start_is_killed_at_the_switch_or_while_it_removes_predecessors(
     begin: Callable[..., Deployment],
 ) -> None:
-    """Between the table's two homes, too, and between any two files that go."""
+    """Kills also happen between the two homes of the table, and between any two removed files."""
     assert killed_everywhere(begin, ("writing the routing table", "")) > 10
 
 
@@ -223,7 +225,7 @@ def test_each_snapshot_of_a_new_arena_is_a_step(begin: Callable[..., Deployment]
 
 
 @pytest.mark.tier("all")
-def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
+def test_a_start_is_killed_while_it_removes_files_of_a_killed_start(
     begin: Callable[..., Deployment],
 ) -> None:
     def step(text: str) -> None:
@@ -241,8 +243,8 @@ def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
 def test_a_birth_is_killed_between_the_homes_of_the_table(
     nth: int, begin: Callable[..., Deployment]
 ) -> None:
-    """It stands in both of them then, or in none; it was not answered. The second change of a file
-    gives the first home its name."""
+    """The birth is then in both homes, or in none; it was not answered. The second change of a file
+    renames the file in the first home."""
     one = begin(wal=True)
     one.start(2)
     registry = Registry.of(replace(one.config, shards=2), paths_in(one.directory, "demo"))
@@ -259,7 +261,7 @@ def test_a_birth_is_killed_between_the_homes_of_the_table(
     assert one.tables() == [one.table] * 2
 
 
-def test_a_start_takes_no_locks_of_names_that_left_nothing(
+def test_a_start_locks_only_names_with_files(
     begin: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, taken = begin(wal=True), []
@@ -276,7 +278,7 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
     for name in ("demo-2-17.status", "demo-2-17.status.new"):
         (one.directory / name).touch()
     (Path(one.config.wal_dir) / "demo-2-5").mkdir()
-    (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # of no neighbour
+    (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # a shard without neighbours
     with one_of_another_directory("demo-2-9") as its:
         one.start(2)
         assert taken == ["demo-2-5", "demo-2-17"]
@@ -286,7 +288,8 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
 
 @contextlib.contextmanager
 def one_of_another_directory(name: str) -> Iterator[Path]:
-    """An arena file of a daemon of the same name, which stands next to all others of the host."""
+    """An arena file of a daemon of the same name in another directory, next to all others of the
+    host."""
     its = shm.MOUNT / paths_in(Path("/another"), name).arena[1:]
     its.touch()
     try:
@@ -300,8 +303,8 @@ def killed_everywhere(
     between: tuple[str, str],
     before: Callable[[Deployment], None] = lambda _: None,
 ) -> int:
-    """At how many places a start with one shard was killed, each of them followed by one that
-    resumes."""
+    """Kill starts with one shard everywhere, each followed by a start that resumes; return their
+    number."""
     for nth in itertools.count(1):
         one, ledger = begin(wal=True), Ledger(nth)
         with one.opened(commit=True) as shards:
@@ -365,7 +368,7 @@ def test_shards_that_never_ran_are_resharded_too(begin: Callable[..., Deployment
 
 
 def refused(one: Deployment, count: int) -> PurgatorydError:
-    """Why; what was there is there, and nothing else."""
+    """Return the reason of a refused start, which must not change anything."""
     before = one.all_there_is()
     with pytest.raises(PurgatorydError) as caught:
         one.reshard(count)
@@ -374,7 +377,7 @@ def refused(one: Deployment, count: int) -> PurgatorydError:
     return caught.value
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_changed(
+def test_contents_that_do_not_fit_are_named_and_nothing_changes(
     begin: Callable[..., Deployment],
 ) -> None:
     one = begin()
@@ -391,7 +394,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(
         assert sum(len(core.scan()) for core in shards.cores) == 140
 
 
-def test_what_cannot_be_resharded_is_named(begin: Callable[..., Deployment]) -> None:
+def test_a_namespace_that_cannot_be_resharded_is_named(begin: Callable[..., Deployment]) -> None:
     one = begin()
     with one.opened() as shards:
         elsewhere = 1 - one.table.place("a").shards[0]
@@ -403,7 +406,7 @@ def test_what_cannot_be_resharded_is_named(begin: Callable[..., Deployment]) -> 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
 def test_topics_of_a_partitioned_namespace_begin_again(partitions: int) -> None:
-    """Each of its shards has counted their notices from 1."""
+    """Each shard has counted its notices from 1."""
     shards = tuple(range(partitions))
     old = ShardTable("demo", 1, 1, 3, {"n": Placement("n", shards)})
     new = ShardTable("demo", 2, 2, 1, {"n": Placement("n", (0,) * partitions)})
@@ -457,7 +460,7 @@ def test_a_shard_that_still_runs_is_named(begin: Callable[..., Deployment]) -> N
     assert caught.value.name == "demo-1-1"
 
 
-def test_an_arena_says_that_it_is_rebuilt_and_stopped_once_it_was_only_read(
+def test_an_arena_that_was_only_read_is_marked_rebuilt_and_stopped(
     begin: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, rebuild, states = begin(), Arena.rebuild, []
@@ -478,7 +481,7 @@ def test_an_arena_says_that_it_is_rebuilt_and_stopped_once_it_was_only_read(
 
 
 @pytest.mark.parametrize("name", ["demo-1-5", "demo-3-5"])
-def test_what_a_running_daemon_has_is_not_cleared_away(
+def test_files_of_a_running_daemon_are_not_removed(
     name: str, begin: Callable[..., Deployment]
 ) -> None:
     one = begin()
@@ -507,7 +510,7 @@ def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) 
 
 
 def test_a_wal_of_a_later_shard_generation_is_left_alone(begin: Callable[..., Deployment]) -> None:
-    """The routing table is an older one than the WALs."""
+    """The routing table is older than the WALs."""
     one = begin(wal=True)
     with one.opened(commit=True) as shards:
         Ledger(1).fill(shards)
@@ -537,12 +540,12 @@ def test_namespaces_of_the_daemons_themselves_go_on(begin: Callable[..., Deploym
 
 
 def shipped(convoy: Convoy) -> int:
-    """Ships what is complete; how many segments that were."""
+    """Ship the sealed segments; return their number."""
     return sum(manifest.table == BRONZE for manifest in convoy.poll())
 
 
 def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]:
-    """Daemon, LSN and kind of all records in the WALs of a shard generation."""
+    """Return daemon, LSN and kind of all records in the WALs of a shard generation."""
     found = []
     for daemon in table.daemons:
         walk = Walk()
@@ -553,7 +556,7 @@ def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]
 
 
 @pytest.mark.parametrize("lone", [False, True], ids=["shards", "alone"])
-def test_all_records_of_the_shard_generation_before_get_into_the_lake(
+def test_all_records_of_the_previous_shard_generation_get_into_the_lake(
     lone: bool, begin: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     one, ledger = begin(wal=True, lone=lone), Ledger(7)
@@ -563,10 +566,10 @@ def test_all_records_of_the_shard_generation_before_get_into_the_lake(
     with one.opened(commit=True) as shards:
         ledger.fill(shards)
     with contextlib.closing(Convoy(partial(folders, tmp_path, "demo"), lake, "node")) as convoy:
-        assert shipped(convoy) == 0  # their daemons may go on
+        assert shipped(convoy) == 0  # their daemons may continue
 
         def ship_early(step: str) -> None:
-            """The next shard generation does not count yet, and may never do so."""
+            """The next shard generation does not count yet, and may never count."""
             if step == "writing the routing table":
                 first, *others = tmp_path.glob(f"demo-{before.shard_generation + 1}-*")
                 assert len(others) == 2

@@ -1,4 +1,4 @@
-"""Retention holds: which files of a WAL may go, and who holds the others."""
+"""Retention holds: which files of a WAL may be removed, and which hold keeps the others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOTHING = Keep(0, 0)
 
 
 def files(*lsns: int, size: int = 100) -> list[File]:
-    """Files whose times are their LSNs."""
+    """Return files whose times are their LSNs."""
     return [File(Path(f"{lsn:016x}"), lsn, size, lsn) for lsn in lsns]
 
 
@@ -97,7 +97,7 @@ def test_names_of_retention_holds_have_bounds(name: str, tmp_path: Path) -> None
 )
 def test_a_foreign_file_of_retention_holds_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(BadPath, match="is no table of retention holds"):
+    with pytest.raises(BadPath, match="is not a table of retention holds"):
         set_hold(tmp_path, RetentionHold("audit", 1))
     assert (tmp_path / FILE).read_bytes() == content
 
@@ -148,7 +148,7 @@ def test_a_file_that_another_one_puts_there_is_not_written(
     foreign, temporary = tmp_path / "foreign", tmp_path / "table.new"
     foreign.write_bytes(b"another's")
     temporary.symlink_to(foreign) if is_link else temporary.hardlink_to(foreign)
-    with monkeypatch.context() as at_once:  # again, as soon as it was removed
+    with monkeypatch.context() as at_once:  # removed again at once
         at_once.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(FileExistsError):
             write_durably(temporary, lambda _: "table")
@@ -168,7 +168,7 @@ def test_recovery_needs_all_from_the_older_of_two_snapshots() -> None:
     assert needed_lsn(files(10, 20, 30)) == 20
 
 
-def test_what_is_before_goes_but_never_the_segment_with_the_needed_record() -> None:
+def test_older_segments_go_but_never_the_one_with_the_needed_record() -> None:
     found = files(1, 10, 20, 30)
     assert lsns(removable(found, 20, [], NOTHING, 0)) == [1, 10]
     assert lsns(removable(found, 19, [], NOTHING, 0)) == [1]

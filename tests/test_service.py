@@ -1,6 +1,7 @@
-"""The units in a systemd that boots: start, kill, hang, reload, second instance, users, journald
-and shards.
-What happens inside is service_steps.py; here is the container around it, and a test per step.
+"""The units in a booted systemd: start, kill, hang, reload, second instance, users, journald and
+shards.
+
+service_steps.py runs inside the container; this file has the container, and a test per step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ m insider purgatoryd
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | None]:
-    """Of each step: None, or why it failed."""
+    """For each step: None, or the reason of its failure."""
     needs("nspawn")
     root = tmp_path_factory.mktemp("service") / "root"
     nspawn.make_root(root)
@@ -48,7 +49,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
 
 
 def install(root: Path) -> None:
-    """As an image is made: by our own command, with the people of the tests in it."""
+    """Install as for an image: with our own command, and with the users of the tests."""
     arguments = ["--root", str(root), "--command", "/opt/bin/purgatoryd"]
     arguments += [word for name in NAMES for word in ("--enable", name)]
     with pytest.raises(SystemExit) as ended:
@@ -60,5 +61,5 @@ def install(root: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [step.__name__ for step in STEPS])
-def test_as_a_service(step: str, outcomes: Mapping[str, str | None]) -> None:
+def test_a_step_of_the_service(step: str, outcomes: Mapping[str, str | None]) -> None:
     assert outcomes[step] is None, outcomes[step]

@@ -1,4 +1,4 @@
-"""What a service of systemd needs around the daemon: its files, its log, settings read again."""
+"""Files of a systemd service around the daemon: units, log, and settings that are read again."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_quotas_and_log_level_are_read_again(daemon: StartDaemon, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "said"), [("capacity = 0", "must be from 1"), ("= 1", "TOML"), ("tick = 'x'", "tick")]
 )
-def test_settings_that_are_no_good_change_nothing(
+def test_invalid_settings_change_nothing(
     text: str, said: str, daemon: StartDaemon, tmp_path: Path
 ) -> None:
     file = tmp_path / "demo.toml"

@@ -1,4 +1,4 @@
-"""The sans-I/O session against a model daemon: loss, breaks, restarts, evictions."""
+"""The sans-I/O session with a model daemon: loss, breaks, restarts, evictions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from purgatoryd.shm_layout.layout import Message, WireError
 
 pytestmark = pytest.mark.tier("check")
 
-REFUSED = 5  # the model daemon refuses every fifth batch, whenever it comes
+REFUSED = 5  # the model daemon refuses every fifth batch, however often it comes
 
 
 @dataclass
@@ -58,8 +58,8 @@ class ServerSession:
 
 
 class ModelDaemon:
-    """What the protocol says about sessions, in its plainest form; applies a batch by noting
-    the one byte that is its body."""
+    """The session rules of the protocol in their simplest form. The model applies a batch by
+    recording the one byte of its body."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, ServerSession] = {}
@@ -67,7 +67,7 @@ class ModelDaemon:
         self.applied: list[int] = []
         self.ids = itertools.count(1)
         self.strange = False
-        """It does not know the namespace, yet."""
+        """True while it does not know the namespace."""
 
     def handle(self, request: bytes) -> bytes:
         head = wire.FRAME.unpack_from(request)
@@ -96,7 +96,7 @@ class ModelDaemon:
         return wire.encode_frame(Message.HELLO, number, sequence) + welcome
 
     def move(self) -> None:
-        """All sessions go to another daemon, which gives them other ids."""
+        """Move all sessions to another daemon, which gives them other ids."""
         known = {number: next(self.ids) for number in self.sessions}
         self.nonces = {n: known[number] for n, number in self.nonces.items() if number in known}
         self.sessions = {known[number]: session for number, session in self.sessions.items()}
@@ -131,8 +131,8 @@ class ModelDaemon:
 
 
 class Conversation(RuleBasedStateMachine):
-    """A connection keeps order and loses nothing until it breaks; then what was on its way is
-    lost, or the daemon reads a part of it later. The client hears of a break at any time."""
+    """A connection keeps order and loses nothing until it breaks. Then messages on their way are
+    lost, or the daemon reads a part of them later. The client notices a break at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,12 +181,13 @@ class Conversation(RuleBasedStateMachine):
     @precondition(lambda self: self.replies)
     @rule()
     def drop_reply(self) -> None:
-        """The daemon's queue to a slow client was full."""
+        """Lose a reply, because the daemon's queue to a slow client was full."""
         self.replies.popleft()
 
     @rule(survive=st.integers(0, 3))
     def break_connection(self, survive: int) -> None:
-        """The daemon still reads the first `survive` requests; no reply arrives any more."""
+        """Break the connection: the daemon still reads the first `survive` requests, and no reply
+        arrives."""
         for request in list(self.requests)[:survive]:
             self.daemon.handle(request)
         self.requests.clear()
@@ -201,7 +202,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(survive=st.integers(0, 3))
     def move(self, survive: int) -> None:
-        """The number of shards has changed."""
+        """Change the number of shards."""
         self.break_connection(survive)
         self.daemon.move()
         self.client.moved()
@@ -252,11 +253,13 @@ class Conversation(RuleBasedStateMachine):
                 self.send(5)
                 self.serve(50)
                 self.receive(50)
-        assert len(self.outcomes) == self.submitted, "something never settled"
+        assert len(self.outcomes) == self.submitted, "a call never settled"
         self.outcomes_are_true()
         self.never_twice()
         settled = [n for n, outcome in sorted(self.outcomes.items()) if isinstance(outcome, bytes)]
-        assert [n for n in self.daemon.applied if n in settled] == settled, "order was lost"
+        assert [n for n in self.daemon.applied if n in settled] == settled, (
+            "calls were applied out of order"
+        )
 
 
 TestConversation = pytest.mark.filterwarnings("ignore")(Conversation.TestCase)
@@ -415,7 +418,9 @@ def test_records_are_in_doubt_from_being_sent_to_their_answer(model: ModelDaemon
     assert client.in_doubt() == 0
 
 
-def test_all_that_was_sent_twice_is_in_doubt_and_the_rest_moves_over(model: ModelDaemon) -> None:
+def test_calls_sent_twice_are_in_doubt_and_others_move_to_the_new_session(
+    model: ModelDaemon,
+) -> None:
     client, outcomes = Session(), list[Outcome]()
     exchange(client, model)
     for number in (1, 2):
@@ -544,7 +549,7 @@ def test_the_bye_of_a_session_that_was_replaced_is_sent_until_it_is_answered(
     )
     bye = wire.decode_reply(client.frame() or b"")
     assert (bye.message, bye.session) == (Message.BYE, replaced)
-    client.sent()  # and it is lost
+    client.sent()  # the message is lost
     exchange(client, model)
     assert client.busy
     assert replaced in model.sessions
@@ -740,7 +745,7 @@ def test_a_subscription_that_is_live_is_checked_seldom(proven: bool) -> None:
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_silent_or_lost_daemon_is_looked_for_where_the_namespace_is(
+def test_a_silent_or_lost_daemon_is_searched_by_the_routing_table(
     monkeypatch: pytest.MonkeyPatch, *, connected: bool
 ) -> None:
     host, channels, found = SteppedHost(), list[SilentChannel](), ["here"]

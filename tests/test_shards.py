@@ -1,5 +1,5 @@
-"""Shards without a daemon: the table and its file, the lifecycle of a process, the breaker, the way
-of rows to partitions and back."""
+"""Shards without a daemon: the table and its file, the lifecycle of a process, the circuit breaker,
+and the distribution of rows to partitions."""
 
 from __future__ import annotations
 
@@ -102,9 +102,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"placements": [1]}, "no routing table"),
     ],
 )
-def test_a_table_that_cannot_be_right_is_refused(
-    change: dict[str, Any], why: str, tmp_path: Path
-) -> None:
+def test_an_inconsistent_table_is_refused(change: dict[str, Any], why: str, tmp_path: Path) -> None:
     write_table(tmp_path, TABLE)
     path = table_path(tmp_path, "demo")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -113,7 +111,7 @@ def test_a_table_that_cannot_be_right_is_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff"])
-def test_what_is_no_table_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_table_file_is_refused(content: bytes, tmp_path: Path) -> None:
     table_path(tmp_path, "demo").write_bytes(content)
     with pytest.raises(TableBroken):
         read_table(tmp_path, "demo")
@@ -135,7 +133,7 @@ def test_other_names_are_free(name: str) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_the_name_of_a_shard_is_no_other_daemons(count: int) -> None:
+def test_the_name_of_a_shard_is_refused_for_other_daemons(count: int) -> None:
     name = TABLE.daemon(1)
     assert deployment_of(name) == "demo"
     config = Config(name=name, shards=count)
@@ -236,9 +234,7 @@ def test_with_a_wal_the_table_next_to_it_counts(tmp_path: Path) -> None:
     assert read_table(paths.directory, "demo") == read_table(wal, "demo")
 
 
-def test_a_birth_that_was_written_by_half_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_written_birth_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(name="demo", shards=2, wal_dir=str(tmp_path / "wal"))
     registry = Registry.of(config, paths_in(tmp_path, "demo"))
     before, write = registry.table, write_table
@@ -267,12 +263,12 @@ def test_a_table_older_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given", [{"tcp": "127.0.0.1:1", "server_key": "k", "keys": "l"}, {"cpus": "0"}]
 )
-def test_what_only_one_daemon_can_have_is_refused_with_shards(given: dict[str, Any]) -> None:
+def test_settings_for_a_single_daemon_are_refused_with_shards(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match="with shards"):
         Config(name="demo", shards=2, **given)
 
 
-# ---- how it stands ------------------------------------------------------------------------------
+# ---- the status file --------------------------------------------------------------------------
 
 
 def test_a_status_file_is_read_as_it_was_written_until_the_host_boots(tmp_path: Path) -> None:
@@ -289,9 +285,9 @@ def test_a_status_file_is_read_as_it_was_written_until_the_host_boots(tmp_path: 
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"daemon_state": 1}', "\xff"])
-def test_what_says_no_state_is_refused(content: str, tmp_path: Path) -> None:
+def test_an_invalid_status_file_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "demo.status").write_text(content)
-    with pytest.raises(TableBroken, match=r"demo\.status: says no state"):
+    with pytest.raises(TableBroken, match=r"demo\.status: is not a status file"):
         _ = StatusFile(tmp_path, "demo").header
 
 
@@ -310,7 +306,7 @@ def test_a_folder_without_space_stops_no_deployment(
 # ---- a shard's process --------------------------------------------------------------------------
 
 
-def test_a_shard_that_ends_again_and_again_is_crash_looping(tmp_path: Path) -> None:
+def test_a_shard_that_ends_repeatedly_is_crash_looping(tmp_path: Path) -> None:
     with zmq.Context() as context:
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), ["/bin/false"], context)
         pauses, now_ns = [], 0
@@ -326,7 +322,7 @@ def test_a_shard_that_ends_again_and_again_is_crash_looping(tmp_path: Path) -> N
         assert pauses[-1] == shard.PAUSE_MAX_NS
         assert one.code == 1
         one.try_again(now_ns)
-        one.start()  # which only one that is down can
+        one.start()  # only a stopped shard can start
         one.wait()
 
 
@@ -351,9 +347,7 @@ def test_a_shard_without_space_for_its_process_waits(
 
 
 @pytest.mark.parametrize(("command", "state"), [("true", State.ENDED), ("false", State.DOWN)])
-def test_a_shard_that_ends_as_was_requested_stays_so(
-    command: str, state: State, tmp_path: Path
-) -> None:
+def test_a_shard_that_was_stopped_stays_stopped(command: str, state: State, tmp_path: Path) -> None:
     with zmq.Context() as context:
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), [f"/bin/{command}"], context)
         one.start()
@@ -364,7 +358,7 @@ def test_a_shard_that_ends_as_was_requested_stays_so(
         assert one.fds == []
 
 
-def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
+def test_only_a_ready_shard_has_to_answer(tmp_path: Path) -> None:
     with zmq.Context() as context:
         says_ready = ["/bin/sh", "-c", "echo ready; exec sleep 1000"]
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), says_ready, context)
@@ -429,14 +423,14 @@ def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
 
 
 class Reported:
-    """What the arena of a shard tells."""
+    """Reports of the arena of a shard."""
 
     heartbeat_boot_ns = 0
     why = Degraded(0)
     retired = False
 
     def close(self) -> None:
-        """Nothing is mapped."""
+        """Close nothing, because nothing is mapped."""
 
 
 def test_a_start_that_gets_no_further_hangs(
@@ -607,7 +601,7 @@ def test_each_iteration_passes_a_reload_on() -> None:
     assert said == ["r", "R"]
 
 
-def test_of_inboxes_that_are_not_all_opened_none_stays_open() -> None:
+def test_no_inbox_stays_open_unless_all_are_opened() -> None:
     closed: list[str] = []
 
     def open_one(route: Any, whole: bool) -> Any:
@@ -704,7 +698,7 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
     now_ns += PAUSE_NS
     breaker.check()  # the probe
     with pytest.raises(ShardUnavailable):
-        breaker.check()  # the only one
+        breaker.check()  # only one probe at a time
     breaker.failed()
     now_ns += PAUSE_NS
     with pytest.raises(ShardUnavailable):

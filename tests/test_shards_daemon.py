@@ -1,4 +1,4 @@
-"""A deployment of shards as its users see it: real processes, one of which may end at any time."""
+"""A deployment of shards as its users see it: real processes, each of which may end at any time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def table(demo: Daemon) -> ShardTable:
 
 
 def one_in(demo: Daemon, shard: int) -> str:
-    """A namespace that is, or would be, in this shard."""
+    """Return the name of a namespace that is, or would be, in this shard."""
     return next(name for name in NAMES if table(demo).place(name).shards == (shard,))
 
 
@@ -149,7 +149,7 @@ def test_the_command_placement_shows_each_shard(demo: Daemon) -> None:
     assert "None" not in shown
 
 
-def test_asyncio_clients_find_it_too(demo: Daemon) -> None:
+def test_asyncio_clients_find_the_shard_of_their_namespace(demo: Daemon) -> None:
     async def run(name: str) -> None:
         async with (
             AsyncSubscriber("demo", namespace=name) as notices,
@@ -421,7 +421,7 @@ def test_after_an_error_a_client_of_many_partitions_waits_for_no_shard(
         assert time.monotonic() - frozen_s[0] < PATIENCE_S / 6
     finally:
         for pid in pids:
-            with suppress(ProcessLookupError):  # it may have been given enough time
+            with suppress(ProcessLookupError):  # the killed process may have ended
                 os.kill(pid, signal.SIGCONT)
 
 
@@ -455,7 +455,7 @@ def unavailable(timers: Client, key: str) -> ShardUnavailable | None:
     return None
 
 
-def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None:
+def test_a_silent_shard_is_not_asked_for_a_while_by_real_clients(clicks: Daemon) -> None:
     keys = [f"k{i}" for i in range(40)]
     with Client("demo", namespace="clicks") as timers:
         placement = table(clicks).place("clicks")
@@ -470,7 +470,7 @@ def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None
             for key in (one, other, one):
                 with pytest.raises(DaemonError):
                     timers.get(key, timeout=0.2)
-            # A call that comes late enough is sent to try the shard again.
+            # A call after the pause is sent, to try the shard again.
             refusal = eventually(lambda: unavailable(timers, other))
             assert refusal is not None
             assert refusal.shard == 0
@@ -483,7 +483,7 @@ def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None
             assert result.statuses == [Status.NONE, Status.ADDED]
             assert timers.cancel(lively) is CancelResult.CANCELLED
         finally:
-            with suppress(ProcessLookupError):  # it may have been given enough time
+            with suppress(ProcessLookupError):  # the killed process may have ended
                 os.kill(pid, signal.SIGCONT)
         eventually(lambda: answers(timers, other) and answers(timers, one))
 
@@ -499,7 +499,8 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     os.kill(before[0], signal.SIGSTOP)
     os.kill(demo.pid, signal.SIGHUP)
     manager.hears("RELOADING=1")
-    received = manager.hears("READY=1")  # who hangs is not waited for, once it is known to hang
+    # the supervisor does not wait for a shard that it knows to hang
+    received = manager.hears("READY=1")
     assert "STATUS=degraded: demo-1-0 does not answer" in received
     assert "WATCHDOG=1" in received
     manager.hears("STATUS=ready")
@@ -512,14 +513,14 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
 
 
 def deployment_status() -> dict[str, Any]:
-    """What `purgatoryd status` says of the deployment as a whole."""
+    """Return the output of `purgatoryd status` about the whole deployment."""
     found: dict[str, Any] = json.loads(cli("status", "--json").stdout.splitlines()[0])
     assert found["name"] == "demo"
     return found
 
 
 def figure(name: str, **labels: str) -> float:
-    """A sample of the deployment as a whole."""
+    """Return a sample of the whole deployment."""
     labels |= {"daemon": "demo"}
     samples = (sample for family in exported("demo") for sample in family.samples)
     return next(s.value for s in samples if (s.name, s.labels) == (f"purgatoryd_{name}", labels))
@@ -538,7 +539,8 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     why = "demo-1-0 has ended and is being restarted"
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
     with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
-        os.kill(demo.pid, signal.SIGSTOP)  # or else it may have the lock taken again before us
+        # otherwise the supervisor may restart it before the test looks
+        os.kill(demo.pid, signal.SIGSTOP)
         os.kill(pid_of(demo, 0), signal.SIGKILL)
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.kill(demo.pid, signal.SIGCONT)
@@ -575,7 +577,7 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     fill(manager)
     os.kill(demo.pid, signal.SIGTERM)
     eventually(lambda: deployment_status()["condition"] == "stopped")
-    manager.hears("STOPPING=1")  # at a later heartbeat: before, its queue was full
+    manager.hears("STOPPING=1")  # at a later heartbeat, because its queue was full before
     os.kill(held, signal.SIGCONT)
     hears_move(listener, state="stopped")
     demo.stop()
@@ -585,12 +587,12 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
 
 
 def hears_move(listener: Subscriber, **move: object) -> None:
-    """Waits until the deployment tells a move with these fields."""
+    """Wait until the deployment publishes a move with these fields."""
     eventually(lambda: move.items() <= move_in(listener.get(PATIENCE_S)).items())
 
 
 def move_in(notice: Notice | None) -> Any:
-    """What a notice tells of the deployment as a whole; empty = it tells of something else."""
+    """Return the move of the whole deployment in a notice; empty for other notices."""
     return json.loads(notice.payload) if notice and notice.key == "deployment" else {}
 
 
@@ -618,7 +620,7 @@ def test_a_deployment_that_hangs_or_was_killed_is_distinguished_from_its_shards(
     assert cli(*PATIENT).exit_code == Exit.NEGATIVE
     demo.kill()
     eventually(lambda: deployment_status()["condition"] == "killed")
-    (demo.dir / "demo.status").unlink()  # as one of an earlier version has none
+    (demo.dir / "demo.status").unlink()  # an earlier version has no status file
     names = [json.loads(line)["name"] for line in cli("status", "--json").stdout.splitlines()]
     assert names == table(demo).daemons
 
@@ -658,7 +660,7 @@ def test_a_reload_has_ended_when_all_shards_have_read_their_settings(
         admin.ping()
         admin.ping()
     manager.socket.settimeout(0)
-    with pytest.raises(BlockingIOError):  # it has not said so yet
+    with pytest.raises(BlockingIOError):  # the shard has not reported that yet
         manager.hears("READY=1")
     assert quota(demo, 1) == 5
     manager.socket.settimeout(30)
@@ -689,7 +691,7 @@ def test_shards_end_with_the_process_that_runs_them(demo: Daemon) -> None:
     children = psutil.Process(demo.pid).children()
     assert len(children) == 2
     demo.kill()
-    demo.start()  # though they may still be at their end
+    demo.start()  # the shards may still be ending
     with Client("demo", namespace="shop") as timers:
         assert timers.get("k") is not None
 
@@ -701,7 +703,8 @@ def test_a_shard_that_cannot_start_ends_them_all(daemon: StartDaemon, daemon_dir
             daemon("demo", "--shards", "2", *SMALL)
     assert caught.value.code == Exit.UNUSABLE
     assert "shard demo-1-1 ended with code 7 before it was ready" in caught.value.stderr
-    demo = daemon("demo", "--shards", "2", *SMALL)  # the first one let go of all it had
+    # the first deployment has released all its resources
+    demo = daemon("demo", "--shards", "2", *SMALL)
     demo.stop()
     spoil(paths_in(daemon_dir, "demo-1-1"))
     with pytest.raises(DaemonFailed) as caught:
@@ -829,7 +832,7 @@ def hear(many: Client, notices: Subscriber, received: list[Notice], word: str) -
 
 
 def next_of(notices: Subscriber) -> Notice:
-    """The next notice, whatever else is said to be lost."""
+    """Return the next notice, ignoring reported losses."""
     while True:
         with suppress(Lagged):
             notice = notices.get(timeout=30)

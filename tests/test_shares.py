@@ -1,4 +1,4 @@
-"""Whose request is served next, when one uid sends more than its share: against a made-up clock."""
+"""The order of requests if one uid sends more than its share: under a simulated clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALICE, BOB = 61001, 61002
 
 
 class Queue:
-    """What came and was not taken, and who was answered, in order; each answer takes `cost_ns`."""
+    """Messages that wait, and the answered peers in order; each answer takes `cost_ns`."""
 
     def __init__(self) -> None:
         self.came: deque[Message] = deque()
@@ -55,7 +55,7 @@ class Queue:
         self.came.append(Message(route, bytes(64), uid, uid, 1, 0, -1))
 
     def iterate(self) -> list[bytes]:
-        """Who was answered in it."""
+        """Run an iteration; return the peers that it answered."""
         self.answered.clear()
         self.commands.serve()
         return [*self.answered]
@@ -73,7 +73,7 @@ def test_a_peer_alone_has_the_whole_iteration(queue: Queue) -> None:
 
 
 def meet(queue: Queue) -> None:
-    """Both were received."""
+    """Let both peers send at the same time."""
     queue.comes(ALICE, b"a")
     queue.comes(BOB, b"b")
     queue.iterate()
@@ -89,7 +89,7 @@ def test_one_request_does_not_wait_for_each_of_anothers_connections(queue: Queue
     assert queue.iterate() == [b"a1", b"b"]
 
 
-def test_what_waits_is_served_in_its_order_and_whole(queue: Queue) -> None:
+def test_waiting_messages_are_served_completely_and_in_order(queue: Queue) -> None:
     meet(queue)
     sent = [b"a%d" % (n % 3) for n in range(12)]
     for route in sent:
@@ -105,7 +105,7 @@ def test_shares_end_once_only_one_is_left(queue: Queue) -> None:
     queue.now_ns += SHARED_NS
     for n in range(10):
         queue.comes(ALICE, b"a%d" % n)
-    queue.iterate()  # ALICE is another than the last one: both were at work just now
+    queue.iterate()  # ALICE is not the last peer: both were just served
     queue.now_ns += SHARED_NS
     while queue.commands.serve():
         pass
@@ -114,7 +114,7 @@ def test_shares_end_once_only_one_is_left(queue: Queue) -> None:
     assert len(queue.iterate()) == 10
 
 
-def test_what_waits_is_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_work_is_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     meet(queue)
     monkeypatch.setattr(commands, "WAITING_BYTES_MAX", 3 * (OVERHEAD_BYTES + 64))
     for n in range(10):

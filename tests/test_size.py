@@ -1,4 +1,4 @@
-"""`purgatoryd size`, and the table that the page of operations has from it."""
+"""`purgatoryd size`, and its table on the page of operations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_table_of_the_page_is_what_the_command_says() -> None:
 
 
 @pytest.mark.parametrize("with_wal", [False, True])
-def test_so_many_fit_and_no_more(with_wal: bool) -> None:
+def test_exactly_the_reported_number_of_timers_fits(with_wal: bool) -> None:
     most = timers_in(GIB, 64, with_wal)
     assert sizes(most, 64, with_wal).shm_bytes <= GIB
     assert sizes(most + 1, 64, with_wal).shm_bytes > GIB
@@ -43,13 +43,13 @@ def test_so_many_fit_and_no_more(with_wal: bool) -> None:
 
 
 @pytest.mark.parametrize("blob_bytes", [16, 65536])
-def test_a_timer_of_few_takes_what_one_of_many_takes(blob_bytes: int) -> None:
+def test_the_size_per_timer_does_not_depend_on_the_number(blob_bytes: int) -> None:
     few, many = (sizes(n, blob_bytes, with_wal=False).timer_bytes for n in (1, 500_000))
     assert few == pytest.approx(many, rel=0.05)
 
 
 @pytest.mark.tier("test")
-def test_what_it_says_to_set_is_enough_for_all(daemon: StartDaemon) -> None:
+def test_the_advised_settings_are_sufficient(daemon: StartDaemon) -> None:
     reported = CliRunner().invoke(app, ["size", "--timers", "3000", "--payload-bytes", "1000"])
     settings = tomllib.loads(reported.stdout)
     flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
@@ -66,6 +66,6 @@ def test_what_it_says_to_set_is_enough_for_all(daemon: StartDaemon) -> None:
 @pytest.mark.parametrize(
     "more", [["--timers", str(2**28)], ["--key-bytes", "256"], ["--payload-bytes", "65537"]]
 )
-def test_more_than_any_daemon_holds(more: list[str]) -> None:
+def test_a_size_beyond_all_limits_is_refused(more: list[str]) -> None:
     done = CliRunner().invoke(app, ["size", "--timers", "1", *more])
     assert done.exit_code == Exit.USAGE

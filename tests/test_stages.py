@@ -1,4 +1,4 @@
-"""Where a timer's time went: what the records of its end tell of its beginning."""
+"""Stages of a timer: the timestamps in the record of its final state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of_kind(wal: Path, kind: str) -> list[Frame]:
 
 
 def on_disk(wal: Path, kind: str, count: int = 1) -> list[Frame]:
-    """Records of a kind, once there are so many."""
+    """Return records of a kind, once there are `count` of them."""
     return eventually(lambda: found if len(found := of_kind(wal, kind)) >= count else [])
 
 
@@ -66,13 +66,12 @@ def durable(worker: str | None = None) -> Client:
 
 
 def begun(timestamps: dict[str, int]) -> dict[str, int]:
-    """Without the time at which the call was done: that is not over when the record is made."""
+    """Return the timestamps without that of the end of the call, which is not known yet."""
     return {name: value for name, value in timestamps.items() if name != "done_boot_ns"}
 
 
 def check_timestamps(wal: Path, frame: Frame, timestamps: dict[str, int], begun_ns: int) -> None:
-    """Its timestamps are those with which it was armed, and every step came behind the one
-    before."""
+    """Check that the timestamps are those of the arming, each at or after the previous one."""
     arm = arm_of(wal, frame.fields["ticket"])
     assert begun(timestamps) == begun(arm.timestamps)
     assert timestamps["add_lsn"] == arm.lsn
@@ -92,7 +91,7 @@ def check_timestamps(wal: Path, frame: Frame, timestamps: dict[str, int], begun_
 
 
 @pytest.mark.tier("test")
-def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
+def test_the_final_state_of_a_timer_has_its_timestamps(real: Daemon, wal: Path) -> None:
     begun_ns = boot_ns()
     with durable(worker="web-3") as client:
         fired = client.add("fires", delay=0, topic="t")
@@ -121,7 +120,7 @@ def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> N
 
 
 @pytest.mark.tier("all")
-def test_the_outcome_of_an_operation_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
+def test_the_outcome_of_an_operation_has_its_timestamps(real: Daemon, wal: Path) -> None:
     begun_ns = boot_ns()
     with Purgatory("demo", timeout=PATIENCE_S, durable=True, worker="owner") as owner:
         operation = owner.watch("op", AllOf({"replica": 1}), timeout=HOUR_S)
@@ -151,7 +150,7 @@ def resized(real: Daemon) -> None:
 def test_timestamps_are_known_after_an_interruption(
     interrupted: Callable[[Daemon], None], real: Daemon, wal: Path
 ) -> None:
-    """Of the arena, or of the WAL, or of a snapshot."""
+    """The interruption is one of the arena, of the WAL, or of a snapshot."""
     with durable() as client:
         client.add("k", delay=HOUR_S)
     (arm,) = of_kind(wal, "arm")
@@ -183,7 +182,7 @@ def test_under_a_virtual_clock_stages_are_of_the_real_one(daemon: StartDaemon, w
     assert steps == sorted(steps)
 
 
-# ---- who it was, and when it was answered ------------------------------------------------------
+# ---- workers and answers ---------------------------------------------------------------------
 
 
 @pytest.mark.tier("all")
@@ -224,13 +223,13 @@ def test_a_client_in_another_time_namespace_notices(offset_ns: int, same: bool) 
 
 
 def answered(wal: Path) -> set[int]:
-    """Sequences of batches; one that was sent again is answered again."""
+    """Return sequences of batches; a repeated batch is answered again."""
     replied = of_kind(wal, "replied")
     return {f.fields["sequence"] + i for f in replied for i in range(f.fields["count"])}
 
 
 def handed_over(wal: Path) -> dict[int, Frame]:
-    """Position of a notice -> the record that tells when the socket had it."""
+    """Return, by position of a notice, the record of the time at which the socket had it."""
     sent = of_kind(wal, "sent")
     return {at: f for f in sent for at in range(f.fields["from"], f.fields["upto"])}
 
@@ -280,7 +279,7 @@ def test_answers_wait_until_the_wal_has_space_for_their_records() -> None:
 
 
 def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
-    """For timers armed in a later call, *local* ends when that call is done."""
+    """For timers armed in a later call, *local* ends with that call."""
     core = driver.Purgatory(
         wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN,
         capacity=4096,
@@ -298,7 +297,7 @@ def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
     while state == lib.PG_H_AGAIN:
         now_ns += 1000
         state = handle(core, message, now_ns, received_ns=begun_ns)
-    assert now_ns > begun_ns, "its work was over the bound of a call"
+    assert now_ns > begun_ns, "the batch must exceed the bound of one call"
     rows = core.rows(lib.PG_R_TIMESTAMPS, "pg_timestamps")
     (timestamps,) = (rows[i] for i in range(core.header.capacity) if rows[i].armed_ns == now_ns)
     assert (timestamps.received_boot_ns, timestamps.applied_boot_ns) == (begun_ns, begun_ns)

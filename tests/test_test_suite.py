@@ -25,12 +25,12 @@ pytestmark = pytest.mark.tier("test")
 
 TESTS = Path(__file__).resolve().parent
 FOLDERS = TESTS, TESTS / "spark"
-"""Where pytest looks for tests."""
+"""Folders in which pytest looks for tests."""
 COLLECTED = {path.stem for folder in FOLDERS for path in folder.glob("*.py")}
 
 
 def imported(source: str) -> Iterator[str]:
-    """Each part of each dotted name that a program imports, wherever in it."""
+    """Yield each part of each dotted name that a program imports, anywhere in it."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names]
@@ -64,7 +64,7 @@ def test_no_file_imports_a_test_file() -> None:
     assert found == {}, "move what is shared to tests/support"
 
 
-def test_what_is_no_test_is_in_a_folder() -> None:
+def test_files_that_are_no_tests_are_in_folders() -> None:
     assert {name for name in COLLECTED if not name.startswith("test_")} == {"conftest"}
 
 
@@ -246,7 +246,7 @@ def test_a_process_that_imports_pyspark_without_a_test_of_it_fails_the_run(
 
 
 def runs_in_make_test(name: str) -> bool:
-    """Whether a file, or FILE::TEST, has a test that `make test` runs."""
+    """Return whether a file, or FILE::TEST, has a test that `make test` runs."""
     path, _, test = name.partition("::")
     source = (TESTS.parent / path).read_text()
     if path.endswith(".c"):

@@ -1,4 +1,5 @@
-"""Clocks that jump: a wall clock that is stepped, suspend, another boot. Never early on any."""
+"""Clocks that jump: a stepped wall clock, suspend, another boot. Timers are early on none of
+them."""
 
 from __future__ import annotations
 
@@ -62,12 +63,12 @@ class Wall:
 
     @property
     def highest_ns(self) -> int:
-        """The latest time that it has shown until now."""
+        """Latest time that it has shown so far."""
         self._highest_ns = max(self._highest_ns, self.now_ns)
         return self._highest_ns
 
     def step(self, shift_s: float) -> None:
-        """Sets it so far ahead of the machine's."""
+        """Set it `shift_s` ahead of the machine's clock."""
         _ = self.highest_ns
         self._shift[:] = struct.pack("<q", round(shift_s * NS))
 
@@ -88,7 +89,8 @@ def at(wall: Wall, after_s: float) -> datetime:
 
 
 def due(subscriber: Subscriber, wall: Wall, deadline: datetime) -> str:
-    """The key of the next notice, which is not early: by the daemon's word, and by the clock's."""
+    """Return the key of the next notice, which must not be early by the daemon's time or the
+    clock's."""
     notice = subscriber.get(PATIENCE_S)
     assert notice is not None
     assert notice.fired_at >= deadline
@@ -97,7 +99,7 @@ def due(subscriber: Subscriber, wall: Wall, deadline: datetime) -> str:
 
 
 @pytest.mark.tier("all")
-def test_a_step_forwards_makes_due(stepped: Daemon, wall: Wall) -> None:
+def test_a_step_forwards_makes_timers_due(stepped: Daemon, wall: Wall) -> None:
     with Client("demo") as client, Subscriber("demo") as subscriber:
         deadline = at(wall, HOUR_S)
         client.add("wall", deadline=deadline)
@@ -108,12 +110,12 @@ def test_a_step_forwards_makes_due(stepped: Daemon, wall: Wall) -> None:
 
 
 @pytest.mark.tier("test")
-def test_a_step_backwards_lets_wait(stepped: Daemon, wall: Wall) -> None:
+def test_a_step_backwards_delays_timers(stepped: Daemon, wall: Wall) -> None:
     with Client("demo") as client, Subscriber("demo") as subscriber:
         deadline = at(wall, 1)
         client.add("wall", deadline=deadline)
         wall.step(-HOUR_S)
-        client.add("delay", delay=2.5)  # a step does not touch it
+        client.add("delay", delay=2.5)  # a step does not affect a delay
         assert due(subscriber, wall, datetime.fromtimestamp(0, UTC)) == "delay"
         assert client.get("wall") is not None
         wall.step(0)
@@ -122,7 +124,7 @@ def test_a_step_backwards_lets_wait(stepped: Daemon, wall: Wall) -> None:
 
 @pytest.mark.tier("all")
 def test_a_step_before_the_start(wall: Wall, daemon: StartDaemon) -> None:
-    """While no daemon runs the clock goes back, and forth again while one does."""
+    """The clock goes back while no daemon runs, and forward while one does."""
     real = daemon("demo", env=wall.environment)
     with Client("demo") as client:
         deadline = at(wall, 1)
@@ -161,10 +163,10 @@ def test_many_steps_fire_each_once_and_none_early(stepped: Daemon, wall: Wall) -
 def take_due(
     subscriber: Subscriber, wall: Wall, deadlines: dict[str, datetime], wait_s: float
 ) -> list[str]:
-    """Keys of the next notices, the first of them within `wait_s`."""
+    """Return keys of the next notices, the first of them within `wait_s`."""
     keys: list[str] = []
     while (notice := subscriber.get(0 if keys else wait_s)) is not None:
-        # `fired_at` is of the clock as it stood when the notice was built, maybe a step later.
+        # `fired_at` shows the clock of the time when the notice was built, perhaps one step later.
         assert wall_time(wall.highest_ns) >= deadlines[str(notice.key)]
         keys.append(str(notice.key))
     return keys
@@ -174,7 +176,7 @@ def take_due(
 
 
 def ahead(directory: Path, seconds: int) -> str:
-    """A Python whose CLOCK_BOOTTIME is so many seconds ahead of the machine's."""
+    """Return a Python whose CLOCK_BOOTTIME is `seconds` ahead of the machine's."""
     needs("timens", "a boot clock of its own")
     script = directory / f"ahead-{seconds}"
     python = shlex.quote(sys.executable)
@@ -210,13 +212,13 @@ def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
     finally:
         real.close()
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > boot_ns() + (DAY_S - HOUR_S) * NS  # on the namespace's clock
+    assert int(done.stdout) > boot_ns() + (DAY_S - HOUR_S) * NS  # on the clock of the namespace
 
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("seconds", [DAY_S, -120])
 def test_a_client_outside_of_the_daemons_time_namespace(seconds: int, daemon_dir: Path) -> None:
-    """Its delays are counted by the daemon, from when they come; measured on a clock of both."""
+    """The daemon counts its delays from their arrival; the test uses a clock that both share."""
     real = Daemon("demo", daemon_dir, python=ahead(daemon_dir, seconds))
     try:
         with (
@@ -264,7 +266,7 @@ def armed(real: Daemon) -> set[wire.Key]:
 
 @pytest.mark.parametrize("end", [Daemon.stop, Daemon.kill])
 def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> None:
-    """What came due fires once, flagged late, in the order of the deadlines; the rest waits."""
+    """Due timers fire once, flagged late, in the order of their deadlines; the others wait."""
     hours = {"23": 23, "1": 1, "25": 25, "12": 12}
     with Client("demo") as client:
         for key, after in hours.items():
@@ -285,7 +287,7 @@ def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> Non
 
 
 def test_a_boot_clock_that_went_back_is_refused(sleeper: Daemon, daemon_dir: Path) -> None:
-    """No suspend does that; a container that was moved may. Its deadlines would mean nothing."""
+    """A suspend cannot cause that; moving a container can. Its deadlines would mean nothing."""
     with Client("demo") as client:
         client.add("k", delay=HOUR_S)
     sleeper.stop()

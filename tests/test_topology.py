@@ -1,4 +1,4 @@
-"""The machine as sysfs and procfs show it, on made-up trees and on this one."""
+"""The machine in sysfs and procfs, from simulated trees and from this one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_list_of_the_kernel(text: str, cpus: set[int]) -> None:
 @pytest.mark.parametrize(
     "text", ["x", "(null)", "3-1", "0-", "-1", "1-99999999999", "1.5", "0-3:1"]
 )
-def test_what_is_no_list(text: str) -> None:
+def test_invalid_lists_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         cpu_list(text)
 
@@ -118,12 +118,12 @@ def test_the_cgroup_and_the_affinity_leave_less(tmp_path: Path) -> None:
     assert found.allowed == {2, 3}
 
 
-def test_an_affinity_that_the_cgroup_has_none_of_is_of_no_account(tmp_path: Path) -> None:
+def test_an_affinity_outside_of_the_cgroup_is_ignored(tmp_path: Path) -> None:
     found = Machine({0: range(4)}, cgroup=(2, 3), given=(0, 1)).read(tmp_path)
     assert found.allowed == {2, 3}
 
 
-def test_the_nearest_group_above_that_says_so_counts(tmp_path: Path) -> None:
+def test_the_nearest_ancestor_group_with_a_cpuset_counts(tmp_path: Path) -> None:
     machine = Machine({0: range(8)}, cgroup=range(1, 7))
     write(tmp_path, "sys/fs/cgroup/cpuset.cpus.effective", "0-7\n")
     write(tmp_path, "sys/fs/cgroup/system.slice/purgatoryd.service/cpuset.cpus.effective", "\n")
@@ -172,7 +172,7 @@ def test_a_machine_that_shows_nothing(tmp_path: Path) -> None:
     assert found.memory_nodes == frozenset()
 
 
-def test_files_that_say_something_else(tmp_path: Path) -> None:
+def test_files_with_unexpected_contents(tmp_path: Path) -> None:
     machine = Machine({0: range(4)})
     machine.lay_out(tmp_path)
     write(tmp_path, "sys/devices/system/cpu/isolated", "(null)\n")
@@ -220,7 +220,8 @@ def test_workers_get_whole_cores_first_and_not_the_loops(two_nodes: Topology) ->
     [
         ((7, 4, 0), [5, 6, 13, 14]),
         ((4, 5, 6), [12, 13, 14, 15]),  # each core has a loop
-        (range(4, 16), [4, 5, 6, 12, 13, 14]),  # each CPU has one: its own core is left alone
+        # each CPU has a loop: only the core of this loop is avoided
+        (range(4, 16), [4, 5, 6, 12, 13, 14]),
     ],
 )
 def test_workers_leave_other_loops_alone(
@@ -233,7 +234,7 @@ def test_workers_leave_other_loops_alone(
     ("given", "cpus"),
     [
         ((0, 1, 4), [4]),
-        ((0, 1), [0, 1]),  # nothing of ours is near
+        ((0, 1), [0, 1]),  # no CPU of ours is near
         ((7, 15), [15]),  # the loop's sibling, rather than its CPU
         ((7,), [7]),
     ],

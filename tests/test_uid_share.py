@@ -52,7 +52,7 @@ SIZES: dict[str, Any] = {
     "bulk_loads": 8, "bulk_load_blocks": 64,
 }  # fmt: skip
 SHARE = 4
-"""Rows of each table that are half of it."""
+"""Rows that are half of each table."""
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def core() -> Iterator[Purgatory]:
 
 
 def named(owner: Owner, names: list[tuple[bytes, bytes]], *commands: Command) -> list[pd.Answer]:
-    """A batch with names of its own."""
+    """Send a batch with its own name table."""
     with mock.patch.object(pd, "NAMES", names):
         return owner.send(*commands)
 
 
 def put_in(owner: Owner, namespace: bytes, topic: bytes) -> pd.Answer:
-    """Arms a timer in a namespace and a topic, under a key of their names."""
+    """Arm a timer in a namespace and a topic, under a key made of their names."""
     put = pd.put(b"%d-%s-%s" % (owner.uid, namespace, topic), FAR_NS)
     return named(owner, [(namespace, topic)], put)[0]
 
@@ -80,7 +80,7 @@ def topic(owner: Owner, n: int) -> pd.Answer:
 
 
 def namespace(owner: Owner, n: int) -> pd.Answer:
-    """Needs no topic: an advance of a key there, which is forgotten again."""
+    """Create a namespace without a topic: advance a key in it, and forget the key."""
     names = [(b"%d-%d" % (owner.uid, n), b"")]
     answers = named(owner, names, pd.advance(b"k", 1), pd.forget(b"k"))
     return answers[0]
@@ -91,7 +91,7 @@ def watch_key(owner: Owner, n: int) -> pd.Answer:
 
 
 def watch(owner: Owner, n: int) -> pd.Answer:
-    """One record, on a key that all operations watch."""
+    """Return one record, on a key that all operations watch."""
     return owner.send(pd.watch(b"o%d-%d" % (owner.uid, n), ANY, [Key(b"all", 9)]))[0]
 
 
@@ -124,7 +124,7 @@ EVERY_TABLE = pytest.mark.parametrize(
 
 
 def held_by(core: Purgatory, uid: int) -> dict[str, int]:
-    """Rows that a uid holds, by its account and the names that it created."""
+    """Return rows that a uid holds, from its account and the names that it created."""
     rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
     counts = [(a.sessions, a.watch_keys, a.watches) for a in used if a.uid == uid] or [(0, 0, 0)]
@@ -147,7 +147,7 @@ def refused(answer: pd.Answer) -> QuotaExceeded:
 
 
 def prepared(core: Purgatory) -> tuple[Owner, Owner]:
-    """Alice and Bob, and names and a watch key of root's that they both use."""
+    """Return Alice and Bob, with names and a watch key of root's that they both use."""
     root = Owner(core, 9, ROOT)
     names = [(b"n", b"t"), (b"other", b"t"), (b"home", b"")]
     named(root, names, pd.put(b"x", FAR_NS), pd.put(b"y", FAR_NS, name=1), pd.advance(b"all", 0))
@@ -287,12 +287,12 @@ SLOTS = 16
 
 
 def outcome(owner: Owner, n: int) -> pd.Answer:
-    """An operation that ends at once: its outcome waits for its owner."""
+    """Arm an operation that ends at once: its outcome waits for its owner."""
     return owner.send(pd.watch(b"e%d-%d" % (owner.uid, n), ANY, [Key(b"all", 0)]))[0]
 
 
 def with_outcomes(**more: Any) -> tuple[Purgatory, Owner, Owner]:
-    """Alice has as many outcomes as she may."""
+    """Return a core in which Alice has as many outcomes as she may."""
     core = Purgatory(**(SIZES | {"capacity": SLOTS} | more))
     core.set_uid_share(50, DAEMON)
     alice, bob = prepared(core)
@@ -370,7 +370,7 @@ BLOCK: int = lib.PG_BULK_LOAD_BLOCK_ROWS
 
 
 def row_of(owner: Owner, n: int) -> pd.Answer:
-    """A row in a block of its own, of one bulk load."""
+    """Add a row in its own block of one bulk load."""
     put = pd.put(b"%d row %d" % (owner.uid, n), FAR_NS)
     with mock.patch.object(pd, "NAMES", [(b"home", b"root")]):
         return owner.bulk_load((identity(owner, 0), n * BLOCK, 0), put)[0]
@@ -439,7 +439,7 @@ def test_a_full_table_of_accounts_refuses_only_counted_rows() -> None:
 
 
 def filled(core: Purgatory) -> tuple[Owner, Owner]:
-    """Alice holds her share of each table but the sessions."""
+    """Return a core in which Alice holds her share of each table except the sessions."""
     alice, bob = prepared(core)
     for n in range(SHARE):
         for fill in (topic, namespace, watch_key, watch, bulk_load):
@@ -562,18 +562,18 @@ def until_refused(call: Callable[[int], object]) -> Refusal:
             call(n)
         except (QuotaExceeded, UidShareExceeded) as error:
             return error.resource, error.uid, error.used, error.limit
-    raise AssertionError("100 calls and no refusal")
+    raise AssertionError("none of 100 calls was refused")
 
 
 def enter(n: int) -> None:
-    """An advance creates the namespace."""
+    """Create a namespace with an advance."""
     with PurgatoryClient("demo", namespace=f"{n}") as client:
         client.advance("k", 1)
         client.forget("k")
 
 
 def stay(real: Daemon) -> None:
-    """A session that outlives its client for an hour."""
+    """Leave a session that outlives its client for an hour."""
     grace = struct.pack("<IIq", 0, 0, 3600 * SECOND_NS)
     with Raw(real.paths.cmd) as client:
         if error := client.ask(raw.frame(raw.HELLO) + os.urandom(16) + grace).error:
@@ -598,7 +598,7 @@ def fill_everything(real: Daemon) -> list[Refusal]:
 
 
 def work(real: Daemon) -> str:
-    """Adds, watches and sessions of another uid, in a namespace of its own."""
+    """Add, watch and open sessions as another uid, in its own namespace."""
     name = f"{os.getuid()}"
     with Client("demo", namespace=name) as client:
         client.add("k", delay=HOUR_S, topic="t", mode="replace")
@@ -611,7 +611,7 @@ def work(real: Daemon) -> str:
 
 
 def uids(real: Daemon) -> dict[int, dict[str, int]]:
-    """Rows that each uid holds, from `purgatoryd stats`."""
+    """Return rows that each uid holds, from `purgatoryd stats`."""
     reader = Reader.attach(real.paths)
     rows = [uid_record(account) for account in reader.accounts()]
     return {row.pop("uid"): row for row in rows}
@@ -655,14 +655,14 @@ def test_a_member_that_fills_the_tables_is_refused_alone(
 
 
 def leave_outcomes(real: Daemon) -> list[int]:
-    """Outcomes in the inbox of a session that outlives its client for an hour."""
+    """Leave outcomes in the inbox of a session that outlives its client for an hour."""
     with Silent(real, grace_ns=3600 * SECOND_NS) as owner:
         owner.batch(trigger(Op.ADVANCE_KEY, b"k", 1))
         return [owner.batch(watch_of(b"o%d" % n, b"k", 1))[0][0] for n in range(36)]
 
 
 def bulk_load_until_refused() -> tuple[Refusal, list[Status]]:
-    """Bulk loads, and rows of one of them, each in a block of its own."""
+    """Open bulk loads, and add rows to one of them, each in its own block, until refused."""
     with Client("demo", namespace="mine") as client:
         opened = until_refused(lambda n: client.open_bulk_load(bytes((n + 1,)) * 16))
         rows = [

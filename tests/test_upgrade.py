@@ -1,4 +1,4 @@
-"""Arenas of earlier and of unknown ABIs, and births that were cut off."""
+"""Arenas of earlier and of unknown ABIs, and interrupted births."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def stored(request: pytest.FixtureRequest) -> Stored:
 
 @pytest.fixture
 def paths(daemon_dir: Path) -> Paths:
-    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
     return paths_in(daemon_dir, "demo")
 
 
@@ -119,7 +119,7 @@ def test_a_stored_arena_goes_on(
     assert stats(real)["next_ticket"] == stored.contents["next_ticket"] + of_itself(reader)
     reader.check()
     reader.close()
-    real.restart()  # it is an arena of this ABI now
+    real.restart()  # the arena has this ABI afterwards
 
 
 def is_due(timer: dict[str, Any]) -> bool:
@@ -127,7 +127,7 @@ def is_due(timer: dict[str, Any]) -> bool:
 
 
 def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) -> None:
-    """Deadlines and tickets; a wall deadline is placed again by today's wall clock."""
+    """Check deadlines and tickets; a wall deadline is converted with today's wall clock."""
     armed = {i.ticket: i for i in infos(reader)}
     expected = [t for t in was["timers"] if not is_due(t)]
     assert armed.keys() == {t["ticket"] for t in expected}
@@ -142,18 +142,18 @@ def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) 
 
 
 def of_itself(reader: Reader) -> int:
-    """Notices by which daemons reported their own state since the arena is one of this version."""
+    """Return the notices of daemons about their own state since the arena has this version."""
     return reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC][1]
 
 
 def what_came_due_fires(
     reader: Reader, was: dict[str, Any], *, sent: bool = True, shift_ns: int = 0
 ) -> None:
-    """After what had fired before, which keeps its place: once, in the order of deadlines.
+    """Check that due timers fire once, in the order of deadlines, after the earlier notices.
 
-    `sent`: what the socket had is still there, too.
+    `sent`: notices that the socket had are still there.
     """
-    fired = len(was["replay_buffer"]) + 6  # of the seven that are due one asked for no notice
+    fired = len(was["replay_buffer"]) + 6  # one of the seven due operations has no notice
     eventually(lambda: reader.header.published == fired + of_itself(reader))
     for namespace, topic in {(e["namespace"], e["topic"]) for e in was["replay_buffer"]}:
         before = [
@@ -174,7 +174,7 @@ def what_came_due_fires(
 
 
 def moved(time_ns: int, shift_ns: int) -> int:
-    """A time on the clock of another boot; what was before it began is at its beginning."""
+    """Return a time on the clock of another boot; times before its start become its start."""
     return max(0, time_ns + shift_ns)
 
 
@@ -199,7 +199,7 @@ def payload_of(notice: wire.RawNotice) -> bytes:
 
 
 def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:
-    """It is found by its nonce, and its last batch gets its first answer."""
+    """Check that the session is found by its nonce, and its last batch gets its first answer."""
     owner.hello(bytes.fromhex(session["nonce"]))
     assert (owner.session, owner.sequence) == (session["id"], session["last"])
     owner.send(bytes.fromhex(session["batch"]))
@@ -207,7 +207,7 @@ def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:
 
 
 def replied(owner: Raw, kind: Message) -> bytes:
-    """The next message of a kind; what else is pushed meanwhile is sent again later."""
+    """Return the next message of a kind; other messages are sent again later."""
     while True:
         (data,) = owner.socket.recv_multipart()
         if wire.decode_reply(data).message == kind:
@@ -215,7 +215,7 @@ def replied(owner: Raw, kind: Message) -> bytes:
 
 
 def operations_end_as_they_would_have(owner: Raw) -> None:
-    """Ended ones are reported, armed ones wait for the watermarks that they waited for."""
+    """Check that ended operations are reported, and armed ones wait for their watermarks."""
     watermarks = [
         driver.advance(b"a", 9), driver.advance(b"b", 1), driver.bump(b"c", 3),
         driver.bump(b"69", 7),
@@ -264,7 +264,7 @@ def test_a_stored_arena_gets_a_wal(
     fired = reader.header.published - of_itself(reader)
     reader.close()
     with Client("demo", durable=True, timeout=PATIENCE_S) as client:
-        client.add("behind", delay=3600)  # what was before is on disk with it
+        client.add("behind", delay=3600)  # earlier changes are on disk with it
         client.cancel("behind")
     real.kill()
     remove_arena_files(real.paths)  # as a reboot does
@@ -277,7 +277,7 @@ def test_a_stored_arena_gets_a_wal(
 
 
 def operations_wait_for_their_watermarks(reader: Reader) -> None:
-    """Their owner is gone: those that owe a notice tell by it how they ended."""
+    """The owner is gone: operations with a notice report their end by it."""
     _, last = reader.newest_sequences("n")["t"]
     with Purgatory("demo", namespace="n", timeout=PATIENCE_S) as other:
         ended = [
@@ -318,7 +318,7 @@ def test_a_stored_export_is_imported(
 
 
 def moved_by(reader: Reader, was: dict[str, Any]) -> int:
-    """By how much delays moved to this boot's clock: as much as the wall clock says."""
+    """Return by how much delays moved to this boot's clock, according to the wall clock."""
     far = next(t for t in was["timers"] if t["wall_ns"] is None and not is_due(t))
     (found,) = (i for i in infos(reader) if i.ticket == far["ticket"])
     shift_ns = int(found.deadline_ns - far["deadline_ns"])
@@ -328,7 +328,7 @@ def moved_by(reader: Reader, was: dict[str, Any]) -> int:
 
 
 def exported(real: Daemon) -> Path:
-    """What a daemon holds, as a file; it has ended then."""
+    """Export a daemon, which then ends; return the file."""
     file = real.dir / "exported"
     command = [sys.executable, "-m", "purgatoryd.cli", "stop", "--name", real.name]
     subprocess.run([*command, "--export", str(file)], check=True, env=real.env)
@@ -337,7 +337,7 @@ def exported(real: Daemon) -> Path:
 
 
 def watermarks_in(export: Path) -> dict[wire.Key | None, tuple[int, int]]:
-    """Watermark and error of every watch key."""
+    """Return watermark and error of every watch key."""
     walk = Walk()
     walk.enter(export)
     found = [frame for frame in walk.frames() if frame.kind == "watermark"]
@@ -398,7 +398,7 @@ def test_a_wal_of_another_version_is_refused_and_untouched(
 
 
 def of_later(field: str, data: bytes) -> bytes:
-    """A WAL segment or snapshot as of the next minor or major."""
+    """Return a WAL segment or snapshot of the next minor or major version."""
     changed = bytearray(data)
     head = ffi.from_buffer("struct pg_wal_segment *", changed)
     setattr(head, field, getattr(head, field) + 1)
@@ -416,12 +416,13 @@ def test_every_format_of_the_wal_is_stored() -> None:
 
 @pytest.fixture
 def earlier(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, arenas of today's layout count as arenas of an earlier one."""
+    """Return a function after whose call arenas of today's layout count as those of an earlier
+    one."""
     return lambda: monkeypatch.setattr(shm_layout.arena, "converts", lambda layout_id: True)
 
 
 def arm_five(arena: Arena) -> None:
-    """Arms timers 1 to 5 of a new session."""
+    """Arm timers 1 to 5 of a new session."""
     now_ns = HOST.boot_ns()
     asked = os.geteuid(), os.getpid(), now_ns, now_ns
     _, reply = arena.handle(wire.encode_hello(b"a client's nonce"), *asked)
@@ -453,7 +454,7 @@ def test_a_converted_arena_has_the_timers(paths: Paths, earlier: Callable[[], No
 def test_an_arena_begins_a_wal_with_a_snapshot_unless_it_is_converted(
     paths: Paths, earlier: Callable[[], None], *, converts: bool
 ) -> None:
-    """A converted arena is replaced by a new one, which has a snapshot of its own."""
+    """A converted arena is replaced by a new one, which has its own snapshot."""
     wal = paths.directory / "wal" / "demo"
     opening = Opening(Config(name="demo", capacity=100, wal_dir=str(wal.parent)), paths, force=True)
     with locked(wal):
@@ -480,7 +481,7 @@ def test_an_arena_begins_a_wal_with_a_snapshot_unless_it_is_converted(
 
 @pytest.fixture(scope="session")
 def later(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The environment of a build of the next minor."""
+    """The environment of a build of the next minor version."""
     return later_build.make(tmp_path_factory.mktemp("later"))
 
 
@@ -556,7 +557,7 @@ print([frame.lsn for frame in walk.frames()])
 
 
 def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
-    """Arms timers as if killed at the last one's frame; the number of those that count."""
+    """Arm timers as if killed at the last one's frame; return the number of those that count."""
     arm_five(arena)
     buffer, at = arena.wal_buffer, 0
     ring = ffi.cast("uint8_t *", buffer) + lib.PG_WAL_BUFFER_HEAD
@@ -593,7 +594,7 @@ def test_the_next_minor_refuses_the_arena_of_another_shard(
 
 
 def keys_listed(real: Daemon) -> set[str]:
-    """By the command of the daemon's own version."""
+    """Return the keys that the command of the daemon's own version lists."""
     command = [sys.executable, "-m", "purgatoryd.cli", "list", "--name", real.name, "--json"]
     done = subprocess.run(command, env=real.env, capture_output=True, text=True, check=True)
     return {json.loads(line)["key"] for line in done.stdout.splitlines()}
@@ -635,7 +636,7 @@ def test_another_abi_is_refused_and_untouched(
 
 @pytest.fixture
 def newer(daemon: StartDaemon) -> Daemon:
-    """A daemon whose arena is of the next minor, as far as others can tell."""
+    """A daemon whose arena seems to have the next minor version."""
     real = daemon("demo")
     with file(real, "").open("r+b") as arena:
         arena.seek(MINOR_AT)
@@ -671,8 +672,8 @@ def test_a_subscriber_without_an_arena_names_what_the_socket_dropped() -> None:
     assert [popped(stream), popped(stream), popped(stream)] == [(b"a", 41), (b"b", 42), None]
     stream.take(message(first=45, keys=[b"e"]))
     assert [popped(stream), popped(stream)] == [(43, 44), (b"e", 45)]
-    stream.take(message(first=45, keys=[b"e"]))  # again, after a restart of the daemon
-    stream.take(message(first=46, keys=[], tail=47))  # what comes after it was dropped
+    stream.take(message(first=45, keys=[b"e"]))  # a repetition after a restart of the daemon
+    stream.take(message(first=46, keys=[], tail=47))  # notices after it were dropped
     assert [popped(stream), popped(stream)] == [(46, 47), None]
     stream.take(message(first=1, keys=[b"z"], stream_id=8))
     assert [popped(stream), popped(stream)] == [(48, 0), (b"z", 1)]
@@ -686,7 +687,7 @@ def test_a_topic_without_an_arena_may_begin_with_a_heartbeat() -> None:
 
 
 def popped(stream: Stream) -> tuple[object, int] | None:
-    """(key, sequence) of the next notice, or the range that is lost."""
+    """Return (key, sequence) of the next notice, or the lost range."""
     try:
         notice = stream.pop()
     except Lagged as lost:
@@ -697,7 +698,7 @@ def popped(stream: Stream) -> tuple[object, int] | None:
 def message(
     first: int, keys: list[bytes], tail: int | None = None, stream_id: int = 7
 ) -> list[bytes]:
-    """Both frames of a message of topic t."""
+    """Return both frames of a message of topic t."""
     last = first + len(keys) - 1 if tail is None else tail
     head = wire.NOTICES.pack(NOTICE_MAGIC, WIRE_VERSION, stream_id, 3, first, last, 0, 0, len(keys))
     records = b"".join(
@@ -729,7 +730,7 @@ def test_a_daemon_of_another_minor_is_not_stopped_for_an_export(newer: Daemon) -
 
 # ---- births that were cut off ------------------------------------------------------------------
 
-# What stands where: of the old arena or of the one that takes its place; which one then serves.
+# The files left by an interrupted birth, of the old arena or its successor; and which then serves.
 CUTS = {
     "before both were whole": ({"": "old", ".private": "old", ".new": "born"}, "old"),
     "when the private one was not": (

@@ -1,4 +1,4 @@
-"""What `top` and `web` show, and `top` itself: of real daemons, also of one that hangs."""
+"""The data of `top` and `web`, and `top` itself: of real daemons, including one that hangs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_many_buckets_share_a_cell(daemon: StartDaemon) -> None:
     assert level.counts[1] == level.timers == 8
 
 
-def test_what_is_due_and_waits_is_kept_apart() -> None:
+def test_due_timers_are_counted_separately() -> None:
     core = Core()
     core.put("late", -1)
     core.put("later", S)
@@ -110,14 +110,14 @@ def test_what_is_due_and_waits_is_kept_apart() -> None:
 
 
 @pytest.mark.tier("all")
-def test_how_full_it_is(sampler: Sampler) -> None:
+def test_occupancy_of_tables(sampler: Sampler) -> None:
     empty = sampler.take()
     assert fill(empty, "timers") == (0, 1000)
     with Client("demo", namespace="shop") as client:
         client.add_many([(f"k{i}", 60.0, "orders", bytes(100)) for i in range(10)])
         view = sampler.take()
     assert fill(view, "timers") == (10, 1000)
-    assert fill(view, "namespaces") == (1, 64)  # what the daemon publishes has rows of its own
+    assert fill(view, "namespaces") == (1, 64)  # the daemon's own publications have other rows
     assert fill(view, "topics") == (1, 1024)
     assert fill(view, "payload memory")[0] == fill(empty, "payload memory")[0] + 10 * 112
     assert fill(view, "sessions") == (1, 1024)
@@ -140,13 +140,14 @@ def test_rates_are_of_what_came_since_the_view_before(sampler: Sampler) -> None:
 
 
 @pytest.mark.tier("all")
-def test_what_is_reported_once_a_second_is_rated_over_the_window(
+def test_figures_updated_once_a_second_are_rated_over_the_window(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = sampler._moment()
 
     def moment(number: int) -> _Moment:
-        """Half a second after the one before; 100 wake-ups and as many advances per second."""
+        """Return a moment half a second after the last one; 100 wake-ups and advances per
+        second."""
         made = {"wakeups": number // 2 * 100, "advances": number * 50}
         metrics = replace(first.metrics, counters={**first.metrics.counters, **made})
         return _Moment(number * S // 2, first.epoch, metrics)
@@ -187,7 +188,7 @@ def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampl
 
 @pytest.mark.tier("all")
 def test_a_healthy_client_is_not_slow(demo: Daemon, sampler: Sampler) -> None:
-    """Also with an outcome that has just come."""
+    """A healthy client may have an outcome that has just arrived."""
     with Raw(demo) as owner, Client("demo") as fast, Admin("demo") as admin:
         fast.add("k", delay=60)
         owner.batch(watch(b"one", b"t", 1), watch(b"two", b"other", 1))
@@ -314,7 +315,7 @@ def viewer(three: Daemon) -> Iterator[Viewer]:
 
 
 def arm(namespaces: list[str]) -> None:
-    """As many timers in each namespace as its number says, and one more."""
+    """Arm timers in each namespace: one more than its number."""
     for number, namespace in enumerate(namespaces):
         with Client("demo", namespace=namespace) as client:
             client.add_many([(f"k{i}", 3600.0, "t", bytes(20)) for i in range(1 + number)])
@@ -401,7 +402,7 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
 
 
 def shows_who_runs_it(three: Daemon, file: StatusFile) -> None:
-    """What top says of a process that tells that it is degraded, is frozen, tells nothing."""
+    """Check the output of top for a process that is degraded, is frozen, or publishes nothing."""
     now_ns, why = boot_ns(), "demo-1-1 does not answer"
     record = StatusRecord(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
     file.write(record)
@@ -422,7 +423,7 @@ def test_a_daemon_alone_has_no_shard_to_choose(demo: Daemon) -> None:
 
 
 def top(*args: str) -> str:
-    """What one view prints."""
+    """Return one view as text."""
     command = ["top", "--name", "demo", "--once", "--interval", "100ms", *args]
     done = CliRunner().invoke(app, command, env={"COLUMNS": "140"}, catch_exceptions=False)
     assert done.exit_code == Exit.DONE, done.output
@@ -444,7 +445,7 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
         "slow clients",
     ):
         assert text in shown
-    assert f"process {os.getpid()}, uid {os.geteuid()}" not in shown  # it is not slow
+    assert f"process {os.getpid()}, uid {os.geteuid()}" not in shown  # a client that is not slow
     for text in ("[red]shop", "structural lateness"):
         assert text in shown
     assert "hidden" not in shown
@@ -532,7 +533,7 @@ def test_a_stopped_daemon_has_no_process(demo: Daemon) -> None:
 
 @contextmanager
 def drawn(demo: Daemon, columns: int, lines: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`purgatoryd top` in a terminal of that size, and the terminal's other end."""
+    """Run `purgatoryd top` in a terminal of that size; yield it with the terminal's other end."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", demo.name]
     environment = demo.env | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": str(lines)}
@@ -568,7 +569,7 @@ def test_keys_choose_a_section_and_end(demo: Daemon) -> None:
             while shown not in seen:
                 seen += os.read(ours, 4096)
         os.write(ours, b"q")
-        with suppress(OSError):  # the other end has gone
+        with suppress(OSError):  # the other end is gone
             while os.read(ours, 4096):
                 continue
         assert process.wait(PATIENCE_S) == Exit.DONE

@@ -22,12 +22,12 @@ from purgatoryd.daemon.waiting import Waiter
 pytestmark = pytest.mark.tier("test")
 
 INHERITED = 1200
-"""More than select() can count."""
+"""More descriptors than select() supports."""
 
 
 @pytest.fixture
 def many() -> Iterator[list[int]]:
-    """Descriptors that are open, under the lowest soft limit that allows them."""
+    """Open descriptors, under the lowest soft limit that allows them."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(INHERITED)]
@@ -81,7 +81,7 @@ def test_a_wait_ends_at_its_time_and_not_before() -> None:
 
 
 def left_ns(timer: int) -> int:
-    """The time until a timerfd ends."""
+    """Return the time until a timerfd ends."""
     lines = Path(f"/proc/self/fdinfo/{timer}").read_text().splitlines()
     (value,) = [line for line in lines if line.startswith("it_value:")]
     seconds, nanoseconds = value.partition("(")[2].rstrip(")").split(",")
@@ -90,8 +90,8 @@ def left_ns(timer: int) -> int:
 
 @pytest.mark.alone
 def test_a_wait_has_its_deadline_in_nanoseconds() -> None:
-    """The kernel says how much time is left, between two looks at the clock. A deadline in whole
-    milliseconds is outside of many of these spans."""
+    """The kernel reports the remaining time, between two readings of the clock. A deadline in whole
+    milliseconds would be outside of many of these spans."""
     readable, speaker = os.pipe()
     os.write(speaker, b"x")
     waiter = Waiter([readable])

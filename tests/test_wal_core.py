@@ -1,4 +1,4 @@
-"""What the WAL says against what happened: random work on an arena with a WAL buffer, redone."""
+"""The WAL compared with the arena: random work on an arena with a WAL buffer, redone."""
 
 from __future__ import annotations
 
@@ -97,8 +97,7 @@ class Work:
         owner.send(*(self.command() for _ in range(self.rng.randint(1, 6))))
 
     def bulk_load(self) -> None:
-        """Rows of a bulk load on both sides of a block's end; or it is claimed, closed,
-        forgotten."""
+        """Add rows of a bulk load on both sides of a block's end; or claim, close or forget it."""
         rng, owner = self.rng, self.rng.choice(self.owners)
         bulk_load, fencing_token = rng.choice(BULK_LOADS), rng.randrange(3)
         if rng.random() < 0.7:
@@ -164,7 +163,7 @@ class Work:
         self.owners[n] = Owner(self.core, self.nonce)
 
     def configure(self) -> None:
-        """Owner, quotas and durability of a namespace."""
+        """Set owner, quotas and durability of a namespace."""
         durability = self.rng.randrange(2) if self.wal.wal_buffer else 0
         changes = {"durability": durability, "quota_timers": self.rng.choice([0, 40])}
         message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
@@ -191,7 +190,7 @@ class Work:
 
 
 def own_some(made: Command, keys: list[Key], rng: random.Random) -> Command:
-    """The same command, with some of its watch keys its own."""
+    """Return the same command, with some of its watch keys as own keys."""
     area, at = bytearray(made.area), len(made.area) - len(pd.watch_keys(keys))
     for key in keys:
         area[at + 18] = lib.PG_WK_OWN if rng.random() < 0.3 else 0
@@ -265,7 +264,8 @@ def test_an_arena_without_a_wal_is_whole_in_a_quiet_snapshot() -> None:
 
 
 def test_the_answer_to_a_repeated_batch_waits_for_the_disk() -> None:
-    """Whether the batch had to be durable is not remembered, so the answer always waits."""
+    """The arena does not remember whether the batch had to be durable, so the answer always
+    waits."""
     core = Purgatory(wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN)
     owner = Owner(core)
     owner.send(pd.put(b"timer", 10**9))
@@ -338,12 +338,13 @@ def test_deadlines_move_with_the_boot_clock_and_wall_deadlines_do_not() -> None:
     snapshot = Snapshot(core, quiet=True).finish().data
     redo = Redo(snapshot)
     redo.frames(snapshot)
-    # The new boot's clock is 4 s behind the old one, and 6 s went by: wall time is at 6.5 s.
+    # The new boot's clock is 4 s behind the old one, and 6 s have passed: wall time is at 6.5 s.
     found = redo.end(2500 * MS, shift_ns=-4000 * MS, wall_offset_ns=4000 * MS)
     assert found.get("later").deadline_ns == 5000 * MS
     assert found.get("wall").deadline_ns == 5000 * MS
     assert found.get("soon").deadline_ns == 0
-    assert found.put("new", 10**10).ticket > soon.ticket + 1000  # none that may have been lost
+    # higher than any ticket that may have been lost
+    assert found.put("new", 10**10).ticket > soon.ticket + 1000
     found.advance(2500 * MS)
     (late,) = found.entries()
     assert (late.key, late.ticket) == (b"soon", soon.ticket)
@@ -386,7 +387,7 @@ def all_of_it(snapshot: bytes, *pieces: bytes) -> Purgatory:
     return redo.end(10**12)
 
 
-def test_what_is_not_whole_is_refused() -> None:
+def test_incomplete_snapshots_are_refused() -> None:
     work = begun()
     frames = list(frames_of(work.wal.data))
     snapshot = Snapshot(work.core).finish()

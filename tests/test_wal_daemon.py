@@ -1,6 +1,6 @@
-"""The WAL with real daemons: what a reboot leaves, what a full disk does, what is refused.
+"""The WAL with real daemons: reboots, full disks, and refusals.
 
-A reboot is a daemon killed and its arena files in /dev/shm removed.
+In a reboot, a daemon is killed and its arena files in /dev/shm are removed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def wal_flags(wal: Path, *args: str) -> tuple[str, ...]:
 
 
 def reboot(daemon: Daemon) -> None:
-    """What a power cut leaves of a daemon: its files."""
+    """Leave only the files of a daemon, as a power cut does."""
     daemon.kill()
     remove_arena_files(daemon.paths)
 
@@ -107,10 +107,10 @@ def listen(namespace: str = "shop") -> Subscriber:
 
 
 def collect(subscriber: Subscriber, tickets: set[int]) -> dict[int, Notice]:
-    """Notices until each of these tickets has come; others are left out."""
+    """Collect notices until each of these tickets has arrived; ignore other tickets."""
     found: dict[int, Notice] = {}
     while missing := tickets - found.keys():
-        with contextlib.suppress(Lagged):  # the stream is another one now
+        with contextlib.suppress(Lagged):  # the stream is another one
             notice = subscriber.get(PATIENCE_S)
             assert notice is not None, f"{len(missing)} of {len(tickets)} did not come"
             if notice.ticket in tickets:
@@ -119,7 +119,7 @@ def collect(subscriber: Subscriber, tickets: set[int]) -> dict[int, Notice]:
 
 
 def records(daemon: Daemon, wal: Path) -> list[Frame]:
-    """All that is on disk in segments, of arenas one behind the other, but when it was answered."""
+    """Return all records on disk in segments, without answers; one arena after the other."""
     found, walk = [], Walk()
     for file in segments(wal / daemon.name):
         if uuid_of(file.path) != walk.uuid:
@@ -148,8 +148,9 @@ def test_without_a_wal_a_durable_call_is_refused(daemon: StartDaemon) -> None:
 
 
 @pytest.mark.tier("test")
-def test_what_was_answered_is_on_disk(daemon: StartDaemon, wal: Path) -> None:
-    """Payloads are large, so that who does not wait for the disk is answered long before it."""
+def test_answered_calls_are_on_disk(daemon: StartDaemon, wal: Path) -> None:
+    """Payloads are large, so that a call that does not wait for the disk is answered long before
+    it."""
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     reader = Reader.attach(real.paths)
     with durable() as client:
@@ -173,7 +174,7 @@ def test_a_durable_namespace_needs_no_flag_of_its_clients(daemon: StartDaemon, w
             assert records(real, wal)[-1].fields["ticket"] == timer.ticket
 
 
-def test_a_namespace_that_was_set_durable_answers_nothing_that_the_disk_refused(
+def test_a_durable_namespace_answers_no_call_that_the_disk_refused(
     daemon: StartDaemon, wal: Path, tmp_path: Path
 ) -> None:
     needs("cc", "to compile tests/fault/shim.c")
@@ -298,7 +299,7 @@ def test_watermarks_operations_and_their_notices_are_kept(daemon: StartDaemon, w
         assert again.result(PATIENCE_S).error == 42
 
 
-def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
+def test_sent_notices_are_not_published_again_after_a_clean_stop(
     daemon: StartDaemon, wal: Path
 ) -> None:
     real = daemon("demo", *wal_flags(wal))
@@ -309,7 +310,7 @@ def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
     published = stats(real)["published"]
     remove_arena_files(real.paths)
     real.start()
-    reported = published + 1  # that it is ready
+    reported = published + 1  # reports that it is ready
     assert stats(real)["published"] == stats(real)["replay_tail"] == reported
 
 
@@ -323,7 +324,7 @@ runpy.run_module("purgatoryd.cli", run_name="__main__")
 
 
 def test_notices_that_nobody_received_come_after_a_reboot(daemon: StartDaemon, wal: Path) -> None:
-    """They fired, which is on disk, and the end came before they were handed over."""
+    """The timers fired, which is on disk, but the daemon ended before their notices were sent."""
     real = daemon("demo", *wal_flags(wal))
     real.stop()
     before = of_kind("sent", real, wal)
@@ -349,12 +350,13 @@ def test_notices_that_nobody_received_come_after_a_reboot(daemon: StartDaemon, w
 
 
 def of_kind(kind: str, real: Daemon, wal: Path) -> list[Frame]:
-    """The records of a kind that are on disk."""
+    """Return the records of a kind that are on disk."""
     return [frame for frame in records(real, wal) if frame.kind == kind]
 
 
 def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
-    """The tickets of a reboot's stream, as they come, until all of these have."""
+    """Return the tickets of the new stream, in order of arrival, until all of these have
+    arrived."""
     tickets: list[int] = []
     while not wanted <= set(tickets):
         try:
@@ -406,7 +408,7 @@ def test_another_boot_has_another_clock(daemon: StartDaemon, wal: Path) -> None:
 
 
 class Ledger:
-    """What a client knows for certain, and what it does not know."""
+    """Results of which a client is certain, and calls whose outcome it does not know."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -437,7 +439,7 @@ class Ledger:
     def compare(self, client: Client) -> None:
         for key, ticket in self.armed.items():
             timer = client.get(key)
-            assert timer is not None, f"{key} was acknowledged and is lost"
+            assert timer is not None, f"{key} was acknowledged, but is lost"
             assert timer.ticket == ticket
         for key in self.in_doubt:
             timer = client.get(key)
@@ -457,7 +459,7 @@ def test_nothing_answered_is_lost_by_kills_at_any_time(
         )
         with contextlib.suppress(DaemonError), contextlib.ExitStack() as stack:
             client = Client("demo", namespace="shop", timeout=2.0, durable=True)
-            stack.callback(client._engine.end)  # it cannot say goodbye to a dead daemon
+            stack.callback(client._engine.end)  # a dead daemon does not answer BYE
             ledger.work(client, 10**6)
         assert killer.wait(PATIENCE_S) == 0
         real.kill()
@@ -475,7 +477,7 @@ def test_nothing_answered_is_lost_by_kills_at_any_time(
 # ---- sizes, and WALs that come later -----------------------------------------------------
 
 
-def test_other_sizes_begin_the_wal_anew(daemon: StartDaemon, wal: Path) -> None:
+def test_other_sizes_start_a_new_wal(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         tickets = {f"k{i}": client.add(f"k{i}", delay=HOUR_S).ticket for i in range(100)}
@@ -550,7 +552,8 @@ def began_empty(wal: Path) -> bool:
 
 @pytest.mark.tier("test")
 def test_the_first_segment_says_that_the_arena_was_empty(daemon: StartDaemon, wal: Path) -> None:
-    """Also after a kill: every record of it is there, and an audit begins with the first."""
+    """This holds after a kill as well: every record is there, and an audit begins with the first
+    one."""
     real = daemon("demo", *wal_flags(wal))
     add_durably("a")
     real.kill()
@@ -579,7 +582,7 @@ def test_an_arena_with_a_wal_is_not_started_without(daemon: StartDaemon, wal: Pa
     real.start(*wal_flags(wal))
 
 
-def test_a_lost_wal_is_begun_anew_from_the_arena(daemon: StartDaemon, wal: Path) -> None:
+def test_a_lost_wal_is_restarted_from_the_arena(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         client.add("a", delay=HOUR_S)
@@ -611,9 +614,7 @@ def remove(folder: Path, suffix: str) -> None:
         path.unlink()
 
 
-def test_segments_that_are_lost_are_made_good_from_the_arena(
-    daemon: StartDaemon, wal: Path
-) -> None:
+def test_lost_segments_are_replaced_from_the_arena(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     add_durably("a")
     real.kill()
@@ -626,9 +627,7 @@ def test_segments_that_are_lost_are_made_good_from_the_arena(
     assert armed("a", "b") == [True, True]
 
 
-def test_damage_of_an_old_segment_is_made_good_from_the_arena(
-    daemon: StartDaemon, wal: Path
-) -> None:
+def test_a_damaged_old_segment_is_replaced_from_the_arena(daemon: StartDaemon, wal: Path) -> None:
     real, timers = with_segments(daemon, wal)
     real.kill()
     first = segments(wal / "demo")[0]
@@ -750,7 +749,7 @@ def test_a_folder_that_others_may_replace_is_refused(daemon: StartDaemon, wal: P
     real.stop()
     assert "others may replace it" in refused(lambda: real.start(*wal_flags(above)))
     assert not list(above.iterdir())
-    above.chmod(0o1777)  # as /tmp: only the owner may rename
+    above.chmod(0o1777)  # as for /tmp: only the owner may rename
     real.start(*wal_flags(wal))
 
 
@@ -766,7 +765,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def fill(client: Client, segments_full: int, wal: Path) -> list[TimerInfo]:
-    """Adds until so many segments were begun."""
+    """Add timers until `segments_full` segments were started."""
     timers: list[TimerInfo] = []
     while len(segments(wal)) <= segments_full:
         timers.append(client.add(f"k{len(timers)}", delay=HOUR_S, payload=b"x" * 4000))
@@ -774,7 +773,7 @@ def fill(client: Client, segments_full: int, wal: Path) -> list[TimerInfo]:
 
 
 def with_segments(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
-    """A daemon with two full segments that no snapshot is behind, and their timers."""
+    """A daemon with two full segments after the last snapshot, and their timers."""
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
         return real, fill(client, 2, wal / "demo")
@@ -814,7 +813,7 @@ def test_a_segment_without_its_header_is_damage_like_any_other(
     with durable() as client:
         there = [client.get(timer.key) is not None for timer in timers]
     assert 0 < sum(there) < len(timers)
-    assert there == sorted(there, reverse=True), "what is left is no prefix"
+    assert there == sorted(there, reverse=True), "the remaining timers are no prefix"
 
 
 @pytest.mark.parametrize("harm", [flip_uuid, cut_header])
@@ -857,12 +856,10 @@ def test_a_newest_segment_that_was_made_shorter_is_refused(daemon: StartDaemon, 
     assert verified.returncode == 5
     real.start(*wal_flags(wal, "--force-wal"))
     with durable() as client:
-        assert client.get("k") is not None, "it was before the cut"
+        assert client.get("k") is not None, "the timer was appended before the cut"
 
 
-def test_what_a_snapshot_knows_to_be_confirmed_has_to_be_there(
-    daemon: StartDaemon, wal: Path
-) -> None:
+def test_records_that_a_snapshot_confirms_must_exist(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
     with durable() as client:
         fill(client, 3, wal / "demo")
@@ -946,7 +943,7 @@ def test_damage_is_refused_with_its_place_and_can_be_forced(daemon: StartDaemon,
     with durable() as client:
         there = [client.get(timer.key) is not None for timer in timers]
         assert 0 < sum(there) < len(timers)
-        assert there == sorted(there, reverse=True), "what is left is no prefix"
+        assert there == sorted(there, reverse=True), "the remaining timers are no prefix"
         client.add("goes on", delay=HOUR_S)
     reboot(real)
     real.start(*wal_flags(wal))
@@ -971,7 +968,7 @@ def test_a_forced_start_without_any_header_keeps_deadlines(daemon: StartDaemon, 
 
 
 def with_dead_bytes(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
-    """A daemon that was killed, with two snapshots and with all segments before them."""
+    """A killed daemon with two snapshots and with all segments before them."""
     flags = ("--snapshot-segments", "1", "--payload-memory", "64M")
     real = daemon("demo", *wal_flags(wal, *flags))
     reported(real, "hold", "all", "1", "--wal-dir", str(wal))
@@ -985,7 +982,7 @@ def with_dead_bytes(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerI
 
 
 def inside(folder: Path) -> bool:
-    """True if the newest snapshot is behind the first group of its segment."""
+    """Return whether the newest snapshot starts after the first group of its segment."""
     newest = snapshots(folder)[-1].lsn
     walk = Walk()
     walk.enter([file.path for file in segments(folder) if file.lsn <= newest][-1])
@@ -1099,14 +1096,14 @@ def test_a_cut_end_is_no_damage(daemon: StartDaemon, wal: Path) -> None:
 
 
 def reported(real: Daemon, *args: str) -> list[dict[str, object]]:
-    """What a WAL command prints as JSON."""
+    """Return the JSON output of a WAL command."""
     done = command(real, "wal", *args, "--name", real.name, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def replace_until(fact: Callable[[], bool]) -> None:
-    """Fills segments with one timer, again and again."""
+    """Fill segments by replacing one timer repeatedly."""
     with durable() as client:
 
         def replaced() -> bool:
@@ -1166,7 +1163,7 @@ def test_files_stay_for_readers_as_long_as_was_set(
     replace_until(lambda: segments(folder)[0].lsn > 1)
 
 
-def test_as_much_stays_for_readers_as_was_set(daemon: StartDaemon, wal: Path) -> None:
+def test_segments_stay_for_readers_up_to_the_set_size(daemon: StartDaemon, wal: Path) -> None:
     folder = wal / "demo"
     daemon("demo", *wal_flags(wal, "--snapshot-segments", "1", "--retain-bytes", "3M"))
     replace_until(lambda: segments(folder)[0].lsn > 1)
@@ -1189,7 +1186,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def add_until_refused(client: Client) -> tuple[list[TimerInfo], PurgatorydError]:
-    """The timers that were acknowledged, and why the next one was not."""
+    """Add until a call is refused; return the acknowledged timers, and the reason."""
     timers: list[TimerInfo] = []
     try:
         while len(timers) < 1000:
@@ -1222,7 +1219,7 @@ def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_di
     with durable() as client:
         assert all(client.get(timer.key) is not None for timer in acknowledged)
         client.add("again", delay=HOUR_S)
-    real.stop()  # before its disk goes
+    real.stop()  # before its disk is removed
 
 
 def test_a_disk_that_a_retention_hold_fills_stops_adds_and_keeps_what_is_held(
@@ -1243,7 +1240,7 @@ def test_a_disk_that_a_retention_hold_fills_stops_adds_and_keeps_what_is_held(
     real.stop()
 
 
-def test_a_restart_brings_to_disk_what_the_full_one_kept_out(
+def test_a_restart_writes_records_that_the_full_disk_refused(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
@@ -1262,19 +1259,19 @@ def test_a_restart_brings_to_disk_what_the_full_one_kept_out(
 
 
 def iterations_in_a_heartbeat(real: Daemon) -> int:
-    """Loop iterations from one heartbeat to the next."""
+    """Return the number of loop iterations from one heartbeat to the next."""
     before = stats(real)
     eventually(lambda: stats(real)["heartbeat_boot_ns"] > before["heartbeat_boot_ns"])
     return int(stats(real)["loop_iterations"] - before["loop_iterations"])
 
 
-def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
+def test_due_timers_wait_for_the_disk_while_the_loop_sleeps(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
-        for first in range(0, 60_000, 1000):  # their notices are more than the WAL buffer holds
+        for first in range(0, 60_000, 1000):  # their notices exceed the WAL buffer
             client.add_many([(f"due{i}", 15, "t") for i in range(first, first + 1000)])
         with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as filler:
             while True:
@@ -1284,7 +1281,7 @@ def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
         eventually(
             lambda: stats(real)["wal_buffer_used_bytes"] > 0.9 * stats(real)["wal_buffer_bytes"]
         )
-        # a loop that does not sleep has thousands
+        # A loop that does not sleep has thousands of iterations.
         eventually(lambda: iterations_in_a_heartbeat(real) < 100)
         assert stats(real)["live"] > 0
     real.kill()
@@ -1298,7 +1295,7 @@ def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
 
 
 def export(real: Daemon) -> Path:
-    """What a daemon holds, as a file; it has ended then."""
+    """Export a daemon, which then ends; return the file."""
     file = real.dir / f"{real.name}.export"
     stopped = command(real, "stop", "--name", real.name, "--export", str(file))
     assert stopped.returncode == 0, stopped.stderr
@@ -1373,7 +1370,7 @@ def test_a_daemon_is_not_stopped_for_an_export_that_cannot_be_written(
 
 
 def segments_of(real: Daemon) -> dict[str, bytes]:
-    """The bytes in shared memory that have a daemon's name."""
+    """Return the bytes in shared memory, by names of a daemon's files."""
     found = shm.MOUNT.glob(f"{real.paths.arena[1:]}*")
     return {path.name: path.read_bytes() for path in found}
 
@@ -1409,7 +1406,7 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
 def test_more_durable_namespaces_than_there_are_slots_for_are_refused(
     daemon: StartDaemon, wal: Path
 ) -> None:
-    """What the daemon publishes has a row of its own, which is not theirs."""
+    """The namespace of the daemon itself has a row that other namespaces cannot get."""
     few = wal_flags(wal, "--namespaces", "1", "--durable-namespace", "shop")
     said = refused(lambda: daemon("demo", *few, "--durable-namespace", "bank"))
     assert "namespaces = 1" in said
@@ -1434,7 +1431,7 @@ def test_a_durable_namespace_is_not_imported_without_a_wal(daemon: StartDaemon, 
         assert all(client.get(key) is not None for key in "ab")
 
 
-def test_what_is_no_export_is_refused(daemon: StartDaemon) -> None:
+def test_an_invalid_export_is_refused(daemon: StartDaemon) -> None:
     real = daemon("demo")
     with Client("demo") as client:
         client.add("a", delay=HOUR_S)
@@ -1489,7 +1486,7 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Pat
         assert bad.returncode in (Exit.USAGE, Exit.UNUSABLE), name
 
 
-def test_files_that_go_while_they_are_read_are_passed_by(daemon: StartDaemon, wal: Path) -> None:
+def test_files_removed_while_they_are_read_are_skipped(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
         fill(client, 4, wal / "demo")

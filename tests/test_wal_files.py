@@ -1,8 +1,8 @@
-"""Segments that real work left behind: every bit flipped, every cut, and what may follow a cut.
+"""Segments of real work: every bit flipped, every cut, and what may follow a cut.
 
-What a walk gives is always a prefix of what was written; what it leaves out was never
-committed, or it says which records are missing. With $WAL_ROUNDS there are more groups and
-more subsets of sectors.
+A walk always returns a prefix of the written groups. Groups that it leaves out were never
+committed, or it reports which records are missing. With $WAL_ROUNDS there are more groups and more
+subsets of sectors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 HEADER_BYTES = ffi.sizeof("struct pg_wal_segment")
 ROUNDS = int(os.environ.get("WAL_ROUNDS", "1"))
 GROUPS = 3 if ROUNDS == 1 else 6
-"""Of each segment."""
+"""Number of groups of each segment."""
 
 
 def core_with_wal_buffer(**config: object) -> Core:
@@ -56,7 +56,7 @@ def core_with_wal_buffer(**config: object) -> Core:
 
 
 def work(core: Core, random: Random, steps: int) -> None:
-    """Timers of all fates."""
+    """Add timers with all final states."""
     for _ in range(steps):
         key = b"key-%d" % random.randrange(40)
         topic = b"topic-%d" % random.randrange(4)
@@ -75,12 +75,12 @@ def work(core: Core, random: Random, steps: int) -> None:
 
 
 class Written(NamedTuple):
-    """Two segments of one WAL: the first sealed, since the second is of another boot."""
+    """Two segments of one WAL: the first is sealed, because the second is of another boot."""
 
     files: list[bytearray]
-    used: list[int]  # bytes that were written
-    groups: list[bytes]  # the frames of each group
-    lsns: list[int]  # the newest LSN after each
+    used: list[int]  # number of written bytes
+    groups: list[bytes]  # frames of each group
+    lsns: list[int]  # newest LSN after each group
 
 
 def used_bytes(file: bytearray) -> int:
@@ -113,7 +113,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture(scope="module")
 def stale(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Of another WAL, whose files' blocks the first may have got."""
+    """Segments of another WAL, whose blocks the first one may have got."""
     return write_two_segments(tmp_path_factory.mktemp("stale"), 2)
 
 
@@ -139,18 +139,18 @@ def test_a_damaged_header_is_not_taken_for_another_version(
 
 
 def is_prefix(walked: Walked, written: Written) -> None:
-    """What came out is what went in, up to some group; and where records are said to be lost,
-    they are the next ones, and whole groups."""
+    """Check that the walk returned a prefix, by groups; lost records must be the next ones, and
+    whole groups."""
     got = walked.groups
     assert all(found == group for found, group in zip(got, written.groups, strict=False))
-    assert walked.lsn in (written.lsns[len(got)], 0)  # 0: not even a header
+    assert walked.lsn in (written.lsns[len(got)], 0)  # 0: no valid header
     if walked.damaged:
         assert walked.lost[0] == written.lsns[len(got)] + 1
         assert walked.lost[1] in written.lsns
 
 
 def flips(size: int) -> Iterator[tuple[int, int]]:
-    """Byte and bits: each bit by itself, but for those of zeros that mean nothing."""
+    """Yield byte and bits: each bit by itself, except those of zeros without meaning."""
     for byte in range(size):
         if HEADER_BYTES <= byte < HEAD:
             yield byte, 0xFF
@@ -215,13 +215,13 @@ def test_every_cut(
         walked = Walk().read(files)
         is_prefix(walked, stale if files[0] == stale.files[0] else written)
         changed = files[segment][:used] != written.files[segment][:used]
-        assert segment == 1 or walked.refused == changed  # a next segment: this is no torn tail
+        assert segment == 1 or walked.refused == changed  # with a next segment this is no torn tail
         assert segment == 0 or not walked.damaged
     print(f"{used} cuts of segment {segment + 1}, {behind.__name__}")
 
 
 def test_random_sectors(written: Written) -> None:
-    """Any subset of sectors of the newest group may be missing after a power cut."""
+    """After a power cut, any subset of sectors of the newest group may be missing."""
     random, rounds = Random(3), 1000 * ROUNDS
     sound = written.files[1]
     start = sound.index(written.groups[-1]) - lib.PG_GROUP_HEAD
@@ -243,13 +243,13 @@ def test_random_sectors(written: Written) -> None:
 
 
 def test_a_killed_process_goes_on(tmp_path: Path) -> None:
-    """What was appended and not committed is on disk once the next one has opened the files."""
+    """Appended but uncommitted records are on disk once the next process has opened the files."""
     core, random = core_with_wal_buffer(), Random(4)
     wal = GroupCommit(core, tmp_path)
     work(core, random, 30)
     first = wal.commit()
     work(core, random, 30)
-    lib.pg_group_commit_close(wal.c)  # as a kill: nothing more is written
+    lib.pg_group_commit_close(wal.c)  # as in a kill: nothing more is written
     again = GroupCommit(core, tmp_path)
     assert again.wal_buffer.committed_lsn == again.wal_buffer.next_lsn - 1 > first
     work(core, random, 30)
@@ -313,7 +313,7 @@ def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
         wal.kick()
         wal.wait(wal.wal_buffer.next_lsn - 1)
     core.put(b"last", 10**9)
-    wal.close()  # commits what was appended
+    wal.close()  # commits the appended records
     assert wal.wal_buffer.committed_lsn == wal.wal_buffer.next_lsn - 1
     files = segment_files(tmp_path)
     assert len(files) > 5
@@ -350,7 +350,7 @@ def test_a_damaged_header_before_the_snapshot_is_only_reported(
 ) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(log, "warning", warnings.append)
-    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
+    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
     folder = daemon_dir / "wal" / "demo"
     opening = Opening(
         Config(name="demo", capacity=100, wal_dir=str(folder.parent)), paths_in(daemon_dir, "demo")

@@ -1,4 +1,4 @@
-"""`purgatoryd web`: who gets an answer, what is in it, and what a browser makes of it."""
+"""`purgatoryd web`: its access rules, its contents, and its page in a browser."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def web(demo: Daemon) -> Iterator[Web]:
 
 
 @pytest.mark.tier("test")
-def test_it_can_only_be_looked_at_and_only_from_here(web: Web) -> None:
+def test_the_server_is_read_only_and_local(web: Web) -> None:
     assert web.ask().status == 200
     assert (web.ask(method="HEAD").status, web.ask(method="HEAD").text) == (200, "")
     assert {web.ask(method=m).status for m in ("POST", "PUT", "DELETE", "OPTIONS")} == {405}
@@ -89,7 +89,7 @@ def test_others_cannot_be_let_in(listen: str) -> None:
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:http", ":80", "127.0.0.1:123456"])
-def test_what_is_no_address(listen: str) -> None:
+def test_invalid_addresses_are_refused(listen: str) -> None:
     with pytest.raises(InvalidArgument, match="is not HOST:PORT"), on_port(listen):
         pass
 
@@ -163,7 +163,9 @@ def test_a_daemon_that_ends_is_still_shown(demo: Daemon, web: Web) -> None:
 
 
 @pytest.mark.tier("all")
-def test_what_ends_the_views_ends_the_server(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_views_ends_the_server(
+    demo: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     views = [Sampler.take] * 2
 
     def take(sampler: Sampler) -> View:
@@ -228,7 +230,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def shown(browser: Browser, web: Web) -> Iterator[Page]:
-    """The page in the browser; what that complains about fails the test."""
+    """The page in the browser, whose complaints fail the test."""
     complaints: list[str] = []
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_S * 1000)
@@ -237,13 +239,13 @@ def shown(browser: Browser, web: Web) -> Iterator[Page]:
     page.on("requestfailed", lambda request: complaints.append(request.url))
     page.goto(web.address)
     yield page
-    found = list(complaints)  # before what the end cuts off
+    found = list(complaints)  # before complaints that the end of the daemon causes
     page.close()
     assert found == []
 
 
 @pytest.mark.tier("all")
-def test_a_browser_draws_it(shown: Page, demo: Daemon) -> None:
+def test_a_browser_draws_the_page(shown: Page, demo: Daemon) -> None:
     with Client("demo", namespace="shop<b>&amp;") as client:
         client.add_many([(f"k{i}", 5.0 + i) for i in range(50)])
         client.add("soon", delay=0)
@@ -252,7 +254,8 @@ def test_a_browser_draws_it(shown: Page, demo: Daemon) -> None:
         assert "shop<b>&amp;" in (shown.text_content("#namespaces") or "")
         assert shown.locator("#wheel .cell").count() > 1
         assert shown.locator("#rates .curve").count() == 3
-        shown.wait_for_selector("#spread .column")  # of the one that fired, perhaps a look later
+        # the column of the fired timer, perhaps one refresh later
+        shown.wait_for_selector("#spread .column")
         assert shown.locator("#spread .column").count() == 1
         assert "none: all outcomes" in (shown.text_content("#clients") or "")
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")

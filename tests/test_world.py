@@ -38,7 +38,7 @@ BUGS = json.loads((TESTS.parent / "benchmarks" / "results" / "world_bugs.json").
 
 
 def of_known_bugs() -> Iterator[int]:
-    """Seeds that found the bugs of world/bugs: of each bug the hunt with the fewest worlds."""
+    """Yield seeds that found the bugs of world/bugs: for each bug that of the shortest hunt."""
     for bug in BUGS.values():
         if isinstance(bug, dict) and "hunts" in bug:
             hunt = min(bug["hunts"], key=lambda hunt: int(hunt["seeds"]))
@@ -46,7 +46,7 @@ def of_known_bugs() -> Iterator[int]:
 
 
 def seeds() -> Iterator[object]:
-    """All seeds, of which `make check` runs the first four."""
+    """Yield all seeds, of which `make check` runs the first four."""
     for seed in dict.fromkeys((*SEEDS, *OF_FOUND_FAULTS, *of_known_bugs())):
         yield seed if seed < 5 else pytest.param(seed, marks=pytest.mark.tier("test"))
 
@@ -70,7 +70,7 @@ def test_nothing_is_lost_doubled_or_early_in_a_world(seed: int) -> None:
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("seed", [2, 5, 175])  # the last one: recovery, and shards
+@pytest.mark.parametrize("seed", [2, 5, 175])  # the last one has a recovery and shards
 def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) -> None:
     digests = {_digest(seed, tmp_path / f"folder{number}", number) for number in (1, 2)}
     assert len(digests) == 1
@@ -100,7 +100,7 @@ def _names() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", list(_names()))
-def test_what_worlds_leave_to_other_tests_is_there(name: str) -> None:
+def test_entries_of_not_covered_exist(name: str) -> None:
     where, _, line = name.partition(": ")
     file, function = where.split()
     source = (TESTS.parent / file).read_text()
@@ -115,7 +115,7 @@ def _named_tests() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", sorted({*_named_tests()}))
-def test_the_tests_that_reach_what_worlds_leave_to_them_are_there(name: str) -> None:
+def test_tests_named_in_not_covered_exist(name: str) -> None:
     file, test = name.split()
     assert f"def {test}(" in (TESTS / file).read_text()
 
@@ -176,7 +176,7 @@ def test_a_signal_to_stop_ends_a_drain_wherever_it_arrives() -> None:
             world.until(lambda starts=starts: cell.daemon.starts > starts, "the daemon has ended")  # type: ignore[misc]
 
 
-# Both kill daemons: one while tracebacks use their mappings, one while they have a group commit.
+# Both seeds kill daemons: one while tracebacks use their mappings, one during a group commit.
 @pytest.mark.parametrize("seed", [29, 113])
 def test_a_world_leaves_no_descriptor_open(seed: int) -> None:
     gc.collect()

@@ -1,4 +1,4 @@
-"""The bugs that prove that the simulated worlds are awake (tests/world/bugs, `make world-bugs`)."""
+"""Bugs that simulated worlds have to find (tests/world/bugs, `make world-bugs`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* timers.h - what the benchmark asks of a timer structure: ours and two baselines. */
+/* timers.h - interface of the measured timer structures: the wheel and two baselines. */
 #ifndef PURGATORYD_BENCH_TIMERS_H
 #define PURGATORYD_BENCH_TIMERS_H
 
@@ -21,7 +21,7 @@ struct kind {
     void (*destroy)(struct timers *);
     void (*add)(struct timers *, const int64_t *deadlines_ns, uint32_t *ids, uint32_t count);
     void (*cancel)(struct timers *, const uint32_t *ids, uint32_t count);
-    uint64_t (*expire)(struct timers *, int64_t now_ns);   /* returns how many fired */
+    uint64_t (*expire)(struct timers *, int64_t now_ns);   /* return the number of fired timers */
     int64_t (*next_ns)(const struct timers *);   /* when to call expire; INT64_MAX = never */
     uint64_t (*bytes)(const struct timers *);    /* all memory of the structure */
 };
@@ -35,7 +35,7 @@ static inline int64_t clock_ns(clockid_t clock)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Zeroed and touched, on a cache line; stops the benchmark when there is none. */
+/* Return zeroed, touched memory on a cache line; without memory, end the benchmark. */
 static inline void *memory(size_t bytes)
 {
     void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
@@ -44,7 +44,7 @@ static inline void *memory(size_t bytes)
     return memset(p, 0, bytes);
 }
 
-/* A stack of free ids for structures that bring none; 0 is given first. */
+/* A stack of free ids for structures without one of their own; the first id is 0. */
 static inline uint32_t *free_ids(uint32_t capacity)
 {
     uint32_t *stack = memory((size_t)capacity * sizeof *stack);

@@ -1,5 +1,5 @@
-"""The same work by pyarrow, by DuckDB and by a client, on the same files; each in a process of its
-own, whose memory is not counted."""
+"""Baselines by pyarrow, DuckDB and a client, on the same files; each runs in a process of its own,
+whose memory is not counted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = {
 
 
 def forget(folder: Path) -> None:
-    """Takes the files of a folder out of the page cache."""
+    """Drop the files of a folder from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -45,7 +45,7 @@ def forget(folder: Path) -> None:
 
 
 def apart(subject: str, *arguments: object) -> float:
-    """What one of WORK says, in a process of its own."""
+    """Run a function of WORK in its own process; return its figure."""
     command = [sys.executable, "-m", MODULE, subject, *map(str, arguments)]
     folder = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, check=True, cwd=folder, stdout=subprocess.PIPE, text=True)
@@ -53,7 +53,7 @@ def apart(subject: str, *arguments: object) -> float:
 
 
 def seconds(sql: str) -> float:
-    """Of a statement, over as many threads as there are processors."""
+    """Return the seconds of a statement that uses as many threads as there are CPUs."""
     return apart("statement", sql)
 
 
@@ -66,7 +66,7 @@ def _statement(sql: str) -> float:
 
 
 def written(directory: Path, folder: Path) -> float:
-    """Rows per second of pyarrow alone: batches that are there already, to Parquet on disk."""
+    """Return rows per second of pyarrow alone: batches in memory, written to Parquet on disk."""
     return apart("written", directory, folder)
 
 
@@ -90,7 +90,8 @@ def _written(directory: str, folder: str) -> float:
 
 
 def added(folder: Path) -> float:
-    """Seconds of add_many, for the rows in a folder; $PURGATORYD_DIR names the daemon's."""
+    """Return the seconds of add_many for the rows in a folder; $PURGATORYD_DIR selects the
+    daemon."""
     return apart("added", folder)
 
 
@@ -104,7 +105,7 @@ def _added(folder: str) -> float:
 
 
 def silver(bronze: str, out: Path) -> float:
-    """Seconds: the rows of final states with their stages, written."""
+    """Return the seconds to write the rows of final states with their stages."""
     return seconds(f"""
         COPY (
             SELECT daemon, segment, lsn, kind, clock, cause, namespace, topic, ticket, key, add_lsn,
@@ -117,7 +118,7 @@ def silver(bronze: str, out: Path) -> float:
 
 
 def gold(bronze: str, silver: Path) -> float:
-    """Seconds: quantiles of topics and workers, and counts of kinds."""
+    """Return the seconds for quantiles of topics and workers, and counts of kinds."""
     of = _quantiles(("request_queue_ns", "remote_ns", "lateness_ns"))
     window = 'time_bucket(INTERVAL {} MINUTES, "at")'
     return sum((
@@ -131,7 +132,7 @@ def gold(bronze: str, silver: Path) -> float:
 
 
 def quantiles(files: str, stages: tuple[str, ...], groups: int) -> float:
-    """Seconds: exact quantiles of stages by group."""
+    """Return the seconds for exact quantiles of stages by group."""
     return seconds(
         f"CREATE TABLE t AS SELECT add_lsn % {groups} AS g, {_quantiles(stages)} "
         f"FROM read_parquet('{files}') GROUP BY g"
@@ -143,7 +144,7 @@ def _quantiles(columns: tuple[str, ...]) -> str:
 
 
 def cold_bulk_load(tier: Path, out: Path) -> float:
-    """Seconds: the rows of a tier sorted and written by the hour again."""
+    """Return the seconds to sort the rows of a tier and write them by the hour."""
     return seconds(f"""
         COPY (SELECT *, deadline_ns // 3600000000000 AS hour
               FROM read_parquet('{tier}/cold/due_hour=*/*.parquet', hive_partitioning = false)
@@ -160,7 +161,7 @@ _ROWS = "read_parquet('{tier}/cold/due_hour=*/*.parquet', hive_partitioning = fa
 
 
 def anti_join(tier: Path) -> float:
-    """Seconds: rows that no tombstone ends, counted with all their bytes."""
+    """Return the seconds to count rows without a tombstone, with all their bytes."""
     return seconds(
         "SELECT count(*), sum(octet_length(payload)), sum(deadline_ns // 1000) FROM "
         f"{_ROWS.format(tier=tier)} WHERE {_ENDED.format(tier=tier)}"
@@ -168,7 +169,7 @@ def anti_join(tier: Path) -> float:
 
 
 def window(tier: Path, one: Window) -> float:
-    """Seconds: the rows of a window that no tombstone ends."""
+    """Return the seconds to read the rows of a window without a tombstone."""
     bounds = f"deadline_ns >= {one.since.end_ns} AND deadline_ns < {one.until.end_ns}"
     return seconds(
         f"CREATE TABLE w AS SELECT * FROM {_ROWS.format(tier=tier)} "

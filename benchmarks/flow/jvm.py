@@ -1,4 +1,4 @@
-"""Where the processor time of Spark's JVM goes, by what its threads do."""
+"""CPU time of Spark's JVM, by the work of its threads."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 import psutil
 
 KINDS = {"C1 Co": "compilers", "C2 Co": "compilers", "GC": "collector", "Executor task": "tasks"}
-"""By how a thread's name begins, of which the kernel knows 15 characters."""
+"""Work of a thread by the start of its name, of which the kernel knows 15 characters."""
 REST = "the rest"
-"""Classes are loaded, queries planned, their code generated."""
+"""Work of all other threads: loading classes, planning queries, generating code."""
 WHERE = (*dict.fromkeys(KINDS.values()), REST)
 
 Threads = dict[tuple[str, str], float]
-"""Seconds of processor time so far, by number and name."""
+"""Seconds of CPU time so far, by number and name of the thread."""
 
 
 @contextmanager
 def spending() -> Iterator[dict[str, float]]:
-    """Gives what is filled at the end: seconds of processor time that the JVM took meanwhile.
+    """Yield a dict that has the CPU seconds of the JVM in the block when it ends.
 
-    What threads did that ended before is missing; those of tasks stay for a minute.
+    Threads that ended before are missing; those of tasks stay for a minute.
     """
     found, before = dict.fromkeys(WHERE, 0.0), _threads()
     yield found
@@ -31,11 +31,11 @@ def spending() -> Iterator[dict[str, float]]:
 
 
 def _threads() -> Threads:
-    """Of the JVM that this process has started."""
+    """Return the threads of the JVM that this process has started."""
     found: Threads = {}
     java = [p for p in psutil.Process().children(recursive=True) if p.name() == "java"]
     for task in (task for p in java for task in Path(f"/proc/{p.pid}/task").iterdir()):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             ns = int((task / "schedstat").read_text().split()[0])
             found[task.name, (task / "comm").read_text()] = ns / 1e9
     return found

@@ -1,4 +1,4 @@
-"""The steps that are measured: each yields its name and its figures, rates per second first."""
+"""Steps of the pipeline benchmark: each yields its name and its figures, rates per second first."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 DAY_NS = 86_400 * 10**9
 WINDOW_NS = 300 * 10**9
 BASE_S = 1_893_456_000  # 2030-01-01, midnight
-CANCELLED = 10  # one of so many timers of the cold tier is cancelled
-WARM_ADDS = 3  # bulk adds, whose median counts
+CANCELLED = 10  # one in CANCELLED timers of the cold tier is cancelled
+WARM_ADDS = 3  # bulk adds after the first; their median counts
 STAGES = ("request_queue_ns", "remote_ns", "response_queue_ns", "send_ns")
 
 Figures = dict[str, float]
@@ -41,7 +41,7 @@ Steps = Iterator[tuple[str, Figures]]
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds that an action takes."""
     began_s = time.perf_counter()
     action()
     return time.perf_counter() - began_s
@@ -50,7 +50,7 @@ def timed(action: Callable[[], object]) -> float:
 def tables_and_tier(
     arguments: argparse.Namespace, folder: Path, session: Callable[[], SparkSession]
 ) -> Steps:
-    """From the WAL to gold, and the cold tier."""
+    """Run the steps from the WAL to gold, and those of the cold tier."""
     events = wal.events(arguments.wal_dir)
     lake = folder / "lake"
     yield "ship", shipped(arguments, folder, lake, events)
@@ -60,17 +60,16 @@ def tables_and_tier(
 
 
 def adds(arguments: argparse.Namespace, folder: Path, session: Callable[[], SparkSession]) -> Steps:
-    """A job of somebody's own: its rows become timers."""
+    """Run the separate job that turns rows into timers."""
     yield "bulk add", bulk_add(session(), folder / "bulk", arguments.bulk_rows)
 
 
 JOBS = {job.__name__: job for job in (tables_and_tier, adds)}
-"""The steps of one run, by processes. Each step yields its figures once or in parts, when they were
-measured."""
+"""Jobs of one run, one process each. A job yields the figures of a step once or in parts."""
 
 
 def noop(rows: DataFrame) -> None:
-    """Computes all of it, and keeps nothing."""
+    """Compute all rows, and store none."""
     rows.write.format("noop").mode("overwrite").save()
 
 
@@ -92,7 +91,7 @@ print(json.dumps([rows, time.perf_counter() - began_s]))
 
 
 def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int) -> Figures:
-    """Twice, each in a process of its own; the first time the WAL is not in memory."""
+    """Ship twice, each time in a new process; the first time the WAL is not in the page cache."""
     found: Figures = {}
     for name, place in (("cold", folder / "first"), ("warm", lake)):
         if name == "cold":
@@ -112,7 +111,7 @@ def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int
 
 
 def tables(spark: SparkSession, lake: Path, folder: Path, events: int) -> Steps:
-    """Bronze to gold, and sketches over silver."""
+    """Build the tables from bronze to gold, and sketches over silver."""
     bronze = str(lake / "bronze" / "*" / "*.parquet")
     for name in ("cold", "warm"):
         place = folder / name
@@ -135,7 +134,7 @@ def tables(spark: SparkSession, lake: Path, folder: Path, events: int) -> Steps:
 
 
 def sketched(lifecycles: DataFrame, files: str, groups: int, count: int) -> Figures:
-    """Four stages in `groups` groups."""
+    """Sketch four stages in `groups` groups."""
     from pyspark.sql import functions as f
 
     by = f.pmod(f.col("add_lsn"), f.lit(groups)).alias("by")
@@ -151,7 +150,7 @@ def sketched(lifecycles: DataFrame, files: str, groups: int, count: int) -> Figu
 
 
 def day(spark: SparkSession, rows: int) -> DataFrame:
-    """Timers spread over a day, in no order."""
+    """Return timers spread over a day, in random order."""
     step = DAY_NS // rows
     return spark.range(rows).selectExpr(
         "'shop' as namespace", "'reminders' as topic", "concat('order:2030:', id) as key",
@@ -163,7 +162,7 @@ def day(spark: SparkSession, rows: int) -> DataFrame:
 def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
     """Load a day, cancel a tenth, promote five minutes of it."""
     found: Figures = {}
-    nobody = BulkLoader("nobody")  # nothing is hot: it is never asked
+    nobody = BulkLoader("nobody")  # no cancel of this day reaches the daemon
     for name in ("cold", "warm"):
         place = folder / name
         place.mkdir(parents=True)
@@ -187,7 +186,8 @@ def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
 
 
 def cancelled(rows: int) -> pa.Table:
-    """Keys of a tenth of the day; in Arrow, for what Python keeps would count as the pipeline's."""
+    """Return the keys of a tenth of the day, in Arrow because Python objects would count as memory
+    of the pipeline."""
     numbers = pa.array(np.arange(0, rows, CANCELLED)).cast(pa.string())
     count = len(numbers)
     keys = pa.compute.binary_join_element_wise("order:2030:", numbers, "").cast(pa.binary())
@@ -197,18 +197,18 @@ def cancelled(rows: int) -> pa.Table:
 
 
 def select(spark: SparkSession, tier: Tier, one: Window) -> None:
-    """The rows of a window, which go nowhere."""
+    """Read the rows of a window, and store none."""
     noop(selected(spark, tier, one))
 
 
 def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
-    """Five minutes of a day, after the ones before them."""
+    """Measure windows of five minutes of a day, after earlier ones."""
     noon_ns = BASE_S * 10**9 + DAY_NS // 2
     with wal.daemon("--capacity", str(max(1000, rows // 50)), "--payload-memory", "64M"):
         hot = BulkLoader(wal.NAME, timeout=wal.PATIENCE_S)
         taken = Frontier(noon_ns, tier.version().number)
         tier.save_window(Window(window_id(taken), hot.name, Frontier(0, 0), taken, "hot"))
-        for iteration in range(3):  # the first ones warm it up
+        for iteration in range(3):  # the first windows are warm-up
             until = Frontier(noon_ns + (iteration + 1) * WINDOW_NS, tier.version().number)
             one = Window(window_id(until), hot.name, tier.frontier("hot"), until)
             select_s = timed(partial(select, spark, tier, one))
@@ -224,8 +224,7 @@ def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
 
 
 def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
-    """Through Spark, cold and then warm, and as a baseline the same rows by add_many in one
-    process."""
+    """Add rows through Spark, cold and then warm, and as a baseline by add_many in one process."""
     frame = day(spark, rows).selectExpr("namespace", "topic", "key", "payload", "3600.0D as delay")
     tasks = spark.sparkContext.defaultParallelism
     frame.repartition(tasks).write.parquet(str(folder))

@@ -25,12 +25,12 @@ TOPICS = 64
 AT_ONCE = 50_000
 PATIENCE_S = 300.0
 MANY = 1_000_000
-FIRING = 10  # one of so many is due at once; the others are cancelled
+FIRING = 10  # one in FIRING timers is due at once; the others are cancelled
 
 
 @contextmanager
 def daemon(*arguments: str) -> Iterator[Path]:
-    """A daemon of its own, in the folder that is given; $PURGATORYD_DIR names it, too."""
+    """Start a daemon in the folder that is yielded; $PURGATORYD_DIR has the same value."""
     with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as folder:
         os.environ["PURGATORYD_DIR"] = folder
         process = subprocess.Popen(
@@ -52,7 +52,7 @@ def daemon(*arguments: str) -> Iterator[Path]:
 
 
 def make(folder: Path, timers: int) -> int:
-    """Writes a WAL of so many timers; returns how many events it has."""
+    """Write a WAL of `timers` timers; return its number of events."""
     size = (
         "--wal-dir", str(folder), "--capacity", str(4 * AT_ONCE), "--payload-memory", "128M",
         "--replay-buffer", "65536", "--wal-buffer-bytes", "256M", "--retain-bytes", "1024G",
@@ -65,7 +65,7 @@ def make(folder: Path, timers: int) -> int:
 
 
 def rows(first: int, last: int) -> pa.Table:
-    """Timers with keys, topics and payloads as shops have them."""
+    """Return timers with keys, topics and payloads like those of a shop."""
     numbers = np.arange(first, last)
     text = pa.array(numbers).cast(pa.string())
     due = np.where(numbers % FIRING == 0, 0.0, 3600.0)
@@ -93,6 +93,6 @@ def _add_and_end(client: Client, table: pa.Table) -> None:
 
 
 def events(folder: Path) -> int:
-    """Records of the sealed segments."""
+    """Return the number of records in the sealed segments."""
     files = segments(folder / NAME)
     return files[-1].lsn - files[0].lsn

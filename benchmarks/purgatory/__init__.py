@@ -1,1 +1,1 @@
-"""The purgatory's experiment: schedule, messages, designs, driver."""
+"""Parts of bench_purgatory.py: schedule, messages, designs, driver."""

@@ -1,4 +1,4 @@
-/* baseline.h - two earlier designs of a purgatory, behind the surface of the core: they read the
+/* baseline.h - two earlier designs of a purgatory, with the interface of the core: they read the
  * same WATCH, ADVANCE_KEY and FORGET records and write the same OUTCOMES messages.
  *
  *   old  one heap of requests; watch lists in a hash map; a completed request stays in both
@@ -6,7 +6,7 @@
  *   new  a hierarchical wheel of 1 ms x 20 with a heap of its buckets; a completed request leaves
  *        the timer at once, and its lists at a purge that an estimate triggers
  *
- * Kept to what the experiment needs, in their favour: one namespace, keys of 8 bytes, condition
+ * They have only the features that the experiment needs, which is in their favour: one namespace, keys of 8 bytes, condition
  * ANY, no sessions, no validation, nothing survives the process. */
 #ifndef BASELINE_H
 #define BASELINE_H
@@ -23,28 +23,28 @@ enum { TICK_NS = 1000000, WHEEL_SLOTS = 20, WHEEL_LEVELS = 6 };
 
 struct request;
 
-/* A watch key: its watermark and who watches it, newest first. */
+/* A watch key: its watermark and its watchers, newest first. */
 struct row {
-    struct row *next;             /* of the same cell of the map */
+    struct row *next;             /* next row in the same cell of the map */
     struct request *head;
     uint64_t key, watermark;
-    bool forgotten;               /* goes with its last watcher */
+    bool forgotten;               /* freed with its last watcher */
 };
 
 struct watcher {
     struct row *row;
-    struct request *next;         /* in the row's list */
+    struct request *next;         /* position in the row's list */
     uint64_t target;
-    bool own;                     /* the row goes with the request */
+    bool own;                     /* the row is freed with the request */
 };
 
 struct request {
     uint64_t key, ticket;
     int64_t deadline_ns, armed_ns, ended_ns;
-    struct request *previous, *next;      /* new: in its bucket */
-    struct bucket *bucket;                /* new: NULL = in none */
+    struct request *previous, *next;      /* new: links in its bucket */
+    struct bucket *bucket;                /* new: its bucket; NULL = none */
     struct request *next_outcome;
-    uint32_t holders;             /* lists, timer and outcomes that point here; freed at 0 */
+    uint32_t holders;             /* references from lists, timer and outcomes; freed at 0 */
     uint32_t payload_len;
     uint8_t cause;                /* enum pg_cause; 0 = pending */
     uint8_t keys;
@@ -88,10 +88,10 @@ struct baseline {
     struct bucket buckets[WHEEL_LEVELS][WHEEL_SLOTS];
     int64_t wheel_ns;             /* new: start of the bucket that was popped last */
     int64_t now_ns;
-    struct row **cells;           /* the map */
+    struct row **cells;           /* hash map of the rows */
     uint64_t rows, cell_count;
-    uint64_t completed;           /* old: since the last purge */
-    uint64_t estimate;            /* new: of requests on the lists */
+    uint64_t completed;           /* old: requests that ended since the last purge */
+    uint64_t estimate;            /* new: estimated number of requests on the lists */
     uint64_t tickets;
     struct request *outcomes, **outcomes_end;
     uint64_t outcome_count;

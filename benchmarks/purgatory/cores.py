@@ -1,6 +1,6 @@
-"""The designs behind one surface: messages in, outcomes out.
+"""One interface for all designs: messages in, outcomes out.
 
-A message lies at the start of the messages' buffer; an outcome message at the start of `out`.
+A message is at the start of the messages' buffer; an outcome message at the start of `out`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LIBRARY = ROOT / "build" / "libbaseline.so"
 FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra"]
 OUT_BYTES = 1 << 20
 OUTCOMES = 512
-"""Outcomes in one message, at most; as in the core."""
+"""Most outcomes in one message, as in the core."""
 
 DONE = (lib.PG_ST_ADDED, lib.PG_ST_DONE)
-"""Statuses of records that were applied."""
+"""Statuses of applied records."""
 
 REFUSALS = tuple(name for name, *_ in layout.fields("pg_metrics") if "refused" in name)
-"""Counters of records and of batches that were not."""
+"""Counters of refused records and batches."""
 
 DECLARATIONS = """
 struct baseline_figures { uint64_t pending, bytes, bytes_max, purges;
@@ -48,7 +48,7 @@ void baseline_figures(const void *b, struct baseline_figures *figures);
 
 
 class Refused(Exception):
-    """A design has no free slot for a request: it does not keep up."""
+    """A design has no free slot for a request, so it does not keep up."""
 
 
 class Core(Protocol):
@@ -57,20 +57,20 @@ class Core(Protocol):
     out: Bytes
 
     def handle(self, length: int) -> None:
-        """Takes the message of so many bytes."""
+        """Take the message of `length` bytes."""
 
     def advance(self, now_ns: int) -> None:
-        """Ends what is due."""
+        """Expire operations that are due."""
 
     def inbox(self) -> int:
-        """Bytes of the next OUTCOMES message in `out`; 0 = none."""
+        """Return the size of the next OUTCOMES message in `out`; 0 = none."""
 
     def figures(self) -> Figures:
-        """Memory and purges of the run."""
+        """Return memory and purges of the run."""
 
 
 def pointer(array: Bytes) -> Any:
-    """The address of an array, which its owner keeps alive."""
+    """Return the address of an array, which its owner keeps alive."""
     return ffi.cast("uint8_t *", array.ctypes.data)
 
 
@@ -78,7 +78,8 @@ def pointer(array: Bytes) -> Any:
 
 
 class Nothing:
-    """Does nothing: what remains is the driver. Its outcomes are those that are predicted."""
+    """A design that does nothing, to measure the driver alone. Its outcomes are the predicted
+    ones."""
 
     def __init__(self, schedule: Schedule, start_ns: int) -> None:
         self.out = np.zeros(OUT_BYTES, np.uint8)
@@ -118,7 +119,7 @@ class Nothing:
 
 
 def build() -> None:
-    """Compiles the earlier designs."""
+    """Compile the earlier designs."""
     LIBRARY.parent.mkdir(exist_ok=True)
     compiler = shlex.split(os.environ.get("CC", "cc"))
     sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
@@ -127,7 +128,7 @@ def build() -> None:
 
 
 class Baseline:
-    """`old` or `new`."""
+    """The earlier design `old` or `new`."""
 
     def __init__(self, design: str, messages: Messages, now_ns: int) -> None:
         self._ffi: Any = FFI()
@@ -158,7 +159,7 @@ class Baseline:
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Bounds of an arena with space for 330 ms of requests."""
+    """Return bounds of an arena with space for 330 ms of requests."""
     slots = max(1 << 14, int(experiment.rate * 0.33))
     keys = experiment.own * slots + experiment.shared + 1
     return {
@@ -182,11 +183,11 @@ def sizes(experiment: Experiment) -> dict[str, int]:
 
 
 def private_memory(size: int) -> Bytes:
-    """Zeroed memory of this process alone, in huge pages where the kernel gives them."""
+    """Return zeroed memory of this process alone, in huge pages if the kernel has any."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     pages = np.frombuffer(memory, np.uint8)
-    pages[:: mmap.PAGESIZE] = 0  # now, not at the first request
+    pages[:: mmap.PAGESIZE] = 0  # touch all pages before the first request
     return pages
 
 
@@ -227,8 +228,12 @@ class Ours:
             )  # fmt: skip
 
     def advance(self, now_ns: int) -> None:
-        """Raises Refused if the iteration before had a record refused: the counters tell, which is
-        cheaper than a look at every status. What is answered otherwise shows in the outcomes."""
+        """Expire operations that are due. Raises Refused if the previous iteration had a refused
+        record.
+
+        Counters show a refusal at less cost than checking every status. Other wrong answers show in
+        the outcomes.
+        """
         if any(getattr(self._metrics, name) for name in REFUSALS):
             raise Refused
         self._now_ns = now_ns
@@ -240,10 +245,10 @@ class Ours:
         return int(lib.pg_inbox(self._a, self._session, self._out, OUT_BYTES))
 
     def figures(self) -> Figures:
-        return Figures(sum(len(array) for array in self._mapped))  # all of it is resident
+        return Figures(sum(len(array) for array in self._mapped))  # all arrays are resident
 
     def check(self) -> None:
-        """Every invariant, and that nothing is left of any operation, its own keys included."""
+        """Check every invariant, and that nothing is left of any operation and its own keys."""
         fault = ffi.new("struct pg_fault *")
         if not lib.pg_check(self._a, fault):
             raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.detail)}")
@@ -260,14 +265,14 @@ class Ours:
 
 
 def check_reply(reply: Bytes) -> None:
-    """Raises unless every record of a batch was applied."""
+    """Raise an error unless every record of a batch was applied."""
     statuses = statuses_in(reply)
     if sum(map(statuses.count, DONE)) != len(statuses):
         raise Refused(f"statuses {sorted(set(statuses))}")
 
 
 def make(experiment: Experiment, schedule: Schedule, messages: Messages, start_ns: int) -> Core:
-    """The design of an experiment whose schedule begins at start_ns."""
+    """Return the design of an experiment whose schedule begins at start_ns."""
     if experiment.design == "nothing":
         return Nothing(schedule, start_ns)
     if experiment.design == "daemon":

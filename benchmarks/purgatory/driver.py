@@ -1,4 +1,4 @@
-"""One run: submits what is due, collects outcomes, compares each with what was to be expected."""
+"""One run: submit requests as scheduled, collect outcomes, compare each with the prediction."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from .messages import BATCH, Bytes, Messages, outcomes_in
 
 ITERATION_NS = MS
 LEAD_NS = 3_000 * MS
-"""Between making the design and the first arrival."""
+"""Time between creating the design and the first arrival."""
 
 BEHIND_NS = 1_000 * MS
-"""So far behind its schedule a run is stopped."""
+"""Delay behind the schedule at which a run is stopped."""
 
 WINDOWS_NS = {"daemon": (50 * MS, 50 * MS)}
-"""How long before and after the deadline an advance may be sent with either outcome. In one
-process it is decided before; after, the order in which the design looks at both decides."""
+"""Spans before and after a deadline in which an advance may be sent with either outcome.
+
+In one process, an advance before the deadline always counts; after it, the result depends on the
+order in which the design looks at both.
+"""
 
 WINDOW_NS = (0, 2 * MS)
 
 ADVANCED = np.uint8(0x80)
 ENDED = np.uint8(0x7F)
-"""In the state of a request: that its advance was due, and why it ended."""
+"""Bits of a request's state: ADVANCED if its advance was due, ENDED for the cause of its end."""
 
 NEVER_NS = np.iinfo(np.int64).max
 SILENCE_NS = 5_000 * MS
-"""So long after the last end that was due, missing outcomes are lost."""
+"""Time after the last expected end at which missing outcomes count as lost."""
 
 
 class RealClock:
-    """The clock that deadlines use; iterations begin every so many ns of it, those of several
-    workers one after the other, as those of processes that know nothing of each other do."""
+    """The clock of the deadlines. Iterations begin at fixed intervals; those of several workers are
+    offset, as those of independent processes would be."""
 
     def __init__(self, every_ns: int = ITERATION_NS, worker: int = 0, workers: int = 1) -> None:
         self._every_ns = every_ns
@@ -47,7 +50,7 @@ class RealClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def iteration_ns(self, now_ns: int) -> int:
-        """When the iteration began that `now_ns` is in."""
+        """Return the beginning of the iteration that contains `now_ns`."""
         return now_ns - (now_ns - self._phase_ns) % self._every_ns
 
     def wait(self) -> None:
@@ -56,8 +59,8 @@ class RealClock:
 
 
 class VirtualClock:
-    """Moves by one iteration interval per iteration: the same work as fast as it goes, always with
-    the same outcomes."""
+    """A clock that moves by one interval per iteration: the same work at full speed, with
+    reproducible outcomes."""
 
     def __init__(self) -> None:
         self._now_ns = 1_000_000 * MS
@@ -66,7 +69,7 @@ class VirtualClock:
         return self._now_ns
 
     def iteration_ns(self, now_ns: int) -> int:
-        """Every moment begins an iteration."""
+        """Return `now_ns`, because every moment begins an iteration."""
         return now_ns
 
     def wait(self) -> None:
@@ -87,17 +90,18 @@ class Driver:
         self._arrives_ns = self.schedule.arrives_ns + self.start_ns
         self._completes_ns = (self.schedule.completes_ns + self.start_ns)[self.schedule.order]
         self._deadlines_ns = self._arrives_ns + TIMEOUT_NS
-        # Filled, so that no page is touched for the first time while the clock runs.
+        # The arrays are filled, so that no page is touched for the first time during the run.
         self._armed_ns: Longs = np.full(count, NEVER_NS)
-        self._advanced_ns: Longs = np.full(count, NEVER_NS)  # in the order of the schedule
-        self._got: Longs = np.full(count, -1)  # requests in the order of their outcomes,
-        self._got_ns: Longs = np.full(count, -1)  # and when those came
+        self._advanced_ns: Longs = np.full(count, NEVER_NS)  # indexed in the order of the schedule
+        self._got: Longs = np.full(count, -1)  # requests in the order of their outcomes
+        self._got_ns: Longs = np.full(count, -1)  # times of these outcomes
         self._states = np.full(count, 0, np.uint8)  # cause of the end, and ADVANCED
         self._arrived = self._completed = self._ended = 0
         self._last_arrival_ns = self._repeated = self._iteration_ns = 0
 
     def _handle(self, length: int) -> None:
-        """Raises Refused in an iteration that does not end: the work of one grows with the lag."""
+        """Handle a message. Raises Refused if an iteration takes too long: its work grows with the
+        lag."""
         self.core.handle(length)
         if self.clock.now_ns() - self._iteration_ns > BEHIND_NS:
             raise Refused
@@ -114,7 +118,7 @@ class Driver:
         self._arrived = max(due, self._arrived)
 
     def _complete(self, now_ns: int) -> None:
-        """One advance per request that is true now, unless it has ended."""
+        """Advance once per request whose condition is true, unless it has ended."""
         due = int(np.searchsorted(self._completes_ns, now_ns, side="right"))
         requests = self.schedule.order[self._completed : due]
         self._advanced_ns[self._completed : due] = now_ns
@@ -126,8 +130,11 @@ class Driver:
             self._handle(self.messages.advance(requests[first : first + BATCH]))
 
     def _collect(self) -> None:
-        """Takes outcomes and acknowledges them. A request's own keys went with it; one that was
-        advanced too late is known again, and forgotten here."""
+        """Take outcomes and acknowledge them.
+
+        A request's own keys were removed with it. A key that was advanced too late exists again,
+        and is forgotten here.
+        """
         while length := self.core.inbox():
             got_ns = self.clock.now_ns()
             heads, requests = outcomes_in(self.core.out[:length])
@@ -147,8 +154,11 @@ class Driver:
                 self.core.handle(self.messages.forget(requests[late]))
 
     def _iterate(self, now_ns: int) -> None:
-        """What ends makes space for what comes; an advance may come before its watch. Outcomes are
-        taken while what they are read from is still in the caches."""
+        """Run one iteration: ended requests first, because they free space for new ones.
+
+        An advance may come before its watch. Outcomes are collected after each step, while their
+        memory is still in the caches.
+        """
         self._iteration_ns = now_ns
         self.core.advance(now_ns)
         self._collect()
@@ -166,7 +176,7 @@ class Driver:
         )
 
     def run(self) -> Result:
-        """Takes as long as the schedule, and until the last outcome."""
+        """Run the schedule, and until the last outcome."""
         gc.collect()
         gc.disable()
         last_end_ns = int(self.schedule.ends_ns.max()) + self.start_ns
@@ -176,7 +186,7 @@ class Driver:
         return self._result(cpu_ns, self.clock.now_ns() - last_end_ns, refused)
 
     def _iterations(self, give_up_ns: int) -> bool:
-        """True: the design refused a request or fell too far behind."""
+        """Run iterations. Return True if the design refused a request or fell too far behind."""
         while self._ended < self.experiment.requests:
             self.clock.wait()
             now_ns = self.clock.now_ns()
@@ -193,7 +203,7 @@ class Driver:
     # ---- what came of it ----------------------------------------------------------------------
 
     def _wrong(self, causes: Bytes, got_ns: Longs) -> tuple[int, int]:
-        """(wrong, ambiguous) outcomes. Early is wrong too."""
+        """Return the numbers of wrong and ambiguous outcomes. An early outcome is wrong."""
         sent_ns = np.empty_like(self._advanced_ns)
         sent_ns[self.schedule.order] = self._advanced_ns
         satisfied, expired = causes == lib.PG_CAUSE_SATISFIED, causes == lib.PG_CAUSE_EXPIRED

@@ -1,4 +1,5 @@
-"""What is measured: the requests of one run, when each arrives and its condition turns true."""
+"""The requests of one run, with the times of their arrivals and of their conditions turning
+true."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ MS = 1_000_000
 TIMEOUT_NS = 200 * MS
 PAYLOAD_BYTES = 100
 QUARTILE = 0.6744897501960817
-"""The standard normal's upper quartile, in standard deviations."""
+"""Upper quartile of the standard normal distribution, in standard deviations."""
 
 CASES = {"low": (20.0, 60.0), "high": (200.0, 400.0)}
 """Median and upper quartile of the latency, ms."""
 
 SERIES = {"shared": (2, 1), "own": (0, 3)}
-"""Keys that all requests watch, and keys of the request's own."""
+"""Numbers of keys that all requests watch, and of keys that belong to one request."""
 KEYS = 3
 """Watch keys of a request, in each series."""
 
@@ -35,29 +36,29 @@ class Experiment:
     rate: int  # requests per second
     requests: int
     seed: int = 1
-    worker: int = 0  # through the daemon: which of its workers this is
+    worker: int = 0  # number of the worker process, if the run goes through the daemon
     endpoint: str = ""
-    start_ns: int = 0  # when the schedule begins; 0 = as soon as all is made
+    start_ns: int = 0  # start of the schedule; 0 = once everything is prepared
 
     @property
     def shared(self) -> int:
-        """Keys that all requests watch."""
+        """Number of keys that all requests watch."""
         return SERIES[self.series][0]
 
     @property
     def own(self) -> int:
-        """Keys that one request alone watches."""
+        """Number of keys that only one request watches."""
         return SERIES[self.series][1]
 
     def described(self) -> dict[str, Any]:
-        """For the results' file."""
+        """Return the experiment for the results' file."""
         names = ("design", "case", "series", "rate", "requests")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """In ns from the start of the run; `order` are the requests by `completes_ns`."""
+    """Times in ns from the start of the run; `order` are the requests sorted by `completes_ns`."""
 
     arrives_ns: Longs
     completes_ns: Longs
@@ -65,7 +66,7 @@ class Schedule:
 
     @classmethod
     def of(cls, e: Experiment) -> Schedule:
-        """Exponential inter-arrival times, lognormal latencies."""
+        """Draw exponential inter-arrival times and lognormal latencies."""
         random = np.random.default_rng(e.seed)
         arrives = np.cumsum(random.exponential(1e9 / e.rate, e.requests)).astype(np.int64)
         median, upper = CASES[e.case]
@@ -76,14 +77,14 @@ class Schedule:
 
     @property
     def ends_ns(self) -> Longs:
-        """When each request should end, by whichever comes first."""
+        """Time at which each request should end: its completion or its deadline."""
         ends: Longs = np.minimum(self.completes_ns, self.arrives_ns + TIMEOUT_NS)
         return ends
 
 
 @dataclass
 class Figures:
-    """What a design tells of itself at the end of a run."""
+    """Figures that a design reports at the end of a run."""
 
     core_bytes: int = 0
     purges: int = 0
@@ -93,29 +94,29 @@ class Figures:
 
 @dataclass
 class Result:
-    """One run's figures. Times without a unit in their name are seconds."""
+    """Figures of one run. Times without a unit in their name are seconds."""
 
-    achieved: float  # requests per second over the target; 1 = keeps up
-    drain_tail_ms: float  # from the last end that was due to the last outcome at hand
-    late_p50_ms: float  # expiries: from the deadline to the outcome in the driver's hands
+    achieved: float  # requests per second divided by the target; 1 = keeps up
+    drain_tail_ms: float  # from the last expected end to the receipt of the last outcome
+    late_p50_ms: float  # expiries: from the deadline to the receipt of the outcome
     late_p99_ms: float
     late_max_ms: float
-    cpu_per_million: float  # of the whole process
+    cpu_per_million: float  # CPU time of the whole process
     core_bytes: int  # peak memory of the design
     purges: int
     purge: float
     purge_max_ms: float
     satisfied: int
     expired: int
-    ambiguous: int  # ended within the window where both outcomes are right
+    ambiguous: int  # ended within the window in which both outcomes are right
     wrong: int  # outcomes that differ from the prediction outside the window, or early
     lost: int  # requests without an outcome
-    repeated: int  # outcomes that came again: the daemon re-sends until it is acknowledged
+    repeated: int  # repeated outcomes: the daemon re-sends until it gets an acknowledgement
     aborted: bool  # fell too far behind its schedule and was stopped
 
     @property
     def keeps_up(self) -> bool:
-        """The criterion of the whole experiment."""
+        """True if the run meets the criterion of the experiment."""
         return (
             not self.aborted
             and self.achieved >= 0.99

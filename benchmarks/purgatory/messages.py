@@ -1,7 +1,7 @@
 """The wire messages of the experiment, built and read by numpy a batch at a time.
 
-A key is 8 bytes: a request's number; for its own watch keys four times that number and the
-place of the key; for the shared ones a number that no request has.
+A key is 8 bytes: a request's number; for its own watch keys four times that number plus the index
+of the key; for shared keys a number that no request has.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from purgatoryd.shm_layout._core import ffi, lib
 from .experiment import KEYS, PAYLOAD_BYTES, Experiment, Longs
 
 BATCH = 1024
-"""Records in a message, at most."""
+"""Most records in a message."""
 
 OWN_KEYS = 4
 NEVER = 1 << 62
 SHARED = np.uint64(1 << 63)
 WORKER_BITS = 40
-"""A request's number in its key is below the worker's."""
+"""Position of the worker's number in a key, above the bits of the request's number."""
 
 
 def struct_of(name: str) -> np.dtype[Any]:
-    """The numpy type of a struct, without its arrays (they are reserved bytes)."""
+    """Return the numpy type of a struct, without its arrays (they are reserved bytes)."""
     plain = [f for f in layout.fields(name) if f[2].kind == "primitive"]
     return np.dtype(
         {
@@ -57,7 +57,7 @@ Rows = npt.NDArray[Any]
 
 
 def watch_area(keys: int) -> np.dtype[Any]:
-    """Key, payload and watch keys of one WATCH."""
+    """Return the type of key, payload and watch keys of one WATCH."""
     parts = [("key", "<u8"), ("payload", f"S{PAYLOAD_BYTES}")]
     for n in range(keys):
         parts += [
@@ -68,7 +68,7 @@ def watch_area(keys: int) -> np.dtype[Any]:
 
 
 def records(op: int, count: int, **fields: int) -> Rows:
-    """`count` equal records with keys of 8 bytes."""
+    """Return `count` equal records with keys of 8 bytes."""
     rows = np.zeros(count, RECORD)
     rows["op"], rows["key_type"], rows["key_len"] = op, layout.KeyType.BYTES, 8
     for name, value in fields.items():
@@ -79,7 +79,7 @@ def records(op: int, count: int, **fields: int) -> Rows:
 class Messages:
     """Writes one message at a time into `bytes`; every method returns its length.
 
-    `session` is what the frames name; `sequence` counts the batches.
+    `session` is the session of the frames; `sequence` counts the batches.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -113,7 +113,7 @@ class Messages:
                 self._area[f"flags{n}"] = layout.OWN_KEY
 
     def _head(self, message: int, count: int) -> int:
-        """Frame and name table; returns where the records begin."""
+        """Write frame and name table; return the position of the records."""
         batch = message == layout.Message.BATCH
         self.sequence += batch
         wire.FRAME.pack_into(
@@ -130,13 +130,13 @@ class Messages:
         return at + len(flat)
 
     def hello(self, nonce: bytes) -> int:
-        """A greeting."""
+        """Write a HELLO."""
         message = wire.encode_hello(nonce)
         self._buffer[: len(message)] = message
         return len(message)
 
     def watch(self, first: int, deadlines_ns: Longs) -> int:
-        """WATCH of the requests from `first` on, as many as there are deadlines."""
+        """Write a WATCH of the requests from `first` on, one for each deadline."""
         count = len(deadlines_ns)
         area, rows = self._area[:count], self._watch[:count]
         requests = np.arange(self._base + first, self._base + first + count, dtype=np.uint64)
@@ -155,15 +155,15 @@ class Messages:
         return requests.astype(np.uint64) + np.uint64(self._base)
 
     def advance(self, requests: Longs) -> int:
-        """The own key that each request's condition can turn true by."""
+        """Advance the own key of each request by which its condition turns true."""
         return self._keys(self._advance, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def forget(self, requests: Longs) -> int:
-        """FORGET of those keys, which an advance made known again after the request's end."""
+        """Forget such keys, which an advance created again after the request's end."""
         return self._keys(self._forget, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def ack(self, outcomes: Rows) -> int:
-        """ACK of all outcomes of one message."""
+        """Acknowledge all outcomes of one message."""
         at = self._head(lib.PG_M_ACK, len(outcomes))
         rows = np.zeros(len(outcomes), ACK)
         rows["ticket"] = outcomes["ticket"] >> np.uint64(8)
@@ -172,7 +172,7 @@ class Messages:
 
 
 def outcomes_in(message: Bytes) -> tuple[Rows, Longs]:
-    """Heads of an OUTCOMES message, and the requests that they are of."""
+    """Return the heads of an OUTCOMES message, and the requests to which they belong."""
     count = int.from_bytes(message[24:28].tobytes(), "little")
     heads: Rows = np.ndarray(count, OUTCOME, message, FRAME)
     at = FRAME + count * OUTCOME.itemsize
@@ -182,7 +182,7 @@ def outcomes_in(message: Bytes) -> tuple[Rows, Longs]:
 
 
 def statuses_in(reply: Bytes) -> bytes:
-    """The status of each record of a BATCH's reply; raises if the batch was refused."""
+    """Return the status of each record of a BATCH's reply; raise if the batch was refused."""
     head = wire.decode_reply(reply[:FRAME].tobytes())
     if head.error:
         raise head.refusal()

@@ -1,4 +1,4 @@
-"""What the runs show: a line for the terminal, tables for the page, plots."""
+"""Output of the runs: a line for the terminal, tables for the page, plots."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PLOTS: tuple[tuple[str, str, Callable[[Row], float], bool], ...] = (
     ("lateness", "lateness of expiries, p99, ms", lambda row: float(row["late_p99_ms"]), True),
     ("memory", "peak memory of the design, MB", lambda row: row["core_bytes"] / 1e6, True),
 )
-"""File, axis, value, whether the axis is logarithmic."""
+"""File, label of the axis, value, and whether the axis is logarithmic, of each plot."""
 
 
 def line(row: Row) -> str:
-    """One run for the terminal."""
+    """Return one run as a line for the terminal."""
     return (
         f"{row['design']:8} {row['case']:4} {row['series']:6} {row['rate']:>9,}/s  "
         f"{'keeps up' if row['keeps_up'] else 'FAILS   '}  achieved {row['achieved']:.3f}  "
@@ -66,7 +66,7 @@ def table(designs: list[list[Row]]) -> str:
 
 
 def rows_of(document: Row, case: str, series: str) -> list[Row]:
-    """By design and rate."""
+    """Return the runs of a case and series, sorted by design and rate."""
     rows = [r for r in document["runs"] if (r["case"], r["series"]) == (case, series)]
     return sorted(rows, key=lambda row: (list(COLOURS).index(row["design"]), row["rate"]))
 
@@ -102,7 +102,7 @@ def write_page(document: Row) -> None:
 
 
 def draw(axes: Any, rows: list[Row], value: Callable[[Row], float]) -> None:
-    """A line per design; a rate that it did not keep up with is a hollow mark."""
+    """Draw a line per design; a rate that it did not keep up with is a hollow mark."""
     for design, colour in COLOURS.items():
         points = [(r["rate"], value(r), r["keeps_up"]) for r in rows if r["design"] == design]
         if not points:
@@ -141,7 +141,7 @@ def plot(document: Row, name: str, label: str, value: Callable[[Row], float], lo
 
 
 def write(document: Row) -> None:
-    """Page and plots from the results' file."""
+    """Write page and plots from the results' file."""
     write_page(document)
     for name, label, value, log in PLOTS:
         plot(document, name, label, value, log)

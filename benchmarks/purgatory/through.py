@@ -28,11 +28,13 @@ from .messages import Bytes, Messages
 
 WORKERS = 4
 ITERATION_NS = 2 * MS
-"""Between two looks of a worker: four that look more often share two CPUs with the daemon badly."""
+"""Interval between two iterations of a worker: shorter ones take too much CPU time from the daemon
+if four workers share two CPUs with it."""
 BEGIN_NS = 4_000 * MS
-"""Until all workers have made their schedules."""
+"""Time for all workers to make their schedules."""
 SETTLE_MS = 10_000
-"""For what is still on its way when a worker is done: its last acknowledgements."""
+"""Time for messages that are still on their way when a worker is done: its last
+acknowledgements."""
 
 OUTCOMES: int = lib.PG_M_OUTCOMES
 
@@ -43,7 +45,8 @@ Row = dict[str, Any]
 
 
 class Through:
-    """The client's side of one worker: raw frames, as many batches under way as a session may."""
+    """The client's side of one worker: raw frames, as many batches in flight as a session may
+    have."""
 
     def __init__(
         self, experiment: Experiment, messages: Messages, check: Callable[[Bytes], None]
@@ -86,14 +89,14 @@ class Through:
         return len(self.out)
 
     def figures(self) -> Figures:
-        return Figures()  # the daemon's are taken from outside
+        return Figures()  # the daemon's figures are measured from outside
 
 
 # ---- the daemon --------------------------------------------------------------------------
 
 
 def settings(experiment: Experiment) -> list[str]:
-    """Space for 350 ms of requests."""
+    """Return settings with space for 350 ms of requests."""
     slots = max(1 << 14, int(experiment.rate * 0.35))
     keys = slots * experiment.own + experiment.shared
     return [
@@ -105,7 +108,7 @@ def settings(experiment: Experiment) -> list[str]:
 
 @contextmanager
 def daemon(experiment: Experiment) -> Iterator[tuple[Paths, int]]:
-    """A daemon of its own; its paths and process id."""
+    """Start a daemon; yield its paths and its pid."""
     with tempfile.TemporaryDirectory() as directory:
         paths = paths_in(Path(directory), "bench")
         with own_daemon(Path(directory), "bench", settings(experiment)) as pid:
@@ -118,7 +121,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def check(paths: Paths) -> None:
-    """Every invariant, and that nothing is left of any operation."""
+    """Check every invariant, and that no operation is left."""
     reader = Reader.attach(paths)
     left, give_up_s = reader.metrics, time.monotonic() + SETTLE_MS / 1e3
     while (left.operations or left.outcomes) and time.monotonic() < give_up_s:
@@ -144,7 +147,7 @@ def shares(experiment: Experiment, paths: Paths) -> list[Experiment]:
 
 
 def together(rows: list[Row], daemon_cpu_s: float, core_bytes: int) -> Row:
-    """One row of the workers': sums, and of times the worst worker's."""
+    """Merge the rows of all workers: sums, and for times those of the worst worker."""
     count = sum(row["satisfied"] + row["expired"] for row in rows)
     sums = ("satisfied", "expired", "ambiguous", "wrong", "lost", "repeated")
     worst = ("drain_tail_ms", "late_p50_ms", "late_p99_ms", "late_max_ms", "aborted")
@@ -164,7 +167,7 @@ def together(rows: list[Row], daemon_cpu_s: float, core_bytes: int) -> Row:
 
 
 def run_through(experiment: Experiment, command: list[str], environment: dict[str, str]) -> Row:
-    """Starts daemon and workers; `command` and one JSON argument run a worker."""
+    """Start daemon and workers; `command` and one JSON argument run a worker."""
     with daemon(experiment) as (paths, pid):
         before_s = cpu_seconds(pid)
         workers = [

@@ -1,1 +1,1 @@
-"""The flights of a real year: a departure arms a timer, the landing cancels it."""
+"""The flights of a real year: a departure arms a timer, and the landing cancels it."""

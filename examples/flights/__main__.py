@@ -2,9 +2,9 @@
 
     python -m examples.flights            a day live, the year, and a million timers under load
 
-Each part starts a daemon of its own, compares what a subscriber process received with what the
-workers were answered and with the oracle, and prints its tables. The exit code is 0 only if all
-of it agrees.
+Each part starts a daemon of its own. It compares the notices that a subscriber process received
+with the answers to the workers and with the oracle, and prints its tables. The exit code is 0 only
+if all of them agree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTS = ("day", "year", "load")
 
 
 class Sizes(NamedTuple):
-    """How large the parts are: seconds of the live day, timers and longest delay under load."""
+    """Sizes of the parts: seconds of the live day, timers and longest delay under load."""
 
     seconds: float
     timers: int
@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
 
 
 class Run:
-    """Runs parts one after the other; keeps their figures and what did not agree."""
+    """Run parts one after the other, and collect their figures and problems."""
 
     def __init__(self, console: Console, directory: Path, sizes: Sizes) -> None:
         self._console = console
@@ -57,7 +57,7 @@ class Run:
         self.problems: list[str] = []
 
     def parts(self, chosen: tuple[str, ...]) -> None:
-        """Runs the parts of these names. Raises DaemonFailed, ChildFailed."""
+        """Run the parts of these names. Raises DaemonFailed, ChildFailed."""
         if "day" in chosen or "year" in chosen:
             timetable = self._read()
             if "day" in chosen:
@@ -108,22 +108,26 @@ class Run:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--day", is_flag=True, help="Only the day live, or with the other parts named.")
-@click.option("--year", is_flag=True, help="Only the year, or with the other parts named.")
-@click.option("--load", is_flag=True, help="Only the load, or with the other parts named.")
+@click.option(
+    "--day",
+    is_flag=True,
+    help="Run the live day; without any of these three options, all parts run.",
+)
+@click.option("--year", is_flag=True, help="Run the year.")
+@click.option("--load", is_flag=True, help="Run the timers under load.")
 @click.option(
     "--seconds",
     type=click.FloatRange(1),
     default=65.0,
     show_default=True,
-    help="How long the live day takes.",
+    help="Duration of the live day.",
 )
 @click.option(
     "--timers",
     type=click.IntRange(4),
     default=1_000_000,
     show_default=True,
-    help="Timers under load, if shared memory holds so many.",
+    help="Number of timers under load; fewer if shared memory is too small.",
 )
 @click.option(
     "--longest",
@@ -131,7 +135,7 @@ class Run:
     type=click.FloatRange(0.1),
     default=20.0,
     show_default=True,
-    help="Longest delay under load in seconds; the median is a twentieth of it.",
+    help="Longest delay under load in seconds; the median delay is a twentieth of it.",
 )
 @click.option(
     "--json",
@@ -142,7 +146,7 @@ class Run:
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the WALs of day and year, and the ledgers, here; what is there goes.",
+    help="Keep WALs of day and year, and ledgers, in this folder, which is emptied first.",
 )
 def main(json_file: Path | None, keep: Path | None, **options: Any) -> None:
     """Send the flights of 2013 through real daemons; exit code 0 if every count agrees.
@@ -164,7 +168,7 @@ def main(json_file: Path | None, keep: Path | None, **options: Any) -> None:
 
 def _run(console: Console, chosen: tuple[str, ...], sizes: Sizes, json_file: Path | None) -> int:
     began_s = time.monotonic()
-    dataset_file("flights.csv.zip")  # says at once what is not installed
+    dataset_file("flights.csv.zip")  # fails at once if the data are not installed
     with private_directory() as directory:
         run = Run(console, directory, sizes)
         run.parts(chosen)
@@ -190,7 +194,7 @@ def _verdict(console: Console, problems: list[str], elapsed_s: float) -> int:
 
 @contextmanager
 def _failures(console: Console) -> Iterator[None]:
-    """Inside, whatever goes wrong becomes a last line and an exit code."""
+    """Convert any error inside of the block to a last line and an exit code."""
     try:
         yield
     except KeyboardInterrupt:
@@ -206,13 +210,14 @@ def _failures(console: Console) -> Iterator[None]:
 
 
 def _console() -> Console:
-    """Without a terminal: no control codes, and lines wide enough for every table."""
+    """Return a console; without a terminal it has no control codes, and lines wide enough for every
+    table."""
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def _interrupt(*_: object) -> None:
-    """Ends the run; a second signal must not end the tidying up."""
+    """End the run; a second signal must not interrupt the cleanup."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -8,12 +8,12 @@ from examples.flights.events import NS_PER_S
 
 
 def boot_ns() -> int:
-    """CLOCK_BOOTTIME now."""
+    """Return the time of CLOCK_BOOTTIME in ns."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def sleep_until(moment_boot_ns: int) -> None:
-    """Returns when the boot clock has reached the moment; at once if it is over."""
+    """Sleep until the boot clock has reached the moment."""
     left_ns = moment_boot_ns - boot_ns()
     if left_ns > 0:
         time.sleep(left_ns / NS_PER_S)

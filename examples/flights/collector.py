@@ -1,7 +1,7 @@
-"""The subscriber process: takes every notice of one topic, up to a last timer of the run's own.
+"""The subscriber process: receives every notice of one topic, up to a last timer of the run itself.
 
-The notices of a topic come in order and without gaps, so once the last timer is here, everything
-that fired before it is here. No counter of the daemon is asked.
+The notices of a topic come in order and without gaps, so once the last timer has arrived,
+everything that fired before it has arrived. The daemon's counters are not needed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NAMESPACE = "flights"
 TOPIC = "late"
 LAST_KEY = "the last one"
 SILENCE_S = 120.0
-"""After so long without any notice the last one is not waited for any more."""
+"""Time without any notice after which the process stops waiting for the last one."""
 
 
 class NoMoreNotices(Exception):
-    """The last timer's notice did not come."""
+    """The last timer's notice did not arrive."""
 
 
 class Receipt(NamedTuple):
@@ -34,19 +34,20 @@ class Receipt(NamedTuple):
 
     @property
     def firing_ns(self) -> int:
-        """How long after the deadline the daemon fired it: a part of the lateness."""
+        """Time from the deadline until the daemon fired the timer: a part of the lateness."""
         return self.fired_boot_ns - self.deadline_boot_ns
 
     @property
     def received_boot_ns(self) -> int:
-        """When the subscriber process had it; under the virtual clock, when it fired."""
+        """Time at which the subscriber process received it; under the virtual clock, at which it
+        fired."""
         return self.deadline_boot_ns + self.lateness_ns
 
 
 def notices(link: Link, name: str) -> Iterator[Notice]:
-    """All notices of daemon `name` from now on, without the last one.
+    """Yield all notices of daemon `name` from now on, without the last one.
 
-    Tells the parent that it is ready once nothing can be missed. Raises NoMoreNotices.
+    Reports to the parent that it is ready once it cannot miss any. Raises NoMoreNotices.
     """
     with (
         noted(name) as ledger,
@@ -62,7 +63,7 @@ def notices(link: Link, name: str) -> Iterator[Notice]:
 
 
 def collect(link: Link, name: str) -> list[Receipt]:
-    """Target of the subscriber process: all receipts, in their order."""
+    """Receive all notices and return them in order; the target of the subscriber process."""
     return [
         Receipt(str(n.key), n.deadline_boot_ns, n.fired_boot_ns, n.lateness_ns)
         for n in notices(link, name)

@@ -3,11 +3,11 @@
 The files are found through the installed distribution's metadata; the package itself is never
 imported, because its import needs pkg_resources and pandas.
 
-    FlightDataError
-    |-- DatasetMissing      the distribution, or one of its files, is not installed
-    |-- MalformedRow        a row that breaks what the rest of this package relies on
-    |-- UnknownZone         an airport without a usable time zone
-    `-- ContradictoryFlight a key used twice, or a landing not after its departure
+FlightDataError
+|-- DatasetMissing      the distribution, or one of its files, is not installed
+|-- MalformedRow        a row that breaks an assumption of this package
+|-- UnknownZone         an airport without a usable time zone
+`-- ContradictoryFlight a key used twice, or a landing not after its departure
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FLIGHT_COLUMNS = (
 
 
 class FlightDataError(Exception):
-    """Base of everything that this package raises about its input."""
+    """Base class of all errors of the input data."""
 
 
 class DatasetMissing(FlightDataError):
-    """The data is not installed; `file` is None when the whole distribution is absent."""
+    """The data are not installed; `file` is None if the whole distribution is absent."""
 
     def __init__(self, file: str | None) -> None:
         subject = f"{DISTRIBUTION}/data/{file}" if file else f"the distribution {DISTRIBUTION}"
@@ -43,7 +43,7 @@ class DatasetMissing(FlightDataError):
 
 
 class MalformedRow(FlightDataError):
-    """A row of flights.csv that cannot be read; `line` counts from 1, the header being 1."""
+    """A row of flights.csv is invalid; `line` counts from 1, which is the header."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"flights.csv line {line}: {reason}")
@@ -54,9 +54,9 @@ class MalformedRow(FlightDataError):
 class FlightRow(NamedTuple):
     """One row, parsed but not interpreted.
 
-    The `_clock_min` fields are minutes since local midnight, at the origin and at the
-    destination; `dep_delay_min` is None for a flight that never departed, `arr_delay_min` for one
-    that never landed where it should have.
+    The `_clock_min` fields are minutes since local midnight, at the origin and at the destination;
+    `dep_delay_min` is None for a flight that never departed, `arr_delay_min` for one that never
+    landed at its destination.
     """
 
     year: int
@@ -75,7 +75,7 @@ class FlightRow(NamedTuple):
 
 
 def dataset_file(name: str) -> Path:
-    """Path of one data file of the installed distribution, e.g. "flights.csv.zip".
+    """Return the path of one data file of the installed distribution, such as "flights.csv.zip".
 
     Raises DatasetMissing.
     """
@@ -90,20 +90,22 @@ def dataset_file(name: str) -> Path:
 
 
 def flight_rows() -> Iterator[FlightRow]:
-    """All 336,776 rows in the file's order. Raises DatasetMissing, MalformedRow."""
+    """Yield all 336,776 rows in the file's order. Raises DatasetMissing, MalformedRow."""
     path = dataset_file("flights.csv.zip")
     with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as raw:
         yield from _parse_flights(raw)
 
 
 def airport_zone_names() -> dict[str, str]:
-    """IATA code -> tz database name, for the airports whose row has one. Raises DatasetMissing."""
+    """Return tz database names by IATA code, for the airports whose row has one. Raises
+    DatasetMissing."""
     zones = _column_by_key("airports.csv", "faa", "tzone")
     return {code: zone for code, zone in zones.items() if zone not in (MISSING, "", r"\N")}
 
 
 def carrier_names() -> dict[str, str]:
-    """Carrier code -> name, e.g. "HA" -> "Hawaiian Airlines Inc.". Raises DatasetMissing."""
+    """Return carrier names by code, such as "HA" -> "Hawaiian Airlines Inc.". Raises
+    DatasetMissing."""
     return _column_by_key("airlines.csv", "carrier", "name")
 
 
@@ -131,7 +133,7 @@ def _parse_flight(
         month=int(month),
         day=int(day),
         sched_dep_clock_min=_clock_min(sched_dep_time),
-        # dep_time decides; a departure without a delay is malformed and int() says so.
+        # A departure without a delay is malformed; int() raises ValueError for it.
         dep_delay_min=None if dep_time == MISSING else int(dep_delay),
         sched_arr_clock_min=_clock_min(sched_arr_time),
         arr_delay_min=_optional_int(arr_delay),
@@ -145,7 +147,7 @@ def _parse_flight(
 
 
 def _clock_min(hhmm: str) -> int:
-    """Minutes since midnight of a clock written without a colon: "517" -> 317."""
+    """Return minutes since midnight for a time of day without a colon: "517" -> 317."""
     hour, minute = divmod(int(hhmm), 100)
     if not (0 <= hour < 24 and 0 <= minute < 60):
         raise ValueError(f"{hhmm!r} is no time of day")

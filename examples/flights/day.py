@@ -12,17 +12,17 @@ Compressed to 65 s, one real second is about 22 simulated minutes:
     30 s, from the deadline to a landing at +15     23 ms
     50 min, the shortest scheduled block            2.3 s
 
-The half minute is the whole margin. A landing 14 minutes late must be sent, carried and applied
-within 23 ms of its moment; a worker that sends later than that loses the race by its own doing,
-and is named by the moment when it sent. On the other side, a timer must not be cancelled by a
-landing 15 minutes late: the daemon has 23 ms to fire it.
+The half minute is the whole margin. The cancel of a landing 14 minutes late must be sent, carried
+and applied within 23 ms of its moment. A worker that sends it later loses the race by its own
+fault; the time of sending proves that. Conversely, a landing 15 minutes late must not cancel the
+timer: the daemon has 23 ms to fire it.
 
-What follows for whoever runs it:
+The run therefore follows these rules:
 
-* Every moment is placed once, from the origin: real = start + (simulated - first) / speed. No
-  sleep is added to the one before it, so that nothing drifts.
-* A delay is counted from the call, the deadline from the schedule. The delay given to a timer is
-  therefore its deadline's place minus the boot clock now, at the call, not the simulated delay
+* Every moment is computed from the origin: real = start + (simulated - first) / speed. Sleeps do
+  not add up, so nothing drifts.
+* A delay counts from the call, a deadline from the schedule. The delay given to a timer is
+  therefore the real time of its deadline minus the boot clock at the call, not the simulated delay
   divided by the speed: an add sent 5 ms late must not move its deadline by 5 ms.
 * At most 8 moments share a minute, so a burst spread over four workers is 2-3 calls each.
 * A flight's add and cancel belong to one worker (`share`), whose calls are in order.
@@ -39,14 +39,14 @@ from zlib import crc32
 
 from examples.flights.events import Flight, Moment, in_order
 
-MARGIN_SIM_NS = 30_000_000_000  # between a landing and the deadline, at the least
+MARGIN_SIM_NS = 30_000_000_000  # shortest time between a landing and the deadline
 
 
 class Pace(NamedTuple):
-    """Where simulated instants fall on the real clock.
+    """Map from simulated instants to the real clock.
 
-    `first_unix_ns` (simulated) happens at `start_boot_ns` (real, CLOCK_BOOTTIME), and
-    `span_sim_ns` of simulated time take `span_real_ns`.
+    `first_unix_ns` (simulated) happens at `start_boot_ns` (real, CLOCK_BOOTTIME), and `span_sim_ns`
+    of simulated time take `span_real_ns`.
     """
 
     first_unix_ns: int
@@ -55,11 +55,11 @@ class Pace(NamedTuple):
     span_real_ns: int
 
     def boot_ns(self, unix_ns: int) -> int:
-        """The real moment of a simulated instant, on CLOCK_BOOTTIME."""
+        """Return the real time of a simulated instant, on CLOCK_BOOTTIME."""
         return self.start_boot_ns + self.real_ns(unix_ns - self.first_unix_ns)
 
     def real_ns(self, sim_ns: int) -> int:
-        """Real length of a simulated duration, rounded down."""
+        """Return the real length of a simulated duration, rounded down."""
         return sim_ns * self.span_real_ns // self.span_sim_ns
 
     @property
@@ -69,18 +69,19 @@ class Pace(NamedTuple):
 
 
 def busiest_date(flights: Iterable[Flight]) -> str:
-    """The date with most departures; the earliest of equals."""
+    """Return the date with most departures; among equals, the earliest one."""
     departures = Counter(flight.date for flight in flights)
     return min(departures, key=lambda date: (-departures[date], date))
 
 
 def flights_of(date: str, flights: Iterable[Flight]) -> list[Flight]:
-    """The flights scheduled to depart on `date` in New York."""
+    """Return the flights scheduled to depart on `date` in New York."""
     return [flight for flight in flights if flight.date == date]
 
 
 def pace(flights: Iterable[Flight], start_boot_ns: int, span_real_ns: int) -> Pace:
-    """The pace that fits `flights`, from first departure to last landing or deadline, into a span.
+    """Return the pace that fits `flights`, from first departure to last landing or deadline, into a
+    span.
 
     Raises ValueError without flights.
     """
@@ -91,5 +92,6 @@ def pace(flights: Iterable[Flight], start_boot_ns: int, span_real_ns: int) -> Pa
 
 
 def share(flights: Iterable[Flight], worker: int, workers: int) -> list[Moment]:
-    """The moments of one of `workers` workers, in time order; a flight stays with one worker."""
+    """Return the moments of one of `workers` workers, in time order; a flight stays with one
+    worker."""
     return in_order(f for f in flights if crc32(f.key.encode()) % workers == worker)

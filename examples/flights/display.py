@@ -1,4 +1,4 @@
-"""Progress while a part runs: a live bar on a terminal, a line every ten seconds elsewhere."""
+"""Progress of a part: a live bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE_EVERY_S = 10.0
 
 
 class Display:
-    """Shows how far one part is; `total` is in any unit, so are the values given to show."""
+    """Progress of one part; `total` has the same unit as the values given to show."""
 
     def __init__(self, console: Console, title: str, total: float) -> None:
         self._console = console
@@ -26,14 +26,14 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("{task.fields[now]}"),
             console=console,
-            refresh_per_second=4,  # drawing takes the cores from what is shown
+            refresh_per_second=4,  # drawing more often takes CPU time from the run itself
             transient=True,
         )
         self._task = self._progress.add_task(title, total=total, now="")
         self._next_line_s = time.monotonic() + LINE_EVERY_S
 
     def show(self, done: float, now: str) -> None:
-        """Shows `done` of the total, and a few words on what is going on."""
+        """Show `done` of the total, and a short text about the current activity."""
         if self._console.is_terminal:
             self._progress.update(self._task, completed=min(done, self._total), now=now)
         elif time.monotonic() >= self._next_line_s:

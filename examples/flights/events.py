@@ -1,8 +1,8 @@
-"""What happened, as timers see it: flights with their deadlines, and their moments in order.
+"""Flights with their deadlines, and their departures and landings in order of time.
 
 A departure arms a timer for the scheduled arrival + 14.5 minutes; the landing cancels it. Delays
-are whole minutes, so a landing never falls on a deadline: it is half a minute before or after.
-A flight may depart after its own deadline (thousands did): its timer is due when it is armed.
+are whole minutes, so a landing never falls on a deadline: it is half a minute before or after. A
+flight may depart after its own deadline (thousands did): its timer is due when it is armed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ContradictoryFlight(FlightDataError):
 class Flight(NamedTuple):
     """A flight that departed. Instants are nanoseconds since the Unix epoch (UTC)."""
 
-    key: str  # date/carrier/flight/origin, the date being that of the scheduled departure
+    key: str  # date/carrier/flight/origin, with the date of the scheduled departure
     carrier: str
     dest: str
     departed_unix_ns: int
@@ -45,24 +45,24 @@ class Flight(NamedTuple):
 
     @property
     def delay_ns(self) -> int:
-        """From the departure to the deadline; negative when it departed after its deadline."""
+        """Time from the departure to the deadline; negative if it departed after its deadline."""
         return self.deadline_unix_ns - self.departed_unix_ns
 
     @property
     def expires(self) -> bool:
-        """Whether the deadline comes before the landing."""
+        """True if the deadline comes before the landing."""
         return self.landed_unix_ns is None or self.landed_unix_ns > self.deadline_unix_ns
 
 
 class Timetable(NamedTuple):
-    """All departed flights in the table's order, and how many rows had no departure."""
+    """All departed flights in the table's order, and the number of rows without a departure."""
 
     flights: list[Flight]
     without_departure: int
 
 
 class Kind(IntEnum):
-    """What a moment does to its flight's timer."""
+    """Effect of a moment on its flight's timer."""
 
     DEPARTURE = 0
     LANDING = 1
@@ -77,7 +77,7 @@ class Moment(NamedTuple):
 
 
 def load_timetable() -> Timetable:
-    """Read the whole year: a few seconds.
+    """Read the whole year, which takes a few seconds.
 
     Raises DatasetMissing, MalformedRow, UnknownZone, ContradictoryFlight.
     """
@@ -85,11 +85,11 @@ def load_timetable() -> Timetable:
 
 
 def build_timetable(rows: Iterable[FlightRow], base: TimeBase) -> Timetable:
-    """Flights of `rows`; a key used twice and a landing before its departure are refused.
+    """Return the flights of `rows`.
 
-    Neither occurs in the published table; a silent choice between the two rows, or a cancel sent
-    before its add, would make the run disagree with the oracle without saying why.
-    Raises UnknownZone, ContradictoryFlight.
+    Raises UnknownZone, and ContradictoryFlight for a key that is used twice or a landing before its
+    departure. Neither occurs in the published table. A silent choice between two rows, or a cancel
+    sent before its add, would make the run disagree with the oracle without naming the reason.
     """
     flights: dict[str, Flight] = {}
     without_departure = 0
@@ -105,7 +105,7 @@ def build_timetable(rows: Iterable[FlightRow], base: TimeBase) -> Timetable:
 
 
 def in_order(flights: Iterable[Flight]) -> list[Moment]:
-    """Every departure and landing of `flights`, in time order."""
+    """Return every departure and landing of `flights`, in time order."""
     moments = []
     for flight in flights:
         moments.append(Moment(flight.departed_unix_ns, Kind.DEPARTURE, flight))

@@ -1,4 +1,4 @@
-"""Figures of a run: percentiles of lateness, and rates from moments."""
+"""Figures of a run: percentiles of lateness, and rates of events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from examples.flights.events import NS_PER_S
 
 
 class Lateness(NamedTuple):
-    """Percentiles of times since a deadline, in ns; all 0 without any."""
+    """Percentiles of times since a deadline, in ns; all 0 without values."""
 
     notices: int
     min_ns: int
@@ -20,7 +20,7 @@ class Lateness(NamedTuple):
 
     @classmethod
     def of(cls, samples_ns: Iterable[int]) -> Lateness:
-        """Nearest-rank percentiles: every figure is one that was measured."""
+        """Return nearest-rank percentiles, so that every figure is a measured value."""
         ordered = sorted(samples_ns)
         if not ordered:
             return cls(0, 0, 0, 0, 0)
@@ -29,7 +29,7 @@ class Lateness(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """How many things happened, how many a second from first to last, and in the best second."""
+    """Number of events, events per second from the first to the last, and in the busiest second."""
 
     events: int
     per_s: float
@@ -37,7 +37,7 @@ class Rate(NamedTuple):
 
     @classmethod
     def of(cls, moments_ns: Iterable[int]) -> Rate:
-        """The rate of things that happened at these moments."""
+        """Return the rate of events that happened at these moments."""
         moments = sorted(moments_ns)
         if not moments:
             return cls(0, 0.0, 0)

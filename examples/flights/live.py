@@ -1,9 +1,9 @@
 """A day live: four worker processes send the flights of one day at their moments.
 
-A worker adds a timer at each departure and cancels it at the landing, one call at a time, and
-notes when it sent the call and when the answer was there. So every cancel is known to have been
-applied between two moments of the boot clock, and what the subscriber received can be held
-against them, and against the oracle.
+A worker adds a timer at each departure and cancels it at the landing, one call at a time. It
+records when it sent the call and when the answer arrived. So every cancel is known to have been
+applied between two times of the boot clock, which are compared with the notices that the subscriber
+received, and with the oracle.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from purgatoryd.clients import CancelResult, Client
 NAME = "live"
 WORKERS = 4
 TICK_NS = 65_536
-"""The daemon's tick: it may fire that much after a deadline, and cancel until then."""
+"""The daemon's tick: a timer may fire up to a tick after its deadline, and be cancelled until
+then."""
 HEAD_START_NS = NS_PER_S // 2
 LATE_WORKERS_ALLOWED = 10
-"""Of a thousand landings: a busy machine lets a worker oversleep, and its timers rightly fire."""
+"""Allowed share of late landings, per thousand. On a busy machine a worker may oversleep, and its
+timers then fire rightly."""
 
 _NEW_YORK = ZoneInfo("America/New_York")
 
@@ -50,7 +52,7 @@ class Call(NamedTuple):
 
 @dataclass
 class Day:
-    """What a live day gave. It passed if `problems` is empty."""
+    """Result of a live day, which passed if `problems` is empty."""
 
     date: str
     flights: list[Flight]
@@ -63,19 +65,21 @@ class Day:
     problems: list[str] = field(default_factory=list)
 
     def calls_of(self, kind: Kind) -> list[Call]:
-        """All adds (DEPARTURE) or all cancels (LANDING)."""
+        """Return all adds (DEPARTURE) or all cancels (LANDING)."""
         return [call for call in self.calls if call.kind is kind]
 
     @property
     def overdue(self) -> set[str]:
-        """Keys whose deadline had passed when they were armed: their lateness is not ours."""
+        """Keys whose deadline had passed when they were armed, so that the daemon could only be
+        late."""
         due = {r.key: r.deadline_boot_ns for r in self.receipts}
         adds = self.calls_of(Kind.DEPARTURE)
         return {add.key for add in adds if due.get(add.key, add.sent_boot_ns) < add.sent_boot_ns}
 
     @property
     def lateness(self) -> dict[str, Lateness]:
-        """Until received and until fired, over the timers that were armed before they were due."""
+        """Percentiles of the times until received and until fired, of timers that were armed before
+        they were due."""
         overdue = self.overdue
         armed = [receipt for receipt in self.receipts if receipt.key not in overdue]
         return {
@@ -85,7 +89,7 @@ class Day:
 
     @property
     def rates(self) -> dict[str, Rate]:
-        """Adds and cancels by their acknowledgements, expiries by their receipt."""
+        """Rates of adds and cancels by their acknowledgements, of expiries by their receipt."""
         return {
             "adds": Rate.of(call.acked_boot_ns for call in self.calls_of(Kind.DEPARTURE)),
             "cancels": Rate.of(call.acked_boot_ns for call in self.calls_of(Kind.LANDING)),
@@ -97,7 +101,7 @@ def run(
     directory: Path, console: Console, date: str, flights: list[Flight], expected: set[str],
     seconds: float,
 ) -> Day:  # fmt: skip
-    """Runs `flights`, those of `date`, in `seconds`; `expected` is what the oracle says.
+    """Run `flights`, those of `date`, in `seconds`; `expected` are the keys that the oracle lists.
 
     Raises DaemonFailed, ChildFailed.
     """
@@ -117,7 +121,7 @@ def run(
 
 
 def fly(link: Link, name: str, moments: list[Moment]) -> list[Call]:
-    """Target of a worker process: sends each moment when it comes."""
+    """Send each moment at its time; the target of a worker process."""
     with noted(name) as ledger, Client(name, namespace=NAMESPACE, ledger=ledger) as client:
         tempo: Pace = link.ready()
         return [_send(client, link, tempo, moment) for moment in moments]
@@ -140,7 +144,7 @@ def _watch(
     console: Console, date: str, crew: Crew, workers: list[Child[list[Call]]],
     subscriber: Child[list[Receipt]], tempo: Pace,
 ) -> None:  # fmt: skip
-    """Shows the day while it runs, then lets the subscriber end."""
+    """Show the progress of the day, then let the subscriber end."""
     with Display(console, f"{date} live", tempo.span_real_ns) as display:
 
         def refresh() -> None:
@@ -162,7 +166,7 @@ def _watch(
 
 
 def judge(day: Day) -> None:
-    """Fills in `day.late_workers` and `day.problems`."""
+    """Fill in `day.late_workers` and `day.problems`."""
     day.problems += [*against_answers(day), *against_deadlines(day), *_against_oracle(day)]
     if len(day.late_workers) > LATE_WORKERS_ALLOWED:
         day.problems.append(
@@ -172,7 +176,8 @@ def judge(day: Day) -> None:
 
 
 def against_answers(day: Day) -> Iterator[str]:
-    """Received must be exactly what was added and not cancelled; nothing fires early."""
+    """Yield differences between the notices and the timers that were added and not cancelled, and
+    early notices."""
     received = {receipt.key for receipt in day.receipts}
     if len(received) != len(day.receipts):
         yield f"{len(day.receipts) - len(received)} notices came twice"
@@ -191,9 +196,10 @@ def against_answers(day: Day) -> Iterator[str]:
 
 
 def against_deadlines(day: Day) -> Iterator[str]:
-    """A cancel applied before the deadline finds the timer, one applied after it does not.
+    """Yield cancels that contradict the deadline.
 
-    It was applied at some time between its sending and its acknowledgement.
+    A cancel applied before the deadline finds the timer, one applied after it does not. It was
+    applied at some time between its sending and its acknowledgement.
     """
     for flight, cancel in _landings(day):
         deadline_ns = day.pace.boot_ns(flight.deadline_unix_ns)
@@ -205,7 +211,8 @@ def against_deadlines(day: Day) -> Iterator[str]:
 
 
 def _against_oracle(day: Day) -> Iterator[str]:
-    """Every difference must be a landing that its worker sent later than the margin."""
+    """Yield differences from the oracle that no landing explains that was sent later than the
+    margin."""
     sent_late = {
         flight.key
         for flight, cancel in _landings(day)

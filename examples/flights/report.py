@@ -1,4 +1,4 @@
-"""What the run prints and writes: tables for people, plain values for --json."""
+"""Output of the run: tables for people, plain values for --json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WORST = 5
 FEW_DEPARTURES = 20
-"""Carriers with fewer departures are not ranked: one late flight would make them the worst."""
+"""Fewest departures of a ranked carrier: with fewer, one late flight would make it the worst."""
 
 LATENESS = "Lateness: time since the deadline"
 
@@ -165,7 +165,7 @@ def _ledger_rows(load: Load) -> dict[str, int | str]:
 
 
 def worst_carriers(flights: Iterable[Flight], late: set[str]) -> list[tuple[str, int, int]]:
-    """(carrier, departures, late ones), the largest share of late ones first."""
+    """Return (carrier, departures, late departures), the largest share of late ones first."""
     departures: Counter[str] = Counter()
     lates: Counter[str] = Counter()
     for flight in flights:
@@ -235,7 +235,8 @@ def _pairs(rows: Mapping[str, int | str]) -> Table:
 
 
 def _show(console: Console, title: str, table: Table) -> None:
-    """Not as the table's own title, which would be broken at the table's width."""
+    """Print a table with its title on a separate line, because a table breaks a title at its own
+    width."""
     console.print()
     console.print(title, style="bold")
     console.print(table)

@@ -1,4 +1,4 @@
-"""Daemons of the run's own: private names in a private directory, gone when the run ends."""
+"""Daemons of the run: private names in a private directory, removed when the run ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 KEEP = "FLIGHTS_KEEP"
-"""Environment: the directory in which WALs and ledgers of the run stay; none without it."""
+"""Environment variable: the directory in which WALs and ledgers of the run are kept; unset, they
+are removed."""
 WAL_BUFFER_MIN, WAL_BUFFER_MAX = 1 << 22, 1 << 26
-"""Bytes of a WAL's ring: the larger, the less a slow disk is felt."""
+"""Bounds of the WAL buffer in bytes: the larger it is, the less a slow disk delays the run."""
 STOP_S = 10.0
-"""How long a daemon may take to end after SIGTERM before it is killed."""
+"""Time for a daemon to end after SIGTERM before it is killed."""
 
 
 class DaemonFailed(Exception):
@@ -34,7 +35,7 @@ class DaemonFailed(Exception):
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """A new $PURGATORYD_DIR for this process and its children; removed at the end."""
+    """Use a new $PURGATORYD_DIR for this process and its children; remove it at the end."""
     before = os.environ.get("PURGATORYD_DIR")
     with tempfile.TemporaryDirectory(prefix="purgatoryd-run-") as made:
         os.environ["PURGATORYD_DIR"] = made
@@ -47,7 +48,8 @@ def private_directory() -> Iterator[Path]:
 
 
 def wal_flags() -> tuple[str, ...]:
-    """Flags of `purgatoryd run` for a daemon whose WAL stays, if any is to stay."""
+    """Return flags of `purgatoryd run` that give a daemon a WAL to keep; none if WALs are not
+    kept."""
     if KEEP not in os.environ:
         return ()
     free, wal_buffer_bytes = os.statvfs(shm.MOUNT), WAL_BUFFER_MIN
@@ -62,7 +64,7 @@ def wal_flags() -> tuple[str, ...]:
 
 @contextmanager
 def noted(name: str) -> Iterator[Ledger | None]:
-    """A ledger for a client or subscriber of daemon `name`, if its WAL stays."""
+    """Yield a ledger for a client or subscriber of daemon `name`; None if its WAL is not kept."""
     retained = Path(os.environ.get(KEEP, "/nowhere"))
     if (retained / "wal" / name).is_dir():
         with Ledger(retained / "ledgers") as ledger:
@@ -73,10 +75,10 @@ def noted(name: str) -> Iterator[Ledger | None]:
 
 @contextmanager
 def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterator[None]:
-    """A daemon that is ready inside the block; afterwards process and arena files are gone.
+    """Run a daemon, which is ready inside the block; afterwards process and arena files are gone.
 
-    `settings` are flags of `purgatoryd run`. Raises DaemonFailed if it does not start, dies
-    in between, or does not end cleanly.
+    `settings` are flags of `purgatoryd run`. Raises DaemonFailed if it does not start, dies in
+    between, or does not end cleanly.
     """
     log = directory / f"{name}.stderr"
     try:
@@ -84,7 +86,7 @@ def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterato
         try:
             _wait_ready(process, name)
             yield
-        finally:  # whatever else went wrong, a daemon that died is the reason to tell
+        finally:  # a dead daemon explains all other errors, so it is reported first
             died, code = process.poll() is not None, _stop(process)
             if (died or code) and not isinstance(sys.exception(), KeyboardInterrupt):
                 raise DaemonFailed(name, code, log.read_text().strip())
@@ -102,7 +104,7 @@ def _start(
             env=inherited | {"PURGATORYD_DIR": str(directory)},
             stdout=subprocess.PIPE,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C is for the run, which then stops its daemon
+            start_new_session=True,  # Ctrl-C is handled by the run, which then stops its daemon
         )
 
 

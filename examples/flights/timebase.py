@@ -1,7 +1,7 @@
-"""From local clock times and delays to instants: whole seconds since the Unix epoch (UTC).
+"""From local times and delays to instants: whole seconds since the Unix epoch (UTC).
 
-The table gives scheduled times as clock readings, each local to its own airport, on the date of
-the departure, and gives what really happened as delays in minutes against that schedule. So:
+The table has scheduled times as clock readings, each local to its own airport, on the date of the
+departure. It has actual times as delays in minutes against that schedule. So:
 
     scheduled departure = that date and clock at the origin
     scheduled arrival   = the first moment after it at which the destination's clock shows
@@ -9,10 +9,10 @@ the departure, and gives what really happened as delays in minutes against that 
     departed            = scheduled departure + dep_delay
     landed              = scheduled arrival + arr_delay
 
-The arrival has no date of its own; every block time is under 24 h, so the first such moment is
-the only candidate, also for red-eyes, for arrivals after midnight and across five time zones.
-The clock columns dep_time and arr_time are not used: they lose the day of a delay over 24 h, and
-in the night when summer time begins arr_time shows an hour that no clock showed.
+The arrival has no date of its own; every block time is under 24 h, so the first such moment is the
+only candidate, also for red-eyes, for arrivals after midnight and across five time zones. The clock
+columns dep_time and arr_time are not used: they lose the day of a delay over 24 h, and in the night
+when summer time begins arr_time shows an hour that no clock showed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ATLANTIC_AIRPORTS = {
 
 
 class UnknownZone(FlightDataError):
-    """No usable time zone for `airport`; `zone` is the name that failed, None if there is none."""
+    """The time zone of `airport` is unusable; `zone` is its name, None if it has none."""
 
     def __init__(self, airport: str, zone: str | None) -> None:
         reason = f"zone {zone!r} is not in the tz database (install tzdata)" if zone else "no zone"
@@ -59,9 +59,9 @@ class Instants(NamedTuple):
 
 
 class TimeBase:
-    """Knows every airport's zone and turns rows into instants.
+    """Time zones of all airports, for converting rows to instants.
 
-    `zone_names` maps IATA codes to tz database names; ATLANTIC_AIRPORTS are known besides.
+    `zone_names` maps IATA codes to tz database names; ATLANTIC_AIRPORTS are added to them.
     """
 
     def __init__(self, zone_names: Mapping[str, str]) -> None:
@@ -69,14 +69,14 @@ class TimeBase:
         self._zones: dict[str, ZoneInfo] = {}
 
     def zone(self, airport: str) -> ZoneInfo:
-        """Time zone of an IATA code. Raises UnknownZone."""
+        """Return the time zone of an IATA code. Raises UnknownZone."""
         try:
             return self._zones[airport]
         except KeyError:
             return self._zones.setdefault(airport, self._load_zone(airport))
 
     def instants(self, row: FlightRow) -> Instants:
-        """The moments of one flight. Raises UnknownZone."""
+        """Return the moments of one flight. Raises UnknownZone."""
         date = (row.year, row.month, row.day)
         sched_dep = _local_unix_s(date, row.sched_dep_clock_min, self.zone(row.origin))
         sched_arr = _next_clock_unix_s(sched_dep, row.sched_arr_clock_min, self.zone(row.dest))
@@ -97,14 +97,14 @@ class TimeBase:
             raise UnknownZone(airport, name) from None
 
 
-@lru_cache(maxsize=2048)  # a day's flights share about a thousand scheduled minutes
+@lru_cache(maxsize=2048)  # the flights of a day share about a thousand scheduled minutes
 def _local_unix_s(date: tuple[int, int, int], clock_min: int, zone: ZoneInfo) -> int:
-    """The instant at which the clock in `zone` shows `clock_min` on `date`."""
+    """Return the instant at which the clock in `zone` shows `clock_min` on `date`."""
     return int(datetime(*date, *divmod(clock_min, 60), tzinfo=zone).timestamp())
 
 
 def _next_clock_unix_s(after_unix_s: int, clock_min: int, zone: ZoneInfo) -> int:
-    """First instant strictly after `after_unix_s` at which the clock in `zone` shows `clock_min`.
+    """Return the first instant after `after_unix_s` at which the clock in `zone` shows `clock_min`.
 
     Arithmetic on an aware datetime moves its clock reading, not the instant, so the next day's
     reading is right also over a change of summer time.

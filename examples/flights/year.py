@@ -1,8 +1,8 @@
 """The year: every flight of 2013 through one daemon under the virtual clock, at full speed.
 
-All that happens in one minute travels together: first the clock goes to that minute, which fires
-what is due before it, then the minute's departures and landings are applied. The answers are
-read while later minutes are on their way.
+The events of one minute are sent together: first the clock advances to that minute, which fires the
+timers due before it, then the minute's departures and landings are applied. Answers are read while
+later minutes are being sent.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from purgatoryd.clients import Admin, CancelResult, Client, Handle
 
 NAME = "year"
 PATIENCE_S = 60.0
-QUEUE_LIMIT = 4096  # calls: a client that is interrupted still sends what it has queued
+QUEUE_LIMIT = 4096  # most calls in the queue, which an interrupted client still sends
 
 
 @dataclass
 class Year:
-    """What the run gave. It passed if `problems` is empty."""
+    """Result of the run, which passed if `problems` is empty."""
 
     flights: list[Flight]
     expected: set[str]
@@ -51,17 +51,18 @@ class Year:
 
     @property
     def found(self) -> Counter[CancelResult]:
-        """What the landings found."""
+        """Number of landings by the result of their cancel."""
         return Counter(self.cancels.values())
 
     @property
     def calls(self) -> int:
-        """Acknowledged adds and cancels."""
+        """Number of acknowledged adds and cancels."""
         return len(self.flights) + len(self.cancels)
 
     @property
     def due_ns(self) -> dict[str, int]:
-        """When each timer is due, in virtual time: its deadline, or its departure if later."""
+        """Virtual time at which each timer is due: its deadline, or its departure if that is
+        later."""
         origin_ns = self.origin_unix_ns
         return {
             flight.key: max(flight.deadline_unix_ns, flight.departed_unix_ns) - origin_ns
@@ -70,13 +71,14 @@ class Year:
 
     @property
     def latest_ns(self) -> int:
-        """The longest time, in virtual time, from when a timer was due until it fired."""
+        """Longest virtual time from when a timer was due until it fired."""
         due_ns = self.due_ns
         return max((r.fired_boot_ns - due_ns[r.key] for r in self.receipts), default=0)
 
 
 def run(directory: Path, console: Console, flights: list[Flight], expected: set[str]) -> Year:
-    """Runs `flights`; `expected` is what the oracle says. Raises DaemonFailed, ChildFailed."""
+    """Run `flights`; `expected` are the keys that the oracle lists. Raises DaemonFailed,
+    ChildFailed."""
     moments = in_order(flights)
     origin_ns = moments[0].at_unix_ns
     origin = datetime.fromtimestamp(origin_ns // NS_PER_S, UTC).isoformat()
@@ -101,7 +103,7 @@ def run(directory: Path, console: Console, flights: list[Flight], expected: set[
 
 
 class _Sender:
-    """The one client of the year, and what its landings found."""
+    """The one client of the year, and the results of its cancels."""
 
     def __init__(self, display: Display, crew: Crew, origin_unix_ns: int) -> None:
         self._display = display
@@ -113,7 +115,7 @@ class _Sender:
         self._done = 0
 
     def send(self, moments: list[Moment]) -> None:
-        """Sends all moments, then the last timer. Raises BatchError, DaemonError."""
+        """Send all moments, then the last timer. Raises BatchError, DaemonError."""
         with (
             noted(NAME) as ledger,
             Client(
@@ -143,7 +145,7 @@ class _Sender:
         self.minutes += 1
 
     def _take_answers(self) -> None:
-        """Answers come in the order of the calls."""
+        """Process answers, which come in the order of the calls."""
         answers = self._open
         while answers and answers[0][1].done:
             key, handle = answers.popleft()
@@ -159,13 +161,13 @@ class _Sender:
 
 
 def _end_unix_ns(moments: list[Moment]) -> int:
-    """A moment after the last departure, landing and deadline."""
+    """Return a moment after the last departure, landing and deadline."""
     last_deadline_ns = max(moment.flight.deadline_unix_ns for moment in moments)
     return max(last_deadline_ns, moments[-1].at_unix_ns) + NS_PER_S
 
 
 def judge(year: Year) -> None:
-    """Fills in `year.problems`: the result must be the oracle's exactly."""
+    """Fill in `year.problems`: the result must match the oracle exactly."""
     received, expected = year.received, year.expected
     retained = {flight.key for flight in year.flights} - {
         key for key, found in year.cancels.items() if found is CancelResult.CANCELLED

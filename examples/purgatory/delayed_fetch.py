@@ -1,9 +1,9 @@
 """Delayed fetch: long polling with min bytes, max wait, and a cap per partition.
 
-A producer process appends to the partitions of a topic, which are files. A consumer asks for
-what lies behind its offsets, and is answered when there are at least MIN_BYTES over all its
-partitions, or after a wait, then with what there is. One partition counts for at most
-CAP_BYTES, because no more of it would fit into the answer.
+A producer process appends to the partitions of a topic, which are files. A consumer asks for the
+bytes after its offsets. It gets an answer when all its partitions together have at least MIN_BYTES,
+or after a wait, then with the bytes that are there. One partition counts for at most CAP_BYTES,
+because no more of it would fit into the answer.
 
 In the purgatory a partition is a watch key, and the length of its log is that key's watermark:
 
@@ -11,8 +11,8 @@ In the purgatory a partition is a watch key, and the length of its log is that k
     advance(partition, length)
 
 The bases are the consumer's offsets, so bytes that are there before the fetch count at once.
-The bytes themselves do not pass through the purgatory: the outcome says that it is worth
-looking, and the consumer reads the files.
+The bytes themselves do not pass through the purgatory: the outcome only says that enough bytes
+are there, and the consumer reads the files.
 
     python -m examples.purgatory.delayed_fetch [NAME OF THE DAEMON]
 """
@@ -39,7 +39,7 @@ STORAGE_ERROR = 56
 
 
 def produce(daemon: str, folder: Path, orders: Connection) -> None:
-    """The producer's process: appends what it receives, and answers how many fetches that ended."""
+    """Append the ordered bytes, and answer how many fetches that ended; the producer's process."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         orders.send("ready")
         while (order := orders.recv()) is not None:
@@ -50,7 +50,7 @@ def produce(daemon: str, folder: Path, orders: Connection) -> None:
 
 
 class Consumer:
-    """Polls the partitions of one topic from offset 0 on; its fetches have numbers."""
+    """A consumer that polls the partitions of one topic from offset 0; it numbers its fetches."""
 
     def __init__(self, purgatory: Purgatory, folder: Path) -> None:
         self._purgatory = purgatory
@@ -59,13 +59,13 @@ class Consumer:
         self._fetches = 0
 
     def fetch(self, max_wait_s: float) -> Operation:
-        """Arms a fetch from where the last one ended."""
+        """Arm a fetch from the end of the last one."""
         self._fetches += 1
         enough = SumOf(self._offsets, at_least=MIN_BYTES, cap=CAP_BYTES)
         return self._purgatory.watch(f"fetch-{self._fetches}", enough, max_wait_s)
 
     def take(self, fetch: Operation) -> None:
-        """Waits for the end of `fetch`, then reads what there is, up to the cap."""
+        """Wait for the end of `fetch`, then read the available bytes, up to the cap."""
         outcome = fetch.result()
         read = {name: self._read(name) for name in PARTITIONS}
         error = f" with error {outcome.error}" if outcome.error else ""
@@ -82,7 +82,7 @@ class Consumer:
 
 @contextmanager
 def producer(daemon: str, folder: Path) -> Iterator[Connection]:
-    """The producer in a process of its own; yields where it takes orders."""
+    """Start the producer's process; yield the connection on which it takes orders."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=produce, args=(daemon, folder, theirs)
@@ -98,7 +98,7 @@ def producer(daemon: str, folder: Path) -> Iterator[Connection]:
 
 
 def poll(consumer: Consumer, orders: Connection) -> None:
-    """The story."""
+    """Fetch in four situations: enough bytes at once, too few, none, and bytes from before."""
 
     def append(partition: str, size: int) -> int:
         orders.send((partition, size))
@@ -110,22 +110,23 @@ def poll(consumer: Consumer, orders: Connection) -> None:
         print(f"{size} bytes to {partition}: {append(partition, size)} fetch ends")
     consumer.take(fetch)
 
-    consumer.take(consumer.fetch(HASTY_S))  # nobody writes: it gets the rest of clicks-0
+    # nobody writes, so the fetch gets the rest of clicks-0 at its timeout
+    consumer.take(consumer.fetch(HASTY_S))
 
     append("clicks-0", 600)
     append("clicks-1", 500)
-    consumer.take(consumer.fetch(PATIENT_S))  # enough was there before it asked
+    consumer.take(consumer.fetch(PATIENT_S))  # enough bytes were there before the fetch
 
 
 def main(daemon: str = "default") -> None:
-    """Runs the story against the daemon of that name."""
+    """Run the example against the daemon of that name."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Purgatory(daemon, namespace=NAMESPACE) as purgatory,
         producer(daemon, Path(folder)) as orders,
     ):
         for name in PARTITIONS:
-            purgatory.forget(name)  # what an earlier run left
+            purgatory.forget(name)  # removes watch keys of an earlier run
             (Path(folder) / name).touch()
         consumer = Consumer(purgatory, Path(folder))
         poll(consumer, orders)

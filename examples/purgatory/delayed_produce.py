@@ -1,20 +1,20 @@
 """Delayed produce: answer a write once every replica has it.
 
 A broker leads two partitions of a topic. Each has two followers, which copy its log and tell
-the leader how far they are. The lowest of these offsets is the partition's high watermark:
-what lies below it survives the leader. A producer that asks for acks=all is answered when the
+the leader their offsets. The lowest of these offsets is the partition's high watermark: records
+below it survive the leader. A producer that asks for acks=all is answered when the
 high watermarks have passed its records, in all the partitions that it wrote to.
 
 In the purgatory a partition is a watch key. The key's watermark is the high watermark of the
 partition:
 
     watch(request, AllOf({"orders-0": 1, "orders-1": 1}), timeout)    the producer's request
-    advance("orders-0", high_watermark)                               whenever it may have risen
+    advance("orders-0", high_watermark)                               when a follower reports
     fail("orders-0", NOT_LEADER), clear("orders-0")                   leadership lost, and won
 
 Two followers may report in any order and at once: a watermark never falls, so an old high
-watermark that comes late does no harm. And a watermark remains when nobody watches it, so a
-follower that is faster than the arming of the request is not missed.
+watermark that comes late does no harm. A watermark remains when nobody watches it, so the report
+of a follower counts even if it arrives before the request is armed.
 
     python -m examples.purgatory.delayed_produce [NAME OF THE DAEMON]
 """
@@ -36,7 +36,7 @@ HASTY_S = 0.2
 
 
 class Partition:
-    """A partition's log as its leader sees it: its end, and how far each follower is."""
+    """A partition's log as its leader sees it: its end, and the offset of each follower."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,21 +46,22 @@ class Partition:
         self._mutex = threading.Lock()
 
     def append(self) -> int:
-        """A producer's record. Returns the end of the log: what must be replicated."""
+        """Append a producer's record. Return the end of the log, up to which it must be
+        replicated."""
         self.end += 1
         for feed in self.feeds.values():
             feed.put(self.end)
         return self.end
 
     def copied(self, replica: str, offset: int) -> int:
-        """A follower has the log up to `offset`. Returns the high watermark."""
+        """Record that a follower has the log up to `offset`. Return the high watermark."""
         with self._mutex:
             self._copied[replica] = offset
             return min(self._copied.values())
 
 
 def follow(daemon: str, partition: Partition, replica: str, link: threading.Event) -> None:
-    """One follower of one partition, with its own connection; `link` is its network."""
+    """Run a follower of one partition, with its own connection; `link` is its network."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         for offset in iter(partition.feeds[replica].get, None):
             link.wait()
@@ -70,13 +71,13 @@ def follow(daemon: str, partition: Partition, replica: str, link: threading.Even
 def produce(
     leader: Purgatory, request: str, written: dict[Partition, int], timeout_s: float
 ) -> Operation:
-    """A request that ends when its partitions have replicated what it wrote: their offsets."""
+    """Arm a request that ends when its partitions have replicated it up to these offsets."""
     targets = AllOf({partition.name: offset for partition, offset in written.items()})
     return leader.watch(request, targets, timeout=timeout_s)
 
 
 def tell(operation: Operation) -> None:
-    """What the producer is answered."""
+    """Print the answer to the producer."""
     outcome = operation.result()
     answer = {
         "satisfied": "all replicas have it",
@@ -88,7 +89,7 @@ def tell(operation: Operation) -> None:
 
 
 def lead(leader: Purgatory, first: Partition, second: Partition, slow: threading.Event) -> None:
-    """The story. `slow` is the network of the second partition's second follower."""
+    """Run the example. `slow` is the network of the second partition's second follower."""
 
     def write(*partitions: Partition) -> dict[Partition, int]:
         return {partition: partition.append() for partition in partitions}
@@ -114,7 +115,7 @@ def lead(leader: Purgatory, first: Partition, second: Partition, slow: threading
 def start_followers(
     daemon: str, partitions: Iterable[Partition]
 ) -> tuple[list[threading.Thread], dict[tuple[str, str], threading.Event]]:
-    """A thread, and the event that is its network, per partition and replica."""
+    """Start a thread, and its network as an event, per partition and replica."""
     threads, links = [], {}
     for partition in partitions:
         for replica in REPLICAS:
@@ -126,11 +127,11 @@ def start_followers(
 
 
 def main(daemon: str = "default") -> None:
-    """Runs the story against the daemon of that name."""
+    """Run the example against the daemon of that name."""
     partitions = Partition("orders-0"), Partition("orders-1")
     with Purgatory(daemon, namespace=NAMESPACE) as leader:
         for partition in partitions:
-            leader.forget(partition.name)  # what an earlier run left
+            leader.forget(partition.name)  # removes the watch key of an earlier run
         followers, links = start_followers(daemon, partitions)
         try:
             lead(leader, *partitions, links["orders-1", "follower-2"])

@@ -1,22 +1,22 @@
-"""Group join: go on when all members are in, or expel those that did not come.
+"""Group join: continue when all members have joined, or expel those that did not in time.
 
-A coordinator and three members, each a process. The first generation of the group begins when
-three have arrived, whoever they are: a counter. At the next one the coordinator knows them by
-name. It waits until all of them have joined again, and expels those that are missing when the
-time is up. A member that has joined waits for an assignment, or for the message that it is out.
+A coordinator and three members run, each in a process. The first generation of the group begins
+when any three members have arrived, which a counter shows. For the next one the coordinator knows
+their names. It waits until all of them have joined again, and expels those that are missing after
+a timeout. A member that has joined waits for an assignment, or for the message that it is expelled.
 
 In the purgatory all of these are watch keys and their watermarks:
 
-    arrived              how many came for the first generation       bump(key)
-    joined/member-2      the newest generation that it has joined     advance(key, generation)
-    assigned/member-2    the newest one in which it has a part        advance(key, generation),
+    arrived              number of arrivals for the first generation  bump(key)
+    joined/member-2      newest generation that member-2 has joined   advance(key, generation)
+    assigned/member-2    newest generation in which it has a part     advance(key, generation),
                                                                       or fail(key, EXPELLED)
 
     watch(join, AllOf({each "joined/...": generation}), timeout)      the coordinator waits
     watch(wait, AllOf({its own "assigned/...": generation}), timeout) a member waits
 
-The outcome of a join names the members that are missing, so nobody keeps a list of who came. A
-failure stays until it is cleared, so a member that comes too late hears of it at once.
+The outcome of a join names the missing members, so the coordinator needs no list of arrivals. A
+failure stays until it is cleared, so a member that comes too late is notified at once.
 
     python -m examples.purgatory.group_join [NAME OF THE DAEMON]
 """
@@ -39,8 +39,7 @@ HASTY_S = 0.2
 
 
 def take_part(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: joins the generations that it is asked to join, and sends back how
-    each ended."""
+    """Join generations as ordered, and send back how each ended; a member's process."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         while (generation := orders.recv()) is not None:
             if generation == 1:
@@ -54,7 +53,7 @@ def take_part(daemon: str, member: str, orders: Connection) -> None:
 
 @contextmanager
 def members(daemon: str) -> Iterator[dict[str, Connection]]:
-    """The members' processes; yields where each takes orders."""
+    """Start the members' processes; yield the connection on which each takes orders."""
     context = multiprocessing.get_context("spawn")
     processes, orders = [], {}
     for member in MEMBERS:
@@ -72,7 +71,7 @@ def members(daemon: str) -> Iterator[dict[str, Connection]]:
 
 
 def join(orders: dict[str, Connection], generation: int, *joining: str) -> None:
-    """Tells members to join, and returns when they have."""
+    """Let members join, and wait until they have."""
     for member in joining:
         orders[member].send(generation)
     for member in joining:
@@ -80,13 +79,13 @@ def join(orders: dict[str, Connection], generation: int, *joining: str) -> None:
 
 
 def hear(orders: dict[str, Connection], *waiting: str) -> None:
-    """Prints what the members that wait for a part received."""
+    """Print the results of members that wait for an assignment."""
     for member in waiting:
         print(f"{member} hears: {orders[member].recv()}")
 
 
 def first_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> None:
-    """Begins when enough have come."""
+    """Begin a generation when enough members have arrived."""
     arrival = purgatory.watch("join-1", AllOf({"arrived": len(MEMBERS)}), PATIENT_S)
     join(orders, 1, *MEMBERS)
     print(f"join-1: {arrival.result().cause}, {len(MEMBERS)} members have arrived")
@@ -95,7 +94,7 @@ def first_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> Non
 
 
 def second_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> None:
-    """Begins without the one who does not come in time."""
+    """Begin a generation without the member that does not join in time."""
     join(orders, 2, "member-1", "member-3")
     everybody = AllOf({f"joined/{member}": 2 for member in MEMBERS})
     outcome = purgatory.watch("join-2", everybody, HASTY_S).result()
@@ -113,11 +112,11 @@ def second_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> No
 
 
 def main(daemon: str = "default") -> None:
-    """Runs the story against the daemon of that name."""
+    """Run the example against the daemon of that name."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory, members(daemon) as orders:
         keys = [f"{subject}/{member}" for subject in ("joined", "assigned") for member in MEMBERS]
         for key in ("arrived", *keys):
-            purgatory.forget(key)  # what an earlier run left
+            purgatory.forget(key)  # removes watch keys of an earlier run
         first_generation(purgatory, orders)
         second_generation(purgatory, orders)
 

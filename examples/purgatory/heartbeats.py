@@ -2,17 +2,17 @@
 
 Three members, each a process, have a session of SESSION_S seconds, and extend it with heartbeats
 several times in that time. One of them is killed, one stalls, as in a long pause of a garbage
-collector, and one lives on. A watcher hears who died.
+collector, and one continues. A watcher is notified of each death.
 
-A session needs no condition, so it is a plain timer, and who watches is a plain subscriber:
+A session needs no condition, so it is a plain timer, and the watcher is a plain subscriber:
 
     add(member, SESSION_S, topic="sessions", mode="extend")    a heartbeat: never shortens it
     Subscriber(topics=["sessions"])                            each notice is a death
 
 Each timer fires once, under a ticket that is never used again, so each session dies once. The
-answer to a heartbeat says whether the session was alive: EXTENDED, or KEPT if it ended later
-anyway. ADDED means that there was none, which is right for the first heartbeat. Later it tells a
-member that it was declared dead meanwhile, and that its work is somebody else's by now.
+answer to a heartbeat says whether the session was alive: EXTENDED, or KEPT if it already ended
+later. ADDED means that there was none, which is right for the first heartbeat. On a later heartbeat
+it means that the member was declared dead meanwhile, and that another one has its work.
 
     python -m examples.purgatory.heartbeats [NAME OF THE DAEMON]
 """
@@ -36,13 +36,13 @@ HEARTBEAT_S = 0.1
 
 
 def heartbeat(client: Client, member: str) -> bool:
-    """Extends the member's session, or begins one. Returns whether there was one."""
+    """Extend the member's session, or begin one. Return whether there was one."""
     session = client.add(member, SESSION_S, topic=TOPIC, mode="extend")
     return session.status != Status.ADDED
 
 
 def live(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: sends heartbeats until it is asked to stall or to leave."""
+    """Send heartbeats until asked to stall or to leave; a member's process."""
     with Client(daemon, namespace=NAMESPACE) as client:
         heartbeat(client, member)
         orders.send("in")
@@ -53,14 +53,13 @@ def live(daemon: str, member: str, orders: Connection) -> None:
 
 
 def obey(orders: Connection) -> str:
-    """Waits until the next heartbeat is due, and longer when asked to stall. Returns the last
-    order."""
+    """Wait until the next heartbeat is due, and longer if asked to stall. Return the last order."""
     order: str = orders.recv() if orders.poll(HEARTBEAT_S) else ""
     return orders.recv() if order == "stall" else order
 
 
 class Member(NamedTuple):
-    """A member's process, and where it takes orders."""
+    """A member's process, and the connection on which it takes orders."""
 
     process: BaseProcess
     orders: Connection
@@ -68,7 +67,7 @@ class Member(NamedTuple):
 
 @contextmanager
 def members(daemon: str, *names: str) -> Iterator[dict[str, Member]]:
-    """Members that are in; whoever still runs is killed at the end."""
+    """Start members; those that still run at the end are killed."""
     context = multiprocessing.get_context("spawn")
     started = {}
     try:
@@ -88,12 +87,12 @@ def members(daemon: str, *names: str) -> Iterator[dict[str, Member]]:
 
 
 def deaths(sessions: Subscriber, count: int) -> list[str]:
-    """The next `count` members that are declared dead, in the order of their names."""
+    """Return the next `count` members that are declared dead, in the order of their names."""
     return sorted(str(next(sessions).key) for _ in range(count))
 
 
 def deaths_so_far(client: Client, sessions: Subscriber) -> list[str]:
-    """Who else was declared dead until now: a timer of our own marks the end of the list."""
+    """Return the members that died since the last call; a timer of this process marks the end."""
     marker = client.add("marker", delay_ns=0, topic=TOPIC).ticket
     received = []
     while (notice := next(sessions)).ticket != marker:
@@ -102,7 +101,7 @@ def deaths_so_far(client: Client, sessions: Subscriber) -> list[str]:
 
 
 def main(daemon: str = "default") -> None:
-    """Runs the story against the daemon of that name."""
+    """Run the example against the daemon of that name."""
     with (
         Client(daemon, namespace=NAMESPACE) as client,
         Subscriber(daemon, namespace=NAMESPACE, topics=[TOPIC]) as sessions,

@@ -939,7 +939,7 @@ void call_make(struct fixture *fx, uint32_t operation, struct call *call)
     call->real_ns = fx->real_ns;
 }
 
-/* ---- the past ------------------------------------------------------------------------------ */
+/* ---- history ------------------------------------------------------------------------------- */
 
 static void hello(struct fixture *fx, uint32_t n)
 {

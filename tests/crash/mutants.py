@@ -1,7 +1,7 @@
 """Mutants of the daemon and the clients: the tests that run a changed line have to notice it.
 
 `mutants.py draw` samples lines and one change of each, and lists them. `mutants.py cover` runs the
-tests and records which of them run which line, in the processes that they start, too. `mutants.py
+tests and records which of them run which line, including the processes that they start. `mutants.py
 try` then makes one change at a time in a copy of the tree: those of the list that have no result.
 It finds a line by its text, so the list stays valid while other lines change. It runs the tests of
 `make test` that cover the line, then those that only `make test-all` runs, until one fails. Each
@@ -9,7 +9,7 @@ result is written at once, so an interrupted run continues. `mutants.py prove` r
 written for a mutant. A mutant that no test kills is judged by hand: its `fate` becomes
 "equivalent", with a `reason`. `before` is the fate before a test was added or moved to `make test`.
 
-The mutants of the C core are those of tests/crash/mutate.py.
+Mutants of the C core belong to tests/crash/mutate.py.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ FOLDERS = ("daemon", "clients")
 KEPT = RESULTS / "python_mutants.json"
 WORK = ROOT / "build" / "mutants"
 UNTRIED, GONE = "not tried", "line is gone"
-"""Fates of a mutant without a result, and of one whose line has another text since."""
+"""Fates of a mutant without a result, and of one whose line was changed or removed."""
 NEW, OLD = "test", "all"
 """Tiers: the tests of `make test`, and those that only `make test-all` runs."""
 UNMEASURED = {
     f"test_{name}.py" for name in (
         "bench_quick", "benchmarks", "core_arena", "core_batch", "core_model", "crash", "docs",
         "examples", "flights_data", "fuzz", "golden", "machine_check", "needs", "packaging",
-        "pipeline_ship", "placement_guest", "public_names", "races", "test_suite", "topology",
-        "vocabulary", "world_bugs",
+        "pipeline_ship", "placement_guest", "public_names", "races", "style", "test_suite",
+        "topology", "world_bugs",
     )
 }  # fmt: skip
 """Test files that guard the core, the pipeline, documents or tools; so does tests/spark. Storms of
 signals are left out because they never end under coverage."""
 
 MOST_OF_ONE = 3
-"""Parameters of one test function among them."""
+"""Most parameters of one test function that are run."""
 HANGS_S = 45
 """Time limit of one test: some wait 30 s for a fact before they fail."""
 
@@ -71,19 +71,19 @@ SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
     ast.RShift: (">>", "<<"),
 }  # fmt: skip
 UNSEEN = re.compile(r"\s*(?:log\.|announce\(|warnings\.|assert\b|self\.log|.*\b__slots__\b)")
-"""Statements whose effect is text for a reader, or none."""
+"""Statements whose only effect is text for a reader, or that have none."""
 
 
 # ---- mutants -----------------------------------------------------------------------------------
 
 
 class Mutant(NamedTuple):
-    """One change: bytes from..to of a file become others."""
+    """One change: bytes from..to of a file are replaced."""
 
     file: str
     line: int
     column: int
-    """Bytes between the first character of the line's text and the change."""
+    """Number of bytes between the first character of the line's text and the change."""
     text: str
     """The line without its indentation."""
     begin: int
@@ -142,7 +142,7 @@ class Changes(ast.NodeVisitor):
         self.found.append(Mutant(self.file, line, column, text, begin, end, before, after))
 
     def swap(self, left: ast.expr, right: ast.expr, operator: ast.AST) -> None:
-        """Another operator between two operands."""
+        """Replace the operator between two operands."""
         old, new = SWAPPED.get(type(operator), ("", ""))
         begin, end = self.end(left), self.begin(right)
         between = self.source[begin:end].decode()
@@ -221,7 +221,7 @@ class Changes(ast.NodeVisitor):
     # ---- expressions ----
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Leaves texts alone."""
+        """Skip texts."""
 
     def visit_Compare(self, node: ast.Compare) -> None:
         operands = [node.left, *node.comparators]
@@ -260,7 +260,7 @@ def is_number(node: ast.expr) -> bool:
 
 
 def sample(count: int, seed: int) -> list[Mutant]:
-    """One change in each of `count` lines, in proportion to the lines of each file."""
+    """Draw one change in each of `count` lines, in proportion to the lines of each file."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for path in measured_files():
         for mutant in Changes(os.fspath(path.relative_to(ROOT))).found:
@@ -272,7 +272,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
 
 def listed(mutant: Mutant) -> dict[str, Any]:
-    """A row of the list, without a result."""
+    """Return a row of the list, without a result."""
     return {
         "file": mutant.file, "line": mutant.line, "column": mutant.column,
         "change": mutant.change, "text": mutant.text, "fate": UNTRIED, "killed_by": None,
@@ -281,13 +281,15 @@ def listed(mutant: Mutant) -> dict[str, Any]:
 
 @cache
 def changes(file: str) -> list[Mutant]:
-    """All mutants of a file."""
+    """Return all mutants of a file."""
     return Changes(file).found
 
 
 def located(row: Mapping[str, Any]) -> Mutant | None:
-    """The mutant of a row, in the line that has its text; None if there is none any more. Of
-    several such lines the nearest counts."""
+    """Return the mutant of a row, in the line that has its text; None if no line has it.
+
+    If several lines have it, the nearest one counts.
+    """
     same = ("column", "change", "text")
     found = [
         mutant for mutant in (changes(row["file"]) if (ROOT / row["file"]).exists() else [])
@@ -297,7 +299,7 @@ def located(row: Mapping[str, Any]) -> Mutant | None:
 
 
 def parses(mutant: Mutant) -> bool:
-    """Whether the changed file is Python."""
+    """Return whether the changed file is valid Python."""
     try:
         ast.parse(mutant.applied())
     except SyntaxError:
@@ -338,9 +340,9 @@ disable_warnings = no-data-collected,module-not-imported,couldnt-parse
 
 
 def measure(tier: str) -> None:
-    """Run the tests of one tier and keep what they cover, and what they cost.
+    """Run the tests of one tier, and store their coverage and their costs.
 
-    A process for each file: storms of signals and forks may end one under coverage.
+    Each file runs in its own process: storms of signals and forks may end one under coverage.
     """
     folder = WORK / tier
     shutil.rmtree(folder, ignore_errors=True)
@@ -365,14 +367,14 @@ def measure(tier: str) -> None:
 
 
 class Limits(NamedTuple):
-    """The most that runs against one mutant, for each tier."""
+    """Limits of the tests that run against one mutant, for each tier."""
 
     tests: int = 20
     seconds: float = 60.0
 
 
 class Coverage:
-    """The tests of a tier by line, and what each costs."""
+    """Tests of a tier by line, and the cost of each."""
 
     def __init__(self, tier: str, limits: Limits) -> None:
         self.limits = limits
@@ -384,7 +386,7 @@ class Coverage:
         self.read: dict[str, dict[int, set[str]]] = {}
 
     def tests(self, file: str, line: int) -> set[str]:
-        """The tests that run a line, import of the module apart."""
+        """Return the tests that run a line, except during the import of the module."""
         if file not in self.read:
             found = self.data.contexts_by_lineno(os.fspath(ROOT / file))
             self.read[file] = {
@@ -394,11 +396,11 @@ class Coverage:
         return self.read[file].get(line, set()) & self.costs.keys()
 
     def of(self, lines: Iterable[tuple[str, int]]) -> set[str]:
-        """The tests that run any of these lines."""
+        """Return the tests that run any of these lines."""
         return set().union(*(self.tests(*place) for place in lines))
 
     def chosen(self, tests: set[str]) -> list[str]:
-        """The cheapest of these tests, within the limits."""
+        """Return the cheapest of these tests, within the limits."""
         per_function: Counter[str] = Counter()
         picked: list[str] = []
         spent_s = 0.0
@@ -415,7 +417,8 @@ class Coverage:
 
 
 def places(mutant: Mutant) -> list[tuple[str, int]]:
-    """The lines whose tests can notice a mutant: its own, or if it runs at import, its users."""
+    """Return the lines whose tests can notice a mutant: its own, or if it runs at import, its
+    users."""
     tree = ast.parse((ROOT / mutant.file).read_bytes())
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)
               and node.lineno <= mutant.line <= (node.end_lineno or 0)]  # fmt: skip
@@ -474,7 +477,7 @@ def run_tests(tree: Path, tests: list[str]) -> Trial:
 
 
 def try_one(tree: Path, mutant: Mutant, tiers: dict[str, Coverage]) -> dict[str, Any]:
-    """The result of one mutant: a row of the list."""
+    """Return the result of one mutant as a row of the list."""
     changed = tree / mutant.file
     original = changed.read_bytes()
     row = listed(mutant) | {"fate": "not covered"}
@@ -496,7 +499,7 @@ def try_one(tree: Path, mutant: Mutant, tiers: dict[str, Coverage]) -> dict[str,
 
 
 def open_tree(folder: Path) -> Path:
-    """A copy of the tree without mutants. Its tests use this Python."""
+    """Return a copy of the tree without mutants. Its tests use this Python."""
     tree = folder / "tree"
     copy(ROOT, tree, without=())
     (tree / ".venv").symlink_to(ROOT / ".venv")
@@ -510,7 +513,7 @@ def main() -> None:
 
 
 @main.command("draw")
-@click.option("--count", default=200, show_default=True, help="Mutants of the sample.")
+@click.option("--count", default=200, show_default=True, help="Number of mutants in the sample.")
 @click.option("--seed", default=18, show_default=True, help="Seed of the sample.")
 def draw_command(count: int, seed: int) -> None:
     """List sampled mutants of the files of this checkout, and forget the earlier list."""
@@ -528,12 +531,17 @@ def cover_command(tiers: tuple[str, ...]) -> None:
 
 
 @main.command("try")
-@click.option("--again", multiple=True, help="Fates to try once more.")
-@click.option("--tests", default=Limits().tests, show_default=True, help="Most tests for each.")
+@click.option("--again", multiple=True, help="Also try mutants of these fates.")
 @click.option(
-    "--seconds", default=Limits().seconds, show_default=True, help="Most time of these tests."
+    "--tests", default=Limits().tests, show_default=True, help="Most tests for each mutant."
 )
-@click.option("--only", default="", help="Only mutants of files that contain this.")
+@click.option(
+    "--seconds",
+    default=Limits().seconds,
+    show_default=True,
+    help="Most seconds of these tests for each mutant.",
+)
+@click.option("--only", default="", help="Only mutants of files whose path contains this text.")
 def try_command(again: tuple[str, ...], tests: int, seconds: float, only: str) -> None:
     """Try the mutants that have no result."""
     stored: dict[str, Any] = json.loads(KEPT.read_text())

@@ -1,13 +1,13 @@
 """Mutants of the core: each store to authoritative state dropped, each adjacent pair of stores
 swapped.
 
-Every mutant has to be caught by the crash harness, which kills it before each store (stores.c),
-or by the C tests; or it is listed in equivalent.toml with the reason why nobody could tell it, and
-the harness finds nothing where that reason is put to the test: with noise in the bytes that nobody
-is to look at, or with what is said to hold asserted. One whose machine code is that of the original
-is no mutant. All mutants are compiled into one core; $MUTANT says which one is alive. With --write
-the result of each file that was tried takes the place of its older one in
-benchmarks/results/mutants.json. `mutate.py --help` has the flags.
+Every mutant has to be caught by the crash harness, which kills it before each store (stores.c), or
+by the C tests. Otherwise it is listed in equivalent.toml with a reason why it has no visible
+effect. The harness then checks the reason: it writes noise to the bytes that supposedly nobody
+reads, or asserts the supposed condition, and must find nothing. A change that compiles to the
+original machine code is no mutant. All mutants are compiled into one core; $MUTANT selects the
+active one. With --write the result of each tried file replaces its older result in
+benchmarks/results/mutants.json. `mutate.py --help` lists the flags.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 KEPT = RESULTS / "mutants.json"
 ALIVE, SAME_CODE = "alive", "same code"
 SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
-"""Its reason held in the harness, or did not."""
+"""Fates of a mutant with a reason that held in the harness, or did not."""
 
 FILES = [
     "batch.c", "inbox.c", "watermarks.c", "bulk_loads.c", "names.c", "operations.c",
     "replay_buffer.c", "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c",
     "timers.c", "watches.c", "records.c", "in_doubt.c",
 ]  # fmt: skip
-"""Whatever stores authoritative state while a daemon runs."""
+"""Files that store authoritative state while a daemon runs."""
 
 FIELDS = {
     "ctl", "deadline_ns", "flags", "hash", "topic", "cold", "blob", "payload_len", "value",
@@ -74,25 +74,26 @@ BEGINS = re.compile(r"\s+(?:\*|[a-z_]\w*(?:\(.*?\))?(?:->|\.|\[)).* = [^;]*")
 COMMENT = re.compile(r"\s*/\*.*\*/$")
 FUNCTION = re.compile(r"[a-zA-Z][\w \*]*?\b(?P<name>\w+)\(")
 BRIEF = 100
-"""Characters of a statement in a mutant's name, at most."""
+"""Most characters of a statement in a mutant's name."""
 STORE = re.compile(r"(?:\+\+|--)?(?P<place>[^=;]+?)(?: [-+|&]?= .*|\+\+|--)?;")
 FIELD = re.compile(
     r"[a-z_]\w*(?:\([^=;]*?\))?(?:->|\.|\[)(?:.*\W)?(?P<field>[a-z_]+)(?:\[[\w />-]+\])?"
 )
-"""A place in a row, which a call may have found."""
+"""Position in a row that a call may have returned."""
 ROW = re.compile(r"\*(?:slot_hot|slot_cold|(?!frame)\w+_at)\(.*\)")
-"""A whole row."""
+"""An assignment of a whole row."""
 PRIVATE = re.compile(
     r"answer\(\w+, 0, .*|memcpy\((?:&|detail).*|memset\((?:a->|out,|why,).*"
     r"|a->(?:header->quota_|call\.)?\w+ = .*|(?:p->|n\.|next\.|watch\.|out\[).*"
 )
-"""Refusals, locals, the fields of a process's handle, what each start sets, and derived state."""
+"""Targets that are no authoritative state: refusals, locals, fields of a process's handle, values
+that each start sets, and derived state."""
 
 COMPILE = ["cc", "-std=c11", "-fvisibility=hidden", "-w", f"-I{CORE.parent}", f"-I{ROOT}/tests/c"]
 AS_SHIPPED = "-O3"
 QUICKLY = "-O1"
 STORES_SEEN = "-fsanitize=thread"
-"""For stores.c, which has what the compiler calls then."""
+"""Flag for stores.c, which defines the functions that the compiler then calls."""
 
 CHOOSE = """
 #include <stdlib.h>
@@ -148,22 +149,22 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "timers.c": (*PUTS, *ENDS, "unpark", "wall step", "cascade", "row replace"),
     "watches.c": (*WATCHES, *WATERMARKS, *ENDS),
 }  # fmt: skip
-"""Of the harness, that come to what a file does."""
+"""Operations of the harness that reach a file."""
 
 TESTS = ("test_arena", "test_wal", "test_limits", "test_bulk_loads", "test_purgatory")
-"""Those of a part alone have none of these files."""
+"""C tests with the core; tests of a single part do not contain these files."""
 
 HARNESS = "harness"
 FEW_ROUNDS = 3
-"""Of the harness; they catch most."""
+"""Rounds of the harness that catch most mutants."""
 SELDOM = "30"
 DOUBLE_EVERY = {"rebuild.c": "3", "in_doubt.c": "3"}
-"""Of so many kills the recovery is killed, too: for a file that runs in recoveries, often."""
+"""Number of kills per kill of the recovery: files that run in recoveries need many of these."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One that stores, in lines first..last of its file, from 0, in a function."""
+    """A statement that stores, in lines first..last of its file, from 0, in a function."""
 
     first: int
     last: int
@@ -173,7 +174,7 @@ class Statement:
 
     @property
     def brief(self) -> str:
-        """As it begins."""
+        """Beginning of the statement."""
         return (
             self.text if len(self.text) <= BRIEF else self.text[:BRIEF].rsplit(" ", 1)[0] + " ..."
         )
@@ -181,18 +182,18 @@ class Statement:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why nobody can tell a mutant from the original."""
+    """Reason why a mutant has no visible effect."""
 
     text: str
     unseen: tuple[int, ...] = ()
-    """Which of its stores, from 1, are to places that nobody looks at before both are done."""
+    """Numbers of its stores, from 1, to places that nobody reads before both stores are done."""
     holds: str = "1"
-    """What is so whenever the mutant's place is reached, in C."""
+    """Condition that holds whenever the mutant's place is reached, in C."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """Without a store, or with two that stand one behind the other swapped."""
+    """A mutant: without a store, or with two adjacent stores swapped."""
 
     file: str
     stores: tuple[Statement, ...]
@@ -208,12 +209,12 @@ class Mutant:
         return f"{self.file}:{self.stores[0].first + 1}"
 
     def instead(self, store: Statement) -> str:
-        """What this mutant does in the place of one of its stores."""
+        """Return the code that replaces one of its stores."""
         others = [s.text for s in self.stores if s != store]
         return others[0] if others else ";"
 
     def tried(self, store: Statement, reason: Reason) -> str:
-        """The same, with what its reason says put to the test first."""
+        """Return the same code after a check of its reason."""
         if store != self.stores[0]:
             return self.instead(store)
         noises = [noise(self.stores[n - 1].text) for n in reason.unseen]
@@ -221,7 +222,7 @@ class Mutant:
 
 
 def arguments(call: str) -> list[str]:
-    """Those of a call, which may have calls among them."""
+    """Return the arguments of a call, which may contain calls."""
     parts, depth = [""], 0
     for c in call[call.index("(") + 1 : call.rindex(")")]:
         depth += (c in "([{") - (c in ")]}")
@@ -233,7 +234,7 @@ def arguments(call: str) -> list[str]:
 
 
 def noise(store: str) -> str:
-    """A statement that spoils the bytes that a store is to."""
+    """Return a statement that writes noise to the target of a store."""
     if store.startswith(("memcpy(", "memset(")):
         to, _, size = arguments(store)
         return f"noise({to}, {size});"
@@ -260,7 +261,8 @@ def place_of(text: str) -> str:
 
 
 def is_store(text: str) -> bool:
-    """A whole statement that stores into a field of the authoritative state, or copies."""
+    """Return whether a whole statement stores into a field of the authoritative state, or
+    copies."""
     if PRIVATE.fullmatch(text):
         return False
     if text.startswith(COPIES):
@@ -284,7 +286,7 @@ def stores(lines: list[str]) -> Iterator[Statement]:
 
 
 def mutants() -> Iterator[Mutant]:
-    """All of them, in the order of files and lines."""
+    """Yield all mutants, in the order of files and lines."""
     for file in FILES:
         lines = lines_of(file)
         found = list(stores(lines))
@@ -298,7 +300,8 @@ def mutants() -> Iterator[Mutant]:
 
 
 def guarded(lines: list[str], store: Statement) -> bool:
-    """The only statement of an if or a loop: swapped, it would guard the other one."""
+    """Return whether a store is the only statement of an if or a loop: a swap would move the other
+    statement into it."""
     before = next(line for line in reversed(lines[: store.first]) if line)
     return len(before) - len(before.lstrip()) < store.indent and not before.rstrip().endswith("{")
 
@@ -311,9 +314,9 @@ def replaced(file: str, texts: dict[Statement, str]) -> str:
 
 
 def woven(file: str, numbers: dict[Mutant, int]) -> str:
-    """The file with all its mutants in it: the one that is alive says what is done at a store.
+    """Return the file with all its mutants: the active one decides what is done at a store.
 
-    Below 0 are those whose reason is put to the test.
+    Numbers below 0 check the reasons.
     """
     cases: dict[Statement, str] = {}
     for mutant, number in numbers.items():
@@ -328,7 +331,7 @@ def woven(file: str, numbers: dict[Mutant, int]) -> str:
 
 
 class Bench:
-    """Programs with all mutants in them: the harness, and the C tests."""
+    """Programs with all mutants: the harness, and the C tests."""
 
     def __init__(self, rounds: int) -> None:
         self.folder = ROOT / "build" / "mutants"
@@ -345,7 +348,7 @@ class Bench:
         self.tests: list[Path] = []
 
     def core(self, prefix: str, *flags: str) -> list[Path]:
-        """Its objects, with all mutants in them."""
+        """Compile the objects, with all mutants."""
         objects = [self.compile(self.written("choose", CHOOSE), "choose")]
         for file in sorted(CORE.glob("*/*.c")):
             source = file
@@ -355,7 +358,7 @@ class Bench:
         return objects
 
     def c_tests(self) -> list[Path]:
-        """Made when the first mutant comes to them, which few do."""
+        """C tests, compiled for the first mutant that needs them; few do."""
         with self.making:
             if not self.tests:
                 core = self.core("plain-")
@@ -375,7 +378,7 @@ class Bench:
         return target
 
     def link(self, name: str, sources: list[Path], core: list[Path]) -> Path:
-        """From an archive, because some tests bring a part of the core themselves."""
+        """Link with an archive, because some tests contain a part of the core themselves."""
         program, archive = self.folder / name, self.folder / f"{name}.a"
         archive.unlink(missing_ok=True)
         subprocess.run(["ar", "-rcs", archive, *core], check=True)
@@ -386,16 +389,16 @@ class Bench:
         return program
 
     def whole_s(self, program: Path) -> float:
-        """Seconds that it takes, and it finds no fault in the core as it is."""
+        """Return the run time in seconds. The unchanged core must have no fault."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         rounds = [str(self.rounds), "1", SELDOM] if program.name == HARNESS else []
         assert not self.fails(0, program, *rounds), f"{program.name} fails without a mutant"
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
     def caught_by(self, mutant: Mutant) -> str:
-        """The harness or a C test, ALIVE = neither; or that there is nothing to catch.
+        """Return the program that catches the mutant, ALIVE, or that there is nothing to catch.
 
-        Of one that has a reason the harness alone looks, and not for long.
+        A mutant with a reason is only tried with the harness, and for a short time.
         """
         number = self.numbers[mutant]
         few, more = range(1, 1 + FEW_ROUNDS), range(1 + FEW_ROUNDS, 1 + self.rounds)
@@ -411,12 +414,12 @@ class Bench:
         return by or (HARNESS if again else ALIVE)
 
     def harness_fails(self, number: int, file: str, seeds: range) -> bool:
-        """With the operations that come to a file, until its first violation."""
+        """Return whether the harness fails with the operations that reach a file."""
         rounds = [str(len(seeds)), str(seeds.start), DOUBLE_EVERY.get(file, SELDOM), "first"]
         return self.fails(number, self.harness, *rounds, *OPERATIONS[file])
 
     def fails(self, number: int, program: Path, *args: str) -> bool:
-        """`number`: which mutant is alive; 0 = none."""
+        """Return whether a program fails. `number`: the active mutant; 0 = none."""
         limit = [f"--cpu={self.limits_s[program]:.0f}"] if program in self.limits_s else []
         environment = {**os.environ, "MUTANT": str(number)}
         run = subprocess.run(
@@ -436,7 +439,7 @@ class Bench:
         )
 
     def shipped(self, file: str) -> bytes:
-        """The machine code of a file without mutants."""
+        """Return the machine code of a file without mutants."""
         with self.making:
             return _code(self.compile(path_of(file), f"whole-{Path(file).stem}", AS_SHIPPED))
 
@@ -446,7 +449,7 @@ def newest(*files: Path) -> float:
 
 
 def _code(target: Path) -> bytes:
-    """The machine code of an object, without names of files."""
+    """Return the machine code of an object, without names of files."""
     dump = target.with_suffix(".code")
     subprocess.run(["objcopy", "-O", "binary", "--only-section=.text*", target, dump], check=True)
     return dump.read_bytes()
@@ -454,7 +457,7 @@ def _code(target: Path) -> bytes:
 
 @cache
 def reasons() -> dict[str, Reason]:
-    """Why nobody can tell a mutant, by its name; each reason can be put to the test."""
+    """Return the reasons of equivalent mutants, by name; each reason can be checked."""
     groups: list[dict[str, Any]] = tomllib.loads(EQUIVALENT.read_text())["equivalent"]
     found: dict[str, Reason] = {}
     for group in groups:
@@ -465,7 +468,7 @@ def reasons() -> dict[str, Reason]:
 
 
 def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, list[str]]:
-    """Try each mutant; return the names by fate, without those that are no mutants."""
+    """Try each mutant; return the names by fate, without changes that are no mutants."""
     fates: dict[str, list[str]] = {}
     with ThreadPoolExecutor(jobs) as pool:
         found = pool.map(bench.caught_by, chosen)
@@ -477,7 +480,7 @@ def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, list[str]]
 
 
 def keep(file: str, result: dict[str, Any]) -> None:
-    """Takes the place of the file's older result, if it has one."""
+    """Replace the file's older result, if it has one."""
     retained = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     retained[file] = result
     write_result(KEPT, dict(sorted(retained.items())))
@@ -485,18 +488,23 @@ def keep(file: str, result: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="only every n-th of them")
-    parser.add_argument("--rounds", type=int, default=12, help="of the harness, for each")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at once")
-    parser.add_argument("--file", nargs="+", default=FILES, help="only those of these files")
-    parser.add_argument("--list", action="store_true", help="only list them")
-    parser.add_argument("--write", action="store_true", help="keep the result: mutants.json")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th mutant")
+    parser.add_argument(
+        "--rounds", type=int, default=12, help="rounds of the harness for each mutant"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="number of mutants that are tried at the same time"
+    )
+    parser.add_argument("--file", nargs="+", default=FILES, help="only mutants of these files")
+    parser.add_argument("--list", action="store_true", help="only list the mutants")
+    parser.add_argument("--write", action="store_true", help="store the result in mutants.json")
     args = parser.parse_args()
     chosen = [m for m in mutants() if m.file in args.file][:: args.every]
     if args.list:
         print("\n".join(f"{m.place} {m.name}" for m in chosen))
         return 0
-    came_from = origin("python", *sys.argv)  # before the result makes the checkout a changed one
+    # a written result would make the checkout a changed one
+    came_from = origin("python", *sys.argv)
     bench = Bench(args.rounds)
     alive = False
     for file in args.file:

@@ -1,6 +1,6 @@
-"""Runs a program that prints JSON, and keeps it with machine, command and commit.
+"""Run a program that prints JSON, and store the output with machine, command and commit.
 
-`python record.py RESULT COMMAND...` writes benchmarks/results/RESULT once the command ended well.
+`python record.py RESULT COMMAND...` writes benchmarks/results/RESULT after the command ended well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recording import machine, write_result  # noqa: E402
 
 
 def _output(*command: str) -> str:
-    """Return what a command prints. If it fails, print that: it may have taken hours."""
+    """Return the output of a command. If the command fails, print it: it may have taken hours."""
     done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(done.stdout, end="")
@@ -27,7 +27,7 @@ def _output(*command: str) -> str:
 
 
 def origin(*command: str) -> dict[str, object]:
-    """Where figures come from: the machine, the command, the commit that is checked out."""
+    """Return the origin of figures: the machine, the command, the commit that is checked out."""
     return {
         "machine": {**machine(), "compiler": _output("cc", "--version").splitlines()[0]},
         "command": " ".join(command),

@@ -1,12 +1,13 @@
-"""Kills a real daemon and its workers at random, under load, and keeps a ledger.
+"""Kill a real daemon and its workers at random, under load, and check a ledger.
 
 `python soak.py SECONDS [SEED] [--keep DIR] [--audit]`, with tests/support on PYTHONPATH. Workers
-note what the daemon has acknowledged; at the end each timer was noticed once, or cancelled and
-never noticed, and no operation ended twice; the owners that live to the end hear how each of theirs
-ended. With --keep the daemon writes a WAL, which an exporter, killed as well, brings into a lake,
-and the clients keep ledgers: DIR/wal, DIR/lake and DIR/ledgers. With --audit they are audited, in a
-folder of their own unless DIR is given. Prints kills and totals as JSON; exit code 1 = something is
-lost or doubled, or the audit found a violation.
+record acknowledgements of the daemon. At the end each timer must have one notice, or none if it was
+cancelled, and no operation may have ended twice. Owners that run until the end must have the
+outcome of each of their operations. With --keep the daemon writes a WAL, which `pipeline ship`,
+killed as well, copies to a lake, and the clients write ledgers: DIR/wal, DIR/lake and DIR/ledgers.
+With --audit they are audited, in a temporary folder unless DIR is given. The program prints kills
+and totals as JSON; exit code 1 = a timer or operation is lost or doubled, or the audit found a
+violation.
 """
 
 from __future__ import annotations
@@ -37,31 +38,31 @@ EXPORTER = "exporter"
 SHARED = [f"shared:{n}" for n in range(6)]
 SIZES = ("--replay-buffer", "524288", "--inbox", "100000")
 KEEP = "SOAK_KEEP"
-"""Environment of the workers: the DIR of --keep."""
+"""Environment variable of the workers: the DIR of --keep."""
 LONGEST_S = 0.8
-"""Every timer and operation is over after that."""
+"""Time after which every timer and operation has ended."""
 
 
 # ---- workers --------------------------------------------------------------------------------
 
 
 def ledger() -> Ledger | None:
-    """Every line is written at once: what is reported counts, however the process ends."""
+    """Create a ledger that writes every line at once: reported events count even after a kill."""
     return Ledger(f"{os.environ[KEEP]}/ledgers", buffer_bytes=0) if KEEP in os.environ else None
 
 
 def leave() -> Path:
-    """Owners of operations leave once this is there."""
+    """Return the file at whose creation owners of operations leave."""
     return Path(os.environ["PURGATORYD_DIR"], "leave")
 
 
 def say(out: int, *words: object) -> None:
-    """One line, in one write: whole, or not there."""
+    """Write one line with one system call, so that it is complete or missing."""
     os.write(out, (" ".join(map(str, words)) + "\n").encode())
 
 
 def timers(seed: int, out: int) -> None:
-    """Adds, replaces nothing, cancels some; every key is used once."""
+    """Add timers without replacements, and cancel some; every key is used once."""
     rng = random.Random(seed)
     with Client(NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S, ledger=ledger()) as client:
         for n in range(1 << 30):
@@ -82,8 +83,10 @@ def timers(seed: int, out: int) -> None:
 
 
 def operations(seed: int, out: int) -> None:
-    """Arms, and ends others' by watermarks; says what it received of its own. At last it waits for
-    what it has not received yet."""
+    """Arm operations, and end those of others by watermarks; report outcomes of own ones.
+
+    At the end, wait for the missing outcomes.
+    """
     rng = random.Random(seed)
     armed: list[Operation] = []
     with Purgatory(
@@ -109,7 +112,7 @@ def operations(seed: int, out: int) -> None:
 
 
 def received(operation: Operation, end: float) -> str:
-    """If its owner was notified of its end by then, on the monotonic clock in seconds."""
+    """Return the cause if the owner was notified before `end` (monotonic clock, seconds)."""
     with contextlib.suppress(CallTimeout):
         operation.result(max(0.0, end - time.monotonic()))
         return "received"
@@ -117,7 +120,7 @@ def received(operation: Operation, end: float) -> str:
 
 
 def worker(job: str, seed: str, path: str) -> None:
-    """Until it is killed, or finds something that must not be."""
+    """Work until killed, or until something impossible happens."""
     out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         {"timers": timers, "operations": operations}[job](int(seed), out)
@@ -126,21 +129,22 @@ def worker(job: str, seed: str, path: str) -> None:
 
 
 def wal_settings() -> tuple[str, ...]:
-    """Segments as small as they may be, so that there are many."""
+    """Return settings with the smallest segments, so that there are many."""
     if KEEP not in os.environ:
         return ()
     return ("--wal-dir", f"{os.environ[KEEP]}/wal", "--wal-segment-bytes", "256K")
 
 
 def pipeline(*words: str) -> list[str]:
-    """A command of the pipeline, over what is kept."""
+    """Return a command of the pipeline, for the kept files."""
     retained = os.environ[KEEP]
     places = ("--wal-dir", f"{retained}/wal", "--lake", f"{retained}/lake")
     return [sys.executable, "-m", "purgatoryd.cli", "pipeline", *words, *places, "--json"]
 
 
 def ship() -> None:
-    """Brings into the lake what is sealed. The WAL is held from the first time on."""
+    """Ship the sealed segments to the lake. From the first time on, a retention hold keeps the
+    WAL."""
     subprocess.run(pipeline("ship", "--name", NAME), stdout=subprocess.DEVNULL, check=True)
 
 
@@ -161,7 +165,7 @@ class Listener(threading.Thread):
         )
 
     def run(self) -> None:
-        """Until stopping, and nothing comes any more."""
+        """Count until the soak stops and no notice arrives."""
         try:
             while not self.stopping:
                 if (notice := self._subscriber.get(timeout=0.2)) is not None:
@@ -172,7 +176,7 @@ class Listener(threading.Thread):
 
 
 class Soak:
-    """A daemon, its workers, and what they said."""
+    """A daemon, its workers, and their reports."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.rng = random.Random(seed)
@@ -183,12 +187,12 @@ class Soak:
         self.workers: dict[subprocess.Popen[bytes], str] = {}
         self.started = self.daemon_kills = self.worker_kills = 0
         if KEEP in os.environ:
-            ship()  # what the WAL begins with
+            ship()  # ships the beginning of the WAL
         for job in (*JOBS, *([EXPORTER] if KEEP in os.environ else [])):
             self.start(job)
 
     def start(self, job: str) -> None:
-        """Another worker, with a seed and a file of its own."""
+        """Start a worker with a seed and a file of its own."""
         self.started += 1
         said = self.directory / f"{self.started}.said"
         command = [sys.executable, __file__, "worker", job, str(self.started), str(said)]
@@ -197,7 +201,7 @@ class Soak:
         self.workers[subprocess.Popen(command, stdout=subprocess.DEVNULL)] = job
 
     def kill_worker(self) -> None:
-        """SIGKILL, and another one takes its place."""
+        """Kill a worker with SIGKILL, and start its successor."""
         victim = self.rng.choice(list(self.workers))
         victim.send_signal(signal.SIGKILL)
         victim.wait(PATIENCE_S)
@@ -206,12 +210,12 @@ class Soak:
 
     @property
     def at_work(self) -> bool:
-        """True once there is a load of every kind, however slowly its workers began."""
+        """Return whether there is a load of every kind, however slowly its workers started."""
         done = Counter(words[0] for words in self.said())
         return min(done[kind] for kind in ("added", "CANCELLED", "ended")) >= 50
 
     def run(self, seconds: float) -> None:
-        """Kills somebody every now and then, and the daemon at least once."""
+        """Kill workers at random times, and the daemon at least once."""
         eventually(lambda: self.at_work)
         end = time.monotonic() + seconds
         while time.monotonic() < end or not self.daemon_kills:
@@ -229,13 +233,13 @@ class Soak:
             one.wait(3 * PATIENCE_S)
 
     def said(self) -> Iterator[list[str]]:
-        """All whole lines of all workers."""
+        """Yield all complete lines of all workers."""
         for path in self.directory.glob("*.said"):
             for line in path.read_text().splitlines():
                 yield line.split()
 
     def settle(self) -> None:
-        """Waits until nothing is missing any more, or for as long as patience lasts."""
+        """Wait until nothing is missing, at most for the patience."""
         end = time.monotonic() + PATIENCE_S
         while self.result()["lost"] and time.monotonic() < end:
             time.sleep(LONGEST_S)
@@ -244,13 +248,13 @@ class Soak:
         self.listener.join(PATIENCE_S)
 
     def result(self) -> dict[str, object]:
-        """The ledger."""
+        """Compare reports with notices, and return the ledger."""
         lines = list(self.said())
         tried = {words[1] for words in lines if words[0] == "tried"}
         reported = {kind: Counter(int(w[1]) for w in lines if w[0] == kind) for kind in (
             "added", "armed", "ended", "cancelling", "CANCELLED", "FIRED",
             "UNKNOWN", "received", "missed")}  # fmt: skip
-        noticed = self.listener.noticed.copy()  # its thread goes on
+        noticed = self.listener.noticed.copy()  # a copy, because the listener's thread continues
         unsure = reported["cancelling"].keys() - reported["FIRED"].keys()
         due = (reported["added"].keys() - unsure) | reported["armed"].keys()
         return {
@@ -278,7 +282,7 @@ FAULTS = ("lost", "doubled", "outcomes_lost", "outcomes_doubled", "fired_though_
 
 
 def soak(seconds: float, seed: int, keep: Path | None) -> dict[str, object]:
-    """The ledger of a soak; the WAL, the lake and the clients' ledgers are in `keep`."""
+    """Run a soak and return its ledger; WAL, lake and the clients' ledgers are in `keep`."""
     with tempfile.TemporaryDirectory(prefix="purgatoryd-soak-") as folder:
         directory = Path(folder)
         os.environ.update(clean_environment(directory))
@@ -302,7 +306,7 @@ def soak(seconds: float, seed: int, keep: Path | None) -> dict[str, object]:
 
 
 def audited() -> dict[str, object]:
-    """The audit's summary of what is kept, with the ranges that are missing."""
+    """Return the audit's summary of the kept files, with the missing ranges."""
     command = [*pipeline("audit"), "--ledger", f"{os.environ[KEEP]}/ledgers"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if not done.stdout:
@@ -315,7 +319,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("seconds", type=float)
     parser.add_argument("seed", type=int, nargs="?", default=1)
-    parser.add_argument("--keep", type=Path, help="a folder that is not there yet")
+    parser.add_argument("--keep", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--audit", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="purgatoryd-kept-") as folder:

@@ -1,4 +1,4 @@
-/* shim.c - fails, kills at, or holds the Nth call of one libc function, or fails each in a child:
+/* shim.c - fails, kills at, or delays the Nth call of one libc function, or fails each in a child:
  * LD_PRELOAD it.
  *
  * FAULT_CALL    the function's name; unset = none fails, and all calls are counted
@@ -7,9 +7,9 @@
  * FAULT_GATE    a FIFO: the call waits until somebody has opened it for writing and closed it,
  *               and succeeds; FAULT_ERRNO does not count then
  * FAULT_WALK    "OUT IN EVERY", two descriptors and a number: of EVERY calls the first fails in a
- *               child that is made for it. Once that has ended "NTH STATUS", as of waitpid(2), is
- *               written to OUT, and a byte from IN lets this process go on, in which none fails
- * FAULT_UNTIL   a path: no child is made any more once it exists
+ *               forked child. Once the child has ended, "NTH STATUS", as of waitpid(2), is
+ *               written to OUT, and a byte from IN lets this process continue, in which none fails
+ * FAULT_UNTIL   a path: no more children are forked once it exists
  * FAULT_AFTER   a path: calls are counted once it exists; unset = from the beginning
  * FAULT_LOG     a file to which "NAME NTH" is written when the call fails; where none does,
  *               "NAME CALLS" for each function at the end of the process
@@ -38,17 +38,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* How often a function was called. */
+/* Number of calls of a function. */
 struct calls {
     const char *name;
     _Atomic long count;
-    struct calls *next;           /* another one that was called */
+    struct calls *next;           /* next called function */
 };
 
 static struct calls *_Atomic called;
 static _Atomic bool begun;
 
-/* Of the path that a variable names; `unset`: what to say if it names none. */
+/* Return whether the path in a variable exists; `unset`: result without the variable. */
 static bool exists(const char *variable, bool unset)
 {
     const char *path = getenv(variable);
@@ -77,7 +77,7 @@ static void tell(const char *name, long number)
     syscall(SYS_close, fd);
 }
 
-/* Counts the call, from the first one on in the list of those that were called. */
+/* Count the call; at its first call a function enters the list. */
 static long call_count(struct calls *c)
 {
     const long n = atomic_fetch_add(&c->count, 1) + 1;
@@ -104,7 +104,7 @@ static void gate_pass(const char *gate)
     syscall(SYS_close, fd);
 }
 
-/* What becomes of the call that is meant: the errno to fail with; 0 = go on. */
+/* Decide the selected call: return the errno to fail with; 0 = succeed. */
 static int befall(const struct calls *c, long n)
 {
     const char *code = getenv("FAULT_ERRNO"), *gate = getenv("FAULT_GATE");
@@ -136,7 +136,7 @@ static bool walk(char *how, long n)
     const int out = (int)strtol(how, &how, 10), in = (int)strtol(how, &how, 10);
     if (made || (n - 1) % strtol(how, NULL, 10) != 0 || exists("FAULT_UNTIL", false))
         return false;
-    /* Not fork(2): after that locks which the call is made under seem to be another thread's. */
+    /* Not fork(2): after it, locks held during the call seem to belong to another thread. */
     const pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
     made = child == 0;
     if (child > 0)
@@ -144,7 +144,7 @@ static bool walk(char *how, long n)
     return made;
 }
 
-/* The errno to fail with; 0 = go on. */
+/* Return the errno to fail with; 0 = succeed. */
 static int fault(struct calls *c)
 {
     const int before = errno;
@@ -159,7 +159,7 @@ static int fault(struct calls *c)
     return error;
 }
 
-/* A wrapper that fails with `failed` and errno, or calls on. */
+/* A wrapper that fails with `failed` and errno, or calls the function. */
 #define WRAP(type, name, failed, parameters, arguments)                                          \
     type name parameters                                                                         \
     {                                                                                            \
@@ -204,7 +204,7 @@ WRAP(void *, mmap64, MAP_FAILED,
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* They return their error and leave errno alone. */
+/* These functions return their error and do not set errno. */
 #define FALLOCATE(name, offset_type)                                                             \
     int name(int fd, offset_type offset, offset_type size)                                       \
     {                                                                                            \
@@ -221,7 +221,7 @@ WRAP(void *, mmap64, MAP_FAILED,
 FALLOCATE(posix_fallocate, off_t)
 FALLOCATE(posix_fallocate64, off64_t)
 
-/* The mode is read whether it was given or not: the kernel ignores it then. */
+/* The mode is read even if it was not passed: the kernel then ignores it. */
 #define OPEN(name)                                                                               \
     int name(const char *path, int flags, ...)                                                   \
     {                                                                                            \
@@ -304,7 +304,7 @@ WRAP(int, timerfd_settime, -1,
 WRAP(int, epoll_wait, -1, (int epoll, struct epoll_event *events, int most, int timeout),
      (epoll, events, most, timeout))
 
-/* It returns its error. */
+/* This function returns its error. */
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                    void *argument)
 {

@@ -1,7 +1,7 @@
-"""Fuzz target for what clients and the command decode: replies, notices, key files, settings.
+"""Fuzz target for decoders of clients and commands: replies, notices, key files, settings.
 
-The first byte of an input says which decoder gets the rest, behind a sound head where there is
-one. Whatever it is, it is decoded, or refused with an error of ours.
+The first byte of an input selects the decoder of the rest, after a valid head where there is one.
+Every input must be decoded, or refused with an error of the project.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _file(data: bytes) -> Path:
 
 
 def _pieces(data: bytes, head: struct.Struct) -> Iterator[tuple[tuple[int, ...], bytes]]:
-    """(fields of a small head, bytes behind it) as long as there are any; the last field of the
-    head is how many those are."""
+    """Yield (fields of a small head, bytes after it) until the data end; the last field of the head
+    is the number of these bytes."""
     while len(data) >= head.size:
         fields = head.unpack_from(data)
         end = head.size + fields[-1]
@@ -53,7 +53,7 @@ def _decoded(reply: Reply | DaemonError) -> None:
 
 
 def conversation(data: bytes) -> None:
-    """Replies to a client that has a batch and a question under way."""
+    """Decode replies to a client that has a batch and a question in flight."""
     talk = Session(bytes)
     talk.on_outcomes = lambda outcomes: None
     talk.receive(
@@ -69,7 +69,7 @@ def conversation(data: bytes) -> None:
 
 
 def notices(data: bytes) -> None:
-    """Messages to a subscriber that has no arena."""
+    """Decode messages to a subscriber that has no arena."""
     stream = Stream("n", None, lambda: None, HOST.boot_ns)
     for (first, count, tail, stream_id, _), body in _pieces(data, struct.Struct("<BBBBH")):
         head = (NOTICE_MAGIC, WIRE_VERSION, stream_id, 1, first, tail, 0, 0, count)
@@ -85,14 +85,14 @@ def _take_all(stream: Stream) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Messages as they are."""
+    """Decode whole messages."""
     Session(bytes).receive(data)
     half = len(data) // 2
     Stream("n", None, lambda: None, HOST.boot_ns).take([data[:half], data[half:]])
 
 
 def counted(decode: Callable[[bytes, int], object]) -> Callable[[bytes], None]:
-    """A decoder that is given how many to expect, by the first byte."""
+    """Return a decoder whose first byte is the number of expected items."""
 
     def target(data: bytes) -> None:
         decode(data[1:], data[0] if data else 0)
@@ -101,7 +101,7 @@ def counted(decode: Callable[[bytes, int], object]) -> Callable[[bytes], None]:
 
 
 def settings(data: bytes) -> None:
-    """A TOML file for `purgatoryd run`, which only says what it read."""
+    """Parse a TOML file for `purgatoryd run`."""
     arguments = ["run", "--print-config", "--config", str(_file(data))]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code != Exit.BUG, result.output
@@ -126,7 +126,7 @@ TARGETS: tuple[Callable[[bytes], object], ...] = (
 
 
 def run(data: bytes) -> None:
-    """One input. Raises what is no error of ours."""
+    """Decode one input. Raises exceptions that are no errors of the project."""
     if data:
         with suppress(PurgatorydError):
             TARGETS[data[0] % len(TARGETS)](data[1:])

@@ -1,4 +1,4 @@
-"""Runs decoders.py under atheris (dependency group `fuzz`), which looks for inputs that break it.
+"""Run decoders.py under atheris (dependency group `fuzz`), which searches for failing inputs.
 
 python tests/fuzz/guided.py [libFuzzer's options] [folders of inputs]
 """

@@ -1,5 +1,7 @@
-"""The first process of a virtual machine of two NUMA nodes: runs daemons there and tells, one JSON
-object a line, where their threads and pages are."""
+"""The first process of a virtual machine with two NUMA nodes.
+
+It runs daemons, and prints where their threads and pages are, one JSON object per line.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from purgatoryd.shm_layout.topology import read
 
 PATIENCE_S = 120.0
 MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/dev/shm"))
-"""Not on /run and /tmp: the host's Python may be in them, and the root can be written."""
+"""File systems to mount. /run and /tmp are left out: they may contain the host's Python, and the
+root is writable."""
 
 
 def tell(**facts: Any) -> None:
@@ -42,7 +45,8 @@ def mount_all() -> None:
 
 
 def mapping(pid: int) -> str:
-    """The arena's line of numa_maps: a new arena file was mapped before it had its name."""
+    """Return the arena's line of numa_maps, which shows no name: a new arena file is mapped before
+    it gets one."""
     lines = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
     found = [line for line in lines if "file=/dev/shm/" in line and ".private" not in line]
     return max(found, key=lambda line: sum(by_node(line).values()), default="")
@@ -53,16 +57,16 @@ def by_node(line: str) -> dict[str, int]:
 
 
 def pages(pid: int) -> dict[str, int]:
-    """Pages of the arena's mapping in the daemon, by node."""
+    """Return the pages of the arena's mapping in the daemon, by node."""
     return by_node(mapping(pid))
 
 
 def cpus(pid: int) -> tuple[list[int], list[int]]:
-    """Of the loop, and of all other threads."""
+    """Return the CPUs of the loop, and of all other threads."""
     others = {thread.id for thread in psutil.Process(pid).threads()} - {pid}
     found: set[int] = set()
     for thread in others:
-        with suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # the thread has ended
             found |= os.sched_getaffinity(thread)
     return sorted(os.sched_getaffinity(pid)), sorted(found)
 
@@ -78,7 +82,7 @@ def state(daemon: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def policy(pid: int) -> str:
-    """Of the arena's mapping."""
+    """Return the memory policy of the arena's mapping."""
     return (mapping(pid).split() or ["", ""])[1]
 
 

@@ -1,6 +1,6 @@
-"""The audit names what is planted, byte by byte, and finds nothing in clean WALs.
+"""The audit names planted violations, byte by byte, and finds none in clean WALs.
 
-All WALs are audited together: each is of a daemon of its own.
+All WALs are audited together: each belongs to a daemon of its own.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).resolve().parents[2]
 EMPTY = CLEAN.having(wal=Wal(began_empty=True), first=None)
-"""The first snapshot went; the first segment says that there was nothing in it."""
+"""The first snapshot was removed; the first segment says that the arena was created empty."""
 PARKED = arm(1, "a", 10 * S, at_ns=1 * S, parked=True)
 BACK = unpark(1, "a", 10 * S, at_ns=1 * S)
 
@@ -94,7 +94,8 @@ def bulk_load_rows(*between: Record) -> Iterator[Record]:
 
 
 class Planted(NamedTuple):
-    """A story, and the kinds of violation that must be reported of it; `ticket`: of the first."""
+    """A story, and the kinds of violation that must be reported; `ticket`: that of the first
+    one."""
 
     story: Story
     kinds: set[str]
@@ -178,7 +179,7 @@ PLANTED = [
 
 
 def row(number: int) -> Line:
-    """A row of a bulk load was reported as done before; its timer is gone."""
+    """Return the line of a row of a bulk load that was done before, and whose timer is gone."""
     place = {"bulk_load": b"sixteen bytes id".hex(), "row": number}
     return call("row", 0, "x", "bulk_loaded", 21 * S) | place
 
@@ -188,7 +189,7 @@ BULK_LOADED = CLEAN.then(
     arm(13, "q", 900 * S, at_ns=21 * S, parked=True), unpark(13, "q", 900 * S, at_ns=21 * S),
     *list(bulk_load_rows())[:3],
 ).having(closing=(*OPEN, arm(12, "p", 900 * S), arm(13, "q", 900 * S)))  # fmt: skip
-"""With two that were parked, of which one is back, and one row of a bulk load."""
+"""CLEAN with two parked timers, one of which is back, and one row of a bulk load."""
 TRUE_LEDGER = [*noted(), call("unpark", 13, "q", "unparked", 22 * S), row(7)]
 WRONG_LEDGERS: list[tuple[str, list[Line], int]] = [
     ("ack_lost", noted(more=call("add", 50, "z", "added", 5 * S)), 50),
@@ -214,8 +215,8 @@ CLEAN_FROM, LEDGER_FROM, PAIR, PAIR_LACKS, HOLED, STRANGER = 200, 300, 400, 402,
 HOLED_LINES = [
     *noted(),
     call("cancel", 3, "c", "fired", 5 * S),  # before the hole
-    call("cancel", 8, "w", "cancelled", 15 * S),  # behind it
-    call("cancel", 4, "d", "fired", 30 * S),  # of before, and reported after
+    call("cancel", 8, "w", "cancelled", 15 * S),  # after the hole
+    call("cancel", 4, "d", "fired", 30 * S),  # fired before the hole, reported after it
 ]
 
 
@@ -242,8 +243,10 @@ CLEAN_STORIES = {
 
 @dataclass
 class Found:
-    """The verdict, by daemon. `retained`: WALs, lake and ledgers, of which `soaked` is what the
-    soak left and `totals` what it reported."""
+    """The verdict, by daemon.
+
+    `retained`: WALs, lake and ledgers, with those of the soak in `soaked`; `totals`: its report.
+    """
 
     verdict: Verdict
     kinds: dict[bytes, set[str]]
@@ -259,7 +262,7 @@ class Found:
         return [(one.first_lsn, one.last_lsn, one.cause) for one in found]
 
     def ranges(self, daemon: bytes) -> list[tuple[int, int | None, str]]:
-        """The ranges of a daemon that were not judged."""
+        """Return the ranges of a daemon that were not judged."""
         found = [one for one in self.verdict.coverage.ranges if one.daemon == daemon.hex()]
         return [(one.first_lsn, one.last_lsn, one.cause) for one in found]
 
@@ -300,13 +303,13 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
 
 
 def lose(lake: Lake, daemon: bytes, at: int) -> None:
-    """One of its segments is in the lake no more."""
+    """Remove one of a daemon's segments from the lake."""
     lost = lake.manifests(BRONZE, daemon.hex())[at]
     lake.folder("manifests", daemon.hex()).joinpath(f"{lost.name}.json").unlink()
 
 
 def audited(read: Whole, noted_: DataFrame) -> Verdict:
-    """Each of many files is read once, though each check asks for them."""
+    """Audit; each of many files is read once, though each check requests them."""
     tables = [table.persist() for table in (read.bronze, read.openings, noted_)]
     try:
         return audit(read.bronze, read.openings, read.found, noted_)
@@ -319,7 +322,7 @@ def audited(read: Whole, noted_: DataFrame) -> Verdict:
 
 
 @pytest.mark.parametrize("number", range(1, len(PLANTED) + 1), ids=lambda n: _named(n))
-def test_what_is_planted_is_named(found: Found, number: int) -> None:
+def test_planted_violations_are_named(found: Found, number: int) -> None:
     plant = PLANTED[number - 1]
     assert found.kinds[uuid(number)] == plant.kinds
     kind = min(plant.kinds - {"unbalanced"})
@@ -335,7 +338,7 @@ def _named(number: int) -> str:
 
 
 @pytest.mark.parametrize("at", range(len(WRONG_LEDGERS)), ids=[w[0] for w in WRONG_LEDGERS])
-def test_a_ledger_that_says_otherwise_is_named(found: Found, at: int) -> None:
+def test_a_contradicting_ledger_is_named(found: Found, at: int) -> None:
     kind, _, ticket = WRONG_LEDGERS[at]
     daemon = uuid(LEDGER_FROM + 1 + at)
     assert found.kinds[daemon] == {kind}
@@ -344,20 +347,20 @@ def test_a_ledger_that_says_otherwise_is_named(found: Found, at: int) -> None:
 
 
 @pytest.mark.parametrize("name", CLEAN_STORIES)
-def test_clean_wals_have_none(found: Found, name: str) -> None:
+def test_clean_wals_have_no_violations(found: Found, name: str) -> None:
     assert found.kinds[uuid(CLEAN_FROM + list(CLEAN_STORIES).index(name))] == set()
 
 
-def test_a_stored_wal_has_none(found: Found) -> None:
-    """A daemon wrote it; its timers ended in every way, as replaced ones, too."""
+def test_a_stored_wal_has_no_violations(found: Found) -> None:
+    """A real daemon wrote it; its timers ended in every way, including replacement."""
     reported = json.loads((WALS[-1] / "wal.json").read_text())
     assert found.kinds[bytes.fromhex(reported["uuid"])] == set()
 
 
-def test_a_soaked_wal_has_none(found: Found) -> None:
+def test_a_soaked_wal_has_no_violations(found: Found) -> None:
     """Daemon, workers and exporter were killed at random under load."""
     assert found.kinds[found.soaked] == set()
-    assert max(found.verdict.counts.values()) <= SAMPLES  # the samples are all that was found
+    assert max(found.verdict.counts.values()) <= SAMPLES  # the samples contain all findings
     assert found.lost(found.soaked) == []
     lake, hot = Lake(found.retained / "lake"), segments(found.retained / "wal" / "soak")
     epochs = {manifest.epoch for manifest in lake.manifests(BRONZE, found.soaked.hex())}
@@ -376,7 +379,7 @@ OP = re.compile(r'"op":"(\w+)"')
 
 
 def soak(seconds: int, retained: Path) -> dict[str, Any]:
-    """Kills and totals; the WAL and the ledgers are in `retained`."""
+    """Run a soak; return kills and totals. WAL and ledgers are in `retained`."""
     script = str(ROOT / "tests" / "crash" / "soak.py")
     command = [sys.executable, script, str(seconds), "--keep", str(retained)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
@@ -397,15 +400,16 @@ def test_a_hole_hides_nothing_else_of_a_ledger(found: Found) -> None:
     assert found.first("cancel_undone", uuid(HOLED)).ticket == 8
 
 
-def test_lines_that_nothing_is_known_of_are_named(found: Found) -> None:
-    """Of two ends in the hole, and what was reported after the last record before it."""
+def test_unknown_ledger_lines_are_named(found: Found) -> None:
+    """The lines are of two final states in the hole, and of reports after the last record before
+    it."""
     assert [one for one in found.verdict.unjudged if one.daemon != found.soaked.hex()] == [
         Unjudged(uuid(HOLED).hex(), 6, "beyond"),
         Unjudged(uuid(STRANGER).hex(), len(NOTED), "absent"),
     ]
 
 
-def test_what_the_lake_does_not_have_is_named(found: Found) -> None:
+def test_records_missing_in_the_lake_are_named(found: Found) -> None:
     at = {name: uuid(CLEAN_FROM + n) for n, name in enumerate(CLEAN_STORIES)}
     assert found.lost(at["boot"]) == []
     assert found.lost(at["retention"]) == [(1, 99, "retention")]
@@ -415,14 +419,15 @@ def test_what_the_lake_does_not_have_is_named(found: Found) -> None:
     assert found.lost(uuid(PAIR)) == [(len(RECORDS) + 1, None, "recovery")]
 
 
-def test_what_a_recovery_lost_is_named(found: Found) -> None:
+def test_records_lost_by_a_recovery_are_named(found: Found) -> None:
     assert found.kinds[uuid(PAIR)] == found.kinds[uuid(PAIR + 1)] == set()
     assert found.kinds[uuid(PAIR_LACKS)] == {"snapshot_lacks"}
     assert found.first("snapshot_lacks", uuid(PAIR_LACKS)).ticket == 9
 
 
 def test_the_balance_of_a_namespace(found: Found) -> None:
-    """What ended before the audit begins has no part in it, though it is acknowledged later."""
+    """Timers that ended before the audit's range do not count, even if they are acknowledged in
+    it."""
     for name in ("boot", "empty", "acknowledged_while_copied", "acknowledged_long_after"):
         daemon = uuid(CLEAN_FROM + [*CLEAN_STORIES].index(name)).hex()
         (shop,) = [one for one in found.verdict.balance if one.daemon == daemon]
@@ -456,7 +461,7 @@ def covered(segments: list[Manifest], *snapshots: int) -> Coverage:
 
 
 def test_a_wal_that_began_empty_is_judged_from_its_first_record_on() -> None:
-    """However late the oldest shipped snapshot is, and also without one."""
+    """The oldest shipped snapshot may be late or missing."""
     first = replace(manifest(1, 9), began_empty=True)
     for snapshots in ([], [1], [18], [21]):
         found = covered([first, manifest(10, 20)], *snapshots)
@@ -468,12 +473,12 @@ def test_a_wal_that_began_with_timers_is_judged_from_its_first_snapshot_on() -> 
     segments = [manifest(1, 9), manifest(10, 20)]
     before = LsnRange("d", 1, 17, "snapshot")
     assert covered(segments, 18) == Coverage(3, 20, 20, (before,))
-    assert continuity(segments, [opening(18)]).lost == []  # it is in the lake
+    assert continuity(segments, [opening(18)]).lost == []  # the record is in the lake
     assert covered(segments) == Coverage(0, 20, 20, (LsnRange("d", 1, 20, "no_snapshot"),))
 
 
 def test_coverage_counts_all_records_of_the_wal() -> None:
-    """Also records that left the WAL unshipped, and records that are only in the WAL."""
+    """These include records that left the WAL unshipped, and records that are only in the WAL."""
     found = covered([replace(manifest(5, 9), gone_from=1), manifest(10, 20)], 5, 26)
     missing = LsnRange("d", 1, 4, "retention"), LsnRange("d", 21, 25, "not_shipped")
     assert found == Coverage(16, 16, 25, missing)
@@ -518,7 +523,7 @@ def test_holes_have_a_cause(
 
 @pytest.fixture
 def in_parts(tmp_path: Path) -> Path:
-    """A WAL of three segments, and a snapshot at the begin of the third."""
+    """A WAL of three segments, with a snapshot at the beginning of the third."""
     IN_PARTS.write(tmp_path / "demo")
     behind = 1 + list(RECORDS).index("arm_w")
     data = Wal().snapshot(behind, OPEN[:1], next_ticket=1000, now_ns=100 * S)
@@ -534,14 +539,14 @@ def holes(root: Path) -> tuple[list[str], list[str]]:
 
 
 def drop(root: Path, *at: int) -> None:
-    """These segments leave the WAL."""
+    """Remove these segments from the WAL."""
     files = sorted((root / "demo").glob("*.wal"))
     for number in at:
         files[number].unlink()
 
 
 def ship_first(root: Path) -> None:
-    """The first segment alone."""
+    """Ship only the first segment."""
     shipper = Shipper(root / "demo", Lake(root / "lake"), "eagle")
     for manifest in shipper.poll():
         if manifest.table == BRONZE:
@@ -549,21 +554,21 @@ def ship_first(root: Path) -> None:
     shipper.close()
 
 
-def test_what_left_the_wal_first_is_retention(in_parts: Path) -> None:
+def test_a_hole_at_the_beginning_is_retention(in_parts: Path) -> None:
     ship_first(in_parts)
     drop(in_parts, 0, 1)
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
     assert holes(in_parts) == (["retention"], [])
 
 
-def test_so_is_what_had_left_before_the_first_was_shipped(in_parts: Path) -> None:
+def test_a_hole_before_the_first_shipped_segment_is_retention(in_parts: Path) -> None:
     drop(in_parts, 0, 1)
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
     assert holes(in_parts) == (["retention"], [])
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_what_the_lake_had_is_no_retention(in_parts: Path, at: int) -> None:
+def test_a_hole_of_shipped_segments_is_no_retention(in_parts: Path, at: int) -> None:
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
     lose(Lake(in_parts / "lake"), Wal().uuid, at)
     causes, kinds = holes(in_parts)
@@ -571,14 +576,14 @@ def test_what_the_lake_had_is_no_retention(in_parts: Path, at: int) -> None:
     assert kinds == ["lsn_gap"]
 
 
-def test_nor_is_what_left_the_wal_before_older_records(in_parts: Path) -> None:
+def test_a_hole_before_older_records_is_no_retention(in_parts: Path) -> None:
     drop(in_parts, 1)
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
     assert holes(in_parts) == (["unexplained"], ["lsn_gap"])
 
 
 def test_retention_explains_nothing_else(in_parts: Path) -> None:
-    """The first segment was shipped, the second was not, and the first was lost from the lake."""
+    """The first segment was shipped and then lost from the lake; the second was not shipped."""
     ship_first(in_parts)
     drop(in_parts, 0, 1)
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
@@ -589,7 +594,9 @@ def test_retention_explains_nothing_else(in_parts: Path) -> None:
 # ---- the commands ----------------------------------------------------------------------------
 
 
-def test_what_is_hot_stands_in_the_lake_for_its_reader(in_parts: Path, spark: SparkSession) -> None:
+def test_hot_segments_are_visible_to_a_reader_of_the_lake(
+    in_parts: Path, spark: SparkSession
+) -> None:
     lake = Lake(in_parts / "lake")
     with whole(spark, lake, [in_parts / "demo"]) as found:
         files = [*found.bronze.inputFiles(), *found.openings.inputFiles()]
@@ -597,7 +604,7 @@ def test_what_is_hot_stands_in_the_lake_for_its_reader(in_parts: Path, spark: Sp
     assert {file.startswith(f"file://{lake.root}/hot/") for file in files} == {True}
 
 
-def test_what_is_shipped_while_it_is_read_counts_once(
+def test_segments_shipped_during_a_read_count_once(
     in_parts: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(in_parts / "lake")
@@ -624,7 +631,7 @@ with Lake(Path(sys.argv[1])).overlay() as own:
 """
 
 
-def test_what_a_killed_reader_left_goes_with_the_next_one(tmp_path: Path) -> None:
+def test_files_of_a_killed_reader_are_removed_by_the_next(tmp_path: Path) -> None:
     lake, command = Lake(tmp_path), [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
@@ -671,7 +678,7 @@ def test_a_file_of_the_lake_that_is_not_as_it_was_written_is_named(
 
 def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) -> None:
     for read in (read_ledgers, received):
-        with pytest.raises(BadPath, match="holds no ledger"):
+        with pytest.raises(BadPath, match="contains no ledger"):
             read(spark, tmp_path)
 
 
@@ -686,7 +693,7 @@ def test_nothing_to_audit_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["audit", "report"])
-def test_a_lake_that_is_not_there_is_none(tmp_path: Path, command: str) -> None:
+def test_a_missing_lake_is_refused_and_not_created(tmp_path: Path, command: str) -> None:
     reported = invoke(command, "--lake", tmp_path / "typo")
     assert reported.exit_code == 7
     assert not (tmp_path / "typo").exists()
@@ -699,8 +706,9 @@ def test_a_page_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None
 
 
 @pytest.mark.tier("all")
-def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) -> None:
-    """Also with --wal-dir, before anything was shipped; 5 once a segment is lost."""
+def test_the_commands_report_their_findings(in_parts: Path, spark: SparkSession) -> None:
+    """The commands also work with --wal-dir, before anything was shipped; the code is 5 once a
+    segment is lost."""
     lake, wal, page = in_parts / "lake", ("--wal-dir", in_parts), in_parts / "r.html"
     ledger = ("--ledger", in_parts / "ledgers")
     write_ledger(in_parts / "ledgers", uuid(STRANGER), noted())

@@ -1,4 +1,5 @@
-"""Rows of Spark, of files and of the cold tier in a real daemon: each once, whatever is killed."""
+"""Rows of Spark, of files and of the cold tier in a real daemon: each is added once, despite
+kills."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ PROMOTION = Path(__file__).parents[1] / "support" / "promote_killed.py"
 
 
 def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
-    """Rows of SCHEMA."""
+    """Return rows of SCHEMA."""
     numbers = range(first, last)
     return pa.RecordBatch.from_pydict({
         "key": [f"k{i}" for i in numbers],
@@ -66,7 +67,7 @@ def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
 
 
 def fired(daemon: Daemon, topic: str = "default", namespace: str = "default") -> list[Any]:
-    """The keys of all notices."""
+    """Return the keys of all notices."""
     reader = Reader.attach(daemon.paths)
     try:
         return [one.key for one in notices(reader, namespace, topic)]
@@ -75,7 +76,7 @@ def fired(daemon: Daemon, topic: str = "default", namespace: str = "default") ->
 
 
 def has_expired(daemon: Daemon, count: int) -> None:
-    """Returns once so many timers have."""
+    """Wait until `count` timers have fired."""
     eventually(lambda: stats(daemon)["expiries"] == count)
 
 
@@ -105,7 +106,7 @@ def test_a_task_that_dies_after_its_timers_fired_adds_nothing_twice(daemon: Star
     writer.commit([done])
     has_expired(demo, 5010)
     assert sorted(fired(demo)) == sorted(f"k{i}" for i in range(5010))
-    late = writer.write(iter([batch(0, 5011)]))  # a copy that nobody waits for
+    late = writer.write(iter([batch(0, 5011)]))  # a copy whose result nobody uses
     assert late.answers.counts == {"BULK_LOADED": 5010, "CLOSED": 1}
 
 
@@ -196,7 +197,8 @@ def test_rows_of_many_namespaces_topics_and_types(daemon: StartDaemon) -> None:
 def test_answers_wait_for_the_disk_if_there_is_a_wal(
     daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal: bool
 ) -> None:
-    """Who writes down what was answered, as the tier does, has to find it after a power cut."""
+    """A caller that records the answers, as the tier does, must find the timers after a power
+    cut."""
     demo = daemon("demo", *(("--wal-dir", str(tmp_path)) if wal else ()))
     asked, real = list[bool](), Batch.address
 
@@ -232,7 +234,8 @@ def test_spark_runs_a_killed_task_again(
         died.touch()
         os._exit(1)
 
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")  # four in the task
+    # four batches in the task
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
     rows = spark.range(0, 40_000, 1, 1).selectExpr(
         "concat('k', id) as key", "repeat('x', 400) as payload", "0.0D as delay"
     )
@@ -309,7 +312,7 @@ def test_the_agent_is_alone(daemon_dir: Path, tmp_path: Path) -> None:
 
 
 def spooled(path: Path, keys: list[str], **other: str) -> None:
-    """A file of timers as the agent takes it."""
+    """Write a file of timers as the agent reads it."""
     usual = {"namespace": "default", "key_type": "str", "topic": "t"} | other
     columns: dict[str, Any] = {name: [value] * len(keys) for name, value in usual.items()}
     columns |= {
@@ -361,7 +364,7 @@ class Failing:
         self.added: list[bytes] = []
 
     def add(self, bulk_load: UUID, rows: pa.Table) -> Answers:
-        """Arms rows."""
+        """Arm rows."""
         keys = rows["key"].to_pylist()
         for key in keys:
             left, error = self.times.get(key, (0, None))
@@ -372,7 +375,7 @@ class Failing:
         return Answers(Counter(ADDED=len(keys)))
 
 
-def test_what_the_daemon_refuses_of_a_file_holds_no_other_back(
+def test_refused_rows_of_a_file_delay_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "PAUSE_S", 0.0)
@@ -461,7 +464,7 @@ def test_windows_whose_process_is_killed_fire_every_timer_once(
 def test_a_promotion_whose_spark_is_killed_goes_on(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Twice: then it is not, and what the daemon had before has fired."""
+    """Spark is killed twice: the second time after the timers of the daemon have fired."""
     demo, tier, rows = daemon(), Tier(tmp_path), rows_of(1)
     with BulkLoader(demo.name) as hot:
         cold.bulk_load(tier, spark.createDataFrame(rows), "one", hot)
@@ -485,7 +488,7 @@ def test_a_promotion_whose_spark_is_killed_goes_on(
     assert not [*tmp_path.rglob("*.new")]
 
 
-def test_a_cancel_reaches_what_the_daemon_has(
+def test_a_cancel_reaches_timers_of_the_daemon(
     daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark_of_python(monkeypatch)
@@ -553,7 +556,7 @@ def test_a_promoter_that_wakes_up_late_adds_nothing(
         old = Thread(target=old_run)
         old.start()
         assert stalled.wait(PATIENCE_S)
-        (tmp_path / "windows" / "promoter").unlink()  # its lock is lost
+        (tmp_path / "windows" / "promoter").unlink()  # the run loses its lock
 
         def wakes_the_old(_: int) -> None:
             wakes.set()

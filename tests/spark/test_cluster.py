@@ -1,4 +1,4 @@
-"""A Spark cluster of several processes: a master and two workers, each in a folder of its own."""
+"""A Spark cluster of several processes: a master and two workers, each in its own folder."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ Reported = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
 DRIVER = Path(__file__).parents[1] / "support" / "cluster_driver.py"
 LIMIT_S = 600
-"""A machine that is busy takes minutes for six JVMs; more is a hang."""
+"""Seconds until a hang: a busy machine needs minutes for six JVMs."""
 
 
 @contextmanager
 def process(log: Path, cwd: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with children of its own, all of which end with it."""
+    """Run a process with children of its own, all of which end with it."""
     env = os.environ | {
         "JAVA_HOME": str(java_home()), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m",
-        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # they live for seconds
+        # these processes run for seconds
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }  # fmt: skip
     cwd.mkdir(exist_ok=True)
     with log.open("wb") as out:
@@ -69,7 +70,7 @@ def spark_class(name: str, *arguments: str) -> tuple[str, ...]:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """The address of its master, once all workers are there."""
+    """Return the address of the master, once all workers are there."""
     port, log = free_port(), folder / "master.log"
     address = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
@@ -87,7 +88,7 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def laid_out(root: Path) -> list[Path]:
-    """What the driver works on, in its folder: WALs, a ledger with a false line, timers."""
+    """Create the files of the driver in its folder: WALs, a ledger with a false line, timers."""
     folders = [root / "wal" / name for name in ("parts", "stored")]
     IN_PARTS.write(folders[0])
     StoredWal(WALS[-1], folders[1])
@@ -98,7 +99,7 @@ def laid_out(root: Path) -> list[Path]:
 
 
 def records_in(wal: Path) -> int:
-    """By other code than the decoder."""
+    """Count the records without the decoder."""
     walk, count = Walk(), 0
     for file in segments(wal):
         walk.enter(file.path)
@@ -110,7 +111,7 @@ def records_in(wal: Path) -> int:
 def test_a_cluster_does_what_one_box_does(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Workers stand in other folders than the driver, and receive relative paths."""
+    """Workers have other folders than the driver, and get relative paths."""
     needs("java")
     demo, root, log = daemon(), tmp_path / "driver", tmp_path / "driver.log"
     wals = laid_out(root)
@@ -135,7 +136,7 @@ def test_a_cluster_does_what_one_box_does(
 
 
 def tables_agree(spark: SparkSession, root: Path, wals: list[Path], reported: Reported) -> None:
-    """Raw ingest, silver and gold are those of shipped segments on one box."""
+    """Check that raw ingest, silver and gold equal those of shipped segments on one machine."""
     (root / "here").mkdir()
     here, there = Lake(root / "here"), Lake(root / "lake")
     for wal in wals:
@@ -148,7 +149,7 @@ def tables_agree(spark: SparkSession, root: Path, wals: list[Path], reported: Re
 
 
 def verdict_holds(root: Path, records: int, reported: Reported) -> None:
-    """Of a report on what was ingested and what is hot: it audits both."""
+    """Check the verdict of a report on ingested and hot segments."""
     code, rows = reported["report"]
     assert code == Exit.BROKEN
     verdict = next(row for row in rows if "records" in row)

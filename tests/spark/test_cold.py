@@ -48,7 +48,7 @@ BASE_NS = int(BASE.timestamp()) * 10**9
 
 
 def frame(spark: SparkSession, first: int, last: int, shift: int = 0) -> DataFrame:
-    """Timers k<first>.. of namespace `shop`, k<i> being due i + shift minutes after BASE."""
+    """Return timers k<first>.. of namespace `shop`; k<i> is due i + shift minutes after BASE."""
     base = BASE_NS // 10**9
     return spark.range(first, last, 1, 1).selectExpr(
         "'shop' as namespace", "concat('k', id) as key", "cast(id as string) as payload",
@@ -71,7 +71,8 @@ def keys(*numbers: int) -> pa.Table:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Tier:
-    folder = tmp_path / "a {lake}, [1] or *"  # to Spark, whose readers know patterns
+    # special characters in the patterns of Spark's readers
+    folder = tmp_path / "a {lake}, [1] or *"
     folder.mkdir()
     return Tier(folder)
 
@@ -82,7 +83,7 @@ def daemon() -> TableDaemon:
 
 
 @pytest.mark.costly("each window is promoted by Spark jobs of its own")
-def test_what_was_loaded_is_promoted_window_by_window(
+def test_bulk_loaded_timers_are_promoted_by_window(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
     assert promote(spark, tier, due(1), daemon) == []
@@ -134,7 +135,7 @@ def test_cancels_and_changes_reach_cold_and_hot_timers(
 
 
 @pytest.mark.tier("all")
-def test_a_compaction_leaves_what_lives(
+def test_a_compaction_keeps_armed_timers(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
     for part in range(3):
@@ -173,7 +174,7 @@ def test_no_key_of_a_replacement_comes_to_the_driver(
     monkeypatch.setattr(cold, "KEYS_AT_ONCE", 16)
     cold.bulk_load(tier, frame(spark, 0, 40), "one", daemon)
     cold.bulk_load(tier, frame(spark, 30, 70, shift=100), "two", daemon, replacing=True)
-    assert sum(part.rows for part in tier.version().tombstones) == 10  # of older rows alone
+    assert sum(part.rows for part in tier.version().tombstones) == 10  # only of older rows
     promote(spark, tier, due(35), daemon)
     asked: list[int] = []
     real = daemon.cancel
@@ -206,18 +207,19 @@ def test_a_key_has_one_timer_in_the_tier(
     assert (tier.version().rows, tier.orphans(tier.version())) == (before, [])
     cold.cancel(tier, keys(38), daemon)
     promote(spark, tier, due(40), daemon)
-    monkeypatch.setattr(cold, "suspected", lambda *_: (True, True))  # as if keys had one hash
-    # one cancelled, one hot: none waits
+    monkeypatch.setattr(cold, "suspected", lambda *_: (True, True))  # as if all keys had one hash
+    # One was cancelled and one is hot, so none waits.
     assert cold.bulk_load(tier, other, "two", daemon).rows == 12
     assert len(waiting(tier)) == 12
 
 
 @pytest.mark.tier("all")
-def test_verify_names_what_is_wrong(
+def test_verify_names_damage(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cold.bulk_load(tier, frame(spark, 0, 5), "one", daemon)
-    monkeypatch.setattr(cold, "check_keys", lambda *_, **__: None)  # as if another had written it
+    # as if another process had written it
+    monkeypatch.setattr(cold, "check_keys", lambda *_, **__: None)
     cold.bulk_load(tier, frame(spark, 4, 90), "two", daemon)
     assert "1 keys have more than one timer" in cold.verify(spark, tier)[1][0]
     first, second, *_ = (tier.lake / part.path for part in tier.version().rows)
@@ -275,10 +277,10 @@ def test_bad_rows_are_refused_and_nothing_changes(
     ids=str,
 )  # fmt: skip
 @pytest.mark.usefixtures("quick")
-def test_a_cancel_of_what_is_no_key_changes_nothing(
+def test_a_cancel_of_an_invalid_key_changes_nothing(
     tmp_path: Path, daemon: TableDaemon, row: dict[str, Any]
 ) -> None:
-    """The daemon would refuse it for ever, and with it all cancels that come later."""
+    """The daemon would refuse it forever, and all later cancels with it."""
     tier = Tier(tmp_path)
     cold.bulk_load(tier, table(0, 10), "one", daemon)
     promote(NO_SPARK, tier, due(5), daemon)
@@ -301,10 +303,10 @@ def test_a_cancel_of_what_is_no_key_changes_nothing(
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("quick")
-def test_a_cancel_believes_no_damaged_state(
+def test_a_cancel_refuses_a_damaged_state(
     tmp_path: Path, daemon: TableDaemon, file: str, field: str, value: object
 ) -> None:
-    """It would not ask the daemon, which has the timer."""
+    """With that state the cancel would not reach the daemon, which has the timer."""
     cold.bulk_load(Tier(tmp_path), table(0, 10), "one", daemon)
     promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
     newest = max(tmp_path.glob(file))
@@ -319,7 +321,7 @@ def test_a_cancel_believes_no_damaged_state(
 def test_a_tier_of_another_format_is_refused(
     tmp_path: Path, daemon: TableDaemon, file: str, found: object
 ) -> None:
-    """A file without a format number, too."""
+    """This includes a file without a format number."""
     cold.bulk_load(Tier(tmp_path), table(0, 10), "one", daemon)
     promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
     path = max(tmp_path.glob(file))
@@ -363,13 +365,13 @@ def test_a_window_ends_one_window_ahead() -> None:
 
 
 # ---- killed between any two steps ------------------------------------------------------------
-# What Spark does is not the point here: spark_of_python stands in for it.
+# These tests use spark_of_python instead of Spark.
 
 NO_SPARK: Any = None
 
 
 def table(first: int, last: int, shift: int = 0) -> pa.Table:
-    """As frame(), but with the columns of the tier."""
+    """Return frame() with the columns of the tier."""
     rows = [
         dict(zip(cold.KEY, key(i), strict=True))
         | {"topic": "t", "payload": b"", "deadline_ns": due(i + shift)}
@@ -386,7 +388,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def every_death(
     mortal: Mortal, step: Callable[[int], Callable[[], object]], after: Callable[[int], None]
 ) -> int:
-    """Kills step(n) after its n-th effect, for every n until it lives through it; then after(n)."""
+    """Kill step(n) after its n-th effect, for every n until it survives; then call after(n)."""
     last = 1
     while mortal.run(step(last), last):
         after(last)
@@ -420,7 +422,8 @@ def test_a_bulk_load_that_is_killed_is_there_whole_or_not_at_all(
 def test_a_change_that_is_killed_is_there_whole_or_not_at_all(
     tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a timer that is hot, and of one that is cold: each has one timer, the old or the new."""
+    """The changes are of a hot timer and of a cold one: each has one timer, the old or the new
+    one."""
     tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
     cold.bulk_load(tier, table(0, 100), "one", daemon)
     promote(NO_SPARK, tier, due(50), daemon)
@@ -461,7 +464,7 @@ def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
         return lambda: promote(NO_SPARK, tier, due(last * 10), daemon)
 
     def after(last: int) -> None:
-        daemon.fire()  # all that was acknowledged is gone, when the next one goes on
+        daemon.fire()  # all acknowledged timers have fired when the next run continues
         cold.cancel(tier, keys(last * 10 - 1), daemon)
 
     deaths = every_death(mortal, step, after)
@@ -487,7 +490,7 @@ def test_nothing_is_armed_after_its_cancel(
 
     def pace(
         rows: int,
-    ) -> None:  # between two pieces, others cancel one that went and one that did not
+    ) -> None:  # between two pieces, other processes cancel a promoted timer and one that was not
         for i in (len(cancelled) // 2, 11 - len(cancelled) // 2):
             cold.cancel(tier, keys(i), daemon)
             cancelled.append(i)
@@ -514,7 +517,7 @@ def test_a_cancel_that_is_killed_takes_effect_with_the_next_command(
     def after(last: int) -> None:
         cold.cancel(tier, keys(99), daemon)
         hot, cool = key(last) in daemon.armed, key(50 + last) in waiting(tier)
-        assert hot == cool  # the one and the other, or none
+        assert hot == cool  # both or none
         left.append(hot)
 
     assert every_death(mortal, step, after) >= 4
@@ -544,7 +547,7 @@ def test_a_compaction_that_is_killed_changes_nothing(
 def test_a_compaction_takes_nothing_from_a_cancel_under_way(
     tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tombstones are on disk, and no version names them yet."""
+    """The cancel's tombstones are on disk, but no version names them yet."""
     cold.bulk_load(tier, table(0, 3), "bulk_load", daemon)
     removed, real = Event(), cold._remove_orphans
     compaction = Thread(target=cold.compact, args=(NO_SPARK, Tier(tier.lake)))
@@ -557,7 +560,7 @@ def test_a_compaction_takes_nothing_from_a_cancel_under_way(
     def add(tier: Tier, keys: pa.Table, number: int) -> tuple[tiers.ColdFile, ...]:
         parts = real_add(tier, keys, number)
         compaction.start()
-        removed.wait(0.3)  # it has to wait for the cancel
+        removed.wait(0.3)  # removal has to wait for the cancel
         return parts
 
     real_add = Tier.add_tombstones
@@ -569,7 +572,7 @@ def test_a_compaction_takes_nothing_from_a_cancel_under_way(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_tier_does_not_grow_by_what_it_did(
+def test_a_tier_does_not_grow_with_its_history(
     tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoting, "SURPLUS_MAX", 8)
@@ -595,7 +598,8 @@ def test_a_tier_does_not_grow_by_what_it_did(
     assert most <= 8 + 3
     assert len(list((tier.lake / "windows").glob("*.json"))) == 20
     assert len(list((tier.lake / "cold" / "versions").glob("*.json"))) == tiers.VERSIONS_KEPT
-    assert rounds[29] - rounds[28] == rounds[19] - rounds[18]  # however many windows there are
+    # independent of the number of windows
+    assert rounds[29] - rounds[28] == rounds[19] - rounds[18]
     assert set(waiting(tier)) == {key(i) for i in range(4000, 4010)}
 
 

@@ -1,4 +1,4 @@
-"""The commands of the cold tier and of the agent, as their pages show them."""
+"""The commands of the cold tier and of the agent, as shown on their pages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_page_on_parked_timers(
 
 
 def for_this_session(block: str, demo: Daemon) -> str:
-    """Code of the page, for a session whose JVM has other folders than this test."""
+    """Return code of the page, for a session whose JVM has another folder than this test."""
     block = block.replace('"reminders.csv"', repr(str(Path("reminders.csv").resolve())))
     return block.replace(
         '.option("bulk_load"', f'.option("directory", {str(demo.dir)!r}).option("bulk_load"'
@@ -81,7 +81,7 @@ def test_the_page_from_bulk_load_to_verify(
     for line in shown.splitlines():
         result = command(*shlex.split(line)[1:])
         assert result.exit_code == Exit.DONE, (line, result.output)
-    assert stats(demo)["live"] == 9  # those of ten minutes, but for the cancelled one
+    assert stats(demo)["live"] == 9  # those of ten minutes, except the cancelled one
     figures = reported("pipeline", "cold", "status", "--lake", "lake")
     assert (figures["rows"], figures["promoted"], figures["promoting"]) == (10, 9, None)
     again = command(*shlex.split(shown.splitlines()[2])[1:])
@@ -118,7 +118,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_whoever_only_reads_makes_nothing(lake: Path) -> None:
+def test_reading_commands_create_nothing(lake: Path) -> None:
     assert reported("pipeline", "cold", "status", "--lake", str(lake))["version"] == 0
     assert list(lake.iterdir()) == []
 
@@ -157,7 +157,7 @@ def test_bad_places_are_refused(lake: Path) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_spans_that_are_none_are_refused(arguments: tuple[str, ...], lake: Path) -> None:
+def test_invalid_spans_are_refused(arguments: tuple[str, ...], lake: Path) -> None:
     where = () if "bulk-load-agent" in arguments else ("--lake", str(lake))
     done = command("pipeline", *arguments, *where)
     assert done.exit_code == Exit.USAGE
@@ -222,7 +222,7 @@ def test_windows_go_to_the_daemon_one_ahead(lake: Path, monkeypatch: pytest.Monk
     assert "'a' is not KEY=VALUE" in wrong.stderr
 
 
-def test_an_hour_is_one(lake: Path) -> None:
+def test_an_invalid_hour_is_refused(lake: Path) -> None:
     compact = ("pipeline", "cold", "compact", "--lake", str(lake), "--hour")
     assert command(*compact, "noon").exit_code == Exit.USAGE
 
@@ -247,7 +247,7 @@ def test_a_file_of_another_format_is_named(lake: Path, tmp_path: Path) -> None:
     assert "reminders.csv cannot be read as parquet; see --format" in done.stderr
 
 
-def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:
+def test_the_agent_adds_and_reports(daemon: StartDaemon, tmp_path: Path) -> None:
     from cold_driver import filed, files_writer
 
     demo = daemon()

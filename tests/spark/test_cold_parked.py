@@ -1,4 +1,4 @@
-"""What a daemon parked on its way through WAL, lake and cold tier, and back in time."""
+"""Parked timers on their way through WAL, lake and cold tier, and back in time."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def client(namespace: str = "shop") -> Client:
 
 @dataclass
 class World:
-    """A daemon under the virtual clock that parks what is due in more than an hour, its WAL,
-    and a lake."""
+    """A daemon under the virtual clock that parks timers due in more than an hour, its WAL, and a
+    lake."""
 
     daemon: Daemon
     wal: Path
@@ -63,7 +63,7 @@ class World:
     tier: Tier
 
     def seal(self) -> None:
-        """All that is in the WAL by now is in sealed segments, and those are in the lake."""
+        """Seal all records of the WAL in segments, and ship these to the lake."""
         before = segments(self.wal)[-1].lsn
         with client("other") as some:
             some.add_many([(f"fill {before} {n}", 1e6, "t", b"x" * 200) for n in range(1500)])
@@ -71,19 +71,19 @@ class World:
         self.ship()
 
     def ship(self) -> None:
-        """What is in the WAL for good by now is in the lake."""
+        """Ship all sealed segments to the lake."""
         shipper = Shipper(self.wal, self.lake, "node")
         list(shipper.poll())
         shipper.close()
 
     def reboot(self) -> None:
-        """All memory is gone: the daemon comes back from its WAL, with another arena."""
+        """Lose all memory: the daemon recovers from its WAL, with another arena."""
         self.daemon.kill()
         remove_arena_files(self.daemon.paths)
         self.daemon.start()
 
     def fired(self) -> list[tuple[Any, bytes]]:
-        """Keys and payloads of all notices, in order of the keys."""
+        """Return keys and payloads of all notices, sorted by key."""
         reader = Reader.attach(self.daemon.paths)
         try:
             return sorted((one.key, one.payload) for one in notices(reader, "shop", "t"))
@@ -111,12 +111,12 @@ def world(daemon: StartDaemon, tmp_path: Path) -> World:
 
 
 def minutes(n: int) -> float:
-    """Seconds until k<n> is due."""
+    """Return the seconds until k<n> is due."""
     return 7200.0 + 60 * n
 
 
 @pytest.mark.tier("all")
-def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
+def test_parked_timers_come_back_in_time_unless_they_ended(
     spark: SparkSession, world: World
 ) -> None:
     tier, lake = world.tier, world.lake
@@ -140,13 +140,13 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
         world.seal()
         some.add("new", minutes(5), topic="t", payload=b"not sealed")
         found = collect(spark, tier, lake, hot, [world.wal])
-        assert (found.rows, found.ended) == (2, 3)  # k5 again, and `new`; k4, k5 and k6
+        assert (found.rows, found.ended) == (2, 3)  # k5 again, and `new`; ended are k4, k5 and k6
         again = collect(spark, tier, lake, hot, [world.wal])
         assert (again.rows, again.ended) == (0, 0)
         with BulkLoader("other") as other, pytest.raises(WindowElsewhere):
             promote(NO_SPARK, tier, ORIGIN_NS, other)
 
-        some.cancel("k7")  # the tier does not know it yet
+        some.cancel("k7")  # the tier does not have it yet
         (window,) = promote(spark, tier, ORIGIN_NS + 2 * HOUR_NS + 20 * MINUTE_NS, hot)
         assert window.results == {"UNPARKED": 13, "UNKNOWN": 1}
         assert (cold.status(tier)["promoted"], cold.status(tier)["unknown"]) == (13, 1)
@@ -163,7 +163,7 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
         early = {f"k{n}": b"p%d" % n for n in range(8, 20)}
         early |= {"k2": b"near", "k6": b"soon", "new": b"not sealed", "k20": b"p20"}
         assert set(world.fired()) <= set(early.items())
-        assert len(world.fired()) == 15  # k20 is due now, and in the next window
+        assert len(world.fired()) == 15  # k20 is due, and in the next window
         world.seal()
         assert collect(spark, tier, lake, hot).ended == 1  # k32
         promote(spark, tier, ORIGIN_NS + 12 * HOUR_NS, hot)
@@ -176,8 +176,8 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
 
 
 @pytest.mark.tier("all")
-def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: World) -> None:
-    """What two arenas parked, of which one filled no segment, is asked back of a third one."""
+def test_parked_timers_come_back_after_reboots(spark: SparkSession, world: World) -> None:
+    """Two arenas parked timers, one of which filled no segment; a third arena arms them."""
     tier, lake = world.tier, world.lake
     timers = [(f"k{n}", minutes(n), "t", b"p%d" % n) for n in range(40)]
     until_ns = ORIGIN_NS + 3 * HOUR_NS
@@ -191,7 +191,7 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
     with BulkLoader("demo") as hot, pytest.raises(ParkedElsewhere):
         promote(spark, tier, until_ns, hot)
     assert stats(world.daemon)["parked"] == 29
-    world.ship()  # the first arena to its end, and of the second one its first snapshot
+    world.ship()  # the whole first arena, and the first snapshot of the second one
     with client() as some, BulkLoader("demo") as hot:
         assert list(successors_in(world.wal).values()) == hot.uuids()
         found = collect(spark, tier, lake, hot)
@@ -217,7 +217,7 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
 def test_each_shard_has_its_parked_timers_back(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    assert spark  # the command finds it
+    assert spark  # the command uses this session
     for name in ("wal", "lake"):
         (tmp_path / name).mkdir()
     demo = daemon("demo", "--wal-dir", str(tmp_path / "wal"), "--shards", "2")
@@ -256,7 +256,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(n: int, ticket: int, due_ns: int = ORIGIN_NS) -> dict[str, Any]:
-    """A timer k<n>, as the WAL has it."""
+    """Return a timer k<n>, as in the WAL."""
     key = {"namespace": "shop", "key_type": "str", "key": b"k%d" % n}
     return key | {"topic": "t", "payload": b"p%d" % n, "deadline_ns": due_ns, "ticket": ticket}
 

@@ -12,7 +12,7 @@ from purgatoryd.cli.foreign_errors import unreadable, unwritable
 pytestmark = pytest.mark.tier("test")
 
 
-def test_nor_is_it_where_spark_met_it() -> None:
+def test_a_write_error_of_spark_names_its_file() -> None:
     said = "Job aborted: java.io.IOException: file:/lake/silver/x.parquet (Read-only file system)"
     reported = unwritable(PySparkException(said))
     assert str(reported) == "/lake/silver/x.parquet: Read-only file system"

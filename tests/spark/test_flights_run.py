@@ -1,4 +1,5 @@
-"""The main job in small: every part with real processes, and the judges on made-up results."""
+"""The main job with small sizes: every part with real processes, and the judges on invented
+results."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def run_module(*args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.tier("all")
 def test_a_day_in_three_seconds(flight_runs: FlightRuns, console: Console) -> None:
-    """So fast, with a margin of 1 ms, that a landing may lose its race: all else must agree."""
+    """The day runs so fast, with a margin of 1 ms, that landings may lose their race: all else must
+    agree."""
     day = flight_runs.day
     assert list(live.against_answers(day)) == []
     assert {call.key for call in day.calls_of(Kind.DEPARTURE)} == {one.key for one in day.flights}
@@ -81,7 +83,7 @@ def test_a_day_of_the_year(flight_runs: FlightRuns, console: Console) -> None:
 
 @pytest.mark.tier("all")
 def test_load_from_the_command_line(tmp_path: Path) -> None:
-    """On a pipe: no control codes, and the verdict is the last line."""
+    """On a pipe there are no control codes, and the verdict is the last line."""
     needs("numpy")
     done = run_module("--load", "--timers=5000", "--longest=2", f"--json={tmp_path}/figures.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -150,10 +152,10 @@ def test_arena_files_go_with_the_daemon(directory: Path) -> None:
 
 def test_a_daemon_that_cannot_start_says_why(directory: Path) -> None:
     with pytest.raises(DaemonFailed, match="fanout"), running(directory, "bad", ("--fanout", "1")):
-        pytest.fail("it started")
+        pytest.fail("the daemon started")
 
 
-def test_what_a_child_raises_comes_out_in_the_parent() -> None:
+def test_an_exception_of_a_child_is_raised_in_the_parent() -> None:
     with Crew(1) as crew:
         child = crew.start("broken", _divide, 0)
         with pytest.raises(ChildFailed, match="ZeroDivisionError"):
@@ -192,7 +194,7 @@ def _die(link: Link) -> None:
 
 
 def flight(number: int, late_min: int | None) -> Flight:
-    """Departs at minute `number` for an hour; lands so much later, or never."""
+    """Return a flight at minute `number` for an hour; it lands `late_min` later, or never."""
     departed_ns = number * MINUTE_NS
     due_ns = departed_ns + 60 * MINUTE_NS
     return Flight(
@@ -210,7 +212,8 @@ PUNCTUAL, CLOSE, LATE, LOST = (one.key for one in FLIGHTS)
 
 
 def made_up_day(sent_late_ns: int = 0, found: dict[str, CancelResult] | None = None) -> Day:
-    """One second a minute; calls take a microsecond; `sent_late_ns` delays the close landing."""
+    """Return a day with one second per minute and calls of 1 us; `sent_late_ns` delays close
+    landings."""
     tempo = pace(FLIGHTS, 0, 77 * NS_PER_S)
     found = {LATE: CancelResult.FIRED} | (found or {})
     calls, receipts = [], []

@@ -1,4 +1,4 @@
-"""Commands that go on: what passes does not end them, a signal does, and what lasts."""
+"""Commands that continue: temporary errors do not end them; a signal and permanent errors do."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ PASSING = [
         "BadPath",
     ),
 ]
-"""With what they are called."""
+"""Errors with their names."""
 
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses; none is waited for."""
+    """Record the pauses, and skip them."""
     pauses: list[float] = []
     monkeypatch.setattr(following, "sleep", pauses.append)
     return pauses
 
 
 def iterations(*steps: BaseException | None) -> Callable[[], None]:
-    """One iteration each, that is done or raises."""
+    """Return a function that runs one step per iteration: an exception to raise, or None."""
     left = list(steps)
 
     def iteration() -> None:
@@ -63,7 +63,7 @@ def iterations(*steps: BaseException | None) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(("error", "name"), PASSING, ids=lambda one: type(one).__name__)
-def test_what_passes_is_reported_and_tried_again(
+def test_a_temporary_error_is_reported_and_retried(
     error: Exception, name: str, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     follow(iterations(error, error, error, None, error, KeyboardInterrupt()), lambda: 7.0, True)
@@ -79,13 +79,13 @@ def test_the_pause_grows_up_to_a_minute(slept: list[float]) -> None:
 
 
 @pytest.mark.parametrize("error", [LakeBroken("file", "is gone"), AssertionError()])
-def test_what_lasts_ends_it(error: Exception, slept: list[float]) -> None:
+def test_a_permanent_error_ends_the_command(error: Exception, slept: list[float]) -> None:
     with pytest.raises(type(error)):
         follow(iterations(None, error), lambda: 1.0, False)
     assert slept == [1]
 
 
-def test_sigterm_ends_an_iteration_where_it_stands(slept: list[float]) -> None:
+def test_sigterm_ends_an_iteration_at_once(slept: list[float]) -> None:
     ended: list[str] = []
 
     def iteration() -> None:
@@ -125,7 +125,7 @@ def test_ship_waits_for_the_lock_and_ends_on_sigterm(tmp_path: Path) -> None:
 def test_ingest_goes_on_when_the_tables_are_free(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spark  # the command finds it
+    assert spark  # the command uses this session
     for segment in segments_of(Plan(20)):
         put(Lake(tmp_path), segment)
     held = ExitStack()

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_step_of_the_benchmark_of_the_pipeline_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `--quick` does, in the session that is there and without a process for each baseline
-    it: memory is nobody's business here."""
+    """Run the steps of `--quick` in this session, with the baselines in this process, because
+    memory is not judged here."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # the daemons of the steps change it
     bench = import_module("bench_pipeline")

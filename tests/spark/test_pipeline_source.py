@@ -1,4 +1,4 @@
-"""Spark reads WALs and the lake: the same rows by every way, each segment once."""
+"""Spark reads WALs and the lake: the same rows in each way, each segment once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.tier("test")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
 STREAM = Path(__file__).parents[1] / "support" / "stream_killed.py"
 STORED = max(WALS, key=lambda folder: folder.name)
-"""Of the newest format."""
+"""Stored WAL of the newest format."""
 
 
 @pytest.fixture
@@ -52,7 +52,8 @@ def wal(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    folder = tmp_path / "a {lake}, [1] or *"  # to Spark, whose readers know patterns
+    # special characters in the patterns of Spark's readers
+    folder = tmp_path / "a {lake}, [1] or *"
     folder.mkdir()
     return Lake(folder)
 
@@ -71,7 +72,7 @@ def raw(spark: SparkSession, wal: Path, **options: str) -> DataFrame:
 def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
     spark: SparkSession, wal: Path, lake: Lake
 ) -> None:
-    """Segments that were ingested raw, those of the lake, and both tiers together."""
+    """The sources are raw segments, those of the lake, and both tiers together."""
     hot = rows(raw(spark, wal))
     ship(wal, lake)
     newest = segments(wal)[-1].lsn
@@ -82,7 +83,7 @@ def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
     assert sum(row["count"] for row in kinds.collect()) == len(hot)
 
 
-def test_of_the_lake_no_more_is_read_than_is_asked_for(
+def test_only_the_requested_part_of_the_lake_is_read(
     spark: SparkSession, wal: Path, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ship(wal, lake)
@@ -106,7 +107,7 @@ def test_openings_are_read_from_both_tiers(spark: SparkSession, wal: Path, lake:
 def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
     spark: SparkSession, wal: Path, lake: Lake
 ) -> None:
-    assert spark  # the command finds it
+    assert spark  # the command uses this session
     ship(wal, lake)
     raw_lake = lake.root.parent / "raw [1]"
     options = ("--wal-dir", str(wal.parent), "--lake", str(raw_lake), "--json")
@@ -128,7 +129,7 @@ def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
 
 
 def bronze_rows(lake: Lake, manifest: Manifest) -> list[dict[str, Any]]:
-    """By other code than Spark's, but for the host's name."""
+    """Return the rows without Spark, except the host's name."""
     found = pq.read_table(lake.data(manifest), partitioning=None)
     assert found.schema.names == BRONZE.names
     rows: list[dict[str, Any]] = found.drop_columns(["node"]).to_pylist()
@@ -150,7 +151,7 @@ def test_raw_ingest_takes_what_is_whole_and_names_the_damage(
 
 
 def test_a_segment_without_its_end_is_not_read_short(tmp_path: Path) -> None:
-    """The one in the middle lost its end, without getting shorter; the last one has none yet."""
+    """The segment in the middle lost its end, but not its size; the last one has no end yet."""
     wal = tmp_path / "wal" / "demo"
     sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
     sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
@@ -166,10 +167,10 @@ def test_a_segment_without_its_end_is_not_read_short(tmp_path: Path) -> None:
         assert caught.value.path == str(wal / "0000000000000004.wal")
 
 
-def test_of_a_segment_all_is_taken_or_nothing(
+def test_a_segment_is_ingested_completely_or_not_at_all(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever became of it after it was walked."""
+    """This holds for any change of the segment after it was walked."""
     wal = tmp_path / "wal" / "demo"
     sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
     sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
@@ -187,8 +188,8 @@ def test_an_empty_lake_is_an_empty_table(spark: SparkSession, lake: Lake) -> Non
 
 @pytest.mark.tier("all")
 def test_a_filter_of_one_query_does_not_reach_another(spark: SparkSession, wal: Path) -> None:
-    """What Spark does with a pushed filter: the next query of the DataFrame, and the other
-    branch of a union, get too few rows. So nothing may be pushed."""
+    """Spark would apply a pushed filter to the next query of the DataFrame and to the other branch
+    of a union as well, which get too few rows. So the source pushes no filter."""
     all_ = raw(spark, wal, columns="lsn,kind")
     count = all_.count()
     arms, fires = all_.filter("kind = 'arm'"), all_.filter("kind = 'fire'")
@@ -215,7 +216,8 @@ def test_columns_and_a_time_range_are_options(spark: SparkSession, wal: Path) ->
 def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
     spark: SparkSession, wal: Path, tmp_path: Path
 ) -> None:
-    """Its steps: the offsets are logged, the source reads, the rows are kept, that is logged."""
+    """The steps are: the offsets are logged, the source reads, the rows are stored, that is
+    logged."""
     checkpoint, aside, retained = (tmp_path / name for name in ("checkpoint", "aside", "kept"))
     retained.mkdir()
 
@@ -253,13 +255,13 @@ LSN = BRONZE.names.index("lsn")
 
 
 def batches(retained: Path) -> list[list[tuple[Any, ...]]]:
-    """What a stream kept, in order."""
+    """Return the rows that a stream stored, by batch."""
     paths = sorted(retained.iterdir(), key=lambda path: int(path.name))
     return [pickle.loads(path.read_bytes()) for path in paths]
 
 
 def process_is_killed(wal: Path, checkpoint: Path, retained: Path) -> None:
-    """The rows of a batch are kept, and that is logged nowhere."""
+    """Kill the stream after the rows of a batch are stored, before that is logged."""
     done = subprocess.run(
         [sys.executable, STREAM, wal, checkpoint, retained], start_new_session=True, check=False
     )
@@ -273,7 +275,7 @@ def killed(
     spark: SparkSession, wal: Path, checkpoint: Path, each: Callable[[DataFrame, int], None],
     how: str,
 ) -> None:  # fmt: skip
-    """The stream ends by an error."""
+    """End the stream with an error."""
     with pytest.raises(StreamingQueryException, match=how):
         run(spark, wal, checkpoint, each)
 
@@ -286,8 +288,8 @@ def test_the_page_s_examples_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ship(wal, lake)
-    lake.root.rename(lake.root.with_name("lake"))  # as the page calls it
-    folder = f"{lake.root.parent}/"  # where the JVM stands was settled when it started
+    lake.root.rename(lake.root.with_name("lake"))  # the name on the page
+    folder = f"{lake.root.parent}/"  # the working directory of the JVM is fixed since its start
     shared: dict[str, object] = {}
     for block in re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         exec(re.sub(r'"(lake|wal)', rf'"{folder}\1', block), shared)
@@ -332,10 +334,8 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, -90], ids=["header", "record"])
-def test_a_damaged_segment_is_of_no_matter_to_a_reader_that_does_not_need_it(
-    tmp_path: Path, at: int
-) -> None:
-    """Whose rows are not asked for; nor, behind it, any name that may have been born there."""
+def test_a_damaged_segment_does_not_affect_a_reader_that_skips_it(tmp_path: Path, at: int) -> None:
+    """The reader does not request its rows, nor later names that may have been born in it."""
     from purgatoryd.pipeline.source import WalReader
 
     damaged = bytearray(sw.segment([sw.arm(4, b"the damaged one")], 4, first_group=2))
@@ -359,7 +359,7 @@ def test_a_damaged_segment_is_of_no_matter_to_a_reader_that_does_not_need_it(
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
-    """How often each file is read; headers do not count."""
+    """Count how often each file is read; headers do not count."""
     found: Counter[Path] = Counter()
     real = cache.read
 
@@ -374,7 +374,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
 def test_a_time_range_leaves_out_segments_that_the_lake_tells_of(
     wal: Path, lake: Lake, reads: Counter[Path]
 ) -> None:
-    """Not the newest one, of which it knows nothing; and columns are those that are asked for."""
+    """This excludes the newest segment, whose times are unknown; only requested columns are
+    read."""
     ship(wal, lake)
     before, one, *_, last = lake.manifests()
     files = {file.lsn: file.path for file in segments(wal)}
@@ -406,7 +407,7 @@ def lsns_of(wal: Path, lake: Lake | None, from_us: int, to_us: int) -> list[int]
 def test_a_stream_reads_each_segment_twice_however_small_its_batches_are(
     wal: Path, reads: Counter[Path]
 ) -> None:
-    """Once for its names, once for its rows."""
+    """The stream reads each segment once for its names and once for its rows."""
     from purgatoryd.pipeline.source import WalStream
 
     stream = WalStream(Settings.of({"path": str(wal), "max_rows": "10"}))
@@ -438,7 +439,7 @@ def test_no_file_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     assert read.option("files", '["gone"]').load(str(tmp_path)).count() == 0
 
 
-def test_a_segment_that_went_is_not_passed_by(tmp_path: Path) -> None:
+def test_a_missing_segment_is_not_skipped(tmp_path: Path) -> None:
     from purgatoryd.pipeline.source import WalReader
 
     sw.write(tmp_path, sw.segment(sw.names(), seal=False))

@@ -1,4 +1,4 @@
-"""Silver and gold against DuckDB, in any order, after kills, and after years."""
+"""Silver and gold compared with DuckDB: segments in any order, after kills, and after years."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def oracle(made: Lake) -> Oracle:
 # ---- against the oracle ------------------------------------------------------------------------
 
 
-def test_lives_are_what_duckdb_finds(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
+def test_lifecycles_equal_those_of_duckdb(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
     lifecycles = table(spark, made, LIFECYCLES)
     assert same_schema(lifecycles, LIFECYCLES)
     oracle.take("ours", lifecycles)
@@ -118,7 +118,7 @@ def test_lives_are_what_duckdb_finds(spark: SparkSession, made: Lake, oracle: Or
     assert len(kinds) == 12  # both clocks: timers with three final states, operations with three
 
 
-def test_open_timers_are_what_duckdb_finds(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
+def test_open_timers_equal_those_of_duckdb(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
     found = silver.open_timers(jobs.bronze_of(spark, made, made.manifests()))
     assert same_schema(found, OPEN_TIMERS)
     oracle.take("still", found)
@@ -126,14 +126,14 @@ def test_open_timers_are_what_duckdb_finds(spark: SparkSession, made: Lake, orac
     assert oracle.rows("SELECT count(*) > 100 FROM still") == [(True,)]
 
 
-def test_flow_and_final_states_are_what_duckdb_counts(
+def test_flow_and_final_states_equal_those_of_duckdb(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
     counts_hold(oracle, *(table(spark, made, which) for which in (FLOW, TOPICS, WORKERS)))
 
 
 def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: DataFrame) -> None:
-    """What came and went, counted again."""
+    """Check flow and final states against counts in DuckDB."""
     oracle.take("flow", flow)
     oracle.take("topics", topics.drop(*sketch_columns(TOPICS)))
     oracle.take("workers", workers.drop(*sketch_columns(WORKERS)))
@@ -172,7 +172,7 @@ def test_quantiles_keep_within_the_stated_error(
 
 
 def quantiles_hold(partials: DataFrame, oracle: Oracle, which: Table, by: list[str]) -> None:
-    """Against ranks in all the values."""
+    """Check quantiles against ranks in all the values."""
     merged = gold.merge(partials, which, by)
     oracle.take("quantiles", gold.latency(merged, by))
     for measure, value in MEASURES.items():
@@ -200,7 +200,7 @@ MEASURES = {
 
 
 def error() -> float:
-    """Stated for 99 ranks of 100; twice that is never seen."""
+    """The error is stated for 99 ranks of 100; twice the error must not occur."""
     return 2 * sketches.rank_error()
 
 
@@ -242,7 +242,7 @@ def test_a_daemons_wal_becomes_tables(
             client.add(f"far:{n + 50}", delay=7200, mode="replace")
         notices = [subscriber.get(timeout=PATIENCE_S) for _ in range(100)]
         client.add_many([(f"more:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
-    demo.stop()  # all that it appended is on disk
+    demo.stop()  # ends with all records on disk
     lake = shipped(wals / "demo", tmp_path / "lake")
     jobs.bring_up(spark, lake)
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
@@ -316,7 +316,7 @@ SMALL = Plan(500, segment_rows=300)
 
 @pytest.fixture(scope="module")
 def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """All segments of SMALL, made in one go."""
+    """All segments of SMALL, in one commit."""
     lake = lake_in(tmp_path_factory.mktemp("batch [1]"))
     for segment in segments_of(SMALL):
         put(lake, segment)
@@ -341,7 +341,7 @@ def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
 
 
 def copy_of(lake: Lake, root: Path) -> Lake:
-    """A copy that a test may change."""
+    """Return a copy that a test may change."""
     return Lake(Path(shutil.copytree(lake.root, root / "lake")))
 
 
@@ -364,7 +364,7 @@ def test_segments_come_late_twice_and_in_any_order(
 def test_quantiles_keep_their_error_in_any_order_and_a_day_late(
     spark: SparkSession, oracle: Oracle, made: Lake, tmp_path: Path
 ) -> None:
-    """The lake is that of the oracle; a sketch of what came late is merged last."""
+    """The lake is that of the oracle; the sketch of late segments is merged last."""
     lake, segments = lake_in(tmp_path), [*segments_of(LIVE), *segments_of(VIRTUAL)]
     random.Random(7).shuffle(segments)
     for some in (segments[:2], segments[2:]):
@@ -380,7 +380,7 @@ class Killed(BaseException):
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
-    """The next call of parts.NAME is the last thing that the process does, or not even that."""
+    """End the process in the next call of parts.NAME, before or after its work."""
     real = getattr(parts, name)
 
     def die(*args: object) -> None:
@@ -421,7 +421,7 @@ STEPS = ("make_private", "sync_file", "sync_directory", "replace_durably")
 
 
 def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    """The process ends before its step of that number, counted from 1."""
+    """End the process before its step of that number, counted from 1."""
     left = iter(range(1, step))
 
     def mortal(real: Callable[..., object]) -> Callable[..., None]:
@@ -437,7 +437,7 @@ def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 class WrittenBefore:
-    """Stands in for a DataFrame that Spark wrote into `folder`."""
+    """A stand-in for a DataFrame that Spark wrote into `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.write = folder, self
@@ -467,7 +467,7 @@ def test_until_its_last_step_a_commit_has_done_nothing(
             layer.commit(again, {one: ("new",)})
         step += 1
     assert layer.sources() == {one: ("new",)}
-    assert step - 2 >= len(layer.tables) * 4 + 1  # files may be none
+    assert step - 2 >= len(layer.tables) * 4 + 1  # some tables have no files
     monkeypatch.setattr(parts, "KEPT_S", 0)
     with layer.writing():
         assert [len(list((tmp_path / "gold" / t.name).iterdir())) for t in layer.tables] == [1] * 3
@@ -498,10 +498,10 @@ def test_rebuilt_and_compacted_tables_are_the_same(
         table(spark, lake, FLOW)
 
 
-def test_what_is_read_is_of_one_moment(
+def test_reads_show_one_version(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile a job commits another part, and removes what is dead."""
+    """Meanwhile a job commits another part, and removes dead ones."""
     layer, real = Layer(tmp_path, "gold"), Layer.parts
     none = {which.name: spark.createDataFrame([], which.spark()) for which in layer.tables}
 
@@ -543,13 +543,13 @@ def test_a_part_stays_for_its_readers_once_it_was_replaced(
 
     commit(10_000, one, two)
     commit(9_000, one)
-    assert there() == [1, 2]  # of the first, a segment counts
+    assert there() == [1, 2]  # a part of the first segment
     commit(5, one, two)
     assert there() == [1, 2, 3]
     commit(1, one, two)
     then = time.time() - 20 * minute
     os.utime(tmp_path / "silver" / "parts" / "000000000003.json", (then, then))
-    assert there() == [3, 4]  # the first two were replaced 20 minutes ago, the third one just now
+    assert there() == [3, 4]  # the first two were replaced 20 minutes ago, the third one now
 
 
 def test_a_batch_may_be_handed_over_in_the_next_segment(
@@ -569,7 +569,7 @@ def test_a_batch_may_be_handed_over_in_the_next_segment(
 
 @pytest.mark.tier("all")
 def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Path) -> None:
-    """However many records, and segments, stand between a notice and its batch."""
+    """Many records and segments may be between a notice and its batch."""
     plan = replace(SMALL, unsent_rows=70_000, segment_rows=30_000)
     lake, segments = lake_in(tmp_path), segments_of(plan)
     assert (len(segments), segments[0][0].handed) == (3, (0, 0))
@@ -586,9 +586,9 @@ def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Pa
 
 
 def test_an_answer_is_looked_for_in_all_segments_that_may_have_it() -> None:
-    """However many stand between, but not in those of another start of the daemon."""
+    """Many segments may be between them, but none of another start of the daemon."""
     plain, _ = segments_of(SMALL)[0]
-    reported = [  # epoch, when it last ended something, when its first answer was built
+    reported = [  # epoch, time of its last final state, time at which its first answer was built
         (1, 10 * S, None), (1, 20 * S, None), (1, 30 * S, 10 * S + MS), (1, 40 * S, 35 * S),
         (2, 9 * S, 5 * S),
     ]  # fmt: skip
@@ -618,14 +618,14 @@ def test_an_empty_lake_has_empty_tables(spark: SparkSession, tmp_path: Path) -> 
 
 
 def edit(path: Path, **changes: object) -> None:
-    """Changes fields of a file of JSON."""
+    """Change fields of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize("found", [0, 2, None])
 @pytest.mark.parametrize("file", ["manifests/*/*.json", "silver/parts/*.json"])
 def test_another_format_is_refused(batch: Lake, tmp_path: Path, file: str, found: object) -> None:
-    """A file without a number, too; nothing is written then."""
+    """This includes a file without a number; nothing is written then."""
     root = Path(shutil.copytree(batch.root, tmp_path / "lake"))
     path = min(root.glob(file))
     edit(path, format=found)
@@ -686,7 +686,7 @@ def test_complete_to_stops_at_a_gap(tmp_path: Path) -> None:
     assert (found.complete_to_us, found.gaps) == (segments[3][0].wall_to_us, ())
 
 
-def test_what_went_before_it_was_shipped_is_missing(tmp_path: Path) -> None:
+def test_records_removed_before_shipping_are_missing(tmp_path: Path) -> None:
     lake, segments = lake_in(tmp_path), segments_of(SMALL)
     manifest, rows = segments[1]
     put(lake, (replace(manifest, gone_from=1), rows))
@@ -696,7 +696,7 @@ def test_what_went_before_it_was_shipped_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_lake_that_may_not_be_read_is_not_an_empty_one(daemon_dir: Path) -> None:
-    """What each user has shipped is his own."""
+    """The ships of each user are separate."""
     lake = lake_in(daemon_dir)
     put(lake, segments_of(SMALL)[0])
     daemon_dir.chmod(0o755)
@@ -732,7 +732,7 @@ def test_only_the_slow_worker_is_found_with_its_stage(spark: SparkSession, made:
 
 @pytest.mark.tier("all")
 def test_a_worker_of_another_node_is_another_worker(spark: SparkSession, made: Lake) -> None:
-    """A slow one is not hidden by a hundred quick ones of its name elsewhere."""
+    """A hundred quick workers of its name elsewhere do not hide a slow one."""
     topics, workers = table(spark, made, TOPICS), table(spark, made, WORKERS)
     quick = workers.where("worker <> 'worker-3'").withColumn("worker", F.lit("worker-3"))
     others = quick.withColumn("node", F.lit("host-b"))
@@ -770,8 +770,8 @@ def test_findings_are_published(daemon: StartDaemon) -> None:
 REMISSION = {6: (3, 1), 7: (1, 0), 9: (0, 1), 10: (1, 1), 11: (0, 1), 13: (1, 0), 16: (1, 0),
              17: (0, 1), 19: (0, 1), 20: (0, 1), 22: (1, 0), 23: (1, 0), 25: (0, 1), 32: (0, 2),
              34: (0, 1), 35: (0, 1)}  # fmt: skip
-"""Weeks in remission of 21 patients with 6-mercaptopurine: how many relapsed then, and how many
-were observed up to then (Freireich et al. 1963)."""
+"""Weeks in remission of 21 patients with 6-mercaptopurine: number of relapses, and number of
+patients observed until then (Freireich et al. 1963)."""
 ESTIMATE = {
     6: (0.8571, 0.6197, 0.9516), 7: (0.8067, 0.5631, 0.9228), 10: (0.7529, 0.5032, 0.8894),
     13: (0.6902, 0.4316, 0.8491), 16: (0.6275, 0.3675, 0.8049), 22: (0.5378, 0.2678, 0.7468),
@@ -781,7 +781,7 @@ ESTIMATE = {
 
 
 def ended(spans: dict[int, tuple[int, int]]) -> Iterator[tuple[str, str, str, int, int, str, int]]:
-    """Lifecycles of one topic, some of which settled and some of which did not."""
+    """Yield lifecycles of one topic, some of which settled and some of which did not."""
     for span, counts in spans.items():
         for final_state, count in zip(("cancelled", "expired"), counts, strict=True):
             yield from [("live", "shop", "t", span, 0, final_state, 40)] * count
@@ -807,7 +807,7 @@ def test_the_estimate_is_that_of_kaplan_and_meier(spark: SparkSession) -> None:
 
 
 def test_a_timeout_beyond_the_data_is_unknown(spark: SparkSession) -> None:
-    """Where the estimate, or a bound of it, never comes down to the share."""
+    """A timeout is unknown if the estimate, or a bound of it, never falls to the share."""
     lived = spark.createDataFrame([*ended(REMISSION)], LIVED)
     for rate, *wanted in ((0.5, 23, 13, None), (0.7, 13, 6, 23), (0.3, None, 22, None)):
         (row,) = advice.timeouts(lived, rate).collect()
@@ -817,7 +817,7 @@ def test_a_timeout_beyond_the_data_is_unknown(spark: SparkSession) -> None:
 
 
 def test_open_spans_count_as_censored(spark: SparkSession) -> None:
-    """The censored patients are given as open spans: without them all have settled by 23."""
+    """The censored patients are given as open spans: without them all have settled by week 23."""
     settled = {span: (counts[0], 0) for span, counts in REMISSION.items()}
     lived = spark.createDataFrame([*ended(settled)], LIVED)
     watched = [span for span, (_, count) in REMISSION.items() for _ in range(count)]
@@ -836,7 +836,7 @@ def test_open_spans_count_as_censored(spark: SparkSession) -> None:
 def test_the_advised_timeout_gives_the_wanted_rate(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
-    """Where all have settled, that is the share of those that took longer."""
+    """If all have settled, the rate is the share of those that took longer."""
     lived, still_open = jobs.observed(spark, made)
     settled = lived.where("clock = 'live' AND final_state IN ('cancelled', 'satisfied')")
     oracle.take("advised", advice.timeouts(settled, 0.2))
@@ -848,7 +848,7 @@ def test_the_advised_timeout_gives_the_wanted_rate(
     for settled_count, really_settled, would_expire in rows:
         assert settled_count == really_settled
         assert abs(would_expire - 0.2) <= 0.01
-    # Nobody knows how long those that expired would have taken.
+    # The times are unknown that expired operations would have taken.
     assert advice.timeouts(lived, 0.0, still_open).where("timeout_ns > 0").count() == 0
 
 
@@ -912,8 +912,8 @@ ENDS = {f"end_{n}": end(n, at_ns=HOUR) for n in range(1, 101)}
 def test_live_figures_are_compared_at_the_same_record(
     spark: SparkSession, tmp_path: Path, run_on: int
 ) -> None:
-    """A daemon armed a hundred timers in an hour, and ended all; the second half of its WAL is not
-    in the lake. The snapshot that it wrote then has nothing."""
+    """A daemon armed a hundred timers in an hour, and ended all of them. The second half of its WAL
+    is not in the lake. Its last snapshot is empty."""
     wal = Wal(began_empty=True)
     Story(NAMES | ADDS, wal, first=None, now_ns=HOUR).write(tmp_path / "demo")
     begin = 1 + len(NAMES | ADDS | ENDS)
@@ -929,18 +929,18 @@ def test_live_figures_are_compared_at_the_same_record(
     assert max(row.living for row in lived) == 100
     (forecast,) = called("capacity", "--lake", lake.root)
     assert forecast["live"] == 0
-    if not run_on:  # it has stopped
+    if not run_on:  # the daemon has stopped
         assert (forecast["full_at"], forecast["full_by"]) == (None, None)
 
 
 @pytest.mark.tier("all")
-def test_what_lives_is_counted_from_the_newest_snapshot_on(
+def test_armed_timers_are_counted_from_the_newest_snapshot(
     spark: SparkSession, tmp_path: Path, batch: Lake
 ) -> None:
     every = jobs.bronze_of(spark, batch, batch.manifests())
     open_tickets = {row.ticket for row in silver.open_timers(every).collect()}
     lake, segments = lake_in(tmp_path), segments_of(SMALL)
-    for segment in segments[1:]:  # the first one went before it was shipped
+    for segment in segments[1:]:  # the first one was removed before it was shipped
         put(lake, segment)
     (size,) = advice.sizes(spark, lake).collect()
     assert (size.daemon, *size[3:7]) == (SMALL.daemon, None, None, None, None)
@@ -991,8 +991,8 @@ def test_a_trace_tells_every_record_of_a_key(
 def test_a_trace_goes_from_the_cold_tier_to_the_end(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One listing of a timer that was promoted, armed and fired, of one that was cancelled in the
-    tier, and of one that is still there."""
+    """One listing shows a timer that was promoted, armed and fired, one that was cancelled in the
+    tier, and one that is still there."""
     spark_of_python(monkeypatch)
     lake, daemon, due_ns = lake_in(tmp_path / "lake"), TableDaemon("demo"), sw.WALL_NS + 3600 * S
     tier = Tier(lake.root)
@@ -1043,7 +1043,7 @@ def called(*arguments: str | Path) -> list[dict[str, Any]]:
 def test_the_commands_make_and_ask_the_tables(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    assert spark  # the commands find it
+    assert spark  # the commands use this session
     lake = lake_in(tmp_path)
     for segment in segments_of(SMALL):
         put(lake, segment)

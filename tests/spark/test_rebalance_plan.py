@@ -39,7 +39,7 @@ HOSTS = [Host(name, 1000, 100.0, {"rack": rack}) for name, rack in RACKS.items()
 
 
 def after(spaces: list[Space], found: RebalancePlan) -> dict[str, str]:
-    """Where every namespace is once the plan is applied."""
+    """Return the daemon of every namespace after the plan is applied."""
     where = {space.name: space.host for space in spaces}
     for move in found.moves:
         assert where[move.namespace] == move.source
@@ -56,7 +56,7 @@ def shares(spaces: list[Space], where: dict[str, str]) -> dict[str, float]:
     return used
 
 
-def test_what_is_even_stays() -> None:
+def test_a_balanced_fleet_stays() -> None:
     spaces = [Space(f"n{name}", name, 500, 10.0) for name in RACKS]
     assert plan_rebalance(HOSTS, spaces).moves == ()
 
@@ -118,7 +118,8 @@ def test_nothing_goes_where_there_is_no_free_capacity() -> None:
 
 
 def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
-    """Each counts where it is, in any order of rows, and none goes where another one is."""
+    """Each of them counts at its daemon, in any order of rows, and none moves to another one of its
+    name."""
     spaces = [
         Space("default", "a1", 900, 1.0), Space("default", "a2", 10, 1.0),
         Space("x", "a1", 50, 1.0), Space("_purgatoryd", "a1", 40, 1.0),
@@ -160,7 +161,7 @@ SPACES = st.lists(
 
 @settings(deadline=None, max_examples=50)
 @given(spaces=SPACES)
-def test_a_plan_never_makes_it_worse_and_is_always_the_same(spaces: list[Space]) -> None:
+def test_a_plan_never_increases_the_imbalance_and_is_deterministic(spaces: list[Space]) -> None:
     found = plan_rebalance(HOSTS, spaces)
     assert plan_rebalance(HOSTS[::-1], spaces[::-1]) == found
     assert rebalance_plan_of(found.record()) == found
@@ -172,7 +173,7 @@ def test_a_plan_never_makes_it_worse_and_is_always_the_same(spaces: list[Space])
 
 
 def together(spaces: list[Space]) -> int:
-    """Pairs of one group on one rack."""
+    """Return the number of pairs of one group on one rack."""
     return sum(
         one.group == other.group != "" and RACKS[one.host] == RACKS[other.host]
         for i, one in enumerate(spaces)
@@ -238,7 +239,7 @@ def test_a_plan_is_made_of_wals(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_daemon_that_was_recovered_from_the_wal_counts_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The arena that died has no timers any more, and no place in the fleet."""
+    """The dead arena has no timers, and is not part of the fleet."""
     by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first" / "demo")
     restarted(2, OPEN).write(tmp_path / "second" / "demo")
     (tmp_path / "lake").mkdir()
@@ -248,7 +249,7 @@ def test_a_daemon_that_was_recovered_from_the_wal_counts_once(
     found = fleet.measured_in(spark, lake.root).collect()
     (size,) = sizes(spark, lake).collect()
     assert {row.daemon for row in found} == {uuid(2).hex()}
-    assert sum(row.live for row in found) == 1  # one of the two that lived has fired
+    assert sum(row.live for row in found) == 1  # one of the two armed timers has fired
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)
     named = {uuid(1).hex(): HOSTS[0]}
     reported = lake.manifests()
@@ -288,7 +289,7 @@ def host(name: str = "a", **fields: str) -> str:
         (host() + "[groups]\ng = [1]", "groups.g"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_fleet_is_named(tmp_path: Path, text: str, setting: str) -> None:
+def test_errors_of_a_fleet_are_named(tmp_path: Path, text: str, setting: str) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(text)
     with pytest.raises(InvalidSetting) as wrong:
@@ -301,7 +302,7 @@ def moves(*names: str) -> RebalancePlan:
 
 
 def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is not on disk yet when the second comes."""
+    """The first plan is not on disk yet when the second one is made."""
     real, others = os.fsync, [moves("2")]
 
     def interrupted(fd: int) -> None:
@@ -316,8 +317,8 @@ def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> None:
-    """Also of an empty lake; what fills one daemon goes to the other."""
-    assert spark  # the command finds it
+    """The command works for an empty lake, and moves timers from a full daemon to the other one."""
+    assert spark  # the command uses this session
     fleet_file, lake = tmp_path / "fleet.toml", tmp_path / "lake"
     lake.mkdir()
 

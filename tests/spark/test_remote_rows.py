@@ -50,7 +50,7 @@ def test_rows_of_spark(spark: SparkSession, place: Place) -> None:
 def test_the_cold_tier(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote, demo, lake, file = place.remote, place.daemon, tmp_path / "lake", tmp_path / "timers"
     where = ("--name", "demo", "--tcp", remote.tcp, "--server-key", place.server_key)
-    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # here nobody has that name
+    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # a folder without a daemon of that name
     lake.mkdir()
     reminders(file)
 

@@ -1,4 +1,4 @@
-"""The report: its figures from a WAL, and the page, which needs nothing but itself."""
+"""The report: its figures from a WAL, and its page, which needs no other files."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ def test_ledgers_that_were_not_judged_do_not_agree() -> None:
 
 
 def lines(capsys: pytest.CaptureFixture[str], found: Verdict, *parts: Profile) -> list[list[str]]:
-    """What a terminal shows, in words."""
+    """Return the output on a terminal, in words."""
     _print_tables(found, [*parts])
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    """Carried over and added are what ended and what is open, over all namespaces."""
+    """Carried over and added equal final states and open, over all namespaces."""
     found = verdict()
     found.balance.append(Balance("ab" * 16, "other", 1, 9, 2, 1, 2, 2, 2, 1))
     assert lines(capsys, found, part(), part("bulk_load")) == [
@@ -188,7 +188,7 @@ def test_figures_of_a_wal(spark: SparkSession, lake: Lake) -> None:
     assert found.lateness is not None
     assert (found.lateness.n, found.lateness.at(1.0)) == (4, 1 * S)
     assert sum(found.due.values()) == 12
-    assert found.advice == []  # records of the writer do not say when a timer was armed
+    assert found.advice == []  # records of the writer have no time of arming
     assert judged == []
 
 
@@ -201,8 +201,8 @@ def test_a_daemon_counts_once_whatever_its_node_was_called(spark: SparkSession, 
 
 @pytest.mark.tier("all")
 def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lake) -> None:
-    """Bulk loads are no live traffic, also where that replaces them; and what was due before a
-    restart is not late."""
+    """Bulk loads are no live traffic, even if they replace timers; and timers due before a restart
+    are not late."""
     bronze = read_events(spark, lake).withColumns({
         "bulk_load": F.expr("IF(ticket IN (2, 4) AND kind IN ('arm', 'fire'), X'01', bulk_load)"),
         "replaced_bulk_loaded": F.expr("IF(replaced = 4, 1, replaced_bulk_loaded)"),
@@ -224,7 +224,7 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
 
 @pytest.mark.tier("all")
 def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake) -> None:
-    """As `pipeline slow` does: of two shards neither has a thousand values alone."""
+    """`pipeline slow` does the same: neither of two shards has a thousand values alone."""
     ids = (F.lit(uuid(number).hex()) for number in (1, 2))
     bronze = (
         read_events(spark, lake)
@@ -243,8 +243,10 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
 
 
 @pytest.mark.tier("all")
-def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_path: Path) -> None:
-    """Also the arena that took the place of the shipped one."""
+def test_unshipped_records_have_the_node_of_shipped_ones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """This includes the arena that replaced the shipped one."""
     wal, later = tmp_path / "demo", tmp_path / "later"
     by(1, CLEAN.having(closing=None)).write(wal)
     (tmp_path / "lake").mkdir()

@@ -32,16 +32,16 @@ pytestmark = pytest.mark.tier("test")
 
 
 UNKNOWN_TICKET = 2**47
-"""No ticket that anything has."""
+"""A ticket that no timer has."""
 
 
 class Shipped(NamedTuple):
-    """A daemon alone that became two shards, then three, then one, and its lake."""
+    """A daemon without shards that became two shards, then three, then one, and its lake."""
 
     one: Deployment
     lake: Lake
     tickets: set[int]
-    """Of all that lives."""
+    """Tickets of all armed timers."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def twice_resharded(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped
         ledger.arm(shards, b"a", b"far", FAR_NS)
     for count in (2, 3, 1):
         if count == 1:
-            one.reboot()  # what is resharded then is an arena that wrote nothing itself
+            one.reboot()  # the resharded arena then wrote no record itself
         one.start(count)
         with one.opened(commit=True) as shards:
             ledger.take(shards)
@@ -98,7 +98,7 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     kinds = [[event.kind for event in lifecycle.events] for lifecycle in lifecycles]
     assert kinds == [*[["arm", "end"]] * 3, ["arm"]]
     assert lifecycles[-1].daemon == newest
-    (size,) = sizes(spark, lake).collect()  # though it has no segment in the lake yet
+    (size,) = sizes(spark, lake).collect()  # although it has no segment in the lake yet
     assert (size.daemon, size.living) == (newest, len(alive))
 
 
@@ -117,7 +117,7 @@ def test_until_all_shards_of_the_new_number_are_shipped_those_before_count(
 
 
 def unship(lake: Lake, wal: str) -> None:
-    """Of this WAL nothing is in the lake."""
+    """Remove all files of this WAL from the lake."""
     for manifest in (*lake.manifests(), *lake.manifests(OPENINGS)):
         if manifest.wal == wal:
             (lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json").unlink()

@@ -1,12 +1,11 @@
-"""Writes what later versions have to read: `python tests/stored/make.py`.
+"""Write files that later versions have to read: `python tests/stored/make.py`.
 
-Run once when a layout, or a format of the WAL, is released, from its code; an arena's folder
-is named after the ABI, the other one after the WAL's format, and what stands in it never
-changes again.
-tests/test_upgrade.py starts later daemons on it. The arena is what a daemon leaves that was
-killed, the export is of the same moment; the WAL is of several boots, with every fate that a
-timer or an operation can have. Clock and contents are made up, so that they are the same on
-every machine.
+Run this script once when a layout, or a format of the WAL, is released, with the code of the
+release. An arena's folder is named after the ABI, the other one after the WAL's format; their
+contents never change afterwards. tests/test_upgrade.py starts later daemons on them. The arena is
+that of a killed daemon, the export is of the same moment; the WAL is of several boots, with every
+final state that a timer or an operation can have. Clock and contents are simulated, so that they
+are the same on every machine.
 """
 
 from __future__ import annotations
@@ -37,11 +36,12 @@ from purgatoryd.shm_layout.shm import ArenaFile  # noqa: E402
 from purgatoryd.shm_layout.wal import Walk, file_name, segments, write_snapshot  # noqa: E402
 
 S = 10**9
-WALL_OFFSET_NS = 1_767_225_600 * S  # boot clock 0 was 2026-01-01T00:00:00Z
+# wall clock at the time 0 of the boot clock: 2026-01-01T00:00:00Z
+WALL_OFFSET_NS = 1_767_225_600 * S
 BEGUN_NS = 10 * S
 KILLED_NS = 20 * S
 SOON_NS = 5 * S
-"""Delays from here on come due while no daemon runs: before a minute of uptime is over."""
+"""Lower bound of delays that come due while no daemon runs: before a minute of uptime."""
 FAR_NS = 10**18
 """31 years."""
 LONG_KEY = b"a watch key of more than sixteen bytes"
@@ -74,13 +74,13 @@ CONFIG: dict[str, Any] = {
 
 
 def text(key: wire.Key) -> list[str]:
-    """A key in JSON: its type and its bytes as hex."""
+    """Return a key in JSON: its type and its bytes as hex."""
     kind, data = wire.encode_key(key)
     return [("str", "bytes", "uuid")[kind], data.hex()]
 
 
 def fired_before(core: Purgatory) -> None:
-    """Notices that the socket has: one of them of a key that is armed again."""
+    """Add timers that fire and whose notices are sent; the key of one is armed again."""
     for key, payload in (("sent", b""), ("sent again", b"first"), (b"\0sent", bytes(range(256)))):
         assert core.put(key, S, payload=payload, topic=b"sent").status == Status.ADDED
     core.advance(BEGUN_NS + 2 * S)
@@ -89,7 +89,7 @@ def fired_before(core: Purgatory) -> None:
 
 
 def timers(core: Purgatory) -> None:
-    """Of every key type, every kind of time and every mode."""
+    """Add timers of every key type, every kind of time and every mode."""
     core.put("soon", SOON_NS * 3, payload=b"x" * 1000)
     core.put(b"soon in bytes", SOON_NS * 2 + 1, namespace=b"other")
     core.put(UUID(int=42), SOON_NS * 2 - 1, payload=b"uuid")
@@ -106,7 +106,7 @@ def timers(core: Purgatory) -> None:
 
 
 def operations(owner: Owner) -> None:
-    """Of every condition, with and without a notice; ended and armed; asked."""
+    """Add operations of every condition, with and without a notice; ended, armed and asked ones."""
     far, soon = FAR_NS, SOON_NS * 3
     watch = driver.watch
     owner.send(driver.advance(b"a", 5), driver.advance(LONG_KEY, 6), driver.fail(b"broken", 13))
@@ -128,14 +128,14 @@ def operations(owner: Owner) -> None:
 
 
 def unsent(core: Purgatory) -> None:
-    """What fired and was not handed to the socket when the daemon died."""
+    """Let timers fire whose notices are unsent when the daemon dies."""
     core.put("unsent", S, payload=b"u")
     core.put("unsent too", S, topic=b"u", namespace=b"other")
     core.advance(core.now_ns + 2 * S)
 
 
 def build() -> tuple[Purgatory, Owner]:
-    """The arena at the moment of its daemon's death."""
+    """Return the arena at the moment of its daemon's death."""
     core = Purgatory(**CONFIG)
     lib.pg_start_epoch(core.a, CONFIG["boot_id"])
     owner = Owner(core, NONCE)
@@ -152,7 +152,7 @@ def build() -> tuple[Purgatory, Owner]:
 
 
 def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
-    """What stands in it, for the test."""
+    """Return the contents of the arena, for the test."""
     return {
         "abi": [int(core.header.abi_major), int(core.header.abi_minor)],
         "layout_id": LAYOUT_ID,
@@ -179,7 +179,7 @@ def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
 
 
 def uid_offset(core: Purgatory, row: int) -> int:
-    """Where in the private arena file the uid of a session stands."""
+    """Return the position of a session's uid in the private arena file."""
     at = core.secret.rows_offset + row * ffi.sizeof("struct pg_session")
     return int(at + ffi.offsetof("struct pg_session", "uid"))
 
@@ -220,7 +220,7 @@ def arena_files(core: Purgatory) -> dict[str, bytes]:
 
 
 def export_files(core: Purgatory) -> dict[str, bytes]:
-    """What `stop --export` writes."""
+    """Return the files that `stop --export` writes."""
     file = io.BytesIO()
     write_snapshot(Reader(ArenaFile("stored", core.arena)), file, quiet=True)
     return {"export": file.getvalue()}
@@ -230,9 +230,9 @@ def export_files(core: Purgatory) -> dict[str, bytes]:
 
 BOOTS = 3
 ROUNDS = 20
-"""Of each boot: more than a segment holds."""
+"""Rounds of each boot: more than fit into a segment."""
 BULK_LOAD_ROWS = 8
-"""Of a round."""
+"""Rows of a bulk load in a round."""
 WAL_CONFIG = CONFIG | {
     "capacity": 2048, "replay_capacity": 2048, "replay_bytes_max": 1 << 20,
     "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "bulk_loads": 2,
@@ -241,7 +241,7 @@ WAL_CONFIG = CONFIG | {
 
 
 def write_wal(directory: Path) -> None:
-    """All files that a daemon's WAL folder has; of the newest segment the end is open."""
+    """Write all files of a daemon's WAL folder; the newest segment is not sealed."""
     core = Purgatory(**WAL_CONFIG)
     for boot in range(BOOTS):
         lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
@@ -267,7 +267,7 @@ def write_snapshot_file(core: Purgatory, directory: Path) -> None:
 
 
 def wal_round(core: Purgatory, owner: Owner, name: str) -> None:
-    """Timers that fire, are cancelled, replaced and extended; operations of every outcome."""
+    """Let timers fire, be cancelled, replaced and extended; end operations with every outcome."""
     begin_ns, of = core.now_ns, name.encode()
     keys = [b"%s/%d" % (of, i) for i in range(20)]
     owner.send(*(driver.put(key, S + i, payload=key * 8) for i, key in enumerate(keys)))
@@ -284,8 +284,8 @@ def wal_round(core: Purgatory, owner: Owner, name: str) -> None:
 
 
 def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
-    """Rows of a bulk load that fire, are cancelled and replaced; one that replaces; answers, one of
-    them twice."""
+    """Let rows of a bulk load fire, and be cancelled and replaced; let one replace a timer; repeat
+    a batch."""
     keys = [b"row %d" % (first + i) for i in range(BULK_LOAD_ROWS)]
     owner.send(driver.put(keys[0], S))
     owner.bulk_load((b"a bulk load, 16b", first, 0),
@@ -300,7 +300,7 @@ def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
 
 
 def answered(core: Purgatory, owner: Owner, batches: int) -> None:
-    """The newest ones."""
+    """Record the answers to the newest batches."""
     core.advance(core.now_ns + 1000)
     first = owner.sequence - batches + 1
     lib.pg_replied(core.a, owner.id, first, batches, core.now_ns, core.now_ns + 500)
@@ -321,7 +321,7 @@ def outcomes(owner: Owner, of: bytes) -> None:
 
 
 def wal_contents(directory: Path) -> dict[str, Any]:
-    """What a reader has to find in the segments."""
+    """Return the records that a reader has to find in the segments."""
     walk, kinds = Walk(), Counter[str]()
     for file in segments(directory):
         walk.enter(file.path)

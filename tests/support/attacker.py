@@ -1,12 +1,12 @@
-"""What a hostile or broken client does to a daemon's sockets: run as a process of its own.
+"""Attacks of a hostile or broken client on a daemon's sockets, in a process of its own.
 
-    python attacker.py ATTACK DIRECTORY NAME [UID]
+python attacker.py ATTACK DIRECTORY NAME [UID]
 
 As root with a UID it becomes that user, but stays in its own group: a member of the daemon's.
 
-It speaks ZMTP 3 by hand, so it can say what no ZeroMQ library says. It prints "ready" after its
-first blow, or when it was cut off before; it goes on until a SIGTERM, connects again whenever it is
-cut off, and prints at its end how many blows there were.
+It implements ZMTP 3 itself, so that it can send frames that no ZeroMQ library sends. It prints
+"ready" after its first blow, or after an earlier disconnect. It continues until a SIGTERM, connects
+again after each disconnect, and prints the number of blows at its end.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + bytes((3, 0)) + b"NULL".ljust(20, b"\0
 PING = struct.pack("<IHHQQIHHIIqQQ", 0x51434750, 1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 MIB = 2**20
 Attack = Callable[[Path], Iterator[None]]
-"""What is done to the socket at a path, blow by blow."""
+"""An attack on the socket at a path; it yields after each blow."""
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """One frame as ZMTP writes it."""
+    """Return one frame of ZMTP."""
     if len(body) > 255:
         return struct.pack(">BQ", flags | LONG, len(body)) + body
     return bytes((flags, len(body))) + body
 
 
 def ready(kind: bytes, identity: bytes = b"") -> bytes:
-    """The READY command that ends a handshake."""
+    """Return the READY command that ends a handshake."""
     items = ((b"Socket-Type", kind), (b"Identity", identity))
     body = b"".join(
         bytes((len(name),)) + name + struct.pack(">I", len(value)) + value for name, value in items
@@ -51,14 +51,14 @@ def ready(kind: bytes, identity: bytes = b"") -> bytes:
 
 
 def connect(path: Path) -> socket.socket:
-    """A bare connection."""
+    """Return a connection without a handshake."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(str(path))
     return connection
 
 
 def shake_hands(path: Path, kind: bytes = b"DEALER", identity: bytes = b"") -> socket.socket:
-    """A connection that is through with its handshake. Raises OSError if it was refused."""
+    """Return a connection after its handshake. Raises OSError if it was refused."""
     connection = connect(path)
     connection.sendall(GREETING + ready(kind, identity))
     taken = 0
@@ -71,7 +71,7 @@ def shake_hands(path: Path, kind: bytes = b"DEALER", identity: bytes = b"") -> s
 
 
 def endless(path: Path, part: bytes) -> Iterator[None]:
-    """One message whose parts never end."""
+    """Send one message whose parts never end."""
     piece = frame(part, MORE) * max(1, MIB // (len(part) + 9))
     connection = shake_hands(path)
     while True:
@@ -80,7 +80,7 @@ def endless(path: Path, part: bytes) -> Iterator[None]:
 
 
 def many_parts(path: Path) -> Iterator[None]:
-    """Whole messages, of 20,000 parts each."""
+    """Send whole messages of 20,000 parts each."""
     message = frame(b"", MORE) * 19_999 + frame(b"")
     connection = shake_hands(path)
     while True:
@@ -89,7 +89,7 @@ def many_parts(path: Path) -> Iterator[None]:
 
 
 def flood(path: Path) -> Iterator[None]:
-    """Requests without end, as fast as the socket takes them; the answers are read."""
+    """Send requests without end, as fast as the socket takes them, and read the answers."""
     requests = frame(PING) * 1000
     connection = shake_hands(path)
     connection.setblocking(False)
@@ -102,7 +102,7 @@ def flood(path: Path) -> Iterator[None]:
 
 
 def never_read(path: Path) -> Iterator[None]:
-    """Requests whose answers are never read."""
+    """Send requests, and never read their answers."""
     connection = shake_hands(path)
     while True:
         connection.sendall(frame(PING) * 100)
@@ -110,7 +110,7 @@ def never_read(path: Path) -> Iterator[None]:
 
 
 def garbage(path: Path) -> Iterator[None]:
-    """Bytes that mean nothing, before and after the handshake."""
+    """Send random bytes, before and after the handshake."""
     for seed in itertools.count():
         noise = bytes((seed * 31 + i * i) % 256 for i in range(997))
         for connection in (connect(path), shake_hands(path)):
@@ -121,7 +121,7 @@ def garbage(path: Path) -> Iterator[None]:
 
 
 def half_handshakes(path: Path) -> Iterator[None]:
-    """Connections that never finish what they began: as many as there may be, and more."""
+    """Open more connections than allowed, and finish no handshake."""
     held = []
     with contextlib.suppress(OSError):
         for i in range(1_500):
@@ -134,7 +134,7 @@ def half_handshakes(path: Path) -> Iterator[None]:
 
 
 def many_connections(path: Path) -> Iterator[None]:
-    """Connections that come and go, faster than anybody needs them."""
+    """Open and close connections at a high rate."""
     while True:
         for connection in [connect(path) for _ in range(50)]:
             connection.sendall(GREETING + ready(b"DEALER"))
@@ -143,7 +143,7 @@ def many_connections(path: Path) -> Iterator[None]:
 
 
 def long_routing_id(path: Path) -> Iterator[None]:
-    """A routing id of megabytes, which goes before every message."""
+    """Use a routing id of megabytes, which precedes every message."""
     connection = shake_hands(path, identity=b"i" * (4 * MIB))
     while True:
         connection.sendall(frame(PING) * 10)
@@ -151,7 +151,7 @@ def long_routing_id(path: Path) -> Iterator[None]:
 
 
 def claimed_routing_ids(path: Path) -> Iterator[None]:
-    """Takes the routing ids that libzmq would give next, were its numbers to be foreseen."""
+    """Claim the routing ids that libzmq would assign next, if its numbers were predictable."""
     first = 0x6B8B4567
     held = [shake_hands(path, identity=b"\0" + struct.pack(">I", first + i)) for i in range(200)]
     yield
@@ -160,7 +160,7 @@ def claimed_routing_ids(path: Path) -> Iterator[None]:
 
 
 def empty_messages(path: Path) -> Iterator[None]:
-    """Messages of nothing, of two empty parts, and commands that nobody knows."""
+    """Send empty messages, messages of two empty parts, and unknown commands."""
     connection = shake_hands(path)
     while True:
         connection.sendall(frame(b"") + frame(b"", MORE) + frame(b""))
@@ -169,7 +169,7 @@ def empty_messages(path: Path) -> Iterator[None]:
 
 
 def subscription_flood(path: Path) -> Iterator[None]:
-    """Prefixes without end, each of them new and as long as may be."""
+    """Subscribe to prefixes without end, each of them new and of maximum length."""
     connection = shake_hands(path, b"SUB")
     for first in itertools.count(0, 500):
         names = (b"\1%0190d" % (first + i) for i in range(500))
@@ -178,7 +178,7 @@ def subscription_flood(path: Path) -> Iterator[None]:
 
 
 def deaf_subscriber(path: Path) -> Iterator[None]:
-    """Subscribes to everything and never reads."""
+    """Subscribe to everything and never read."""
     connection = shake_hands(path, b"SUB")
     connection.sendall(frame(b"\1"))
     yield
@@ -186,7 +186,7 @@ def deaf_subscriber(path: Path) -> Iterator[None]:
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """The next message that is no command."""
+    """Return the next message that is no command."""
     while True:
         (flags,) = taken(connection, 1)
         size = int.from_bytes(taken(connection, 8 if flags & LONG else 1))
@@ -196,7 +196,7 @@ def read_frame(connection: socket.socket) -> bytes:
 
 
 def taken(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes. Raises OSError at their end."""
+    """Return exactly `size` bytes. Raises OSError at the end of the stream."""
     data = b""
     while len(data) < size:
         if not (more := connection.recv(size - len(data))):
@@ -206,7 +206,7 @@ def taken(connection: socket.socket, size: int) -> bytes:
 
 
 def dear_request(path: Path) -> tuple[socket.socket, bytes]:
-    """A connection, and a request of a few kilobytes whose answer has almost 8 MiB."""
+    """Return a connection, and a request of a few kilobytes whose answer has almost 8 MiB."""
     connection = connect(path)
     connection.sendall(GREETING + ready(b"DEALER"))
     taken(connection, len(GREETING))
@@ -220,7 +220,7 @@ def dear_request(path: Path) -> tuple[socket.socket, bytes]:
 
 
 def unread_answers(path: Path) -> Iterator[None]:
-    """Large answers, none of which is read."""
+    """Request large answers, and read none of them."""
     connection, request = dear_request(path)
     while True:
         connection.sendall(request)
@@ -228,7 +228,7 @@ def unread_answers(path: Path) -> Iterator[None]:
 
 
 def dear_requests(path: Path) -> Iterator[None]:
-    """Large answers through many connections at once; all are read."""
+    """Request large answers through many connections at once, and read all of them."""
     first, request = dear_request(path)
     rest = dict.fromkeys([first, *(shake_hands(path) for _ in range(63))], b"")
     for connection in rest:
@@ -245,7 +245,7 @@ def dear_requests(path: Path) -> Iterator[None]:
 
 
 def published(path: Path) -> Iterator[None]:
-    """Messages to the socket that sends them."""
+    """Send messages to the notice socket, which only sends."""
     connection = shake_hands(path, b"SUB")
     while True:
         connection.sendall((frame(b"") + frame(b"\7" + bytes(200))) * 1000)
@@ -253,7 +253,7 @@ def published(path: Path) -> Iterator[None]:
 
 
 def subscription_churn(path: Path) -> Iterator[None]:
-    """The same prefixes, subscribed to and given up, again and again."""
+    """Subscribe to the same prefixes and unsubscribe, repeatedly."""
     connection = shake_hands(path, b"SUB")
     while True:
         connection.sendall((frame(b"\1same") + frame(b"\0same")) * 1000)
@@ -261,7 +261,7 @@ def subscription_churn(path: Path) -> Iterator[None]:
 
 
 def socket_of(attack: Attack) -> str:
-    """Which socket an attack is for."""
+    """Return the socket that an attack targets."""
     listening = (subscription_flood, subscription_churn, published, deaf_subscriber)
     return "pub" if attack in listening else "cmd"
 
@@ -288,12 +288,12 @@ ATTACKS: dict[str, Attack] = {
 
 
 def tell(word: str) -> None:
-    """A line for the test: how far the attack has come."""
+    """Print a line about the progress, for the test."""
     print(word, flush=True)
 
 
 def blows_of(attack: Attack, path: Path) -> Iterator[bool]:
-    """The attack, again and again: true for each blow, false where it was cut off."""
+    """Repeat the attack; yield True for each blow, False after a disconnect."""
     while True:
         with contextlib.suppress(OSError):
             for _ in attack(path):
@@ -303,15 +303,17 @@ def blows_of(attack: Attack, path: Path) -> Iterator[bool]:
 
 
 def end_at_sigterm(blows: list[int]) -> None:
-    """Waits for the signal in a thread of its own: a handler would not run while the attack hangs
-    in a call that began just after the signal came."""
+    """Wait for the signal in a separate thread.
+
+    A handler would not run while the attack is blocked in a call that began just after the signal.
+    """
     signal.sigwait({signal.SIGTERM})
     tell(str(blows[0]))
     os._exit(0)
 
 
 def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
-    """Attacks until the process is to end."""
+    """Attack until SIGTERM."""
     if uid:
         os.setgroups([])
         os.setuid(int(uid))
@@ -329,5 +331,5 @@ def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
 
 if __name__ == "__main__":
     if os.getppid() == 1:
-        sys.exit("nobody is there to end this")
+        sys.exit("the parent has ended and cannot end this")
     main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""WALs that the audit knows as clean, the ledgers to them, and their way into a lake."""
+"""WALs without findings for the audit, their ledgers, and functions that ship them to a lake."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def uuid(number: int) -> bytes:
 
 
 def by(number: int, story: Story) -> Story:
-    """The story, as that daemon's."""
+    """Return the story with the arena of this daemon."""
     return story.having(wal=replace(story.wal, uuid=uuid(number)))
 
 
 def restarted(number: int, living: tuple[Record, ...]) -> Story:
-    """The arena that took the place of CLEAN's, after a recovery."""
+    """Return the arena that replaced CLEAN's, after a recovery."""
     later = {"shop": RECORDS["shop"], "late": topic(0, 0, "late", sequence=5),
              "fire_d": fire(5, 80 * S, 80 * S, position=5, sequence=6)}  # fmt: skip
     return by(number, Story(later, first_lsn=len(RECORDS) + 1, first=living, published=5))
@@ -140,7 +140,8 @@ def write_ledger(directory: Path, daemon: bytes, lines: list[Line]) -> None:
     folder = directory / f"daemon={daemon.hex()}"
     folder.mkdir(parents=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "host-1-0.jsonl").write_text(text + '{"op":"add","ticket":99,"na')  # killed there
+    # the writer was killed in the middle of this line
+    (folder / "host-1-0.jsonl").write_text(text + '{"op":"add","ticket":99,"na')
 
 
 def ship(directory: Path, lake: Lake, node: str) -> None:

@@ -1,9 +1,9 @@
-"""The driver of an application on a Spark cluster: commands of the pipeline, and both writers.
+"""Driver of an application on a Spark cluster: commands of the pipeline, and both writers.
 
-    python cluster_driver.py MASTER
+python cluster_driver.py MASTER
 
-It works in the folder that it is started in, by relative paths, as people do; its workers stand in
-others. Prints a line of JSON: in which folders tasks ran, and what each command reported.
+It uses relative paths in its working directory, as users do; its workers have other ones. It prints
+a line of JSON: the folders in which tasks ran, and the report of each command.
 """
 
 from __future__ import annotations
@@ -53,26 +53,27 @@ def reported(master: str, name: str) -> tuple[int, list[dict[str, Any]]]:
     arguments = [*f"pipeline {name} {COMMANDS[name]} --json".split()]
     arguments += () if name in WITHOUT_SPARK else ("--master", master)
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    print(name, done.stderr)  # for the log
+    print(name, done.stderr)  # output for the log of the test
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def folder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Where this task runs; it stays a moment, so that no worker takes all of them."""
+    """Yield the folder in which this task runs; it stays a moment, so that no worker takes all
+    tasks."""
     for batch in batches:
         time.sleep(0.5)
         yield pa.RecordBatch.from_pydict({"cwd": [os.getcwd()] * batch.num_rows})
 
 
 def timers(spark: SparkSession, prefix: str) -> DataFrame:
-    """So many rows for each worker."""
+    """Return rows for each worker."""
     return spark.range(0, ROWS, 1, WORKERS).selectExpr(
         f"concat('{prefix}', id) as key", "timestamp_seconds(4000000000) as deadline"
     )
 
 
 def main(master: str) -> None:
-    """All that is to be done."""
+    """Run all steps."""
     spark = session(master, CONF, "cluster")
     places = spark.range(0, 2 * WORKERS, 1, 2 * WORKERS).mapInArrow(folder, "cwd string")
     cwds = {row.cwd for row in places.collect()}
@@ -81,7 +82,8 @@ def main(master: str) -> None:
     writer.options(name="demo", to="files").save("spool")
     writer = timers(spark, "added").write.format("purgatoryd").mode("append")
     writer.options(name="demo", directory=os.environ["PURGATORYD_DIR"]).save()
-    for setting, value in INTERPRETED.items():  # so far plans were compiled, as Spark does
+    # until here plans were compiled, as is Spark's default
+    for setting, value in INTERPRETED.items():
         spark.conf.set(setting, value)
     commands = {name: reported(master, name) for name in COMMANDS}
     print(json.dumps({"cwds": sorted(cwds), "records": records, "commands": commands}))

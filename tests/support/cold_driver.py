@@ -27,12 +27,13 @@ Key = tuple[str, str, bytes]
 
 
 def keys_in(rows: pa.Table) -> list[Key]:
-    """(namespace, key_type, key) of each row."""
+    """Return (namespace, key_type, key) of each row."""
     return list(zip(*rows.select(KEY).to_pydict().values(), strict=True))
 
 
 class TableDaemon:
-    """What a daemon promises of bulk loads, and nothing else. `added`: every timer ever armed."""
+    """A daemon that keeps its promises about bulk loads, and no others. `added`: all timers ever
+    armed."""
 
     def __init__(self, name: str = "demo") -> None:
         self.name = name
@@ -44,10 +45,10 @@ class TableDaemon:
     def open_bulk_load(
         self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
     ) -> None:
-        """There is one run at a time."""
+        """Begin a run; there is one at a time."""
 
     def add(self, bulk_load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
-        """Arms what was not armed before."""
+        """Arm the timers that were not armed before."""
         counts: Counter[str] = Counter()
         for key, due, row in zip(
             keys_in(rows), rows["deadline_ns"].to_pylist(), rows["row"].to_pylist(), strict=True
@@ -66,41 +67,43 @@ class TableDaemon:
         return "ADDED"
 
     def uuids(self) -> list[str]:
-        """Of its arena."""
+        """Return the uuid of its arena."""
         return ["0" * 32]
 
     def fire(self) -> None:
-        """All that is armed is due."""
+        """Fire all armed timers."""
         self.armed.clear()
 
     def close_bulk_load(
         self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
     ) -> None:
-        """Nothing of it is armed any more."""
+        """Close a bulk load: none of its timers is armed."""
         self.closed.add(bulk_load)
 
     def forget_bulk_load(self, bulk_load: UUID, namespaces: Iterable[str]) -> None:
-        """As if it had never been."""
+        """Forget a bulk load and all its rows."""
         self.closed.discard(bulk_load)
         self.done = {(one, row) for one, row in self.done if one != bulk_load}
 
     def cancel(self, keys: pa.Table) -> dict[str, int]:
-        """Disarms."""
+        """Cancel timers."""
         found = [self.armed.pop(key, None) is not None for key in keys_in(keys)]
         return dict(Counter("CANCELLED" if one else "UNKNOWN" for one in found))
 
 
 class Killed(BaseException):
-    """The process ended here."""
+    """The process ended at this effect."""
 
 
 class Mortal:
-    """Every effect on disk, and on the daemon, may be the last: the n-th happens, and nothing
-    after it, not even what a `finally` would do."""
+    """A process that can die after each effect on disk or on the daemon.
+
+    The n-th effect happens, and nothing after it, not even the code of a `finally`.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch, daemon: object) -> None:
         self.effects = 0
-        self.last = 0  # 0: lives for ever
+        self.last = 0  # 0: the process does not die
         self._patch = patch
         for where, name in (
             (tier, "replace_durably"), (tier, "write_durably"), (Path, "rename"),
@@ -123,7 +126,7 @@ class Mortal:
         return counted
 
     def run(self, action: Callable[[], object], last: int) -> bool:
-        """Runs `detail` until it has had `last` effects; True if it was killed."""
+        """Run an action until it has had `last` effects; return True if it was killed."""
         self.effects, self.last = 0, last
         try:
             action()
@@ -138,7 +141,7 @@ class Mortal:
 
 
 def spark_of_python(patch: pytest.MonkeyPatch) -> None:
-    """Rows are written without Spark: a bulk load's are a table with the columns of the tier."""
+    """Write rows without Spark: those of a bulk load are a table with the columns of the tier."""
     patch.setattr(cold, "stage_bulk_load", _stage_bulk_load)
     patch.setattr(cold, "stage_keys", _stage_keys)
     patch.setattr(cold, "check_again", lambda *_: None)
@@ -156,7 +159,7 @@ def _stage_bulk_load(rows: pa.Table, number: int, staged: Path) -> None:
 
 @dataclass
 class Wal:
-    """Stands in for the lake: rows of timers that were parked, and those that were ended."""
+    """Simulated lake: rows of timers that were parked, and of those that ended."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     ended: list[dict[str, Any]] = field(default_factory=list)
@@ -219,7 +222,7 @@ def _write_hours(rows: list[dict[str, Any]], staged: Path) -> None:
 
 
 def living(tier: Tier, paths: list[str]) -> list[dict[str, Any]]:
-    """Rows of files that no tombstone ends."""
+    """Return rows of files without a tombstone."""
     ended: dict[tuple[Any, ...], int] = {}
     for part in tier.version().tombstones:
         for row in pq.read_table(tier.lake / part.path, partitioning=None).to_pylist():
@@ -234,14 +237,14 @@ def living(tier: Tier, paths: list[str]) -> list[dict[str, Any]]:
 
 
 def all_rows(tier: Tier, paths: list[str] | None = None) -> list[dict[str, Any]]:
-    """Those of files, dead ones too; of all files unless some are given."""
+    """Return rows of files, including dead ones; of all files unless some are given."""
     paths = [part.path for part in tier.version().rows] if paths is None else paths
     tables = (pq.read_table(tier.lake / path, partitioning=None) for path in paths)
     return [row for table in tables for row in table.to_pylist()]
 
 
 def waiting(tier: Tier) -> dict[Key, int]:
-    """What the tier still has to promote."""
+    """Return the timers that the tier still has to promote."""
     end_ns, version = tier.frontier("hot")
     rows = [
         row for row in living(tier, [part.path for part in tier.version().rows])
@@ -253,7 +256,7 @@ def waiting(tier: Tier) -> dict[Key, int]:
 
 
 def small_pieces(patch: pytest.MonkeyPatch, rows: int) -> None:
-    """So many rows go to the daemon at once."""
+    """Send at most `rows` rows to the daemon at a time."""
     patch.setattr(promote, "ROWS_AT_ONCE", rows)
 
 
@@ -261,7 +264,7 @@ DUE_S = 1893456000  # 2030-01-01T00:00:00Z
 
 
 def reminders(path: Path) -> None:
-    """20 timers, a minute apart."""
+    """Write 20 timers, a minute apart."""
     keys = [f"order:{i}" for i in range(20)]
     times = pa.array([(DUE_S + 60 * i) * 10**6 for i in range(20)], pa.timestamp("us", "UTC"))
     pq.write_table(pa.table({"key": keys, "namespace": ["shop"] * 20, "deadline": times}), path)
@@ -271,7 +274,7 @@ FILED = StructType().add("key", "string").add("deadline", "timestamp").add("daem
 
 
 def filed(first: int, last: int, *daemons: str) -> pa.RecordBatch:
-    """Rows of FILED, due long ago, the daemons taking turns."""
+    """Return rows of FILED, due long ago, whose daemons alternate."""
     numbers = range(first, last)
     return pa.RecordBatch.from_pydict({
         "key": [f"k{i}" for i in numbers],

@@ -1,11 +1,11 @@
-"""Promotes windows, each killed one step later than the one before; then finishes them.
+"""Promote windows, each killed one step later than the previous one; then finish them.
 
-    python cold_killed.py LAKE NAME
+python cold_killed.py LAKE NAME
 
-Steps are what changes a file, and the beginning and the end of whatever the daemon is asked. A
-window has timers that are due and timers that are not; one of these is cancelled between the
-kill and the next start. Prints how many steps there were. One process that forks: a fresh
-interpreter for each step would take minutes. Spark, which only writes rows, is stood in for.
+A step is a change of a file, or the beginning or end of a request to the daemon. A window has
+timers that are due and timers that are not; one of these is cancelled between the kill and the next
+start. The program prints the number of steps. It is one process that forks: a new interpreter for
+each step would take minutes. Spark, which only writes rows, is replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNTIL_NS = NOW_NS + 2 * HOUR_NS
 
 
 def rows_of(window: int) -> pa.Table:
-    """Of a window: due long ago, and in an hour."""
+    """Return the rows of a window: some due long ago, some in an hour."""
     return pa.Table.from_pylist([
         {"namespace": "shop", "key_type": "str", "key": key_of(window, n), "topic": "t",
          "payload": b"", "deadline_ns": NOW_NS + (HOUR_NS if n in FAR else -HOUR_NS)}
@@ -46,12 +46,12 @@ def rows_of(window: int) -> pa.Table:
 
 
 def key_of(window: int, n: int) -> bytes:
-    """Of its timer n."""
+    """Return the key of timer n of a window."""
     return f"w{window}:{n}".encode()
 
 
 def counted(call: Callable[..., Any], count: Callable[[str, tuple[object, ...]], None]) -> Any:
-    """A call whose beginning and end are steps."""
+    """Return the call wrapped, so that its beginning and end are steps."""
 
     def called(*args: Any) -> Any:
         count("os.rename", ())
@@ -65,11 +65,11 @@ def counted(call: Callable[..., Any], count: Callable[[str, tuple[object, ...]],
 def forked(
     action: Callable[[Tier, BulkLoader], object], lake: Path, name: str, step: int = 0
 ) -> bool:
-    """Does it in a child, killed at a step unless it is 0; True if it came to its end."""
+    """Run an action in a child, killed at a step unless it is 0; return True if it ended."""
     pid = os.fork()
     if pid == 0:
         hot, count = BulkLoader(name), killed_at(step)
-        os.fsync = lambda fd: None  # a kill takes nothing from the kernel
+        os.fsync = lambda fd: None  # a sync has no effect on what survives a kill
         for call in CALLS:
             setattr(hot, call, counted(getattr(hot, call), count))
         tier = Tier(lake)
@@ -82,12 +82,12 @@ def forked(
 
 
 def bring(tier: Tier, hot: BulkLoader) -> object:
-    """All that is due soon."""
+    """Promote all timers that are due soon."""
     return promote(NO_SPARK, tier, UNTIL_NS, hot)
 
 
 def finish(window: int) -> Callable[[Tier, BulkLoader], object]:
-    """After a kill: one of its timers is cancelled, and the promotion goes on."""
+    """Return the actions after a kill: cancel one of the timers, and continue the promotion."""
 
     def after(tier: Tier, hot: BulkLoader) -> object:
         gone = rows_of(window).slice(FAR[window % len(FAR)], 1)
@@ -103,7 +103,7 @@ def finish(window: int) -> Callable[[Tier, BulkLoader], object]:
 
 
 def main(lake: Path, name: str) -> None:
-    """Raises AssertionError at the first step that leaves something behind."""
+    """Check all steps. Raises AssertionError at the first step that leaves something behind."""
     with pytest.MonkeyPatch.context() as patch:
         spark_of_python(patch)
         small_pieces(patch, 5)

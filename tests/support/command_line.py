@@ -1,4 +1,4 @@
-"""The command line, as a process of its own and inside the test's."""
+"""The command line, in its own process and inside the test's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cli(daemon: Daemon, *args: str, stdin: str = "") -> subprocess.CompletedProc
 
 
 def answer(daemon: Daemon, *args: str, code: Exit = Exit.DONE) -> Any:
-    """The one JSON object that a command prints; its exit code must be `code`."""
+    """Return the one JSON object that a command prints; its exit code must be `code`."""
     done = cli(daemon, *args, "--json")
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -33,7 +33,7 @@ def command(*arguments: str) -> Result:
 
 
 def reported(*arguments: str, code: Exit = Exit.DONE) -> dict[str, Any]:
-    """What a command says with --json, on its last line."""
+    """Return the last line of a command with --json."""
     result = command(*arguments, "--json")
     assert result.exit_code == code, result.output
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])

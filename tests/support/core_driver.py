@@ -1,4 +1,4 @@
-"""The C core in private memory: one arena, one handle, one time that the test moves."""
+"""The C core in private memory: one arena, one handle, one clock that the test moves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "shards": 1,
 }
 
-# All that a rebuild makes again, by region.
+# Regions that a rebuild restores.
 DERIVED = (
     lib.PG_R_FREE_SLOTS, lib.PG_R_WHEEL, lib.PG_R_BUCKETS, lib.PG_R_CHUNKS,
     lib.PG_R_FREE_CHUNKS, lib.PG_R_INDEX, lib.PG_R_BLOB_HEAP, lib.PG_R_BLOB_MAP,
@@ -46,7 +46,7 @@ DERIVED = (
 
 
 class Fault(Exception):
-    """What the core says is broken, or does not fit."""
+    """Broken invariant, or lack of space, that the core reports."""
 
     def __init__(self, fault: Any) -> None:
         self.part = ffi.string(fault.part).decode()
@@ -104,7 +104,7 @@ class Row(NamedTuple):
 
 
 def split_infos(data: bytes) -> list[wire.Info]:
-    """All struct pg_info with their bytes in `data`."""
+    """Return all struct pg_info with their bytes in `data`."""
     infos: list[wire.Info] = []
     at = 0
     while at < len(data):
@@ -115,12 +115,12 @@ def split_infos(data: bytes) -> list[wire.Info]:
 
 
 def config_struct(**changes: Any) -> Any:
-    """struct pg_config with the defaults above."""
+    """Return struct pg_config with the defaults above."""
     return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **DEFAULTS, **changes})
 
 
 class BulkLoadRecord(NamedTuple):
-    """What an arena remembers of a bulk load."""
+    """Record of a bulk load in the arena."""
 
     fencing_token: int
     state: int
@@ -130,7 +130,7 @@ class BulkLoadRecord(NamedTuple):
 
 
 class Core:
-    """An arena of its own; `config` overrides DEFAULTS."""
+    """A private arena; `config` overrides DEFAULTS."""
 
     def __init__(self, **config: Any) -> None:
         self.config = {**DEFAULTS, **config}
@@ -166,12 +166,12 @@ class Core:
         return lib.pg_metrics_of(self.a)
 
     def region(self, region: int) -> memoryview:
-        """The bytes of one region."""
+        """Return the bytes of one region."""
         r = self.header.regions[region]
         return memoryview(self.arena)[r.offset : r.offset + r.length]
 
     def rows(self, region: int, struct: str) -> Any:
-        """A region as an array of a struct."""
+        """Return a region as an array of a struct."""
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
     def rows_of_sessions(self) -> Any:
@@ -188,7 +188,7 @@ class Core:
         layout_id: int = LAYOUT_ID,
         reader: bool = False,
     ) -> None:
-        """A fresh handle on the same bytes."""
+        """Return a new handle on the same bytes."""
         done = lib.pg_attach(
             self.a, self._base, len(self.arena) if arena_bytes is None else arena_bytes,
             ffi.NULL if reader else self._secret,
@@ -201,7 +201,7 @@ class Core:
         self._need(lib.pg_rebuild(self.a, now_ns, self._fault))
 
     def migrated(self, **changes: Any) -> Core:
-        """All of it in a new arena of other sizes."""
+        """Return the same contents in a new arena of other sizes."""
         to = Core(**{**self.config, **changes})
         if not lib.pg_migrate(to.a, self.a, to._fault):
             raise Fault(to._fault)
@@ -214,20 +214,20 @@ class Core:
     # ---- owners and quotas ----
 
     def set_namespace(self, namespace: bytes, **changes: int) -> wire.NamespaceSettings:
-        """What an admin's NAMESPACE message does."""
+        """Change settings of a namespace, as an admin's NAMESPACE message does."""
         request = wire.encode_namespace_set(1, namespace, changes)
         error, _, now = self.set_namespace_raw(request[wire.FRAME.size :])
         assert error == 0
         return wire.decode_namespace_set(now)
 
     def set_namespace_raw(self, body: bytes, uid: int = 0) -> tuple[int, tuple[int, int], bytes]:
-        """The same with any bytes behind the frame: (error, its figures, settings)."""
+        """Do the same with any bytes behind the frame: return (error, its figures, settings)."""
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
         error = lib.pg_set_namespace(self.a, ffi.from_buffer(body), len(body), uid, now, detail)
         return error, (detail[0], detail[1]), bytes(ffi.buffer(now))
 
     def set_quotas(self, timers: int = 0, bytes_: int = 0, ops: int = 0) -> None:
-        """Of every uid."""
+        """Set the quotas of every uid."""
         lib.pg_set_quotas(self.a, timers, bytes_, ops)
 
     def set_uid_share(self, percent: int, own_uid: int = 0) -> None:
@@ -277,7 +277,7 @@ class Core:
     def handle(
         self, message: bytes, *, uid: int = 1000, pid: int = 1, real_boot_ns: int = 0
     ) -> wire.Reply | int:
-        """The reply, or the virtual time to advance to first."""
+        """Return the reply, or the virtual time to which the clock has to advance first."""
         used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
         state = lib.pg_handle(
             self.a, ffi.from_buffer(message), len(message), uid, pid, real_boot_ns, real_boot_ns,
@@ -293,7 +293,7 @@ class Core:
     def advance(
         self, now_ns: int, *, wall_offset_ns: int | None = None, budget: int = PLENTY
     ) -> bool:
-        """True = due work is left."""
+        """Fire timers that are due. Return whether due work is left."""
         more = ffi.new("int *")
         offset = self.header.wall_offset_ns if wall_offset_ns is None else wall_offset_ns
         done = lib.pg_advance(self.a, now_ns, offset, now_ns, budget, more)
@@ -307,7 +307,7 @@ class Core:
     # ---- notices ----
 
     def notices(self, out_bytes: int = 1 << 20, parts_max: int = 64) -> tuple[list[Part], int]:
-        """Messages for what was not published yet, and the position behind them."""
+        """Return messages of unsent notices, and the position behind them."""
         parts, upto = ffi.new("struct pg_part[]", parts_max), ffi.new("uint64_t *")
         count = lib.pg_notices(
             self.a, ffi.from_buffer(self._out), out_bytes, parts, parts_max, upto
@@ -337,7 +337,7 @@ class Core:
         lib.pg_published(self.a, upto, 0, 0)
 
     def publish_all(self) -> list[Part]:
-        """Hands everything over; returns the messages."""
+        """Publish all notices; return the messages."""
         parts: list[Part] = []
         while self.header.published < self.header.replay_tail:
             some, upto = self.notices()
@@ -346,7 +346,7 @@ class Core:
         return parts
 
     def entries(self) -> Iterator[Entry]:
-        """The replay buffer, oldest first, as its bytes stand in the arena."""
+        """Yield the replay buffer, oldest first, from the bytes of the arena."""
         for position in range(self.header.replay_head, self.header.replay_tail):
             yield self.entry(position)
 
@@ -374,7 +374,7 @@ class Core:
         )  # fmt: skip
 
     def topic_rows(self) -> dict[int, Row]:
-        """Row number -> row, of those in use."""
+        """Rows of the topic table in use, by row number."""
         table = self.rows(lib.PG_R_TOPICS, "pg_topic")
         used = (i for i in range(self.config["topics"]) if table[i].name_len)
         return {i: self.topic_row(i) for i in used}
@@ -382,7 +382,7 @@ class Core:
     # ---- bulk loads ----
 
     def bulk_loads(self) -> dict[bytes, BulkLoadRecord]:
-        """The bulk loads that are remembered, by id, as their bits stand in the arena."""
+        """Return the remembered bulk loads, by id, from the bits in the arena."""
         rows = self.rows(lib.PG_R_BULK_LOADS, "pg_bulk_load")
         table = range(self.header.regions[lib.PG_R_BULK_LOADS].count)
         return {
@@ -417,7 +417,7 @@ class Core:
     def replay(
         self, namespace: bytes, topic: bytes, first: int, last: int, out_bytes: int = 1 << 20
     ) -> tuple[int, int, list[wire.RawNotice]]:
-        """(lost, got, notices) of one call."""
+        """Replay a range; return (lost, got, notices) of one call."""
         ns = lib.pg_find_namespace(self.a, namespace, len(namespace))
         row = lib.pg_find_topic(self.a, ns, topic, len(topic))
         assert row != NIL
@@ -437,13 +437,13 @@ class Core:
     # ---- memory ----
 
     def image(self) -> tuple[bytes, bytes]:
-        """All shared bytes but the counters and, behind them, the histograms."""
+        """Return all shared bytes except counters and, behind them, histograms."""
         first, last = (self.header.regions[r] for r in (lib.PG_R_METRICS, lib.PG_R_HISTOGRAMS))
         before, after = first.offset, last.offset + last.length
         return self.arena[:before] + self.arena[after:], bytes(self.private[:])
 
     def free_runs(self) -> list[int]:
-        """Lengths in granules of the free stretches of payload memory."""
+        """Return the lengths in granules of the free stretches of payload memory."""
         granules = self.header.regions[lib.PG_R_BLOBS].count
         bits = int.from_bytes(self.region(lib.PG_R_BLOB_MAP), "little")
         text = format(bits, "b").zfill(granules)[::-1][:granules]

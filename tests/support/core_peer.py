@@ -76,7 +76,7 @@ class Peer:
     def batch(
         self, *records: Record, names: list[tuple[bytes, bytes]] | None = None
     ) -> list[tuple[Status, int]]:
-        """(status, ticket) of each record of the next batch."""
+        """Send the next batch; return (status, ticket) of each record."""
         reply = self.ask(self.encode(*records, names=names))
         self.sequence += 1
         return statuses(reply)

@@ -1,4 +1,4 @@
-"""What each test costs: CPU and wall-clock time, with all processes that it starts.
+"""Costs of each test: CPU and wall-clock time, with all processes that it starts.
 
 A pytest plugin. At the end of a run it prints the ten slowest tests, and the tests of `make test`
 that use more than `BUDGET_S` of CPU and state no reason: `@pytest.mark.costly("reason")`. CPU time
@@ -25,13 +25,13 @@ import pytest
 from tiers import tier_of
 
 BUDGET_S = 5.0
-"""CPU time of a test in `make test` that needs no reason."""
+"""Most CPU time of a test in `make test` without a stated reason."""
 SLOWEST = 10
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):
-    """What one test, or one shared fixture, used."""
+    """Resources that one test, or one shared fixture, used."""
 
     name: str
     tier: str
@@ -41,14 +41,15 @@ class Cost(NamedTuple):
 
 
 def cpu_s() -> float:
-    """CPU time of this process and of its descendants, those that were waited for included."""
+    """Return the CPU time of this process and its descendants, including those it has waited
+    for."""
     times = os.times()
     spent = times.user + times.system + times.children_user + times.children_system
     return spent + sum(map(_ticks, _children(os.getpid()))) / _TICKS
 
 
 def _children(pid: int) -> Iterator[int]:
-    """All descendants of a process that are there."""
+    """Yield all descendants of a process."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             found = children.read_text().split()
@@ -60,7 +61,7 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _ticks(pid: int) -> int:
-    """User and system time of a process and of its children that it waited for."""
+    """Return the user and system time of a process and of the children that it has waited for."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -88,7 +89,7 @@ class Meter:
         before, earlier = (time.monotonic(), cpu_s()), len(self.shared)
         made = yield
         used = time.monotonic() - before[0], cpu_s() - before[1]
-        inner = self.shared[earlier:]  # what it asked for was counted there
+        inner = self.shared[earlier:]  # fixtures that this one requested were counted separately
         own = [used[n] - sum(row[n + 1] for row in inner) for n in (0, 1)]  # type: ignore[misc]
         self.shared.append((f"fixture {fixturedef.argname}", own[0], own[1]))
         return made
@@ -146,13 +147,13 @@ class Report:
 
 
 def overruns(rows: Iterable[Cost], limit_s: float) -> Iterator[Cost]:
-    """The tests of `make test` that used more CPU and state no reason."""
+    """Yield the tests of `make test` that used more CPU and state no reason."""
     return (row for row in rows if row.tier in ("check", "test") and row.cpu_s > limit_s
             and not row.reason)  # fmt: skip
 
 
 def summary(rows: Iterable[Cost]) -> Iterator[str]:
-    """The slowest tests, and the sums."""
+    """Yield lines with the slowest tests, and the sums."""
     rows = sorted(rows, key=lambda row: row.wall_s, reverse=True)
     if len(rows) > 1:
         yield f"{'wall s':>8} {'CPU s':>8}  slowest tests"
@@ -163,8 +164,10 @@ def summary(rows: Iterable[Cost]) -> Iterator[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu-limit", type=float, metavar="SECONDS", help="fail above so much CPU")
-    parser.addoption("--costs", metavar="FILE", help="write what each test used, as JSON lines")
+    parser.addoption(
+        "--cpu-limit", type=float, metavar="SECONDS", help="fail if a test uses more CPU seconds"
+    )
+    parser.addoption("--costs", metavar="FILE", help="write the cost of each test, as JSON lines")
 
 
 def pytest_configure(config: pytest.Config) -> None:

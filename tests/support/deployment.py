@@ -40,11 +40,11 @@ WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_byt
 KILLED = 9
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir"}
-"""What the interpreter tells before a file that is there gets another name, or goes."""
+"""Audit events of the interpreter before it renames or removes a file."""
 
 
 def killed(act: Callable[[], None]) -> bool:
-    """Whether `act`, in a process of its own, was killed in it."""
+    """Run `act` in its own process; return whether it was killed."""
     child = os.fork()
     if child == 0:
         try:
@@ -58,7 +58,7 @@ def killed(act: Callable[[], None]) -> bool:
 
 
 def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
-    """From now on this process is killed before its nth change of a file that counts."""
+    """Kill this process before its nth change of a file for which `counts` is true."""
     left = nth
 
     def hear(event: str, _: object) -> None:
@@ -86,13 +86,13 @@ class Deployment:
         return Resharding(self.config, self.directory, self.write, step)
 
     def reshard(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
-        """What a start with so many shards does first, with the table as it finds it."""
+        """Run the first part of a start with `count` shards, with the current table."""
         table = read_table(self.directory, "demo")
         assert table is not None
         self.table = settle(self.resharding(step), table, count)
 
     def killed_at(self, nth: int, count: int) -> bool:
-        """A start that is killed at its nth step; False if it has fewer."""
+        """Run a start that is killed at its nth step; return False if it has fewer steps."""
         left = [nth]
 
         def step(_: str) -> None:
@@ -103,13 +103,16 @@ class Deployment:
         return killed(lambda: self.reshard(count, step))
 
     def start(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
-        """A start with so many shards, until the first of them would run."""
+        """Run a start with `count` shards, until the first of them would run."""
         config, paths = replace(self.config, shards=count), paths_in(self.directory, "demo")
         self.table = Registry.of(config, paths, step).table
 
     def killed_before(self, nth: int, count: int, first: str, last: str) -> bool:
-        """A start that is killed before the nth change of a file, counted between the steps that
-        begin so; False if there are fewer."""
+        """Run a start that is killed before the nth change of a file between the steps with these
+        beginnings.
+
+        Return False if there are fewer changes.
+        """
         counts = not first
 
         def step(text: str) -> None:
@@ -124,7 +127,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def opened(self, *, commit: bool = False) -> Iterator[Shards]:
-        """Its arenas, as its daemons open them. `commit`: all is in the WALs afterwards."""
+        """Open its arenas as its daemons do. `commit`: write everything to the WALs at the end."""
         placements = {name.encode(): p.shards for name, p in self.table.placements.items()}
         with contextlib.ExitStack() as held:
             cores = [as_core(held.enter_context(self.shard(k, commit))) for k in self.shards]
@@ -148,11 +151,11 @@ class Deployment:
             arena.close()
 
     def arena_files(self) -> set[str]:
-        """The names of what there is in shared memory."""
+        """Return the names of its files in shared memory."""
         return {path.name for path in shm.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
 
     def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, NamespaceStats]]]:
-        """Arena files, table, and what is in them."""
+        """Return arena files, table, and their contents."""
         with self.opened(commit=True) as shards:
             found = [namespace_stats(as_arena(core)) for core in shards.cores]
         return self.arena_files(), read_table(self.directory, "demo"), found
@@ -163,28 +166,28 @@ class Deployment:
 
     @property
     def homes(self) -> list[Path]:
-        """Where its table is."""
+        """Return the folders of its table."""
         return [self.directory, *([Path(self.config.wal_dir)] if self.config.wal_dir else [])]
 
     def tables(self) -> list[ShardTable | None]:
         return [read_table(home, "demo") for home in self.homes]
 
     def remove(self) -> None:
-        """All of it."""
+        """Remove all its files."""
         for name in self.arena_files():
             (shm.MOUNT / name).unlink()
         for path in (path for home in self.homes for path in home.glob("demo*")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def reboot(self) -> None:
-        """Shared memory is empty then."""
+        """Remove its files from shared memory, as a reboot does."""
         for name in self.table.daemons:
             remove_arena_files(paths_in(self.directory, name))
 
 
 @contextlib.contextmanager
 def deployments(directory: Path, wals: Path) -> Iterator[Callable[..., Deployment]]:
-    """Makes deployments of two shards, or of a daemon alone, with or without WALs."""
+    """Create deployments of two shards, or of a daemon without shards, with or without WALs."""
     made: list[Deployment] = []
 
     def begin(*, wal: bool = False, lone: bool = False, **changes: Any) -> Deployment:
@@ -196,7 +199,7 @@ def deployments(directory: Path, wals: Path) -> Iterator[Callable[..., Deploymen
         for place in (*map(table.place, names), parts):
             table = table.with_birth(place)
         made.append(Deployment(directory, config, table))
-        if not lone:  # which has no table
+        if not lone:  # a single daemon has no table
             made[-1].write(table)
         return made[-1]
 

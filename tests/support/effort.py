@@ -1,4 +1,4 @@
-"""How many programs a state machine tries; $HYPOTHESIS_PROFILE is quick, short or long."""
+"""Number of programs that a state machine tries; $HYPOTHESIS_PROFILE is quick, short or long."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 
 
 def effort(short: int, long: int) -> settings:
-    """Return settings for that many examples, a quarter of the short ones if quick.
+    """Return settings for a number of examples; `quick` runs a quarter of the short number.
 
-    Only the long ones differ from run to run.
+    Only the long examples differ from run to run.
     """
     profile = os.environ.get("HYPOTHESIS_PROFILE", "short")
     examples = {"quick": short // 4, "short": short, "long": long}[profile]

@@ -1,4 +1,4 @@
-"""A made-up machine: the files of sysfs and procfs that a topology is read from."""
+"""A simulated machine: the files of sysfs and procfs from which a topology is read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ GIB = 2**30
 
 @dataclass
 class Machine:
-    """`nodes`: CPUs of each. `cores`: groups of threads that share a core. `memory`: GiB of each
-    node. `distances`: a row for each. `cgroup`: CPUs left to our group. `given`: our affinity."""
+    """A machine.
+
+    `nodes`: CPUs of each. `cores`: groups of threads that share a core. `memory`: GiB of each node.
+    `distances`: a row for each. `cgroup`: CPUs allowed to our group. `given`: our affinity.
+    """
 
     nodes: Mapping[int, Iterable[int]]
     cores: Iterable[Iterable[int]] = ()
@@ -32,7 +35,7 @@ class Machine:
         return {cpu for cpus in self.nodes.values() for cpu in cpus} - set(self.offline)
 
     def read(self, root: Path) -> Topology:
-        """What is found in `root` once it is laid out there."""
+        """Write the machine to `root`, and return the topology that is read from there."""
         self.lay_out(root)
         return read(self.given, root)
 
@@ -67,7 +70,7 @@ class Machine:
 
 
 def listed(cpus: Iterable[int]) -> str:
-    """As the kernel writes it: an empty line if there are none."""
+    """Return a list in the kernel's notation: an empty line if there are none."""
     found = sorted(cpus)
     return (cpu_text(found) if found else "") + "\n"
 
@@ -79,5 +82,5 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def smt(count: int, first: int = 0, apart: int = 0) -> list[tuple[int, int]]:
-    """`count` cores of two threads, whose numbers are `apart`, or `count`."""
+    """Return `count` cores of two threads, whose numbers are `apart`, or `count`."""
     return [(cpu, cpu + (apart or count)) for cpu in range(first, first + count)]

@@ -24,7 +24,7 @@ SOURCES = Path(__file__).parents[1] / "fault"
 
 
 def build_library(name: str, directory: Path) -> Path:
-    """tests/fault/NAME.c, compiled, to be preloaded."""
+    """Compile tests/fault/NAME.c and return the library, to be preloaded."""
     library = directory / f"{name}.so"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, "-o", library, SOURCES / f"{name}.c"], check=True)
@@ -39,7 +39,8 @@ class Fault:
     code: str
 
     def environment(self, shim: Path, nth: int, after: Path | None, log: Path) -> dict[str, str]:
-        """For a process whose `nth` call fails, counted once the path `after` exists; 0 = none."""
+        """Return the environment of a process whose `nth` call fails, counted once `after` exists;
+        0 = none."""
         number = 0 if self.code == "KILL" else getattr(errno, self.code)
         found = {"LD_PRELOAD": str(shim), "FAULT_LOG": str(log)}
         if after:
@@ -50,10 +51,11 @@ class Fault:
 
 
 class Gate:
-    """Where a process waits in its first call of a libc function, until it is let pass."""
+    """A point at which a process waits, in its first call of a libc function, until it may
+    continue."""
 
     def __init__(self, call: str, shim: Path, path: Path) -> None:
-        """`path`: of a FIFO that is made."""
+        """Create a gate. `path`: FIFO to create."""
         self._path = path
         os.mkfifo(path)
         self.environment = {
@@ -63,7 +65,7 @@ class Gate:
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Begins when the process has come to the gate, which opens at the end."""
+        """Wait for the process to reach the gate; open the gate at the end of the block."""
         fd = eventually(self._reached)
         try:
             yield
@@ -71,14 +73,14 @@ class Gate:
             os.close(fd)
 
     def _reached(self) -> int:
-        """A descriptor; 0 = nobody reads yet."""
+        """Return a descriptor of the FIFO; 0 = nobody reads yet."""
         with contextlib.suppress(OSError):
             return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
         return 0
 
 
 class Victim:
-    """A daemon with a fault to come, if `nth` is not 0. It may end at any moment."""
+    """A daemon with a planned fault, if `nth` is not 0. It may end at any moment."""
 
     def __init__(
         self, directory: Path, args: tuple[str, ...], shim: Path, fault: Fault, nth: int,
@@ -103,31 +105,31 @@ class Victim:
         while time.monotonic() < end_s:
             if select.select([self.process.stdout], [], [], 0.1)[0]:
                 return self.process.stdout.readline().startswith(b"ready")
-        raise AssertionError("it neither began nor ended")
+        raise AssertionError("the daemon neither became ready nor ended")
 
     @property
     def running(self) -> bool:
-        """False once it has ended."""
+        """Return False once it has ended."""
         return self.process.poll() is None
 
     @property
     def hit(self) -> bool:
-        """True once the call has failed."""
+        """Return True once the call has failed."""
         return self.nth > 0 and self._log.exists()
 
     @property
     def calls(self) -> Counter[str]:
-        """How often each function was called, where none failed and the daemon has ended."""
+        """Return the number of calls of each function, of an ended daemon without faults."""
         lines = map(str.split, self._log.read_text().splitlines())
         return Counter({name: int(count) for name, count in lines})
 
     @property
     def stderr(self) -> str:
-        """What it said."""
+        """Return its stderr."""
         return self._stderr.read_text()
 
     def end(self) -> int:
-        """The exit code, after a SIGTERM if it still runs; negative = a signal."""
+        """Return the exit code, after a SIGTERM if it still runs; negative = a signal."""
         if self.running:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -140,7 +142,7 @@ class Victim:
 
 
 class End(NamedTuple):
-    """How a daemon ended whose `nth` call failed; a negative code is a signal."""
+    """End of a daemon whose `nth` call failed; a negative code is a signal."""
 
     nth: int
     code: int
@@ -149,10 +151,10 @@ class End(NamedTuple):
 
 
 class Walk:
-    """A daemon that stands still at each call of a function, for one in which it fails there.
+    """A daemon that stops at each call of a function, and forks a child in which that call fails.
 
-    That one is its child, so all up to the call is done once. It ends at last as one that has
-    nothing to bear; `every`: of so many calls the first is tried.
+    The work before the call is thus done only once. The daemon itself ends without a fault.
+    `every`: only the first of this number of calls is tried.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class Walk:
         os.close(into)
 
     def ends(self) -> Iterator[End]:
-        """Of each child; the daemon goes on when the next is asked for. It must end well."""
+        """Yield the end of each child; the daemon continues with the next one. It must end well."""
         ready = False
         assert self._process.stdout is not None
         out = self._process.stdout.fileno()
@@ -207,7 +209,7 @@ class Walk:
 
 
 def numbers(calls: int, complete: bool) -> Iterator[int]:
-    """Which of so many calls fail: all of them, or further and further apart."""
+    """Yield the numbers of the calls that fail: all of them, or at growing distances."""
     nth = 1
     while nth <= calls:
         yield nth

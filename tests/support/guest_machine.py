@@ -1,4 +1,4 @@
-"""What tests need that boot a virtual machine: a kernel, an initramfs, the process of QEMU."""
+"""Parts of a virtual machine for tests: a kernel, an initramfs, the process of QEMU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def kernels() -> Iterator[tuple[Path, Path]]:
-    """Those of the host that can be read, the newest first, with their modules."""
+    """Yield the host's readable kernels, the newest first, with their modules."""
     for image in sorted(Path("/boot").glob("vmlinuz-*"), reverse=True):
         modules = Path("/lib/modules") / image.name.removeprefix("vmlinuz-")
         if os.access(image, os.R_OK) and (modules / "modules.dep").exists():
@@ -20,14 +20,14 @@ def kernels() -> Iterator[tuple[Path, Path]]:
 def cpio_entry(
     name: str, data: bytes, mode: int, device: tuple[int, int] = (0, 0), changed_s: int = 0
 ) -> bytes:
-    """One file of an initramfs, in the format `newc`, last changed then."""
+    """Return one file of an initramfs in the format `newc`, with this modification time."""
     fields = (0, mode, 0, 0, 1, changed_s, len(data), 0, 0, *device, len(name) + 1, 0)
     head = b"070701" + b"".join(b"%08x" % field for field in fields) + name.encode() + b"\0"
     return head + bytes(-len(head) % 4) + data + bytes(-len(data) % 4)
 
 
 def cpio_end() -> bytes:
-    """What stands behind the last file."""
+    """Return the end of an initramfs."""
     return cpio_entry("TRAILER!!!", b"", 0)
 
 

@@ -1,4 +1,4 @@
-"""Interrupts of calls: an exception at a chosen line, and programs that signals hit."""
+"""Interrupts of calls: an exception at a chosen line, and programs that receive signals."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OURS = str(Path(clients.__file__).parent)
 
 
 class Interrupted(BaseException):
-    """The exception of the signal handler."""
+    """Exception that the signal handler raises."""
 
 
 class Interrupt:
-    """Raises at the nth line of project code that this thread begins. `where`: beginnings of file
+    """Raises at the nth line of project code that this thread begins. `where`: prefixes of file
     names."""
 
     def __init__(self, number: int, where: tuple[str, ...] = (OURS,)) -> None:
@@ -35,7 +35,7 @@ class Interrupt:
         self.raised = False
 
     def __enter__(self) -> Interrupt:
-        gc.disable()  # a collection is not part of the call
+        gc.disable()  # a garbage collection is not part of the call
         sys.settrace(self._trace)
         return self
 
@@ -57,8 +57,10 @@ class Interrupt:
 def interrupted(
     call: Callable[[int], Any], prepare: Iterable[Callable[[int], Any]] = ()
 ) -> Iterator[tuple[int, Any, Interrupted | None]]:
-    """Makes the call once for each line that it begins, and raises there; ends with a call that no
-    exception interrupted. Yields the number, what it returned, and the exception."""
+    """Make the call once for each of its lines, and raise an exception at that line.
+
+    Yields the number of the line, the result, and the exception. The last call has no exception.
+    """
     for number in itertools.count():
         found, error = None, None
         for step in prepare:
@@ -70,7 +72,7 @@ def interrupted(
                 error = raised
         yield number, found, error
         if not interrupt.raised:
-            assert number > 3, "the call has hardly a line"
+            assert number > 3, "the call has too few lines to be interrupted"
             return
 
 
@@ -99,17 +101,17 @@ ADDS: dict[str, Step] = {
 
 
 class Effect(NamedTuple):
-    """A call, and how a test sees that it was done."""
+    """A call, and how a test checks that it was done."""
 
     before: list[Step]
     """Calls that prepare it."""
     call: Step
     returns: Callable[[Any], bool]
-    """Whether a completed call may return this value."""
+    """Function that tells whether a completed call may return this value."""
     look: list[Step]
-    """Calls that look for its effect; the last one shows it. None for a call that only reads."""
+    """Calls that query its effect; the last one shows it. None for a call that only reads."""
     seen: Callable[[Any], bool]
-    """Whether the last look found the effect."""
+    """Function that tells whether the last query shows the effect."""
 
 
 def id_of(n: int) -> bytes:
@@ -158,7 +160,7 @@ def never(_: Any) -> bool:
 
 
 def cancelled(found: Any) -> bool:
-    """Whether cancel_many(), or the BulkResult of one that was interrupted, found armed timers."""
+    """Return whether cancel_many(), or the BulkResult of an interrupted one, found armed timers."""
     found = found.cancels() if isinstance(found, BulkResult) else found
     return bool(found == [CancelResult.CANCELLED])
 

@@ -1,6 +1,6 @@
-"""A build of the next minor: what it takes over from today's formats is what conversion is for.
+"""A build of the next minor version, to test the conversion from today's formats.
 
-Its layout has another region, another field at the end of a namespace and of a session, and
+Its layout has an additional region, additional fields at the end of namespaces and sessions, and
 another type of record. Nothing else differs.
 """
 
@@ -24,7 +24,7 @@ APPENDED = {
 
 
 def later_layout(header: str) -> str:
-    """layout.h of the next minor."""
+    """Return layout.h of the next minor version."""
     for version in ("PG_ABI_MINOR", "PG_WAL_MINOR"):
         header = replaced(header, rf"(#define {version}) \d+", rf"\1 {ABI[1] + 1}")
     for struct, end in APPENDED.items():
@@ -46,7 +46,7 @@ def edit(path: Path, pattern: str, by: str) -> None:
 
 
 def make(folder: Path) -> Mapping[str, str]:
-    """Builds it in `folder`; returns the environment in which Python imports it."""
+    """Build it in `folder`; return the environment in which Python imports it."""
     package = folder / "purgatoryd"
     shutil.copytree(
         ROOT / "shm_layout", package / "shm_layout", ignore=shutil.ignore_patterns("*.so")

@@ -1,7 +1,7 @@
-"""What tests need of the machine: it is there, or the test is skipped and says what is missing.
+"""Features of the machine that tests need: without one, the test is skipped with the reason.
 
-$PURGATORYD_REQUIRE names what must be there, comma-separated (`all` = everything): its absence
-is a failure then.
+$PURGATORYD_REQUIRE names required features, comma-separated (`all` = all of them): without one of
+them, the test fails.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ VARIABLE = "PURGATORYD_REQUIRE"
 SO_PASSRIGHTS = 83
 CGROUPS = Path("/sys/fs/cgroup")
 CPUSETS = CGROUPS / "cpuset" if (CGROUPS / "cpuset").exists() else CGROUPS
-"""Where cgroups have CPUs, in version 1 or 2."""
+"""Folder in which cgroups have CPUs, in version 1 or 2."""
 BROWSERS = ("chromium", "chromium-headless-shell")
 
 
 def _runs(*command: str) -> Callable[[], bool]:
-    """A probe: the command is there and ends well."""
+    """Return a probe: the command exists and ends well."""
 
     def probe() -> bool:
         try:
@@ -58,7 +58,7 @@ def _on_path(command: str) -> Callable[[], bool]:
 
 
 def _drops_pages() -> bool:
-    """A file system of memory keeps what it has; a disk's gives pages back."""
+    """Return whether the file system evicts pages; a file system in memory does not."""
     with tempfile.TemporaryFile() as file:
         file.write(bytes(1 << 16))
         file.flush()
@@ -68,7 +68,8 @@ def _drops_pages() -> bool:
 
 
 def _keeps_lists() -> bool:
-    """Whether temporary files take the list of acl(5) for: owner, user 1, group, mask, others."""
+    """Return whether temporary files accept an access list of acl(5): owner, user 1, group, mask,
+    others."""
     nobody = 2**32 - 1
     entries = (1, 6, nobody), (2, 0, 1), (4, 0, nobody), (16, 0, nobody), (32, 0, nobody)
     with tempfile.NamedTemporaryFile() as file:
@@ -92,8 +93,8 @@ def _refuses_descriptors() -> bool:
 
 
 def _gives_cpus() -> bool:
-    """Whether cgroups that we make have CPUs of their own."""
-    given = CPUSETS / "cgroup.subtree_control"  # of version 2
+    """Return whether cgroups that we create can have CPUs of their own."""
+    given = CPUSETS / "cgroup.subtree_control"  # the file of version 2
     if given.exists() and "cpuset" not in given.read_text().split():
         return False
     return os.access(CPUSETS / "cgroup.procs", os.W_OK)
@@ -114,7 +115,7 @@ def _has_java() -> bool:
     return True
 
 
-# feature: is it there, and what there has to be
+# By feature: the probe, and a description of what is missing.
 PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
     "pidns": (
@@ -181,9 +182,9 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
 
 
 def needs(feature: str, reason: str = "") -> None:
-    """Skips the running test unless the machine has `feature`, a key of PROBES.
+    """Skip the running test unless the machine has `feature`, a key of PROBES.
 
-    `reason`: what the test needs it for. The skip is a failure if the feature is required.
+    `reason`: why the test needs it. If the feature is required, the test fails instead.
     """
     if _present(feature):
         return
@@ -194,7 +195,7 @@ def needs(feature: str, reason: str = "") -> None:
 
 
 def required() -> set[str]:
-    """What $PURGATORYD_REQUIRE names; a name that is not in PROBES fails the test."""
+    """Return the features in $PURGATORYD_REQUIRE; an unknown name fails the test."""
     named = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := named - {*PROBES, "all"}:
         pytest.fail(f"{VARIABLE}: unknown {sorted(unknown)}; known are {sorted(PROBES)}")

@@ -1,4 +1,4 @@
-"""Bronze that is made up: lifecycles of every kind as rows of a WAL, in files of a lake."""
+"""Generated bronze: lifecycles of every kind as rows of a WAL, in files of a lake."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Rows = dict[str, Longs]
 MS, S = 10**6, 10**9
 BOOT_NS = 5_000 * S
 WALL_NS = 1_760_000_400 * S
-"""The wall clock when the boot clock was BOOT_NS."""
+"""Wall clock at the time BOOT_NS of the boot clock."""
 NIL = -(2**63)
-"""Stands for null."""
+"""Placeholder for null."""
 TIMEOUTS_NS = np.array([S, 2 * S, 5 * S, 20 * S])
-"""Of topics t0, t1, ..."""
+"""Timeouts of topics t0, t1, ..."""
 WORDS: dict[str, list[str]] = {
     "kind": ["arm", "watch", "move", "end", "fire", "outcome", "sent", "unknown", "replied"],
     "cause": ["expired", "satisfied", "failed", "cancelled", "acknowledged", "published"],
@@ -34,8 +34,8 @@ EXPIRED, SATISFIED, FAILED, CANCELLED, ACKNOWLEDGED, PUBLISHED = range(6)
 REPLACED, OPEN = 6, 7
 FATES = np.array([CANCELLED] * 80 + [EXPIRED] * 8 + [REPLACED] * 4 + [OPEN] * 3
                  + [SATISFIED] * 3 + [FAILED] * 2)  # fmt: skip
-"""A lifecycle's, in a hundred. Every tenth of the expired, and all that were satisfied or failed,
-are operations."""
+"""Final states of a hundred lifecycles. Every tenth of the expired ones, and all that were
+satisfied or failed, are operations."""
 REPLACED_TIMESTAMPS = (
     "session", "worker", "sent_ns", "received_ns", "applied_ns", "done_ns", "armed_ns",
     "deadline_ns",
@@ -44,9 +44,12 @@ REPLACED_TIMESTAMPS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What to make up. `slow_worker`: its calls wait half a second longer in the request queue.
-    `real_offset_ns`: the real boot clock less the arena's. `unsent_rows`: so many records come
-    between the last end and the first batch of notices."""
+    """Parameters of the generated rows.
+
+    `slow_worker`: its calls wait half a second longer in the request queue. `real_offset_ns`: the
+    real boot clock minus the arena's. `unsent_rows`: number of records between the last final state
+    and the first batch of notices.
+    """
 
     timers: int
     seed: int = 1
@@ -64,7 +67,8 @@ class Plan:
 
 
 def rows_of(plan: Plan) -> Rows:
-    """All rows in the order of LSN; every column has a number, NIL where a row has no value."""
+    """Return all rows in the order of LSN; every column has a number, NIL where a row has no
+    value."""
     rng = np.random.default_rng(plan.seed)
     adds = _adds(plan, rng)
     final_states = _final_states(plan, adds, rng)
@@ -82,7 +86,7 @@ def rows_of(plan: Plan) -> Rows:
 
 
 def _held_up(rows: Rows, count: int) -> Rows:
-    """Batches of notices behind all others, and behind so many of types of a later version."""
+    """Move batches of notices to the end, after `count` records of types of a later version."""
     sent = rows["kind"] == SENT
     last_ns = rows["at_ns"].max()
     between = {"kind": np.full(count, UNKNOWN), "at_ns": np.full(count, last_ns)}
@@ -98,7 +102,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
     applied = armed + plan.real_offset_ns - rng.integers(100, 5_000, n)
     fate = rng.choice(FATES, n)
     fate[-1] = OPEN
-    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # each by the next one
+    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # each replaced timer by the next one
     replaced = np.full(n, NIL)
     replaced[replacing] = replacing
     operation = np.isin(fate, (SATISFIED, FAILED)) | ((fate == EXPIRED) & (np.arange(n) % 10 == 0))
@@ -116,7 +120,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
 
 
 def _final_states(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
-    """One row per end but replacements, which are adds."""
+    """Return one row per final state except replacements, which are adds."""
     ended = np.isin(adds["fate"], (CANCELLED, EXPIRED, SATISFIED, FAILED))
     rows = {name: column[ended] for name, column in adds.items()}
     fate, n = rows["fate"], int(ended.sum())
@@ -134,7 +138,7 @@ def _final_states(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _notices(final_states: Rows) -> Longs:
-    """When each of the notices left its timer, in the order of positions; gives them these."""
+    """Assign positions to notices, and return the time at which each was sent, by position."""
     fired = np.flatnonzero(np.isin(final_states["kind"], (FIRE, OUTCOME)))
     fired = fired[np.argsort(final_states["at_ns"][fired], kind="stable")]
     final_states["position"] = np.full(len(final_states["kind"]), NIL)
@@ -143,7 +147,7 @@ def _notices(final_states: Rows) -> Longs:
 
 
 def _batches(plan: Plan, notices: Longs) -> Rows:
-    """What fired within 2 ms is one batch."""
+    """Return batches of notices: those that fired within 2 ms share one."""
     first = np.flatnonzero(np.diff(notices // (2 * MS), prepend=-1))
     upto = np.append(first[1:], len(notices)) if len(first) else first
     at = notices[upto - 1] + 30_000
@@ -155,8 +159,10 @@ def _batches(plan: Plan, notices: Longs) -> Rows:
 
 
 def _answers(plan: Plan, rows: Rows) -> Rows:
-    """Who ended something asked for it in a batch of his last 5 ms; gives the rows these batches.
-    Every third is answered again."""
+    """Assign batches to ended timers: the request came in a batch of the last 5 ms.
+
+    Every third batch is answered again.
+    """
     asks = (rows["kind"] == END) | (rows.get("replaced", np.full(len(rows["kind"]), NIL)) != NIL)
     batch = 1 + 2 * ((rows["at_ns"] - BOOT_NS) // (5 * MS)) + (rows["kind"] == END)
     ended_boot = rows["at_ns"] + plan.real_offset_ns
@@ -175,7 +181,7 @@ def _answers(plan: Plan, rows: Rows) -> Rows:
 
 
 def _some_of(adds: Rows, fate: int, kind: int, rng: np.random.Generator) -> Rows:
-    """Rows about a half of the timers of that fate, 1 us after they were armed."""
+    """Return rows about a half of the timers with that fate, 1 us after they were armed."""
     chosen = (adds["fate"] == fate) & (adds["kind"] == ARM) & (rng.random(len(adds["fate"])) < 0.5)
     ticket, armed = adds["ticket"][chosen], adds["armed_ns"][chosen]
     return {
@@ -185,7 +191,8 @@ def _some_of(adds: Rows, fate: int, kind: int, rng: np.random.Generator) -> Rows
 
 
 def _strays(adds: Rows, rng: np.random.Generator) -> list[Rows]:
-    """Rows that end nothing: acknowledgements, a published notice, types of a later version."""
+    """Return rows that end nothing: acknowledgements, a published notice, types of a later
+    version."""
     acknowledged = _some_of(adds, SATISFIED, END, rng)
     acknowledged["cause"] = np.full(len(acknowledged["kind"]), ACKNOWLEDGED)
     published = {"kind": np.array([FIRE]), "cause": np.array([PUBLISHED]),
@@ -203,8 +210,8 @@ def _stacked(parts: list[Rows]) -> Rows:
 
 
 def _link(rows: Rows, timers: int) -> None:
-    """add_lsn of the final states, and the replaced lifecycles' columns of the adds that replaced
-    them."""
+    """Set add_lsn of the final states, and the columns of replaced lifecycles in the adds that
+    replaced them."""
     added = np.flatnonzero(np.isin(rows["kind"], (ARM, WATCH)))
     row_of = np.zeros(timers + 1, dtype=np.int64)
     row_of[rows["ticket"][added]] = added
@@ -223,7 +230,7 @@ def _link(rows: Rows, timers: int) -> None:
 
 
 def table_of(plan: Plan, rows: Rows, segment: int) -> pa.Table:
-    """Rows of one segment in the newest schema of bronze."""
+    """Return rows of one segment in the newest schema of bronze."""
     count = len(rows["lsn"])
     same = {"daemon": plan.daemon, "node": plan.node, "clock": plan.clock, "epoch": 1,
             "segment": segment}  # fmt: skip
@@ -241,7 +248,7 @@ def table_of(plan: Plan, rows: Rows, segment: int) -> pa.Table:
 
 
 def _named(plan: Plan, rows: Rows) -> dict[str, pa.Array]:
-    """Columns that are no numbers."""
+    """Return the columns that are no numbers."""
     of_timer = rows["topic"] != NIL
     wall = rows["at_ns"] - BOOT_NS + WALL_NS
     words = {name: _words(rows[name], words) for name, words in WORDS.items() if name in rows}
@@ -276,7 +283,7 @@ def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def segments_of(plan: Plan) -> list[tuple[Manifest, pa.Table]]:
-    """All segments, in order."""
+    """Return all segments, in order."""
     rows = rows_of(plan)
     total = len(rows["lsn"])
     starts = range(0, total, plan.segment_rows)
@@ -308,7 +315,8 @@ def _known(rows: Rows, name: str) -> list[int]:
 
 
 def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa.Table]:
-    """A snapshot that is redone from `start_lsn` on, of what lived at `taken_lsn`."""
+    """Return a snapshot that is redone from `start_lsn` on, with the timers armed at
+    `taken_lsn`."""
     rows = rows_of(plan)
     before = rows["lsn"] <= taken_lsn
     final_states = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
@@ -323,7 +331,7 @@ def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa
 
 
 def put(lake: Lake, segment: tuple[Manifest, pa.Table]) -> None:
-    """Puts a segment into a lake."""
+    """Put a segment into a lake."""
     manifest, table = segment
     file = lake.data(manifest)
     reported = lake.root / "manifests" / f"daemon={manifest.daemon}" / f"{manifest.name}.json"

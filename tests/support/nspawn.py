@@ -1,4 +1,4 @@
-"""A container in which systemd boots, made of this machine's own /usr."""
+"""A container that boots systemd, made from this machine's own /usr."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 BOOT_S = 300
 BOOTED = 42
 PYTHON, VENV = "/opt/python", "/opt/venv"
-"""Where the container has our interpreter and our packages: units see neither /root nor /home."""
+"""Paths of our interpreter and our packages in the container: units see neither /root nor /home."""
 
 _ALLOWED = "--capability=CAP_IPC_LOCK", "--rlimit=MEMLOCK=infinity", "--rlimit=RTPRIO=99"
-"""What units ask for, and a container does not have by itself."""
+"""Rights that units need and a container does not have by default."""
 _UNIT = """\
 [Service]
 Type=oneshot
@@ -27,7 +27,7 @@ ExecStopPost=/bin/systemctl exit {code}
 
 
 def make_root(root: Path) -> None:
-    """What systemd wants to find next to /usr."""
+    """Create the files that systemd needs in addition to /usr."""
     for name in ("usr", "etc/systemd/system", "var", "tmp", "run", "proc", "sys", "dev", "opt"):
         (root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -39,9 +39,9 @@ def make_root(root: Path) -> None:
 
 
 def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
-    """Boots, runs one command, and ends. `binds`: folder inside -> folder of ours.
+    """Boot, run one command, and end. `binds`: our folders, by their path inside.
 
-    False if systemd did not get so far.
+    Return False if systemd did not start.
     """
     unit = _UNIT.format(command=command, code=BOOTED)
     (root / "etc/systemd/system/check.service").write_text(unit)
@@ -57,19 +57,19 @@ def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
 
 
 def python_of(root: Path, source: Path) -> dict[str, str]:
-    """Writes /opt/bin/python, which has our packages; returns the folders that it needs."""
+    """Write /opt/bin/python, which has our packages; return the folders that it needs."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     path = f"/opt/source/src:{VENV}/lib/{version}/site-packages"
     script = root / "opt/bin/python"
     script.parent.mkdir()
-    own = f"LD_LIBRARY_PATH={PYTHON}/lib PYTHONPATH={path}"  # /usr may have a libpython, too
+    own = f"LD_LIBRARY_PATH={PYTHON}/lib PYTHONPATH={path}"  # /usr may also have a libpython
     script.write_text(f'#!/bin/sh\n{own} exec {PYTHON}/bin/{version} "$@"\n')
     script.chmod(0o755)
     return {PYTHON: sys.base_prefix, VENV: sys.prefix, "/opt/source": str(source)}
 
 
 def boots() -> bool:
-    """Whether this machine can do it."""
+    """Return whether this machine can boot such a container."""
     if os.geteuid() != 0 or shutil.which("systemd-nspawn") is None:
         return False
     with tempfile.TemporaryDirectory() as folder:

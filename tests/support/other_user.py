@@ -1,4 +1,4 @@
-"""Runs a part of a test as another user: in a forked child that gave up root."""
+"""Run a part of a test as another user: in a forked child that dropped root."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 def run_as(
     uid: int, work: Callable[[], T], *, gid: int | None = None, groups: Sequence[int] = ()
 ) -> T:
-    """What `work` returns, or raises, when uid `uid` calls it.
+    """Return the result of `work`, called as uid `uid`, or raise its exception.
 
-    `gid` is its primary group, the uid's number unless given. It may use modules that the test
-    has imported: the interpreter's files may be closed to other users.
+    `gid` is its primary group, the uid's number unless given. `work` may only use modules that the
+    test has imported: other users may not be able to read the interpreter's files.
     """
     needs("root", "to become another user")
     read_fd, write_fd = os.pipe()
@@ -46,7 +46,7 @@ def _become(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 
 def _answer(write_fd: int, work: Callable[[], object]) -> NoReturn:
-    """Never returns into the test runner's frames."""
+    """Send the result and exit, without returning into the frames of the test runner."""
     try:
         try:
             reported = pickle.dumps((work(), None))

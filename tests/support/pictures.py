@@ -1,8 +1,8 @@
-"""Makes the pictures of docs/img: `python tests/support/pictures.py [SECONDS]`, with the project's
+"""Create the pictures of docs/img: `python tests/support/pictures.py [SECONDS]`, with the project's
 folder on PYTHONPATH.
 
-web.png is the page of `purgatoryd web`, of a daemon that was at work for so many seconds;
-report.png is the page that `make report` has left, down to its second daemon.
+web.png is the page of `purgatoryd web`, of a daemon that has worked for SECONDS; report.png is the
+page that `make report` has written, down to its second daemon.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "img"
 REPORT = ROOT / "build" / "report.html"
 SETTINGS = ("--capacity", "200000", "--payload-memory", "24M")
-# namespace: timers in a batch, median of their delays in seconds, share that is cancelled
+# By namespace: timers in a batch, median of their delays in seconds, cancelled share.
 LOADS = {
     "orders": (400, 8.0, 0.8), "leases": (150, 30.0, 0.5), "retries": (60, 1.5, 0.1),
     "reminders": (30, 20_000.0, 0.0),
@@ -42,13 +42,13 @@ LOADS = {
 BATCHES_PER_S = 20
 WIDTH = 1240
 SECOND = "h2 >> nth=1"
-"""The second daemon of the report."""
+"""Selector of the second daemon of the report."""
 COLOURS = 256
-"""Of a picture: a third of its bytes."""
+"""Number of colours of a picture, which reduces its size to a third."""
 
 
 def work(namespace: str, done: threading.Event) -> None:
-    """Arms and cancels, batch by batch, more and less by turns."""
+    """Arm and cancel batches of changing size."""
     size, median_s, cancelled = LOADS[namespace]
     rng, number = random.Random(namespace), 0
     with Client("demo", namespace=namespace) as client:
@@ -63,7 +63,7 @@ def work(namespace: str, done: threading.Event) -> None:
 
 @contextmanager
 def at_work(daemon: Daemon) -> Iterator[threading.Event]:
-    """A daemon with loads, and a client that does not acknowledge."""
+    """Run a daemon with loads, and a client that does not acknowledge."""
     done = threading.Event()
     threads = [threading.Thread(target=work, args=(name, done)) for name in LOADS]
     with Raw(daemon) as slow:
@@ -95,7 +95,7 @@ def picture_of_web(browser: Browser, seconds: float) -> None:
 
 
 def shoot(browser: Browser, address: str, path: Path, before: str = "") -> None:
-    """Of a page, down to where the element `before` begins."""
+    """Take a picture of a page, down to the beginning of the element `before`."""
     page = browser.new_page(viewport={"width": WIDTH, "height": 900})
     page.goto(address)
     page.wait_for_timeout(1500)

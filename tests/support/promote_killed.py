@@ -1,8 +1,9 @@
-"""A promotion that dies after a step, and with it all that Spark runs for it.
+"""A promotion that dies after a step, with all processes that Spark runs for it.
 
-    python promote_killed.py LAKE NAME UNTIL_NS STEP
+python promote_killed.py LAKE NAME UNTIL_NS STEP
 
-STEP is stage_slice, Spark wrote the rows of the window, or add: the daemon has the first of them.
+STEP is stage_slice (Spark has written the rows of the window) or add (the daemon has the first
+ones).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from purgatoryd.pipeline.tier import Tier
 
 
 def deadly(step: Callable[..., Any]) -> Callable[..., None]:
-    """The step, after which nothing happens any more."""
+    """Return a step after which the process is killed."""
 
     def taken(*args: Any) -> None:
         step(*args)
@@ -35,7 +36,7 @@ def deadly(step: Callable[..., Any]) -> Callable[..., None]:
 
 
 def main(lake: str, name: str, until_ns: str, step: str) -> None:
-    """Does not return."""
+    """Promote until killed."""
     hot, patch = BulkLoader(name), pytest.MonkeyPatch()
     small_pieces(patch, 5)
     where: Any = hot if step == "add" else promote

@@ -31,7 +31,7 @@ PACKAGES = ("shm_layout", "daemon", "daemon.listeners", "clients", "pipeline", "
 
 
 def public(cls: type) -> set[str]:
-    """The public methods of a class."""
+    """Return the public methods of a class."""
     return {
         name
         for name, member in inspect.getmembers(cls)
@@ -40,7 +40,7 @@ def public(cls: type) -> set[str]:
 
 
 def commands(command: click.Command, title: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Each command without subcommands, with its words."""
+    """Yield each command without subcommands, with its words."""
     if not isinstance(command, click.Group):
         yield title, command
         return
@@ -65,7 +65,7 @@ def metrics() -> Iterator[str]:
 
 
 def members(name: str, value: object) -> Iterator[str]:
-    """A class of the clients' API with its methods and attributes, or a function."""
+    """Yield a class of the clients' API with its methods and attributes, or a function."""
     yield name
     if inspect.isclass(value) and not issubclass(value, BaseException):
         for member in sorted(vars(value)):
@@ -105,7 +105,7 @@ def columns() -> Iterator[str]:
 
 
 def sections() -> dict[str, list[str]]:
-    """Every name, by kind."""
+    """Return all names, by kind."""
     return {
         "commands": [title for title, _ in commands(app)],
         "options": sorted(options()),
@@ -124,7 +124,7 @@ def sections() -> dict[str, list[str]]:
 
 
 def text() -> str:
-    """All of them, a line each."""
+    """Return all names, one per line."""
     return "\n".join(
         f"## {kind}: {len(names)}\n" + "".join(f"{name}\n" for name in names)
         for kind, names in sections().items()
@@ -132,14 +132,15 @@ def text() -> str:
 
 
 def printed() -> str:
-    """The same from a process of its own: it imports all modules, PySpark with them."""
+    """Return the same text from a new process, because it imports all modules, including
+    PySpark."""
     return subprocess.run(
         [sys.executable, __file__], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
 def stored() -> dict[str, list[str]]:
-    """Every name of the stored copy, by kind."""
+    """Return the names of the stored copy, by kind."""
     names: dict[str, list[str]] = {}
     for section in NAMES.read_text().split("## ")[1:]:
         title, *lines = section.split("\n")

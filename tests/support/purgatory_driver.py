@@ -16,7 +16,7 @@ from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message, struct_format
 ALL, ANY, SUM, CLIENT = lib.PG_C_ALL, lib.PG_C_ANY, lib.PG_C_SUM, lib.PG_C_CLIENT
 QUORUM = lib.PG_C_QUORUM
 BASE_NOW = 2**64 - 1
-"""As the base of a SUM's key: the watermark at arming."""
+"""As the base of a SUM's key: the watermark at the time of arming."""
 
 NAMES = [(b"n", b"t"), (b"other", b"t")]
 UID = 1000
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
     """struct pg_result."""
 
     status: int
-    ended: int  # or a deadline
+    ended: int  # or the deadline
     ticket: int
 
 
@@ -173,7 +173,7 @@ def extend(key: bytes, delay_ns: int, ticket: int) -> Command:
 
 class Reply(NamedTuple):
     answers: list[Answer]
-    ended: dict[int, list[bytes]]  # by CANCEL_FOR_KEY: number of the record -> keys
+    ended: dict[int, list[bytes]]  # keys that CANCEL_FOR_KEY ended, by number of the record
     data: bytes
 
 
@@ -193,7 +193,7 @@ def split_ended(data: bytes) -> dict[int, list[bytes]]:
 
 
 class Purgatory(Core):
-    """A core with watch keys; its real clock is its virtual one."""
+    """A core with watch keys, whose real clock is its virtual one."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**{**DEFAULTS, **config})
@@ -216,7 +216,7 @@ class Purgatory(Core):
         return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")[0]
 
     def once(self, message: bytes, uid: int = UID) -> bytes | None:
-        """The reply; None = the same again."""
+        """Return the reply; None = send the same message again."""
         used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
         state = lib.pg_handle(
             self.a, ffi.from_buffer(message), len(message), uid, 1, self.now_ns, self.now_ns,
@@ -230,19 +230,19 @@ class Purgatory(Core):
     def send(
         self, message: bytes, between: Callable[[], object] | None = None, uid: int = UID
     ) -> bytes:
-        """The reply, after as many calls as it takes; `between` runs between them."""
+        """Return the reply, after as many calls as needed; `between` runs between them."""
         for _ in range(10_000):
             reply = self.once(message, uid)
             if reply is not None:
                 return reply
             (between or self.publish_all)()
-        raise AssertionError("no end of it")
+        raise AssertionError("the message has no end")
 
     def sweep(self) -> None:
         lib.pg_sweep(self.a, self.now_ns, self._cursor, self.config["watermarks"])
 
     def mail(self, size: int = 1 << 20) -> dict[int, list[Mail]]:
-        """All that was not sent in this round, by session."""
+        """Return all outcomes not yet sent in this round, by session."""
         found: dict[int, list[Mail]] = {}
         session = ffi.new("uint64_t *")
         while used := lib.pg_inbox(self.a, session, self._mail, size):
@@ -256,7 +256,7 @@ class Purgatory(Core):
             lib.pg_inbox_to(self.a, one)
 
     def verdicts(self, since: int) -> Iterator[Verdict]:
-        """Operations' notices in the replay buffer from a position on."""
+        """Yield operations' notices in the replay buffer from a position on."""
         for position in range(since, self.header.replay_tail):
             entry = self.entry(position)
             flags = (
@@ -278,13 +278,13 @@ class Purgatory(Core):
     # ---- what stands in the arena ----
 
     def operation(self, slot: int) -> Any:
-        """struct pg_operation of a slot that has one."""
+        """Return struct pg_operation of a slot that has one."""
         blob = self.rows(lib.PG_R_COLD, "pg_cold")[slot].blob
         at = self._base + self.header.regions[lib.PG_R_BLOBS].offset + blob * lib.PG_GRANULE
         return ffi.cast("struct pg_operation *", at)
 
     def operations(self) -> list[int]:
-        """Slots of armed and ended operations."""
+        """Return slots of armed and ended operations."""
         hot = self.rows(lib.PG_R_HOT, "pg_hot")
         return [
             slot for slot in range(self.header.capacity + 1)
@@ -292,7 +292,7 @@ class Purgatory(Core):
         ]  # fmt: skip
 
     def watermarks(self) -> Iterator[tuple[bytes, Any]]:
-        """Watch keys and their rows (struct pg_watched)."""
+        """Yield watch keys and their rows (struct pg_watched)."""
         rows = self.rows(lib.PG_R_WATERMARKS, "pg_watched")
         blobs = self.region(lib.PG_R_BLOBS)
         for i in range(self.config["watermarks"]):
@@ -304,13 +304,13 @@ class Purgatory(Core):
                 yield key[:length], rows[i]
 
     def rows_of_sessions(self) -> dict[int, int]:
-        """Open sessions and how much stands in their inboxes."""
+        """Return the number of messages in the inbox of each open session."""
         rows = ffi.cast("struct pg_session *", self._secret + self.secret.rows_offset)
         all_rows = (rows[i] for i in range(self.secret.sessions))
         return {row.id: row.inbox_count for row in all_rows if row.id}
 
     def counts(self) -> dict[str, int]:
-        """All that must come back to where it began."""
+        """Return all counts that have to return to their initial values."""
         m, p = self.metrics, self.pool
         return {
             "live": m.live, "operations": m.operations, "outcomes": m.outcomes,
@@ -331,7 +331,7 @@ def split_mail(message: bytes, session: int) -> Iterator[Mail]:
         ticket, deadline_ns, armed_ns, ended_ns, version, error = fields[:6]
         payload_len, keys, bitmap, key_len, kind, slot = fields[6:]
         assert kind == lib.PG_KEY_BYTES
-        keys = keys if ticket & 0xFF else 0  # a CHECK says nothing of them
+        keys = keys if ticket & 0xFF else 0  # a CHECK does not list keys
         assert bitmap == (keys + 7) // 8
         sizes = (key_len, payload_len, 8 * keys, bitmap, bitmap)
         ends = list(itertools.accumulate(sizes, initial=at))
@@ -358,13 +358,13 @@ class Owner:
         self.sequence = wire.decode_welcome(reply.body).last
         self.newest = b""
         self.behind = 0
-        """How far behind the next batches the oldest one without an answer is."""
+        """Number of batches between the next one and the oldest one without an answer."""
 
     def _ask(self, message: bytes, between: Callable[[], object] | None = None) -> bytes:
         return self.core.send(message, between, self.uid)
 
     def message(self, commands: Sequence[Command], rows: bytes = b"") -> bytes:
-        """The next batch, as bytes; `rows`: which rows of a bulk load its records are."""
+        """Return the next batch as bytes; `rows`: rows of a bulk load for its records."""
         self.sequence += 1
         names = wire.encode_names(NAMES)
         self.newest = (
@@ -382,11 +382,11 @@ class Owner:
         return self.reply(self._ask(self.message(commands), between)).answers
 
     def bulk_load(self, rows: tuple[bytes, int, int], *commands: Command) -> list[Answer]:
-        """Sends a batch of a bulk load's rows: (id, first row, fencing_token)."""
+        """Send a batch of a bulk load's rows: (id, first row, fencing_token)."""
         return self.reply(self._ask(self.message(commands, wire.ROWS.pack(*rows)))).answers
 
     def ask_bulk_load(self, bulk_load: bytes, action: int, **about: Any) -> wire.BulkLoadInfo:
-        """A BULK_LOAD message; `about`: namespace, fencing_token, start."""
+        """Send a BULK_LOAD message; `about`: namespace, fencing_token, start."""
         reply = wire.decode_reply(
             self._ask(wire.encode_bulk_load(1, self.id, bulk_load, action, **about))
         )
@@ -395,7 +395,7 @@ class Owner:
         return wire.decode_bulk_load(reply.body)
 
     def again(self) -> Reply:
-        """The newest batch once more."""
+        """Send the newest batch again."""
         return self.reply(self._ask(self.newest))
 
     def reply(self, data: bytes) -> Reply:
@@ -423,7 +423,7 @@ class Owner:
 
 
 def handle(core: Purgatory, message: bytes, now_ns: int, received_ns: int | None = None) -> int:
-    """One call of the core, as the daemon makes it."""
+    """Call the core as the daemon does."""
     reply, used, wait = bytearray(MESSAGE_MAX), ffi.new("uint64_t *"), ffi.new("int64_t *")
     times_ns = (now_ns if received_ns is None else received_ns, now_ns)
     bytes_in, bytes_out = ffi.from_buffer(message), ffi.from_buffer(reply)

@@ -1,6 +1,6 @@
-"""Processes that a test starts, lets work, and kills. `python purgatory_worker.py JOB ...`
+"""Processes that a test starts, lets work, and kills: `python purgatory_worker.py JOB ...`
 
-What they did stands on stdout, a line at a time, written before they go on.
+They report their work on stdout, one line for each step, before they continue.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ KEYS = [f"shared:{n}" for n in range(8)]
 
 
 def start(job: str, *args: object) -> subprocess.Popen[str]:
-    """A worker process; its stdout is text."""
+    """Start a worker process; its stdout is text."""
     command = [sys.executable, str(Path(__file__)), job, *map(str, args)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def say(*words: object) -> None:
-    """One line, in one write: whole, or not there."""
+    """Write one line with one system call, so that it is complete or missing."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def advance(*pairs: str) -> None:
-    """Advances each of key=watermark."""
+    """Advance each of key=watermark."""
     with Purgatory("demo", namespace="broker") as p:
         for pair in pairs:
             key, watermark = pair.split("=")
@@ -39,7 +39,7 @@ def advance(*pairs: str) -> None:
 
 
 def own(count: str, timeout: str) -> None:
-    """Arms operations, one of them with a CLIENT condition, and then only waits."""
+    """Arm operations, one of them with a CLIENT condition, and then only wait."""
     p = Purgatory("demo", namespace="broker")
     for n in range(int(count)):
         p.watch(f"own:{n}", AllOf({"never": 1}), float(timeout), topic="ends")
@@ -50,7 +50,7 @@ def own(count: str, timeout: str) -> None:
 
 
 def churn(seed: str) -> None:
-    """Arms and triggers at random for ever."""
+    """Arm and trigger at random, without end."""
     rng = random.Random(seed)
     with Purgatory("demo", namespace="broker") as p:
         deeds: list[Callable[[str], object]] = [
@@ -68,7 +68,7 @@ def churn(seed: str) -> None:
 
 
 def arm(p: Purgatory, rng: random.Random, keys: list[str]) -> None:
-    """The parent counts on the end of what is said here."""
+    """Arm operations and print their keys: the parent relies on the end of each printed one."""
     targets = {key: rng.randint(1, 1000) for key in keys}
     conditions: list[Callable[[], AnyCondition]] = [
         lambda: AllOf(targets),

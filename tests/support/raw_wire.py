@@ -1,7 +1,7 @@
-"""A client that knows nothing but the wire: struct and pyzmq, offsets written out by hand.
+"""A client that uses only the wire: struct and pyzmq, with offsets written out by hand.
 
-It shares no code with the package, so it can say what no honest client says, and a change of
-the wire cannot hide behind formats that changed with it.
+It shares no code with the package, so it can send messages that the client library cannot, and a
+change of the wire cannot be hidden by formats that changed with it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def record(
 def put(
     key: bytes, delay_ns: int = HOUR_NS, payload: bytes = b"", name: int = 0
 ) -> tuple[bytes, bytes]:
-    """Record and bytes of an add."""
+    """Return record and bytes of an add."""
     head = record(
         PUT, len(key), name=name, time_kind=DELAY, payload_len=len(payload), time_ns=delay_ns
     )
@@ -101,7 +101,7 @@ def put(
 
 
 def cancel(key: bytes, name: int = 0) -> tuple[bytes, bytes]:
-    """Record and bytes of a cancel."""
+    """Return record and bytes of a cancel."""
     return record(CANCEL, len(key), name=name), key
 
 
@@ -155,7 +155,7 @@ class Raw:
         self.socket.send_multipart(parts)
 
     def receive(self) -> Answer:
-        """The next answer; zmq.Again if none comes in time."""
+        """Return the next answer; raises zmq.Again if none arrives in time."""
         (data,) = self.socket.recv_multipart()
         return answer(data)
 
@@ -164,7 +164,7 @@ class Raw:
         return self.receive()
 
     def hello(self, nonce: bytes | None = None) -> Answer:
-        """Opens a session, and goes on after the newest batch that the daemon applied."""
+        """Open a session, and continue after the newest batch that the daemon applied."""
         nonce = os.urandom(16) if nonce is None else nonce
         found = self.ask(frame(HELLO) + nonce + bytes(16))
         if found.error == 0:
@@ -177,7 +177,7 @@ class Raw:
         self, *records: tuple[bytes, bytes], names: Sequence[tuple[bytes, bytes]] = NAMES,
         at_ns: int | None = None,
     ) -> Answer:  # fmt: skip
-        """The next batch of the session."""
+        """Send the next batch of the session."""
         self.sequence += 1
         return self.ask(batch(self.session, self.sequence, records, names=names, at_ns=at_ns))
 

@@ -26,11 +26,12 @@ from purgatoryd.shm_layout.wal import Contents, Frame, Walk, contents, segments,
 Value = TypeVar("Value")
 
 PATIENCE_S = 30.0
-"""How long a fact may take on a busy machine before the test gives up; never waited for."""
+"""Seconds after which a test fails because a fact has not become true. Tests do not wait that long
+otherwise."""
 
 
 class DaemonFailed(Exception):
-    """The daemon ended, or was silent, before it was ready; `stderr` is what it said."""
+    """The daemon ended, or reported nothing, before it was ready; `stderr` is its output."""
 
     def __init__(self, code: int | None, stderr: str) -> None:
         super().__init__(f"exit code {code}; it said:\n{stderr}")
@@ -60,7 +61,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id of the running daemon, or of the one that ran last."""
+        """Pid of the running daemon, or of the last one."""
         return self.process.pid
 
     @property
@@ -70,7 +71,7 @@ class Daemon:
 
     @property
     def stderr(self) -> str:
-        """What the last process of this daemon wrote to stderr so far."""
+        """Output of the last process of this daemon to stderr so far."""
         return self._log.read_text()
 
     @property
@@ -78,19 +79,19 @@ class Daemon:
         return self.dir / f"{self.name}.stderr"
 
     def start(self, *args: str) -> None:
-        """Starts the process and returns when it is ready; `args` replace the earlier ones."""
+        """Start the process, and wait until it is ready; `args` replace the earlier ones."""
         self.args = args or self.args
         self.begin()
         self.await_ready()
 
     def begin(self) -> None:
-        """Starts the process."""
+        """Start the process without waiting."""
         arguments = ["run", "--name", self.name, *self.args]
         with self._log.open("wb") as log:
             self.process = begin(self.python, arguments, self.dir, self.env, log)
 
     def await_ready(self) -> None:
-        """Returns when a process that was begun is ready. Raises DaemonFailed."""
+        """Wait until a process from begin() is ready. Raises DaemonFailed."""
         assert self.process.stdout is not None
         end = time.monotonic() + PATIENCE_S
         line = b""
@@ -107,24 +108,24 @@ class Daemon:
         assert line.startswith(b"ready"), line
 
     def stop(self) -> None:
-        """SIGTERM; the daemon must end cleanly, with exit code 0."""
+        """Send SIGTERM; the daemon must end cleanly, with exit code 0."""
         if self.running:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE_S)
         assert code == 0, f"exit code {code}; it said:\n{self.stderr}"
 
     def kill(self) -> None:
-        """SIGKILL: what a crash leaves behind."""
+        """Send SIGKILL, as in a crash."""
         self.process.kill()
         self.process.wait(PATIENCE_S)
 
     def restart(self, *args: str) -> None:
-        """Clean stop and start; `args` replace the earlier ones."""
+        """Stop cleanly and start; `args` replace the earlier ones."""
         self.stop()
         self.start(*args)
 
     def close(self) -> None:
-        """Ends a daemon that still runs, cleanly; its arena files stay."""
+        """End a daemon that still runs, cleanly; its arena files stay."""
         try:
             if self.running:
                 self.stop()
@@ -136,13 +137,14 @@ class Daemon:
 
 
 def clean_environment(directory: Path) -> dict[str, str]:
-    """This environment without anybody's settings, and with `directory` for the sockets."""
+    """Return this environment without settings of the project, and with `directory` for the
+    sockets."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PURGATORYD_")}
     return inherited | {"PURGATORYD_DIR": str(directory)}
 
 
 def remove_arena_files(paths: Paths) -> None:
-    """Removes the arena files of a daemon that are there, unfinished ones too."""
+    """Remove the existing arena files of a daemon, including unfinished ones."""
     births = (f"{paths.arena}.new", f"{paths.arena}.next", f"{paths.private}.new")
     for arena_file in (paths.arena, paths.private, *births):
         with contextlib.suppress(posix_ipc.ExistentialError):
@@ -150,21 +152,21 @@ def remove_arena_files(paths: Paths) -> None:
 
 
 def eventually(fact: Callable[[], Value], patience_s: float = PATIENCE_S) -> Value:
-    """The first true value of `fact`."""
+    """Return the first true value of `fact`."""
     end_s = time.monotonic() + patience_s
     while not (value := fact()):
-        assert time.monotonic() < end_s, "what the test waits for did not come true"
+        assert time.monotonic() < end_s, "the expected fact did not become true"
         time.sleep(0.005)
     return value
 
 
 def boot_ns() -> int:
-    """CLOCK_BOOTTIME now."""
+    """Return the time of CLOCK_BOOTTIME in ns."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def stats(daemon: Daemon) -> dict[str, int]:
-    """The figures in the daemon's arena."""
+    """Return the figures in the daemon's arena."""
     reader = Reader.attach(daemon.paths)
     try:
         return reader.stats()
@@ -173,7 +175,8 @@ def stats(daemon: Daemon) -> dict[str, int]:
 
 
 def notices(reader: Reader, namespace: str, topic: str, first: int = 1) -> list[wire.RawNotice]:
-    """All notices of a topic from sequence `first` on, from the replay buffer; none may be lost."""
+    """Return all notices of a topic from sequence `first` on, from the replay buffer; none may be
+    lost."""
     _, last = reader.newest_sequences(namespace)[topic]
     lost, bodies = reader.replay(namespace, topic, first, last)
     assert lost == first - 1
@@ -182,7 +185,7 @@ def notices(reader: Reader, namespace: str, topic: str, first: int = 1) -> list[
 
 
 def sent(daemon: Daemon, namespace: str) -> int:
-    """Notices of a namespace that the socket has; 0 while any notice waits for it."""
+    """Return how many notices of a namespace the socket has; 0 while any notice waits for it."""
     with contextlib.closing(Reader.attach(daemon.paths)) as reader:
         waiting = reader.header.replay_tail - reader.header.published
         return (
@@ -191,7 +194,7 @@ def sent(daemon: Daemon, namespace: str) -> int:
 
 
 def wal_frames(folder: Path) -> list[Frame]:
-    """The records in a daemon's folder: of all arenas, one behind the other."""
+    """Return the records in a daemon's folder: of all arenas, one after the other."""
     found, walk = [], Walk()
     for file in segments(folder):
         if uuid_of(file.path) != walk.uuid:
@@ -203,12 +206,12 @@ def wal_frames(folder: Path) -> list[Frame]:
 
 
 def wal_entries(folder: Path) -> list[Contents]:
-    """What was published, as the WAL in a daemon's folder has it."""
+    """Return the published notices, from the WAL in a daemon's folder."""
     return [contents(frame) for frame in wal_frames(folder) if frame.kind == "entry"]
 
 
 def refused(start: Callable[[], object]) -> str:
-    """What a daemon says that must not start: one line, no traceback."""
+    """Return the error of a daemon that must not start: one line, no traceback."""
     with pytest.raises(DaemonFailed) as caught:
         start()
     assert caught.value.code not in (0, None)
@@ -218,7 +221,7 @@ def refused(start: Callable[[], object]) -> str:
 
 
 def used(daemon: Callable[..., Daemon], *args: str) -> Daemon:
-    """One that has fired a timer and ended an operation."""
+    """Start a daemon that has fired a timer and ended an operation."""
     one = daemon("demo", *args)
     with (
         Subscriber("demo", topics=["t"]) as subscriber,
@@ -237,7 +240,7 @@ def used(daemon: Callable[..., Daemon], *args: str) -> Daemon:
 
 
 def free_port() -> int:
-    """A port of loopback that is free, and the next one too."""
+    """Return a free port of the loopback, the next one of which is also free."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

@@ -14,7 +14,7 @@ UID = 4242
 
 
 class Place(NamedTuple):
-    """A daemon behind tcp, and who may connect to it."""
+    """A daemon behind tcp, and the keys that may connect to it."""
 
     daemon: Daemon
     remote: Remote
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def remote_place(daemon: StartDaemon, tmp_path: Path) -> Place:
-    """Starts a daemon that lets in one key, by loopback."""
+    """Start a daemon that accepts one key, by loopback."""
     server = curve.generate(tmp_path / "server")
     client = curve.generate(tmp_path / "client")
     allowed = tmp_path / "allowed"

@@ -1,9 +1,9 @@
-"""Which tests may run at once.
+"""Order and grouping of tests that run at the same time.
 
-A pytest plugin, for runs with `-n` and for runs next to each other. A test that is marked `alone`
+A pytest plugin, for runs with `-n` and for runs next to each other. A test with the mark `alone`
 runs while no other test of this checkout does; such tests come last. Tests that share a fixture of
-their module go to one worker, so that it is made once. They come first, because such a fixture may
-take minutes: a guest machine, containers, packages.
+their module go to one worker, so that it is created once. They come first, because such a fixture
+may take minutes: a guest machine, containers, packages.
 
 Tests in tests/spark share one JVM. They run in a process of their own, because each worker of
 pytest-xdist imports all files that it collects: no other process imports PySpark.
@@ -21,9 +21,9 @@ import pytest
 
 SPARK = Path(__file__).resolve().parents[1] / "spark"
 IMPORTER = pytest.StashKey[str]()
-"""The first test, or test file, after which this process had imported PySpark."""
+"""First test, or test file, after which this process had imported PySpark."""
 FOREIGN = pytest.StashKey[list[str]]()
-"""The same of each process that had no test of Spark."""
+"""The same for each process that had no test of Spark."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +36,7 @@ def of_spark(item: pytest.Item) -> bool:
 
 
 def _shares(item: pytest.Item) -> bool:
-    """Whether it uses a fixture that the tests of its file share."""
+    """Return whether a test uses a fixture that the tests of its file share."""
     known: dict[str, Sequence[pytest.FixtureDef[Any]]]
     known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     fixtures = (definitions[-1] for definitions in known.values())
@@ -47,7 +47,7 @@ def _shares(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Groups tests before pytest-xdist looks; groups come first, tests that run alone last."""
+    """Group tests before pytest-xdist looks; groups come first, tests that run alone last."""
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.xdist_group("alone"))
@@ -66,7 +66,8 @@ def _place(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fails if pytest-xdist does not group: fixtures of modules would be made by each worker."""
+    """Fail if pytest-xdist does not group: each worker would then create the fixtures of
+    modules."""
     if getattr(session.config.option, "loadgroup", False):
         grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
         assert all("@" in item.nodeid for item in grouped), "pytest-xdist does not know this pytest"
@@ -74,7 +75,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Waits for its lock; the time limit of the test begins after that."""
+    """Wait for the test's lock; the time limit of the test begins afterwards."""
     folder = item.config.rootpath / "build"
     folder.mkdir(exist_ok=True)
     with (folder / "tests.lock").open("w") as lock:
@@ -83,7 +84,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             return (yield)
         finally:
             _note_pyspark(item)
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may have the file open still
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may still have the file open
 
 
 # ---- PySpark in one process --------------------------------------------------------------------
@@ -120,7 +121,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take the report of a worker that has finished."""
-    output = getattr(node, "workeroutput", {})  # a worker that crashed has none
+    output = getattr(node, "workeroutput", {})  # a crashed worker has no output
     if "importer" in output:
         node.config.stash[FOREIGN].append(output["importer"])
 

@@ -12,7 +12,7 @@ from real_daemon import PATIENCE_S
 
 
 def readable(file: Any) -> bool:
-    """True if something, or its end, is there to be read."""
+    """Return whether data, or the end of the file, can be read."""
     return bool(select.select([file], [], [], 0)[0])
 
 
@@ -26,16 +26,17 @@ class Manager:
         self.socket.settimeout(PATIENCE_S)
 
     def received(self) -> list[str]:
-        """All lines that were said so far."""
+        """Return all lines received so far."""
         lines: list[str] = []
         while readable(self.socket):
             lines += self.socket.recv(4096).decode().splitlines()
         return lines
 
     def hears(self, line: str) -> list[str]:
-        """All lines up to the first that begins so."""
+        """Return all lines up to the first one with this beginning."""
         received: list[str] = []
-        end_s = time.monotonic() + 2 * PATIENCE_S  # heartbeats alone go on for ever
+        # without a limit, heartbeats would continue the loop for ever
+        end_s = time.monotonic() + 2 * PATIENCE_S
         while not any(one.startswith(line) for one in received):
             assert time.monotonic() < end_s, f"no {line} in {received[-20:]}"
             received += self.socket.recv(4096).decode().splitlines()
@@ -43,7 +44,7 @@ class Manager:
 
 
 def fill(manager: Manager) -> None:
-    """As many datagrams as its queue takes, of senders none of which is at its own limit."""
+    """Fill the queue with datagrams, of senders none of which is at its own limit."""
     with contextlib.suppress(BlockingIOError):
         while True:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -1,7 +1,7 @@
-"""Runs inside the container of test_service.py: what happens to the units, step by step.
+"""Steps of test_service.py that run inside its container and check the units.
 
-Writes {step: None, or why it failed} as JSON to the file that it is given. The steps build on each
-other, in their order.
+Writes {step: None, or the reason of its failure} as JSON to the given file. The steps depend on
+each other, in their order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STATE = Path("/var/lib/purgatoryd")
 PROBED = STATE / "probed.json"
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 LOCKED = 0, errno.ENOMEM
-"""Answers to mlock: a container's limit may be lower than what the unit asks for."""
+"""Allowed results of mlock: a container's limit may be lower than that of the unit."""
 REALTIME = "Max realtime priority +10"
 KEYS = "server", "worker"
 PORT = 47_431
@@ -82,13 +82,13 @@ def purgatoryd(*args: str) -> tuple[int, str]:
 def eventually(fact: Callable[[], Value]) -> Value:
     end_s = time.monotonic() + PATIENCE_S
     while not (value := fact()):
-        assert time.monotonic() < end_s, "what the step waits for did not come true"
+        assert time.monotonic() < end_s, "the expected fact did not become true"
         time.sleep(0.02)
     return value
 
 
 def another(pid: int, unit: str = "purgatoryd") -> int:
-    """The main process, once it is ready and another one."""
+    """Return the main process once it is ready and not `pid`."""
     running = partial(shown, "SubState", unit)
     return eventually(lambda: (now := main_pid(unit)) != pid and running() == "running" and now)
 
@@ -100,7 +100,7 @@ def ticket_of(key: str, name: str = "default", namespace: str = "default") -> in
 
 
 def as_user(name: str, act: Callable[[], object]) -> str:
-    """The name of the error that `act` ends with in a process of that user; "" = none."""
+    """Run `act` in a process of that user; return the name of its error, or ""."""
     read_fd, write_fd = os.pipe()
     if os.fork() == 0:
         user = pwd.getpwnam(name)
@@ -214,7 +214,7 @@ PROBE = f"ExecStartPre=/opt/bin/python {__file__} probe\n"
 
 
 def drop_in(unit: str, lines: str) -> None:
-    """Changes a unit, as `systemctl edit` does."""
+    """Change a unit, as `systemctl edit` does."""
     folder = DROP_INS / f"{unit}.service.d"
     folder.mkdir(exist_ok=True)
     folder.joinpath("test.conf").write_text(lines)
@@ -232,7 +232,7 @@ def the_sandbox_allows_what_a_daemon_needs() -> None:
 
 
 def probe() -> None:
-    """As the unit's user, with all that the unit takes away."""
+    """Run checks as the unit's user, with all restrictions of the unit."""
     one = {min(os.sched_getaffinity(0))}
     os.sched_setaffinity(0, one)
     found = {
@@ -246,7 +246,7 @@ def probe() -> None:
 
 
 def memory_of_a_node() -> None:
-    """All that a daemon asks of the kernel on a machine of several nodes."""
+    """Make all requests to the kernel that a daemon makes on a machine of several nodes."""
     node = min(topology.read(None).memory_nodes)
     memory.prefer(node)
     with mmap.mmap(-1, 1 << 20) as mapping:
@@ -256,12 +256,13 @@ def memory_of_a_node() -> None:
 
 
 def no_priority() -> None:
-    """What the kernel refuses as EINVAL if a filter of system calls lets it come so far."""
+    """Make requests that the kernel refuses as EINVAL if the filter of system calls lets them
+    pass."""
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(0))
 
 
 def errno_of(act: Callable[[], None]) -> int:
-    """0 = the kernel let it be done."""
+    """Return the errno of `act`; 0 = it succeeded."""
     try:
         act()
     except OSError as error:
@@ -270,7 +271,7 @@ def errno_of(act: Callable[[], None]) -> int:
 
 
 def drop_ins_of_the_docs_open_what_they_say() -> None:
-    """Another host's clients, SCHED_FIFO, and memory that stays."""
+    """Check the drop-ins of the docs: remote clients, SCHED_FIFO, and locked memory."""
     [remote] = re.findall(r"```ini\n(.*?)```", OPERATIONS.read_text(), re.DOTALL)
     drop_in("purgatoryd@far", f"{remote}RestrictRealtime=no\nLimitRTPRIO=10\n{PROBE}")
     keys = {name: purgatoryd("keygen", f"/var/lib/{name}.key")[1].strip() for name in KEYS}
@@ -319,7 +320,7 @@ ENDPOINT = "http://127.0.0.1:9464/metrics"
 
 
 def scraped() -> dict[str, float]:
-    """name{labels} -> value, as Prometheus gets them."""
+    """Return the scraped samples, name{labels} -> value."""
     with urllib.request.urlopen(ENDPOINT, timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -327,7 +328,7 @@ def scraped() -> dict[str, float]:
 
 
 def reported(sample: str) -> float | None:
-    """None while nobody answers."""
+    """Return a sample; None while nobody answers."""
     try:
         return scraped()[sample]
     except (OSError, KeyError):
@@ -396,7 +397,7 @@ def a_unit_with_a_wal_has_its_timers_also_without_shared_memory() -> None:
 
 
 def forget_memory_of(name: str) -> None:
-    """As a reboot does, for who starts next."""
+    """Remove the daemon's memory, as a reboot does."""
     found = [*Path("/dev/shm").glob(f"purgatoryd.{name}*")]
     assert found
     for path in found:
@@ -433,7 +434,7 @@ def table() -> ShardTable:
 
 
 def name_in(shard: int) -> str:
-    """A namespace that is, or would be, in this shard."""
+    """Return a namespace name that belongs to this shard."""
     return next(name for n in range(99) if table().place(name := f"n{n}").shards == (shard,))
 
 
@@ -451,7 +452,7 @@ def has_far(shard: int) -> bool:
 
 
 def fires_meanwhile(shard: int) -> None:
-    """A timer of this shard is armed and fires."""
+    """Arm a timer in this shard and wait until it fires."""
     name = name_in(shard)
     with Subscriber("many", namespace=name) as notices, Client("many", namespace=name) as client:
         client.add("near", delay=0.2)
@@ -468,7 +469,7 @@ def a_killed_shard_comes_back_and_its_unit_does_not_notice() -> None:
     unit, pids = unit_of_shards(), (shard_pid(0), shard_pid(1))
     with (HOST_DIRECTORY / "many-1-0.lock").open() as lock:
         os.kill(pids[0], signal.SIGKILL)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # so that the next one cannot start yet
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the lock prevents the next start
         fires_meanwhile(1)
         eventually(lambda: shown("StatusText", MANY).startswith("degraded: many-1-0 ended"))
         assert purgatoryd("status", "--name", "many")[0] == 1

@@ -1,4 +1,4 @@
-"""Shards and a ledger of what was asked of them: what they owe, wherever it is by now."""
+"""Shards, and a ledger of their obligations, which resharding must not change."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MS = 10**6
 FAR_NS = 10**12
 LATE_NS = 2 * FAR_NS
 PARTS = b"parts"
-"""The namespace whose keys are divided."""
+"""The namespace whose keys are partitioned."""
 OWNED = b"n"
-"""That of the owner's operations and of his bulk load: the first of the driver's names."""
+"""Namespace of the owner's operations and of its bulk load: the first name of the driver."""
 NONCE, UID, BULK_LOAD = 77, 4321, bytes(range(1, 17))
 SIZES = {
     "capacity": 128,
@@ -33,7 +33,7 @@ SIZES = {
 
 
 class Shards:
-    """The arenas of a deployment, by shard, and where its namespaces are."""
+    """The arenas of a deployment, by shard, and the placement of its namespaces."""
 
     def __init__(
         self, cores: Sequence[Purgatory], placements: Mapping[bytes, tuple[int, ...]]
@@ -42,13 +42,13 @@ class Shards:
         self.placements = placements
 
     def of(self, namespace: bytes, key: bytes) -> Purgatory:
-        """Where a key is."""
+        """Return the shard of a key."""
         shards = self.placements[namespace]
         partition = int(lib.pg_partition(key, len(key), len(shards)))
         return self.cores[shards[partition]]
 
     def routes(self, to: Mapping[bytes, tuple[int, ...]], shard: int) -> dict[str, Route]:
-        """What this one gives to whom."""
+        """Return the routes from one shard to the new placement."""
         mine = (name for name, shards in self.placements.items() if shard in shards)
         return {name.decode(): Route(to[name], fresh_topics=len(to[name]) > 1) for name in mine}
 
@@ -58,14 +58,14 @@ class Shards:
 
 
 def as_arena(core: Purgatory) -> Arena:
-    """A core in private memory, for what takes an arena."""
-    arena = Arena.__new__(Arena)  # without arena files
+    """Return a core in private memory as an Arena, for functions that take one."""
+    arena = Arena.__new__(Arena)  # skips __init__, which needs arena files
     arena._a, arena._base, arena._secret = core.a, core._base, core._secret
     return arena
 
 
 def as_core(arena: Arena) -> Purgatory:
-    """An arena in shared memory, for what drives a core; as long as the arena is open."""
+    """Return an arena in shared memory as a core of the drivers; valid while the arena is open."""
     core = Purgatory()
     core.a, core._base, core._secret = arena.struct, arena._base, arena._secret
     core.arena, core.private = arena.mappings
@@ -74,21 +74,21 @@ def as_core(arena: Arena) -> Purgatory:
 
 
 def renamed(batch: bytes, session: int) -> bytes:
-    """The same batch of a session whose id has changed."""
+    """Return the same batch of a session whose id has changed."""
     return batch[:8] + session.to_bytes(8, "little") + batch[16:]
 
 
 class Ledger:
-    """What was acknowledged, and what came of it."""
+    """Acknowledged timers and operations, and their results."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.given: set[int] = set()
-        """Every ticket that any shard ever gave."""
+        """Every ticket that any shard ever assigned."""
         self.expected: dict[int, tuple[bytes, bytes, bytes]] = {}
         """Namespace, key and payload of each ticket that has to fire once."""
         self.sent: dict[tuple[str, str], int] = {}
-        """The newest sequence of each topic of a whole namespace."""
+        """Newest sequence of each topic of an unpartitioned namespace."""
         self.last = b""
         self.answers: list[Any] = []
 
@@ -105,13 +105,13 @@ class Ledger:
         self.expected[answer.ticket] = namespace, key, payload
 
     def note(self, core: Purgatory, ticket: int) -> None:
-        """A ticket that this shard just gave."""
+        """Record a ticket that this shard has just assigned."""
         assert ticket // lib.PG_TICKET_SHARD == core.header.shard
         assert ticket not in self.given
         self.given.add(ticket)
 
     def fill(self, shards: Shards) -> None:
-        """Timers everywhere: fired and sent, fired and not sent, armed."""
+        """Add timers everywhere: fired and sent, fired and unsent, armed."""
         for stage, at_ns in enumerate((10 * MS, 20 * MS, FAR_NS)):
             for namespace in shards.placements:
                 for n in range(self.random.randint(1, 4)):
@@ -123,7 +123,8 @@ class Ledger:
             core.advance(25 * MS)
 
     def operate(self, shards: Shards) -> None:
-        """An owner with an armed operation, one that waits for more, and an outcome."""
+        """Create an owner with an armed operation, an armed one that is half satisfied, and an
+        outcome."""
         core = shards.of(OWNED, b"")
         core.set_quotas(timers=50)
         owner = Owner(core, NONCE, UID)
@@ -144,7 +145,8 @@ class Ledger:
     # ---- after ----
 
     def take(self, shards: Shards) -> None:
-        """What the sockets get: each notice once, and of a whole namespace without a gap."""
+        """Take all notices: each must come once, and in an unpartitioned namespace without a
+        gap."""
         for core in shards.cores:
             for part in core.publish_all():
                 before = self.sent.get((part.namespace, part.topic), 0)
@@ -157,20 +159,21 @@ class Ledger:
                         assert due == (part.namespace.encode(), key, payload)
 
     def compare(self, shards: Shards) -> None:
-        """All that is armed is where the placement says, and nowhere else."""
+        """Check that everything armed is where the placement says, and nowhere else."""
         shards.check()
         for core in shards.cores:
             for info in core.scan():
                 if info.namespace == OWNED.decode() and info.ticket not in self.expected:
-                    continue  # an operation
+                    continue  # an operation of the owner
                 namespace, key, _ = self.expected[info.ticket]
                 assert core is shards.of(namespace, key)
         armed = [key for key in self.expected.values() if not key[1].startswith((b"0", b"1"))]
         found = [info for core in shards.cores for info in core.scan()]
-        assert len(found) == len(armed) + 2  # the two operations
+        assert len(found) == len(armed) + 2  # both operations of the owner
 
     def owner(self, shards: Shards) -> Owner:
-        """The owner, as he comes back: he gets his answers again, and what he has not received."""
+        """Return the owner after its return: it gets its answers again, and unacknowledged
+        outcomes."""
         core = shards.of(OWNED, b"")
         owner = Owner(core, NONCE, UID)
         owner.newest = renamed(self.last, owner.id)
@@ -184,7 +187,7 @@ class Ledger:
         return owner
 
     def finish(self, shards: Shards) -> None:
-        """Everything comes to its end, as it would have where it was."""
+        """Let everything end as it would have without resharding."""
         owner = self.owner(shards)
         core = owner.core
         core.set_quotas(timers=50)
@@ -213,6 +216,6 @@ class Ledger:
 
 
 def release(cores: Sequence[Purgatory]) -> None:
-    """Lets go of their arenas' memory, so that it can be unmapped."""
+    """Release the memory of the arenas, so that it can be unmapped."""
     for core in cores:
         core.a = core._base = core._secret = ffi.NULL

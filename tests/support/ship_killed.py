@@ -1,10 +1,10 @@
-"""Ships a WAL again and again, each time killed one step later; then started once more.
+"""Ship a WAL repeatedly, each time killed one step later; then start once more.
 
-    python ship_killed.py WAL WORK
+python ship_killed.py WAL WORK
 
-Steps are what changes or syncs a file: open for writing, fsync, rename, unlink, mkdir. After every
-second start the lake must be that of an undisturbed run, to the byte. Prints how many steps there
-were. One process that forks: a fresh interpreter for each step would take minutes.
+A step changes or syncs a file: open for writing, fsync, rename, unlink, mkdir. After every second
+start the lake must be that of an undisturbed run, to the byte. The program prints the number of
+steps. It is one process that forks: a new interpreter for each step would take minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITING = os.O_WRONLY | os.O_RDWR
 
 
 def ship(wal: Path, root: Path) -> None:
-    """All that is complete."""
+    """Ship all sealed segments."""
     root.mkdir(exist_ok=True)
     shipper = Shipper(wal, Lake(root), "node")
     for _ in shipper.poll():
@@ -33,7 +33,7 @@ def ship(wal: Path, root: Path) -> None:
 
 
 def killed_at(step: int) -> Callable[..., None]:
-    """Kills the process before its step of that number, counted from 1."""
+    """Return a function that kills the process before its step of that number, counted from 1."""
     left = step
 
     def count(event: str, arguments: tuple[object, ...]) -> None:
@@ -48,11 +48,11 @@ def killed_at(step: int) -> Callable[..., None]:
 
 
 def forked(wal: Path, root: Path, step: int = 0) -> bool:
-    """Ships in a child, killed at a step unless it is 0; True if it came to its end."""
+    """Ship in a child, killed at a step unless it is 0; return True if it ended."""
     pid = os.fork()
     if pid == 0:
         count = killed_at(step)
-        os.fsync = lambda fd: count("os.fsync", ())  # a kill takes nothing from the kernel
+        os.fsync = lambda fd: count("os.fsync", ())  # a sync has no effect on what survives a kill
         sys.addaudithook(count)
         ship(wal, root)
         os._exit(0)
@@ -62,7 +62,7 @@ def forked(wal: Path, root: Path, step: int = 0) -> bool:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file under it."""
+    """Return every file under a folder."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
@@ -71,8 +71,9 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def main(wal: Path, work: Path) -> None:
-    """Raises AssertionError at the first step that leaves something behind."""
-    ship(wal, work / "whole")  # here: else each child would import Pandas for Arrow
+    """Check all steps. Raises AssertionError at the first step that leaves something behind."""
+    # in this process, because otherwise each child would import Pandas for Arrow
+    ship(wal, work / "whole")
     whole, step = tree(work / "whole"), 1
     while not forked(wal, work / "lake", step):
         seen = {path for path in tree(work / "lake") if path.endswith(".json")}

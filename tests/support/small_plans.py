@@ -1,4 +1,4 @@
-"""Settings of Spark for tests: no query has so many rows that compiling its plan would pay."""
+"""Settings of Spark for tests: queries are so small that compiling their plans takes longer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""What a session may receive at any time."""
+"""Settings that a session can receive at any time."""
 JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}"
-"""Nothing runs so long that compiling more of Java would pay, either."""
+"""Options of Java: no code runs long enough for its best compiler to pay off."""
 SMALL_PLANS = INTERPRETED | {
     "spark.driver.extraJavaOptions": JAVA,
-    # A task costs more than its few rows, and each file has memory for a whole batch of them.
+    # A task costs more than its few rows, and each file has memory for a whole batch of rows.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.files.minPartitionNum": "2",
     "spark.sql.parquet.columnarReaderBatchSize": "256",

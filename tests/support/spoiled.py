@@ -1,4 +1,4 @@
-"""Spoils what a daemon left, so that no start can use it."""
+"""Damage of a daemon's files, so that no start can use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from purgatoryd.shm_layout.shm import MOUNT
 
 
 def spoil(paths: Paths) -> None:
-    """The arena of a daemon that does not run: its replay buffer ends where none can."""
+    """Damage the arena of a daemon that does not run: the end of its replay buffer is
+    impossible."""
     (offset,) = (at for field, at, _ in fields("pg_header") if field == "replay_tail")
     with (MOUNT / paths.arena[1:]).open("r+b") as arena:
         arena.seek(offset)

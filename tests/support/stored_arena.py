@@ -24,23 +24,24 @@ def unpacked(path: Path) -> bytearray:
 
 
 class Stored:
-    """The arena in a folder of tests/stored: two arena files, and what stands in them."""
+    """The arena in a folder of tests/stored: two arena files, and a description of their
+    contents."""
 
     def __init__(self, folder: Path) -> None:
         self.contents: dict[str, Any] = json.loads((folder / "arena.json").read_text())
         self.arena = unpacked(folder / "arena.xz")
         self.private = unpacked(folder / "private.xz")
         self.of_boot(HOST.boot_id())
-        for at in self.contents["uid_offsets"]:  # its sessions are this user's
+        for at in self.contents["uid_offsets"]:  # gives the sessions to this user
             self.private[at : at + 4] = os.geteuid().to_bytes(4, "little")
 
     def of_boot(self, boot: bytes) -> None:
-        """Its deadlines are on the boot clock of that boot."""
+        """Set the boot to whose clock its deadlines refer."""
         at = self.contents["boot_id_offset"]
         self.arena[at : at + 16] = boot
 
     def lay_out(self, paths: Paths) -> None:
-        """Makes the arena files of a daemon that was killed."""
+        """Create the arena files of a daemon that was killed."""
         for name, data, mode in (
             (paths.arena, self.arena, 0o640),
             (paths.private, self.private, 0o600),
@@ -50,14 +51,14 @@ class Stored:
             path.chmod(mode)
 
     def untouched(self, paths: Paths) -> bool:
-        """True if both arena files are as they were laid out, and nothing stands next to them."""
+        """Return whether both arena files are unchanged, and have no new files next to them."""
         found_files = list(shm.MOUNT.glob(f"{paths.arena[1:]}*"))
         found = [(shm.MOUNT / name[1:]).read_bytes() for name in (paths.arena, paths.private)]
         return found == [self.arena, self.private] and len(found_files) == 2
 
 
 class StoredExport:
-    """The export in such a folder, written to `file`, and what stands in it."""
+    """The export in such a folder, written to `file`, and a description of its contents."""
 
     def __init__(self, folder: Path, file: Path) -> None:
         self.contents: dict[str, Any] = json.loads((folder / "export.json").read_text())
@@ -66,7 +67,7 @@ class StoredExport:
 
 
 class StoredWal:
-    """The WAL in such a folder, laid out in `directory`, and what stands in it."""
+    """The WAL in such a folder, copied to `directory`, and a description of its contents."""
 
     def __init__(self, folder: Path, directory: Path) -> None:
         self.contents: dict[str, Any] = json.loads((folder / "wal.json").read_text())

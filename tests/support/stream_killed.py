@@ -1,8 +1,8 @@
-"""A stream that dies once it kept a batch, before that is logged.
+"""A stream that dies after it has stored a batch and before Spark logs the batch.
 
-    python stream_killed.py WAL CHECKPOINT KEPT
+python stream_killed.py WAL CHECKPOINT KEPT
 
-Its process is killed, and with it all that Spark runs there.
+The process is killed, with all processes that Spark runs there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from small_plans import SMALL_PLANS
 from purgatoryd.pipeline.session import session
 
 KILLED_AT = 1
-"""The number of the batch."""
+"""Number of the batch."""
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """By segment and LSN."""
+    """Return rows sorted by segment and LSN."""
     return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[3:5])
 
 
 def keep(frame: DataFrame, number: int, retained: Path) -> None:
-    """Keeps a batch; one that comes again is the same."""
+    """Store a batch; a repeated batch has to be the same."""
     found, path = rows(frame), retained / str(number)
     if path.exists():
         assert pickle.loads(path.read_bytes()) == found
@@ -37,7 +37,7 @@ def keep(frame: DataFrame, number: int, retained: Path) -> None:
 
 
 def run(spark: SparkSession, wal: Path, checkpoint: Path, each: Any) -> None:
-    """All that is sealed, as a stream that ends."""
+    """Stream all sealed segments, and end."""
     reader = spark.readStream.format("purgatoryd").options(node="node", max_rows="2000")
     query = (
         reader.option("retention_hold", "stream")
@@ -51,7 +51,7 @@ def run(spark: SparkSession, wal: Path, checkpoint: Path, each: Any) -> None:
 
 
 def main(wal: Path, checkpoint: Path, retained: Path) -> None:
-    """Does not return."""
+    """Stream until killed."""
 
     def each(frame: DataFrame, number: int) -> None:
         keep(frame, number, retained)

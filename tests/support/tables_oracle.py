@@ -1,5 +1,8 @@
-"""What silver and gold have to say, asked of DuckDB in another way: final states are joined with
-the adds themselves instead of taken from what the records of final states carry."""
+"""Independent computation of silver and gold in DuckDB.
+
+It joins final states with the adds themselves, instead of using the copies of their fields in the
+records of final states.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ WINDOW_SQL = "time_bucket(INTERVAL '5 minutes', {0}::TIMESTAMP)"
 
 
 class Oracle:
-    """DuckDB over the bronze of a lake: the table `bronze`, and `lifecycles` made of it."""
+    """DuckDB over the bronze of a lake: the table `bronze`, and `lifecycles` derived from it."""
 
     def __init__(self, files: list[Path]) -> None:
         self.db = duckdb.connect()
@@ -89,11 +92,11 @@ class Oracle:
         self.db.execute(f"CREATE TABLE lifecycles AS {LIFECYCLES_SQL}")
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Of a query."""
+        """Return the rows of a query."""
         return self.db.execute(sql).fetchall()
 
     def take(self, name: str, frame: DataFrame) -> list[str]:
-        """A DataFrame of Spark as a table here; returns its columns."""
+        """Store a DataFrame of Spark as a table; return its columns."""
         found: pa.Table = frame.toArrow()
         self.db.register("taken", found)
         self.db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM taken")
@@ -101,7 +104,7 @@ class Oracle:
         return list(found.column_names)
 
     def differing(self, name: str, sql: str) -> list[tuple[Any, ...]]:
-        """Rows of the table `name` that `sql` has not, and the other way round: its columns."""
+        """Return rows that only the table `name` has, or only `sql`: its columns."""
         names = ", ".join(column[0] for column in self.db.execute(sql).description or ())
         ours, theirs = f"SELECT {names} FROM {name}", f"SELECT {names} FROM ({sql})"
         return [
@@ -111,7 +114,7 @@ class Oracle:
 
 
 def same_schema(frame: DataFrame, table: Table) -> bool:
-    """True if names and types are the table's, in order."""
+    """Return whether names and types are those of the table, in order."""
     ours = [(field.name, field.dataType) for field in frame.schema]
     return ours == [(field.name, field.dataType) for field in table.spark()]
 
@@ -123,7 +126,7 @@ def table(spark: SparkSession, lake: Lake, which: Table) -> DataFrame:
 def contents(
     spark: SparkSession, lake: Lake, tables: Iterable[Table] = TABLES
 ) -> dict[str, list[str]]:
-    """What does not depend on chance: rows, counts, least and greatest values."""
+    """Return the values that do not depend on chance: rows, counts, minima and maxima."""
     found = {}
     for which in tables:
         rows = table(spark, lake, which)

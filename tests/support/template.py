@@ -53,10 +53,10 @@ class Process(Protocol):
         """Return the pipe that it prints to."""
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for its end and return its exit code."""
 
     def send_signal(self, sig: int) -> None:
         """Send a signal, unless it has ended."""
@@ -74,7 +74,7 @@ class Forked:
         self._ended = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -83,7 +83,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended. Raises TimeoutExpired."""
+        """Wait for its end and return its exit code. Raises TimeoutExpired."""
         if self.poll() is None:
             poller = select.poll()
             poller.register(self._ended, select.POLLIN)

@@ -28,19 +28,21 @@ def wide(*values: object) -> ParameterSet:
 
 
 def sample(values: Iterable[object], chosen: Container[object]) -> list[object]:
-    """Values of a parameter, or tuples of several: only the chosen ones keep the test's tier."""
+    """Return values of a parameter, or tuples of several: only the chosen ones keep the test's
+    tier."""
     rows = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
     return [value if value in chosen else wide(*row) for value, row in rows]
 
 
 def declared(source: str) -> str | None:
-    """The tier that a test file states, read from its text; None if it states none."""
+    """Return the tier that a test file states, read from its text; None if it states none."""
     found = _DECLARED.search(source)
     return found[1] if found and found[1] in TIERS else None
 
 
 def tier_of(item: pytest.Item) -> str:
-    """The tier of a parameter if it has one, else that of the test, else that of the file."""
+    """Return the tier of a parameter if it has one, else that of the test, else that of the
+    file."""
     own = [mark for mark in item.own_markers if mark.name == "tier"]
     mark = own[-1] if own else item.get_closest_marker("tier")
     assert mark is not None
@@ -57,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Does not even import a file none of whose tests is selected."""
+    """Skip the import of a file none of whose tests is selected."""
     selected = config.getoption("--tier")
     if selected is None or not re.fullmatch(r"test_\w+\.py", collection_path.name):
         return None
@@ -67,7 +69,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests of other tiers.
+    """Deselect the tests of other tiers.
 
     Raises UsageError for a file without a tier, and for a test of `check` that starts a daemon.
     """

@@ -17,15 +17,15 @@ WAL_BUFFER_BYTES: int = lib.PG_WAL_BUFFER_MIN
 
 
 class Walked(NamedTuple):
-    """Where a walk over segments has ended."""
+    """End of a walk over segments."""
 
-    refused: bool  # a file was not taken; `damaged` says whether records are missing
+    refused: bool  # a file was refused; `damaged` says whether records are missing
     damaged: bool
     torn: bool
     lsn: int
-    lost: tuple[int, int]  # LSNs, the second one too
-    bad: tuple[int, int]  # bytes
-    groups: list[memoryview]  # the frames of each whole group
+    lost: tuple[int, int]  # LSNs, both inclusive
+    bad: tuple[int, int]  # first and last byte
+    groups: list[memoryview]  # frames of each whole group
 
 
 class Walk:
@@ -36,7 +36,7 @@ class Walk:
         self._why = ffi.new("struct pg_fault *")
 
     def read(self, segments: Iterable[Any]) -> Walked:
-        """Goes over whole files in memory (writable buffers) until one cannot be read on."""
+        """Read whole files in memory (writable buffers) until one cannot be continued."""
         refused, groups = False, []
         for segment in segments:
             view = memoryview(segment)
@@ -56,12 +56,12 @@ class Walk:
 
 
 def segment_files(directory: Path) -> list[Path]:
-    """Oldest first."""
+    """Return segment files, oldest first."""
     return sorted(directory.glob("*.wal"))
 
 
 class GroupCommit:
-    """Group commit of a core with a WAL; goes on with the segments that the directory has."""
+    """Group commit of a core with a WAL; it continues the segments in the directory."""
 
     def __init__(self, core: Core, directory: Path) -> None:
         self.wal_buffer = lib.pg_wal_buffer_of(core.a)
@@ -88,7 +88,7 @@ class GroupCommit:
             raise Fault(self._why)
 
     def commit(self) -> int:
-        """All that was appended, as one group; the newest LSN on disk."""
+        """Commit all appended records as one group; return the newest LSN on disk."""
         while lib.pg_group_commit_iterate(self.c):
             pass
         assert self.wal_buffer.state == lib.PG_WAL_RUNNING
@@ -102,7 +102,7 @@ class GroupCommit:
         lib.pg_group_commit_kick(self.c)
 
     def wait(self, lsn: int) -> None:
-        """Until it is on disk."""
+        """Wait until a record is on disk."""
         descriptor = lib.pg_group_commit_fd(self.c)
         while self.wal_buffer.committed_lsn < lsn:
             select.select([descriptor], [], [])

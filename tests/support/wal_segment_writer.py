@@ -1,4 +1,4 @@
-"""Segments made byte by byte: records of any type, version and clock."""
+"""Segments written byte by byte: records of any type, version and clock."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Record = tuple[int, bytes]
 
 
 def record(kind: str, rest: bytes = b"", **fields: Any) -> Record:
-    """Type and body of a record; `rest` stands behind its struct."""
+    """Return type and body of a record; `rest` follows its struct."""
     body = ffi.new(f"struct pg_wal_{kind} *", fields)
     return int(getattr(lib, f"PG_WAL_{kind.upper()}")), bytes(ffi.buffer(body)) + rest
 
 
 def names() -> list[Record]:
-    """Namespace `n` and its topic `t`, in rows 0."""
+    """Return the records of namespace `n` and its topic `t`, in rows 0."""
     return [
         record("namespace", b"n", row=0, name_len=1, owner_uid=0xFFFFFFFF),
         record("topic", b"t", row=0, name_len=1, incarnation=1),
@@ -37,8 +37,10 @@ def names() -> list[Record]:
 def arm(
     ticket: int, key: bytes = b"key", payload: bytes = b"", *, bulk_load: bytes = b"", **fields: Any
 ) -> Record:
-    """A timer, armed `ticket` microseconds after the segment's begin, due a second later; row 0 of
-    `bulk_load`, if there is one."""
+    """Return a timer, armed `ticket` microseconds after the segment's begin, due a second later.
+
+    It is row 0 of `bulk_load`, if there is one.
+    """
     at_ns = BOOT_NS + ticket * 1000
     given = {"ticket": ticket, "armed_ns": at_ns, "deadline_ns": at_ns + 10**9,
              "wall_ns": -(2**63), "uid": 1000, "slot": ticket}  # fmt: skip
@@ -63,7 +65,7 @@ def segment(
     uuid: bytes = DAEMON,
     clock: int = lib.PG_CLOCK_BOOT,
 ) -> bytes:
-    """A segment whose records stand in one group."""
+    """Return a segment whose records are in one group."""
     frames = [_frame(first_lsn + n, *one) for n, one in enumerate(records)]
     group = bytearray(_GROUP_HEAD) + b"".join(frames)
     clocks = {"boot_ns": BOOT_NS, "wall_ns": WALL_NS}
@@ -92,7 +94,7 @@ def _header(fields: dict[str, Any], major: int, minor: int) -> bytes:
 
 
 def write(directory: Path, data: bytes, first_lsn: int = 1) -> Path:
-    """The segment as a file of a WAL."""
+    """Write the segment as a file of a WAL."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / file_name(first_lsn, SEGMENT)
     path.write_bytes(data)

@@ -1,8 +1,9 @@
-"""Writes WALs byte by byte, without any of the project's code: for planting what a daemon
-would never write. Frames, groups, segments and snapshots of format 1.0, as layout.h has them.
+"""Write WALs byte by byte, without any of the project's code, to plant records that no daemon
+writes.
 
-A `Story` is made of records, each a type and a body; a test changes it where it wants the WAL
-to lie. LSNs, groups and checksums are filled in when files are made of it.
+Frames, groups, segments and snapshots have format 1.0, as in layout.h. A `Story` consists of
+records, each a type and a body; a test changes it where the WAL should be wrong. LSNs, groups and
+checksums are filled in when the files are written.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def end(
 
 
 def timestamps(add_lsn: int, armed_ns: int) -> bytes:
-    """Stands behind the record of an end: from where and when the timer is."""
+    """Return the bytes behind the record of a final state: origin and time of the timer."""
     return struct.pack("<QQqqqqq", add_lsn, 77, 0, 0, 0, armed_ns, 0)
 
 
@@ -225,7 +226,7 @@ def _group(number: int, before_lsn: int, frames: bytes, boot_ns: int, wall_ns: i
 
 @dataclass(frozen=True)
 class Wal:
-    """Whose files they are. `wall_offset_ns`: what the wall clock is ahead of the arena's."""
+    """Arena of the files. `wall_offset_ns`: the wall clock minus the arena's clock."""
 
     uuid: bytes = bytes(range(16))
     boot_id: bytes = bytes(range(16, 32))
@@ -233,7 +234,7 @@ class Wal:
     clock: int = BOOT
     wall_offset_ns: int = 1_700_000_000 * S
     began_empty: bool = False
-    """As the header of its first segment says."""
+    """True if the header of the first segment says that the arena was created empty."""
 
     def _head(
         self, magic: bytes, first_lsn: int, first_group: int, size: int, now_ns: int
@@ -249,7 +250,7 @@ class Wal:
         self, first_lsn: int, groups: Sequence[Sequence[Record]], *, first_group: int = 1,
         now_ns: int = 0, sealed: bool = True,
     ) -> bytes:  # fmt: skip
-        """A segment's bytes."""
+        """Return a segment's bytes."""
         out, lsn = b"", first_lsn - 1
         for number, records in enumerate(groups, first_group):
             before, frames = lsn, b""
@@ -266,7 +267,7 @@ class Wal:
         self, start_lsn: int, records: Sequence[Record], *, next_ticket: int, end_lsn: int = 0,
         now_ns: int = 0, published: int = 0,
     ) -> bytes:  # fmt: skip
-        """A snapshot's bytes: all that lived when the WAL was at `start_lsn`."""
+        """Return a snapshot's bytes: all that was armed when the WAL was at `start_lsn`."""
         first = head(self, start_lsn, next_ticket=next_ticket, now_ns=now_ns, published=published)
         whole = [first, *records]
         whole.append(last(len(whole), start_lsn, end_lsn or start_lsn - 1))
@@ -281,10 +282,10 @@ class Wal:
 class Story:
     """A WAL: named records in order, cut into segments, and its snapshots.
 
-    `cuts`: names of the records that begin a segment, with how many LSNs are missing before it and
-    the epoch. `first`, `closing`: what its snapshots say lives at the begin and at the end, as
-    records; None = there is none. `copied`: so many records were written while the first one was.
-    `published`: notices that were given before.
+    `cuts`: names of the records that begin a segment, each with the number of LSNs that are
+    missing before it, and the epoch. `first`, `closing`: records of all that is armed at the
+    beginning and at the end, in snapshots; None = there is no such snapshot. `copied`: number of
+    records that were written while the first snapshot was. `published`: number of earlier notices.
     """
 
     records: dict[str, Record]
@@ -301,12 +302,12 @@ class Story:
         return replace(self, **changes)
 
     def instead(self, **records: Record | None) -> Story:
-        """With other records under these names, or without them."""
+        """Return the story with other records under these names, or without them."""
         retained = {name: records.get(name, record) for name, record in self.records.items()}
         return replace(self, records={n: r for n, r in retained.items() if r is not None})
 
     def then(self, after: str, *more: Record) -> Story:
-        """With more records behind that one."""
+        """Return the story with more records behind that one."""
         records: dict[str, Record] = {}
         for name, record in self.records.items():
             records[name] = record
@@ -315,7 +316,7 @@ class Story:
         return replace(self, records=records)
 
     def write(self, directory: Path) -> None:
-        """Writes all files of it."""
+        """Write all files of the story."""
         directory.mkdir(parents=True)
         if self.first is not None:
             self._snapshot(directory, self.first_lsn, self.first, self.copied)
@@ -328,7 +329,7 @@ class Story:
             (directory / f"{lsn:016x}.wal").write_bytes(data)
             lsn += len(records)
         empty = self.wal.segment(lsn, [], first_group=len(self.cuts) + 2, sealed=False)
-        (directory / f"{lsn:016x}.wal").write_bytes(empty)  # the daemon's next one
+        (directory / f"{lsn:016x}.wal").write_bytes(empty)  # the next segment of the daemon
         if self.closing is not None:
             self._snapshot(directory, lsn, self.closing)
 

@@ -33,7 +33,7 @@ def _say(text: str) -> None:
 
 
 def _show(the_script: Script, numbers: list[int], found: Run) -> None:
-    """Print a short script and what it leads to."""
+    """Print a short script and its result."""
     seed = the_script.setting.seed
     _say(f"{the_script.setting}")
     for number in numbers:
@@ -59,10 +59,15 @@ def _run_part(seed: int, numbers: list[int]) -> int:
 
 @click.command()
 @click.argument("seeds", type=Seeds())
-@click.option("--steps", type=Steps(), help="Only these steps of the only seed.")
-@click.option("--jobs", default=os.cpu_count(), show_default=True, help="Seeds at a time.")
-@click.option("--faults", type=int, help="Stop after so many faults.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was counted as JSON.")
+@click.option("--steps", type=Steps(), help="Run only these steps; SEEDS must be one seed.")
+@click.option(
+    "--jobs",
+    default=os.cpu_count(),
+    show_default=True,
+    help="Number of seeds that run at the same time.",
+)
+@click.option("--faults", type=int, help="Stop after this number of faults.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def main(
     seeds: tuple[int, int | None],
     steps: list[int] | None,

@@ -55,15 +55,15 @@ if TYPE_CHECKING:
 NAMESPACE = "n"
 SESSION_GRACE_NS = 60 * S
 RESTART_NS = 200 * MS
-"""From the end of a daemon's process to the next start, as a supervisor does it."""
+"""Time from the end of a daemon's process to the next start, as a supervisor does it."""
 FORCED_AFTER = 3
 """Refused starts after which an operator forces the next one."""
 OPERATIONS_END_NS = 700 * S
-"""Every operation has expired after so long."""
+"""Time after which every operation has expired."""
 RESUME_S = 20_000.0
 """Longer than every world."""
 ANYBODY = 2**32 - 1
-"""Owner of a namespace that has none."""
+"""Owner of a namespace without an owner."""
 EMPTIED_AFTER = 6
 """Refused starts after which an operator begins with an empty WAL."""
 
@@ -85,7 +85,7 @@ class Operator:
 
     @property
     def ends(self) -> list[End]:
-        """Its connection."""
+        """Connection of the operator, if it is made."""
         return [self._end]
 
     def ask(
@@ -112,7 +112,7 @@ class Operator:
 
 
 class Cell:
-    """A daemon and those who work with it."""
+    """A daemon with its clients, subscribers and operator."""
 
     def __init__(self, world: World, number: int, name: str, shards: int) -> None:
         self.world = world
@@ -125,9 +125,9 @@ class Cell:
             self.usual, self, world.script.setting.commit_ns,
         )  # fmt: skip
         self.oracle.disk_failures = lambda: world.disk.failed
-        if world.script.setting.wal:  # a full WAL buffer
+        if world.script.setting.wal:  # these worlds try a full WAL buffer
             self.oracle.causes.add(Status.BUSY)
-        if world.script.setting.uids:  # each has its share of tables, and its own bulk loads
+        if world.script.setting.uids:  # each uid has its share of tables, and its own bulk loads
             self.oracle.causes |= {Status.QUOTA, Status.DENIED}
         if not self.virtual:
             self.oracle.outages = self.daemon.outages
@@ -135,30 +135,30 @@ class Cell:
         self.clients: list[SimulatedClient] = []
         self.guests: list[SimulatedClient] = []
         self.expected: tuple[type[PurgatorydError], ...] = ()
-        """The only errors with which the start that follows may be refused, if any are here."""
+        """Errors with which the next start may be refused; if there are any, only these."""
         self.subscribers: list[SimulatedSubscriber] = []
         self.deliveries: list[Deliveries] = []
         self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
         self.inherited: set[str] = set()
         """Keys of operations of ended processes whose outcome a later process has to get."""
         self.at_durable_answer: Callable[[], None] | None = None
-        """Planned for the moment at which a client gets one."""
+        """Fault that happens at the next durable answer to a client."""
         self.dropped: set[int] = set()
         """Clients of which an operator dropped a session."""
         self.finishing = False
-        """Whether all disturbances are over."""
+        """True once all disturbances are over."""
         self._calm = 0
-        """Moment at which all clients were served again after them."""
+        """Moment at which all clients were served again after the disturbances."""
         self.restarts = True
-        """Whether a daemon that ended is started again."""
+        """True if a daemon that ended is started again."""
         self.barred: int | None = None
         """A client whose uid may not connect."""
         self.rots: list[tuple[File, int]] = []
-        """Files of the WAL that were damaged, and where."""
+        """Damaged files of the WAL, and the position of the damage."""
         self.may_lose_arena = self.rotten = self.draining = False
         self._arena_lost = self._restarting = False
         self._first_position = 0
-        """Position at which the present stream began."""
+        """Position at which the current stream began."""
         self._refused = 0
         self._failed_calls = 0
         self._shards = shards
@@ -200,7 +200,7 @@ class Cell:
         return 0 if self.virtual else self.world.machine.boot_begun_ns
 
     def now_ns(self) -> int:
-        """Now, on the clock of deadlines: world time, or the daemon's virtual time."""
+        """Current time on the clock of deadlines: world time, or the daemon's virtual time."""
         if not self.virtual:
             return self.world.schedule.now_ns
         if not self.daemon.fuse.dead:
@@ -213,7 +213,7 @@ class Cell:
     # ---- processes -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start everything."""
+        """Start the daemon, the clients and the subscribers."""
         self.daemon.start()
         self.clients = [self.client(n) for n in range(CLIENTS)]
         for number in range(SUBSCRIBERS):
@@ -237,9 +237,9 @@ class Cell:
         return client
 
     def _session_lost(self, number: int, began: int) -> None:
-        """A session of a client's process is gone. That has a reason."""
+        """Check that the loss of a session of a client's process has a reason."""
         cut = self.oracle.cut > max(began, self._calm)
-        leaves = self.clients[number].leaving  # it said BYE itself
+        leaves = self.clients[number].leaving  # the client itself sent BYE
         reason = cut or leaves or number in self.dropped or (self.finishing and not self._calm)
         if not reason and self.world.machine.suspended_ns < SESSION_GRACE_NS - 10 * S:
             raise Violation(f"client {number} has lost its session without a reason")
@@ -250,13 +250,13 @@ class Cell:
         return Resume(f"w{number}", RESUME_S, self._resumed, lambda _: self.inherited.clear())
 
     def _resumed(self, key: wire.Key, outcome: Outcome) -> None:
-        """An operation of an earlier process has ended."""
+        """Record the outcome of an operation of an earlier process."""
         self.world.note("resumed", key, outcome.cause)
         self.inherited.discard(str(key))
         self._ended(self.oracle.operations[str(key)], outcome)
 
     def durable(self, client: int) -> bool:
-        """Whether a client gets durable answers."""
+        """Return whether a client gets durable answers."""
         setting = self.world.script.setting
         return setting.wal and (setting.durable_namespace or setting.durable[client] is not False)
 
@@ -272,13 +272,15 @@ class Cell:
         self.subscribers[number:] = [subscriber, *self.subscribers[number + 1 :]]
 
     def renew_subscriber(self, number: int, topics: list[str] | None, *, whole: bool) -> None:
-        """End a subscriber's process; the next one wants these topics."""
+        """End a subscriber's process; its successor subscribes to these topics."""
         self.subscribers[number].die()
         self._subscribe(number, topics, whole=whole)
 
     def _replay(self, topic: str, sequence: int) -> tuple[bool, int]:
-        """Whether the daemon's replay buffer has a notice, and how many it has had; if that cannot
-        be read, (False, infinity)."""
+        """Return whether the daemon's replay buffer has a notice, and how many it has had.
+
+        If the replay buffer cannot be read: (False, infinity).
+        """
         unread = False, FOREVER_NS
         if not self.daemon.alive:
             return unread
@@ -309,7 +311,7 @@ class Cell:
         deliveries.received(item.topic, item.seq, sent)
 
     def end_client(self, number: int) -> None:
-        """A client's process ends without a word: its open calls are in doubt."""
+        """End a client's process without BYE: its open calls are in doubt."""
         one = self.clients[number]
         one.die()
         for call, report in one.unsettled:
@@ -325,7 +327,7 @@ class Cell:
         self.operations[number] = []
 
     def guest(self, uid: int) -> SimulatedClient:
-        """A client that has a session and makes no call."""
+        """Start a client that has a session and makes no call."""
         world = self.world
         partition = self.number if self._shards > 1 else None
         guest = SimulatedClient(
@@ -337,7 +339,7 @@ class Cell:
         return guest
 
     def end_guests(self, guests: list[SimulatedClient]) -> None:
-        """These guests end without a word."""
+        """End these guests without BYE."""
         for guest in [one for one in guests if one.alive]:
             self.guests.remove(guest)
             guest.die()
@@ -349,28 +351,28 @@ class Cell:
             self.daemon.processes.end(client.host.pid)
 
     def begin_client(self, number: int) -> None:
-        """The client's next process begins."""
+        """Start the client's next process."""
         if not self.clients[number].alive:
             self.clients[number] = self.client(number)
 
     def keys_of(self, client: int) -> list[str]:
-        """All keys of timers that belong to a client."""
+        """Return all keys of timers that belong to a client."""
         return [name for name in self.oracle.keys if name.startswith(f"k{client}.")]
 
-    # ---- what the daemon does ------------------------------------------------------------------
+    # ---- events of the daemon ------------------------------------------------------------------
 
     def starting(self) -> None:
-        """A process of the daemon begins."""
+        """Record that a process of the daemon starts."""
         self._failed_calls = self.world.disk.failed
 
     def started(self, arena: Any) -> None:
-        """A process has its arena. Another stream than before has a reason."""
+        """Record that a process has its arena. A new stream needs a reason."""
         self._refused = 0
         self._arena = arena
         self._tap()
         sizes = [getattr(self.daemon.config, name) for name in Sizes._fields]
         self.oracle.served_with(Sizes(*sizes))
-        header = arena.header  # the process may be killed here, and not further on
+        header = arena.header  # the process may be killed here, but not in the code below
         stream_id = int(header.stream_id)
         before, self.oracle.stream_id = self.oracle.stream_id, stream_id
         if before != stream_id:
@@ -378,7 +380,7 @@ class Cell:
         if before not in (0, stream_id):
             if not self.may_lose_arena:
                 raise Violation(f"stream {before} was followed by {stream_id} without a reason")
-            if not self._arena_lost:  # a name was removed, and then the daemon was killed
+            if not self._arena_lost:  # a name was removed before the daemon was killed
                 self.lose_arena(memory=False)
             self.oracle.recovered(self.world.wrong_ns(self))
             if self.rotten:  # damage at the end looks like a torn write
@@ -393,20 +395,22 @@ class Cell:
         self.world.seam.run(None, self._arena.check)
 
     def steadiness(self) -> tuple[object, ...]:
-        """Return figures that change whenever the daemon pauses or a call of the disk fails. The
-        last is True while the daemon does not run or cannot write."""
+        """Return figures that change whenever the daemon pauses or a call of the disk fails.
+
+        The last one is True while the daemon does not run or cannot write.
+        """
         disk, reaper = self.world.disk, self.daemon.reaper
         troubled = disk.full or bool(disk.troubles) or (reaper is None or bool(reaper.wal.errno))
         paused = (self.daemon.starts, self.daemon.freezes, self.world.machine.suspended_ns)
         return (*paused, disk.failed, troubled or self.daemon.frozen)
 
     def named_again(self, steadiness: tuple[object, ...]) -> None:
-        """The daemon had time to name its arena files again, unless it paused."""
+        """Check that the daemon, unless it paused, has given its arena files their names again."""
         if steadiness == self.steadiness() and not steadiness[-1]:
             self.may_lose_arena = False
 
     def _place(self, start: int) -> None:
-        """Give birth to the namespace in a shard, as the process that runs the deployment does."""
+        """Create the namespace in a shard, as the supervisor does."""
 
         def again() -> None:
             if not placed and self.restarts and self.daemon.starts == start:
@@ -417,19 +421,20 @@ class Cell:
         self.world.schedule.after(MS, again)
 
     def committed(self, arena: Any) -> None:
-        """A group was committed."""
+        """Record that a group was committed."""
         buffer, reaper = arena.wal_buffer, self.daemon.reaper
         if buffer is None or reaper is None:
             return
-        if reaper.wal.committed_lsn == int(buffer.next_lsn) - 1:  # it is 0 before a first snapshot
+        # the LSN is 0 before a first snapshot
+        if reaper.wal.committed_lsn == int(buffer.next_lsn) - 1:
             self.oracle.committed()
 
     def ending(self, arena: Any) -> None:
-        """A process ends. Its arena tells the virtual time of what it did last."""
+        """Record the virtual time of the last work of a process that ends, from its arena."""
         self._virtual_ns = int(arena.header.now_ns) if self.virtual else 0
 
     def ended(self) -> None:
-        """A process has ended: its supervisor starts the next one."""
+        """Let the supervisor start the next process."""
         if self.restarts and not self._restarting:
             self._restarting = True
             self.world.schedule.after(RESTART_NS, self._restart)
@@ -440,7 +445,7 @@ class Cell:
             self.ended()
 
     def refused(self, error: BaseException) -> None:
-        """A start was refused. That has a reason, and an operator reads the message."""
+        """Check that a refused start has a reason, and let an operator react to the message."""
         text = f"{type(error).__name__}: {error}"
         self.world.note("refused", type(error).__name__)
         disk = self.world.disk
@@ -468,19 +473,20 @@ class Cell:
             raise Violation(f"a start was refused without a reason: {text}")
 
     def _force(self) -> None:
-        """An operator accepts what the WAL has before its damage."""
+        """Let an operator accept the records of the WAL before its damage."""
         self.daemon.force = True
         self.may_lose_arena = True
         self.oracle.forced()
 
     def _begin_anew(self) -> None:
-        """Not even a forced start finds a sound snapshot: an operator moves the WAL away."""
+        """Let an operator move the WAL away, because even a forced start finds no sound
+        snapshot."""
         self.world.disk.empty(Path(self.daemon.config.wal_dir) / self.daemon.config.name)
         self.may_lose_arena = True
         self.oracle.forced()
 
     def move(self) -> None:
-        """Expect all that an export of the stopped daemon holds, and nothing else."""
+        """Expect exactly the contents of an export of the stopped daemon."""
         self.oracle.committed()
         self._arena_lost = self.may_lose_arena = True
         self.daemon.lose_memory()
@@ -488,7 +494,7 @@ class Cell:
         self.inherited.clear()
 
     def lose_arena(self, *, memory: bool = True) -> None:
-        """The arena is gone, and what no WAL has."""
+        """Expect the loss of the arena, and of everything that no WAL has."""
         self._arena_lost = self.may_lose_arena = True
         if memory:
             self.daemon.lose_memory()
@@ -496,10 +502,10 @@ class Cell:
         self.oracle.arena_lost(carried)
         self.inherited.clear()
 
-    # ---- what the daemon publishes ---------------------------------------------------------------
+    # ---- publications of the daemon ----------------------------------------------------------
 
     def _tap(self) -> None:
-        """Listen to all that the daemon hands to its notice socket."""
+        """Listen to all messages that the daemon gives to its notice socket."""
         transport = self.daemon.transport
         assert transport is not None
         publish = transport.publish
@@ -534,14 +540,14 @@ class Cell:
     # ---- answers -------------------------------------------------------------------------------
 
     def answered(self, call: Call, pending: Any) -> None:
-        """A single call has an outcome."""
+        """Record the outcome of a single call."""
         word = int(pending.word)
         self.world.note(type(pending.why()).__name__)
         status = IN_DOUBT if pending.error is not None or word == 0 else word & 0xFF
         self.judge(call, status, word >> 8, int(pending.deadline_ns))
 
     def judge(self, call: Call, status: int, ticket: int, deadline_boot_ns: int) -> None:
-        """Hand an outcome to the oracle."""
+        """Pass an outcome to the oracle."""
         self.world.note(call.kind, call.key, status, ticket)
         deadline_ns = deadline_boot_ns + self.begun_ns
         self.oracle.answer(call, status, ticket, deadline_ns, self.now_ns())
@@ -550,7 +556,7 @@ class Cell:
             self.at_durable_answer = None
 
     def ask(self, client: int, name: str, *, healed: bool = False) -> None:
-        """Ask for a key. `healed`: nothing can prevent the answer."""
+        """Query a key. `healed`: no disturbance can prevent the answer."""
         starts, call = (
             self.daemon.starts,
             self.oracle.issue(Call("get", name, self.durable(client))),
@@ -561,7 +567,7 @@ class Cell:
                 found = question.outcome()
             except PurgatorydError as error:
                 if healed and starts == self.daemon.starts:
-                    raise Violation(f"{name}: no answer though all is well: {error}") from error
+                    raise Violation(f"{name}: no answer without a disturbance: {error}") from error
                 self.judge(call, IN_DOUBT, 0, 0)
                 return
             if found is None:
@@ -572,7 +578,7 @@ class Cell:
         self.clients[client].get(name, report)
 
     def operation_ended(self, operation: Operation, found: Any) -> None:
-        """The owner of an operation got its outcome, or will get none."""
+        """Record that the owner of an operation got its outcome, or will get none."""
         try:
             outcome = found.result(0)
         except PurgatorydError:
@@ -582,7 +588,7 @@ class Cell:
         self._ended(operation, outcome)
 
     def _ended(self, operation: Operation, outcome: Outcome) -> None:
-        """An owner has an outcome. It is judged later: a client catches what callbacks raise."""
+        """Queue an outcome for the oracle, because a client catches exceptions of callbacks."""
         cause, now_ns = Cause[outcome.cause.upper()], self.now_ns()
         self.world.schedule.after(0, lambda: self.oracle.ended(operation, cause, now_ns))
 
@@ -607,7 +613,7 @@ class Cell:
             end.disturbances.clear()
 
     def finish(self) -> None:
-        """Let everything come to its end. Raises Violation."""
+        """Let all calls, timers and operations end. Raises Violation."""
         until = self.world.until
         until(lambda: self.daemon.alive, "the daemon serves")
         if self.daemon.reaper is not None and self.daemon.reaper.wal.errno:
@@ -633,8 +639,10 @@ class Cell:
         self.world.pass_time(20 * S)
 
     def _notice_drops(self) -> None:
-        """Let each client ask once after the operator's last request: one that is idle does not
-        know that its session was ended."""
+        """Let each client make a request after the operator's last one.
+
+        An idle client does not notice that its session was ended.
+        """
         until = self.world.until
         until(lambda: not self.operator.unsent, "the operator's requests are sent")
         self.world.pass_time(S)
@@ -644,8 +652,10 @@ class Cell:
         until(lambda: len(asked) == len(self.clients), "all clients have an answer")
 
     def let_in(self) -> None:
-        """Let every uid connect again. A client that was refused has ended for good: its successor
-        begins."""
+        """Let every uid connect again.
+
+        A client that was refused has ended for good, so its successor starts.
+        """
         client, self.barred = self.barred, None
         if client is None:
             return
@@ -656,7 +666,7 @@ class Cell:
         self.begin_client(client)
 
     def resume(self) -> None:
-        """Give up a drain."""
+        """Cancel a drain."""
         if self.draining:
             self.draining = False
             self.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n, flags=FLAG_RESUME))
@@ -667,7 +677,7 @@ class Cell:
         )
 
     def _ask_all(self) -> None:
-        """Ask for each key, so that no state is in doubt."""
+        """Query each key, so that no state is in doubt."""
         until = self.world.until
         for number in range(CLIENTS):
             for name in self.keys_of(number):
@@ -679,7 +689,8 @@ class Cell:
         )
 
     def _parked_rows(self) -> list[tuple[str, int, bytes]]:
-        """Rows of bulk loads that are parked: key, ticket and the payload that is kept for them."""
+        """Return the parked rows of bulk loads: key, ticket and the payload that the world keeps
+        for them."""
         parked: list[tuple[str, int, bytes]] = []
         waiting: set[bytes] = set(self.oracle.rows)
 
@@ -740,7 +751,8 @@ class Cell:
         self._check_deserted()
         for number in range(CLIENTS):
             self.end_client(number)
-        self.world.pass_time(70 * S)  # the grace of sessions whose process nobody watched
+        # sessions whose process the daemon does not watch end after their grace period
+        self.world.pass_time(70 * S)
         for one in self.deliveries:
             one.finish()
         self._check_leaks()
@@ -751,16 +763,20 @@ class Cell:
         )
 
     def _check_sessions(self) -> None:
-        """A client that is connected keeps its session. One whose last message was lost, and that
-        owns no operation, has nothing to send again."""
+        """Check that connected clients kept their sessions.
+
+        A client without an operation has nothing to send again if its last message was lost.
+        """
         for number, client in enumerate(self.clients):
             lossy = any(end.lossy for end in client.ends)
             if not lossy and client.session_id not in self._arena.session_ids():
                 raise Violation(f"client {number} has lost its session, and was connected")
 
     def _check_deserted(self) -> None:
-        """A client ends each session that it replaces. A copy of a HELLO that comes late opens
-        another session."""
+        """Check that each client ended the sessions that it replaced.
+
+        A late copy of a HELLO opens another session.
+        """
         rows = self._arena.sessions()
         left = wire.decode_sessions(rows, len(rows) // wire.SESSION_INFO.size)
         for number, client in enumerate(self.clients):
@@ -771,7 +787,7 @@ class Cell:
     def _check_leaks(self) -> None:
         assert self.daemon.reaper is not None
         arena = self.daemon.reaper.arena
-        arena.check()  # each blob and each block of rows has an owner
+        arena.check()  # checks that each blob and each block of rows has an owner
         metrics = arena.metrics
         left = {
             "timers": int(metrics.live),
@@ -785,7 +801,7 @@ class Cell:
             raise Violation(f"left over: {left}")
 
     def die(self) -> None:
-        """Remove what the cell has outside of the world."""
+        """Release the resources that the cell has outside of the world."""
         self.restarts = False
         for client in self.clients:
             client.die()

@@ -1,7 +1,7 @@
 """A client process of the world: the real Core, Jobs, Session and Book, without a thread or a loop.
 
-It plays the shell: it iterates when a message has come, when a call was begun, and at the time
-that Jobs asks for.
+This class replaces the shell: it iterates when a message has arrived, when a call was started, and
+at the time that Jobs requests.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from world.schedule import Schedule
 
 ITERATION_NS = 3_000
-"""From an event to the iteration that it causes."""
+"""Time from an event to the iteration that it causes."""
 LIMIT_S = 5.0
 HASTY_S = 0.05
-"""Limit of the calls of a client that is in a hurry."""
+"""Limit in seconds of the calls of an impatient client."""
 QUEUE_LIMIT = 4096
 SHORT_QUEUE = 8
 KIND_OF: dict[Op, type[PendingTrigger[Any]]] = {
@@ -63,7 +63,7 @@ KIND_OF: dict[Op, type[PendingTrigger[Any]]] = {
 
 
 class _Unasked:
-    """A question that was never sent."""
+    """Result of a question that was never sent."""
 
     def outcome(self) -> Any:
         raise CallTimeout("get", LIMIT_S, 0)
@@ -73,7 +73,7 @@ _UNASKED = _Unasked()
 
 
 class Begun(Started[Any]):
-    """A job of a client; its end is only counted, because the pending calls report it."""
+    """A job of a client. Only its end is counted, because the pending calls report its result."""
 
     def __init__(self, job: Job[Any], client: SimulatedClient) -> None:
         super().__init__(job)
@@ -128,7 +128,7 @@ class SimulatedClient:
         self.ends: list[End] = []
         self.alive, self.frozen, self.leaving = True, False, False
         self.thawed_s = 0.0
-        """When it was frozen last, until."""
+        """End of the last freeze."""
         self.begun = 0
         """Moment at which the process began."""
         self.errors = 0
@@ -145,9 +145,9 @@ class SimulatedClient:
         after = nothing if self.owner is None else self.owner.speak
         self.jobs = Jobs(self.core, after, listens=owns)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
-        """Calls without an outcome, and what reports it."""
+        """Calls without an outcome, and the callback that reports it."""
         self._unpacked: set[Pending | BulkResult] = set()
-        """Calls that were given up before they were packed."""
+        """Calls that were abandoned before they were packed."""
         self._iterations = 0
         self._iterates_at_ns: int | None = None
         self._begin(self.jobs.greeted(LIMIT_S))
@@ -362,8 +362,8 @@ class SimulatedClient:
         self._begin(work())
 
     def flush(self, *, raises: bool) -> None:
-        """Wait for all answers, and raise the refusals that nobody has seen, or leave that to the
-        next flush."""
+        """Wait for all answers. With `raises`, raise the unreported refusals; otherwise the next
+        flush raises them."""
 
         def work() -> Job[None]:
             yield from self.jobs.flushed(self.limit_s)
@@ -373,7 +373,7 @@ class SimulatedClient:
         self._begin(work())
 
     def get(self, key: str, report: Callable[[Any], None]) -> None:
-        """Ask for a timer; `report` gets the answered question."""
+        """Query a timer; `report` gets the answered question."""
         asked: list[Any] = []
 
         def ask() -> Any:
@@ -403,7 +403,7 @@ class SimulatedClient:
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let the process continue."""
         self.frozen, self.thawed_s = False, self.host.monotonic_s()
         self.wake()
 
@@ -433,7 +433,8 @@ class SimulatedClient:
 
     @property
     def repeated_greetings(self) -> int:
-        """Copies of its HELLOs that have arrived: each may have opened one session more."""
+        """Number of copies of its HELLOs that have arrived: each may have opened an additional
+        session."""
         return sum(sum(end.greetings.values()) - len(end.greetings) for end in self.ends)
 
     def want_durable(self, wanted: bool) -> None:
@@ -454,7 +455,7 @@ class SimulatedClient:
         return self.jobs.ended and states in ([], [State.CLOSED])
 
     def die(self) -> None:
-        """End the process; unless it was closed before, without a word."""
+        """End the process, without BYE unless it was closed before."""
         self.alive = False
         if self.jobs.ended:
             self.core.close()

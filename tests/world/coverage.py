@@ -1,9 +1,9 @@
-"""Measure what simulated worlds reach of the product: see `make world-coverage`.
+"""Measure which code of the product simulated worlds reach: see `make world-coverage`.
 
 Three groups are counted: the lines of the daemon's loop path, the lines of the client core, and the
-branches of recovery. `not_covered.toml` lists what worlds leave to other tests: functions of the
-shell, which are not counted, and branches that no world takes. Entries name functions and source
-text, so that they survive edits of other lines.
+branches of recovery. `not_covered.toml` lists the code that worlds leave to other tests: functions
+of the shell, which are not counted, and branches that no world takes. Entries name functions and
+source text, so that they survive edits of other lines.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ GROUPS: dict[str, tuple[str, float, tuple[str, ...]]] = {
         "daemon/recovery.py", "daemon/replacement.py", "daemon/store.py", "daemon/wal_birth.py",
     )),
 }  # fmt: skip
-"""By group: the unit that is counted, the share that worlds have to reach, and the files.
-`other_group` in the list moves single functions."""
+"""By group: the counted unit, the share that worlds have to reach, and the files.
+
+`other_group` in the list moves single functions.
+"""
 
 
 class Branch(NamedTuple):
@@ -51,17 +53,17 @@ class Branch(NamedTuple):
     at: str
     """Text of the line that branches."""
     to: str
-    """Text of the line that was not reached from there."""
+    """Text of the next line, which was not reached from `at`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The entries of the list that mean it, the most exact one last."""
+        """Entries of the list that match the branch, the most exact one last."""
         where = f"{self.file} {self.function}"
         return where, f"{where}: {self.at}", f"{where}: {self.at} -> {self.to}"
 
 
 class Listed:
-    """What `not_covered.toml` says. Notes which entries are of use."""
+    """Contents of `not_covered.toml`, and which entries were used."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.shell = _reasons(document["shell"], "functions")
@@ -70,17 +72,17 @@ class Listed:
         self._unused = {*self.shell, *self.missed, *self.moved}
 
     def is_shell(self, name: str) -> bool:
-        """Whether a function, as `file name`, belongs to the shell."""
+        """Return whether a function, as `file name`, belongs to the shell."""
         self._unused.discard(name)
         return name in self.shell
 
     def group(self, name: str, usual: str) -> str:
-        """The group of a function, which is usually that of its file."""
+        """Return the group of a function, which is usually that of its file."""
         self._unused.discard(name if name in self.moved else "")
         return self.moved.get(name, usual)
 
     def reason(self, branch: Branch) -> str | None:
-        """Why no world takes a branch; None if the list does not say."""
+        """Return the reason why no world takes a branch; None if the list has none."""
         found = [name for name in branch.names if name in self.missed]
         self._unused.difference_update(found)
         return self.missed[found[-1]] if found else None
@@ -109,7 +111,7 @@ class Figures:
         self.branches_taken += summary["covered_branches"]
 
     def share(self, unit: str) -> float:
-        """The share of the lines that were reached, or of the branches that were taken."""
+        """Return the share of the lines that were reached, or of the branches that were taken."""
         if unit == "lines":
             return self.lines_reached / self.lines
         return self.branches_taken / self.branches
@@ -137,7 +139,7 @@ def measure(seeds: range) -> tuple[dict[str, Any], dict[int, str]]:
 
 
 class Result:
-    """The figures of each group, and the branches that no world took."""
+    """Figures of each group, and the branches that no world took."""
 
     def __init__(self, listed: Listed, report: dict[str, Any]) -> None:
         self.figures = {group: Figures() for group in GROUPS}
@@ -157,7 +159,7 @@ class Result:
 
 
 def _document(listed: Listed, result: Result) -> dict[str, Any]:
-    """The figures as JSON."""
+    """Return the figures as JSON."""
     groups: dict[str, Any] = {}
     for group, (unit, least, _) in GROUPS.items():
         figures, missed = result.figures[group], result.missed[group]
@@ -172,7 +174,7 @@ def _document(listed: Listed, result: Result) -> dict[str, Any]:
 
 
 def _errors(listed: Listed, failures: dict[int, str]) -> list[str]:
-    """Why the figures do not count."""
+    """Describe why the figures are invalid."""
     found = [f"seed {seed} failed: {failure}" for seed, failure in failures.items()]
     return found + [f"{LIST.name} names nothing that was missed: {name}" for name in listed.unused]
 

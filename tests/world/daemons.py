@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from world.schedule import Schedule
 
 WAKE_NS = 5_000
-"""From an event to the first instruction of the loop."""
+"""Time from an event to the first instruction of the loop."""
 SNAPSHOT_NS = 2_000_000
-"""Usual time between two steps of the process that writes snapshots."""
+"""Normal time between two steps of the process that writes snapshots."""
 EVERY_UID = frozenset(range(CLIENTS))
 """Uids of clients."""
 _UNPLACED: Any = SimpleNamespace(
@@ -50,14 +50,16 @@ _UNPLACED: Any = SimpleNamespace(
 
 
 def bind(path: Path) -> None:
-    """Make the socket for whose path clients look; nobody listens to it."""
+    """Create the socket file that clients look for; nobody listens to it."""
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(os.fspath(path))
 
 
 def _let_go(file: ArenaFile) -> None:
-    """Close what a dead process had open. A traceback may use its mapping, which then lasts as long
-    as that; the lock and the descriptor must not."""
+    """Close the lock and the descriptor of a dead process.
+
+    A traceback may use its mapping, which then stays as long as the traceback.
+    """
     if file.fd >= 0:
         with suppress(OSError):
             fcntl.flock(file.fd, fcntl.LOCK_UN)
@@ -68,8 +70,10 @@ def _let_go(file: ArenaFile) -> None:
 
 
 def _close_commit(commit: GroupCommit) -> None:
-    """Close the descriptors of a dead process's group commit. Its memory is zero before it has
-    opened any; afterwards descriptor 0 is not among them."""
+    """Close the descriptors of a dead process's group commit.
+
+    Before it has opened any, its memory is zero; afterwards descriptor 0 is not among them.
+    """
     state = vars(commit).get("_c")
     if state is not None and lib.pg_group_commit_fd(state) > 0:
         lib.pg_group_commit_close(state)
@@ -148,7 +152,7 @@ class SnapshotProcess:
 
 
 class SimulatedDaemon:
-    """One daemon's name, and the processes that bear it one after the other."""
+    """One daemon's name, and the processes that have it one after the other."""
 
     def __init__(
         self,
@@ -160,8 +164,11 @@ class SimulatedDaemon:
         observe: Any,
         commit_ns: int,
     ) -> None:
-        """`observe`: a Cell, which is notified of what the oracle has to know. `commit_ns`: how
-        long a group commit takes."""
+        """Create the daemon.
+
+        `observe`: a Cell, which is notified of all events that the oracle needs. `commit_ns`:
+        duration of a group commit.
+        """
         self.machine = machine
         self.schedule: Schedule = machine.schedule
         self.network = network
@@ -182,23 +189,23 @@ class SimulatedDaemon:
         self._out_since_ns: int | None = None
         self.starts = self.freezes = 0
         self.recoveries = 0
-        """Starts after a kill."""
+        """Number of starts after a kill."""
         self._recovers = False
         self.force = False
-        """Whether the next start accepts what a damaged WAL has before its damage."""
+        """True if the next start accepts a damaged WAL up to its damage."""
         self.as_restored = False
-        """Whether the next start accepts a copy of a WAL."""
+        """True if the next start accepts a copy of a WAL."""
         self.rivalled = False
-        """Whether another process starts at the signal that comes during the next start."""
+        """True if a rival process starts at the signal that arrives during the next start."""
         self.import_path: Path | None = None
-        """An export that the next start begins with."""
+        """Export with which the next start begins."""
         self.next_config = config
         """Configuration of the next start."""
         self.commit_ns = self._usual_commit_ns = commit_ns
         self.snapshot_ns = SNAPSHOT_NS
         """Time between two steps of the process that writes snapshots."""
         self.doomed_snapshots = 0
-        """Number of processes that write snapshots and are killed before they are done."""
+        """Number of snapshot processes that will be killed before they are done."""
         self.next_uids = EVERY_UID
         """Uids that may connect to the next process."""
         self._stack = ExitStack()
@@ -214,12 +221,12 @@ class SimulatedDaemon:
     # ---- start and end -------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Start a process. False if it refused, or was killed."""
+        """Start a process. Return False if it refused, or was killed."""
         assert not self.alive
         self.config = self.next_config
         self.observe.starting()
         fuse, self.fuse = self.fuse, Fuse()
-        self.fuse.left = fuse.left  # a kill that was planned meanwhile
+        self.fuse.left = fuse.left  # the planned kill of the new process
         self.fuse.signal_left, self.fuse.on_signal = fuse.signal_left, self._on_signal
         self.frozen = False
         self.starts += 1
@@ -229,7 +236,7 @@ class SimulatedDaemon:
             self._killed()
             return False
         except (PurgatorydError, OSError) as error:
-            if self.fuse.dead:  # an error that the kill caused
+            if self.fuse.dead:  # the error is a consequence of the kill
                 self._killed()
                 return False
             self.observe.refused(error)
@@ -297,7 +304,7 @@ class SimulatedDaemon:
         self._stack.close()
 
     def terminate(self, calls: int) -> None:
-        """Send the process a signal to stop, which arrives after so many of its calls."""
+        """Send the process a signal to stop, which arrives after `calls` of its calls."""
         self.fuse.signal_left = calls
 
     def _on_signal(self) -> None:
@@ -311,7 +318,7 @@ class SimulatedDaemon:
                 self.seam.run(Fuse(), self._start_rival)
 
     def _start_rival(self) -> None:
-        """Another process starts with the same name, from another run directory, and ends."""
+        """Start another process with the same name, from another run directory; it ends at once."""
         host = SimulatedHost(self.machine, self.machine.next_pid())
         with owned(Opening(self.config, self.paths, host=host)) as opening:
             open_arena(opening).close()
@@ -327,7 +334,7 @@ class SimulatedDaemon:
         self._gone()
 
     def _gone(self) -> None:
-        """The process has ended."""
+        """Record that the process has ended."""
         self._stands_still()
         self.fuse.dead = True
         self.fuse.left = None
@@ -343,8 +350,10 @@ class SimulatedDaemon:
         self.observe.ended()
 
     def _unwind(self, kind: type[BaseException], error: BaseException) -> None:
-        """Close what the process had open, as the kernel does; its `finally` blocks have no
-        effect, because each call of a dead process raises Killed."""
+        """Close what the process had open, as the kernel does.
+
+        Its `finally` blocks have no effect, because each call of a dead process raises Killed.
+        """
         self.fuse.dead = True
 
         def unwind() -> None:
@@ -379,7 +388,8 @@ class SimulatedDaemon:
             self.freezes += 1
 
     def thaw(self, read_in_ns: int = 0) -> None:
-        """Let it go on; its sockets read after `read_in_ns` what came meanwhile."""
+        """Let the process continue; `read_in_ns` later its sockets read the messages of the
+        meantime."""
         if self.alive and self.frozen:
             assert self.transport is not None
             self.frozen = False
@@ -402,7 +412,7 @@ class SimulatedDaemon:
     # ---- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """A descriptor became readable."""
+        """Wake the loop, because a descriptor became readable."""
         if self.alive and self._asleep and not self.frozen:
             self._iterate_soon()
 
@@ -445,7 +455,7 @@ class SimulatedDaemon:
     _slept = False
 
     def _news(self) -> frozenset[int]:
-        """The group commit's descriptor, if it has news."""
+        """Descriptor of the group commit, if it is readable."""
         assert self.reaper is not None
         fds = self.reaper.wal.fds
         news, self._committed = self._committed, False
@@ -464,8 +474,10 @@ class SimulatedDaemon:
         self.schedule.after(max(0, wait_ns) + WAKE_NS, lambda: self._timed_out(number))
 
     def _missed_wakeup(self) -> bool:
-        """Whether something came while the loop ran. A loop that takes no commands does not wake up
-        for them."""
+        """Return whether something arrived while the loop ran.
+
+        A loop that takes no commands does not wake up for them.
+        """
         assert self.reaper is not None
         assert self.transport is not None
         commands = self.reaper.takes_commands
@@ -536,18 +548,18 @@ class SimulatedDaemon:
         return self.snapshot
 
     def dooms_snapshot(self) -> bool:
-        """Whether the process that begins to write a snapshot will be killed."""
+        """Return whether the process that begins to write a snapshot will be killed."""
         self.doomed_snapshots -= (doomed := self.doomed_snapshots > 0)
         return doomed
 
     def quicken(self) -> None:
-        """Let commits and snapshots be quick again."""
+        """Restore the normal speed of commits and snapshots."""
         self.commit_ns, self.snapshot_ns = self._usual_commit_ns, SNAPSHOT_NS
 
     # ---- the machine ---------------------------------------------------------------------------
 
     def lose_memory(self) -> None:
-        """The machine has lost its memory: the arena files are gone."""
+        """Remove the arena files, because the machine has lost its memory."""
         for name in (self.paths.arena, self.paths.private):
             for suffix in ("", ".new", ".next"):
                 shm.unlink(name + suffix)

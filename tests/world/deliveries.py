@@ -1,4 +1,4 @@
-"""What subscribers receive: each notice once, in order, or the range that was lost."""
+"""Notices that subscribers receive: each once, in order, or the range that was lost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from world.oracle import Oracle, Sent, Violation
 
 @dataclass
 class Delivered:
-    """What one subscriber has received of one topic, in one stream."""
+    """Notices that one subscriber has received of one topic, in one stream."""
 
     next: int
-    """The sequence that comes next; 0 = any."""
+    """Sequence of the next notice; 0 = any."""
 
 
 @dataclass
@@ -24,24 +24,24 @@ class Deliveries:
     stream: Callable[[], int]
     """The stream of the last notice."""
     replay: Callable[[str, int], tuple[bool, int]]
-    """Whether the replay buffer of the present stream has a notice of a topic, and how many it has
-    had."""
+    """Function that returns whether the replay buffer of the current stream has a notice of a
+    topic, and how many it has had."""
     wanted: list[str] | None = None
-    """Its topics; None = all."""
+    """Topics of the subscription; None = all."""
     topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
     before: dict[tuple[int, str], int] | None = None
-    """The newest sequence of each topic when it was let in; None until then."""
+    """Newest sequence of each topic when the subscriber was accepted; None until then."""
     unsent: dict[tuple[int, str, int], Sent] = field(default_factory=dict)
-    """Notices that it has read before they were sent."""
+    """Notices that it read before they were sent."""
     notices: int = 0
     lost: int = 0
 
     def opened(self) -> None:
-        """The subscriber is let in: later notices are for it."""
+        """Record that the subscriber is accepted: it has to receive later notices."""
         self.before = dict(self.oracle.newest)
 
     def received(self, topic: str, sequence: int, sent: Sent) -> None:
-        """A notice came."""
+        """Judge a notice that arrived."""
         stream = self.stream()
         known = self.oracle.sent.get((stream, topic, sequence))
         if known is None:
@@ -55,7 +55,7 @@ class Deliveries:
         self.notices += 1
 
     def lagged(self, topic: str, first: int, last: int) -> None:
-        """A range was lost, or (last 0) a stream ended."""
+        """Judge a lost range, or (last 0) the end of a stream."""
         stream = self.stream()
         if last == 0:
             self.topics.pop((stream, topic), None)
@@ -72,7 +72,7 @@ class Deliveries:
         at.next = last + 1
 
     def finish(self) -> None:
-        """Nothing more comes: all that was sent in the present stream has arrived or is lost."""
+        """Judge the end: every notice of the current stream has arrived or is reported as lost."""
         self._judge_unseen()
         for place, sent in self.unsent.items():
             if place[0] == self.oracle.stream_id and self.oracle.sent.get(place) != sent:
@@ -82,12 +82,12 @@ class Deliveries:
                 continue
             newest = self.oracle.newest.get(
                 (stream, topic)
-            )  # None: all that it had was sent before
+            )  # None: all its notices were sent before the subscriber was accepted
             if newest is not None and at.next != newest + 1:
                 raise Violation(f"{topic}: the last is {newest}, received up to {at.next - 1}")
 
     def _judge_unseen(self) -> None:
-        """Judge topics of the present stream of which nothing was received."""
+        """Judge the topics of the current stream of which nothing was received."""
         if self.before is None:
             return
         for (stream, topic), newest in self.oracle.newest.items():

@@ -1,9 +1,9 @@
-"""A simulated disk: it tears, reorders and forgets what was not synced, fails, and is full.
+"""A simulated disk: it tears, reorders and loses unsynced writes, fails, and can be full.
 
 A file has the bytes that calls see (the page cache) and the bytes on the medium. A sector that was
-written and not synced is dirty: at a power cut the medium has its old or its new bytes. A failed
+written but not synced is dirty: at a power cut the medium has its old or its new bytes. A failed
 sync leaves sectors that are clean in the page cache and old on the medium, as Linux does. Names
-that were given or removed since the last sync of their folder may be undone, the newest first.
+that were created or removed since the last sync of their folder may be undone, the newest first.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class File:
         self.dirty: set[int] = set()
         """Sectors that a sync will write."""
         self.older: dict[File, int] = {}
-        """The other files of its folder when it was made, and where the last write to each began:
-        that write may hold records that this file lacks."""
+        """The other files of its folder when it was created, with the position of the last write to
+        each: that write may contain records that this file lacks."""
         self.written_wall_ns = written_wall_ns
         self.began = 0
-        """Where the last write of group commit began."""
+        """Position of the last write of group commit."""
         self._goes_on_at = 0
-        """Where group commit writes what a short write left."""
+        """Position at which group commit continues after a short write."""
 
     @property
     def held(self) -> int:
-        """Bytes before the zeros at its end."""
+        """Number of bytes before the zeros at the end."""
         return len(self.now.rstrip(b"\0"))
 
     def write(self, data: bytes, at: int) -> None:
@@ -57,13 +57,13 @@ class File:
         self.dirty.update(range(at // SECTOR, -(-end // SECTOR)))
 
     def write_group(self, at: int, count: int, written: int) -> None:
-        """Note that group commit wrote so many of the bytes of a group at `at`."""
+        """Record that group commit wrote `written` of the `count` bytes of a group at `at`."""
         if at != self._goes_on_at:
             self.began = at
         self._goes_on_at = at + written if written < count else 0
 
     def change(self, at: int) -> None:
-        """A bit of the medium changes."""
+        """Change a bit of the medium."""
         self.medium[at] ^= 1
         self.now[at] ^= 1
 
@@ -75,7 +75,7 @@ class File:
         self.dirty.clear()
 
     def lose(self, rng: random.Random) -> None:
-        """A sync fails: some dirty sectors are written, and all are clean."""
+        """Fail a sync: some dirty sectors are written, and all are marked clean."""
         self._fit()
         for sector in sorted(self.dirty):
             if rng.random() < 0.5:
@@ -83,7 +83,7 @@ class File:
         self.dirty.clear()
 
     def cut(self, rng: random.Random) -> None:
-        """The power goes: each dirty sector, and the length, is old or new."""
+        """Cut the power: each dirty sector, and the length, is old or new."""
         if len(self.now) > len(self.medium) and rng.random() < 0.5:
             self._fit()
         for sector in sorted(self.dirty):
@@ -108,7 +108,7 @@ class File:
 
 @dataclass
 class Trouble:
-    """How calls of one kind fail: the next `times` of them, with this errno."""
+    """Failure of calls of one kind: the next `times` calls fail with this errno."""
 
     errno: int
     times: int
@@ -120,7 +120,7 @@ class Folder:
 
     now: dict[str, File] = field(default_factory=dict)
     history: list[dict[str, File]] = field(default_factory=lambda: [{}])
-    """Names that the medium may have: those of the last sync, then those after each change."""
+    """Possible names on the medium: those of the last sync, then those after each change."""
 
     def changed(self) -> None:
         self.history.append(dict(self.now))
@@ -145,7 +145,7 @@ class SimulatedDisk(Disk):
         """By kind of call: "write", "sync", "rename", "sync_directory", "open", "read"."""
         self.full = False
         self.short_writes = 0
-        """Writes to come that write only a part."""
+        """Number of future writes that write only a part."""
         self.failed = 0
         """Calls that failed."""
         self.calls = 0
@@ -178,8 +178,8 @@ class SimulatedDisk(Disk):
         self.full, self.short_writes = False, 0
 
     def rot(self, folder: Path, number: int, place: float) -> tuple[File, int] | None:
-        """Change a byte of one of a folder's files. Returns the file, and where; None if there is
-        none."""
+        """Change a byte of one of a folder's files. Return the file and the position; None if there
+        is no file."""
         names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
         files = [self.folder(folder).now[name] for name in names]
         files = [file for file in files if file.medium and not file.dirty]
@@ -191,7 +191,7 @@ class SimulatedDisk(Disk):
         return file, at
 
     def lose(self, folder: Path, number: int) -> str | None:
-        """Remove one of a folder's files for good. Returns its name; None if there is none."""
+        """Remove one of a folder's files for good. Return its name; None if there is none."""
         names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
         if not names:
             return None
@@ -201,7 +201,7 @@ class SimulatedDisk(Disk):
         return name
 
     def put(self, path: Path, data: bytes) -> None:
-        """A file that somebody brought, and that is on the medium."""
+        """Store a file on the medium, like one that was copied there."""
         file = self.folder(path.parent).now[path.name] = File(self._wall_ns())
         file.write(data, 0)
         file.sync()
@@ -219,7 +219,7 @@ class SimulatedDisk(Disk):
         self._folders[folder] = Folder()
 
     def cut(self) -> None:
-        """The power goes."""
+        """Cut the power."""
         for path in sorted(self._folders):
             folder = self._folders[path]
             folder.cut(self._rng)
@@ -228,7 +228,8 @@ class SimulatedDisk(Disk):
         self.troubles.clear()
 
     def digest_parts(self) -> Iterator[bytes]:
-        """All that the medium has, in a fixed order; folders are numbered, not named."""
+        """Yield everything that the medium has, in a fixed order; folders are numbered, not
+        named."""
         for number, path in enumerate(sorted(self._folders)):
             names = self._folders[path].now
             for name in sorted(names):
@@ -236,7 +237,7 @@ class SimulatedDisk(Disk):
                 yield bytes(names[name].medium)
 
     def folder(self, path: Path) -> Folder:
-        """A folder, which is made."""
+        """Return a folder, and create it if needed."""
         return self._folders.setdefault(path, Folder())
 
     # ---- Disk ----------------------------------------------------------------------------------
@@ -318,7 +319,7 @@ class SimulatedDisk(Disk):
         self._seam.cross()
 
     def short(self, count: int) -> int:
-        """How many of `count` bytes a write of group commit writes."""
+        """Return how many of `count` bytes a write of group commit writes."""
         if self.short_writes and count > SECTOR:
             self.short_writes -= 1
             self.failed += 1
@@ -326,7 +327,7 @@ class SimulatedDisk(Disk):
         return count
 
     def sync_file(self, file: File) -> None:
-        """Sync a file. Raises OSError, and then nobody knows what the medium has."""
+        """Sync a file. Raises OSError, after which the contents of the medium are unknown."""
         try:
             self._call("sync")
         except OSError:
@@ -349,7 +350,7 @@ class SimulatedDisk(Disk):
         return names[name]
 
     def allocate(self, file: File, size: int) -> None:
-        """Give a file its size. Raises OSError."""
+        """Set the size of a file. Raises OSError."""
         self._call("write")
         if size > len(file.now):
             self._space()

@@ -44,11 +44,11 @@ from world.world import FAR_NS
 
 AGAIN_NS = 5 * MS
 OPENS_NS = 10_000
-"""After so long a new client opens its connection."""
+"""Time after which a new client opens its connection."""
 ATTEMPTS_NS = 8 * S
-"""A daemon fails for good to write its first snapshot within so long."""
+"""Time within which a daemon that cannot write its first snapshot gives up."""
 SLOW_SNAPSHOT = 10
-"""How much longer than a commit a step of a snapshot takes on a slow disk."""
+"""Ratio of a snapshot step to a commit on a slow disk."""
 LEAVES_S = LIMIT_S + BYE_S + 0.1
 """A client that is not frozen ends within so long of its clock once it is closed."""
 UUID_BYTES = 16
@@ -56,16 +56,16 @@ COPY_COMMIT_NS = 20 * MS
 OF_THE_WAL = frozenset({
     "wal_dir", "wal_buffer_bytes", "wal_segment_bytes", "snapshot_segments", "durable_namespaces",
 })  # fmt: skip
-"""Settings that a daemon without a WAL leaves out."""
+"""Settings that a daemon without a WAL does not have."""
 NO_WAL: dict[str, Any] = {one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL}
 NAMED_AGAIN_NS = 5 * S
-"""After so long without a pause a daemon has given its arena files their names again."""
+"""Time without a pause after which a daemon has named its arena files again."""
 SIZES = (
     "payload_bytes", "replay_capacity", "topics", "namespaces", "sessions", "watches", "watch_keys",
     "inbox", "accounts", "bulk_loads", "bulk_load_rows",
 )  # fmt: skip
 LARGER = {64: 2, 512: 2}
-"""By capacity: how many times larger the other sizes are than at the first start."""
+"""By capacity: the factor of the other sizes to those of the first start."""
 
 Errors = tuple[type[PurgatorydError], ...]
 """Errors with which a wrong start may be refused."""
@@ -94,7 +94,7 @@ def storm(cell: Cell, client: int, disturbances: list[dict[str, Any]]) -> None:
 
 
 def disturb_subscriber(cell: Cell, subscriber: int, kind: str, frames: int, delay_ns: int) -> None:
-    """Lose or delay the next frames of a subscriber: its socket never doubles or swaps messages."""
+    """Lose or delay the next frames of a subscriber. Its socket never doubles or swaps messages."""
     for end in cell.subscribers[subscriber].ends:
         lossy = kind if kind in ("lose", "delay") else "lose"
         end.disturbances.append(Disturbance(lossy, frames, delay_ns))
@@ -127,8 +127,8 @@ def freeze_subscriber(cell: Cell, subscriber: int, span_ns: int) -> None:
 
 
 def cut(cell: Cell, client: int, span_ns: int) -> None:
-    """Break a client's connections, and the next ones as soon as a message has arrived; then stop
-    the client for a while. So the daemon learns of a message when its connection is gone."""
+    """Break a client's connections, and the next ones as soon as a message has arrived; then freeze
+    the client for a while. The daemon thus receives a message whose connection is gone."""
     break_(cell, client)
     for end in cell.clients[client].ends:
         end.disturbances.insert(0, Disturbance("cut", 1))
@@ -142,8 +142,7 @@ def kill_subscriber(cell: Cell, subscriber: int, topics: list[str] | None, whole
 
 
 def bar(cell: Cell, client: int, span_ns: int) -> None:
-    """Start the daemon again without the right of a client's uid to connect. Later it has it
-    again."""
+    """Restart the daemon with settings that bar a client's uid, and later without."""
     uid = client if cell.world.script.setting.uids else 0
     if cell.barred is not None or uid == 0 or not cell.daemon.alive:
         return
@@ -171,8 +170,8 @@ def kill_client(cell: Cell, client: int, span_ns: int, doubled: int) -> None:
 
 
 def leave(cell: Cell, client: int, span_ns: int, lost: int) -> None:
-    """Close a client while faults go on, and lose its next frames. It ends within its limits; its
-    successor begins later."""
+    """Close a client while faults continue, and lose its next frames. It ends within its limits;
+    its successor begins later."""
     one = cell.clients[client]
     if not one.usable or one.frozen or one.resumable:
         return
@@ -221,15 +220,17 @@ def drop_session(cell: Cell, client: int, late_ns: int) -> None:
 
 
 def drop_busy(cell: Cell, late_ns: int, **watches: Any) -> None:
-    """An operator ends a client's session soon after the client watched much at once."""
+    """Let an operator end a client's session soon after the client armed many operations."""
     work.watch_many(cell, **watches)
     cell.world.schedule.after(late_ns, partial(drop_session, cell, watches["client"], 0))
 
 
 def ask_durably(cell: Cell, client: int, span_ns: int, lost: int) -> None:
-    """Let a client ask for durable answers for a while at a daemon without a WAL: its batches are
-    refused whole, and it replaces its session. `lost`: so many frames are lost after a batch and
-    its answer."""
+    """Let a client request durable answers for a while from a daemon without a WAL.
+
+    Its batches are refused as a whole, and it replaces its session. `lost`: number of frames that
+    are lost after a batch and its answer.
+    """
     one = cell.clients[client]
     if one.usable:
         _count(cell, "client")
@@ -244,15 +245,17 @@ def ask_durably(cell: Cell, client: int, span_ns: int, lost: int) -> None:
 
 
 def lose_answer(cell: Cell, client: int) -> None:
-    """Lose the next message, break the connection, and end the session: what is sent again finds
-    no session, and may have been applied."""
+    """Lose the next message, break the connection, and end the session.
+
+    The repeated message finds no session, and may already have been applied.
+    """
     disturb(cell, client, "lose", 1, 0)
     cell.world.schedule.after(AGAIN_NS, partial(break_, cell, client))
     cell.world.schedule.after(AGAIN_NS, partial(drop_session, cell, client, 0))
 
 
 def kill_daemon(cell: Cell, calls: int) -> None:
-    """Kill the daemon after so many of its calls into core, disk and sockets."""
+    """Kill the daemon after `calls` of its calls into core, disk and sockets."""
     cell.daemon.fuse.left = calls
 
 
@@ -270,7 +273,7 @@ def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
 
 
 def _resize(cell: Cell, capacity: int | None) -> None:
-    """Give the next start other sizes, all of which `capacity` decides; None: those of before."""
+    """Give the next start the sizes for this capacity; None: those of the last start."""
     if capacity is not None:
         usual, times = cell.usual, LARGER.get(capacity, 1)
         sizes = {name: times * getattr(usual, name) for name in SIZES}
@@ -278,8 +281,11 @@ def _resize(cell: Cell, capacity: int | None) -> None:
 
 
 def freeze_daemon(cell: Cell, span_ns: int, read_in_ns: int, late: bool) -> None:
-    """Freeze the daemon for `span_ns`; if `late`, for this time after its loop means to wake up.
-    Its sockets read the messages of that time `read_in_ns` after the freeze."""
+    """Freeze the daemon for `span_ns`; if `late`, until that time after its loop intends to wake
+    up.
+
+    Its sockets read the messages of the meantime `read_in_ns` after the freeze.
+    """
     if cell.daemon.alive:
         if late:
             span_ns += cell.daemon.sleeps_ns
@@ -305,14 +311,14 @@ def stop_daemon(cell: Cell, capacity: int | None, asked: bool, publishes: bool) 
 
 
 def terminate(cell: Cell, calls: int) -> None:
-    """Send the daemon a signal to stop, which arrives after so many of its calls."""
+    """Send the daemon a signal to stop, which arrives after `calls` of its calls."""
     if cell.daemon.alive:
         _count(cell, "stop")
         cell.daemon.terminate(calls)
 
 
 def drain(cell: Cell, span_ns: int, calls: int | None) -> None:
-    """Let the daemon refuse adds for a while. `calls`: a signal to stop arrives so many calls
+    """Let the daemon refuse adds for a while. `calls`: a signal to stop arrives that many calls
     later."""
     _count(cell, "stop")
     cell.oracle.causes.add(Status.STOPPING)
@@ -342,7 +348,7 @@ def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
 
 def wrong_start(cell: Cell, kind: str) -> None:
     """Stop the daemon and start it with a wrong setting, or on another machine: the start is
-    refused, and what is there stays as it is."""
+    refused, and nothing changes."""
     where, wrong = WRONG_STARTS[kind]
     if not where(cell) or not _stop_at_ease(cell):
         return
@@ -355,14 +361,14 @@ def _start_refused(cell: Cell, kind: str, expected: Errors) -> None:
     cell.expected = expected
     started = cell.daemon.start()
     cell.expected = ()
-    if started and kind != "too small":  # which fits if little is in use
+    if started and kind != "too small":  # a smaller arena fits if little of the old one is in use
         raise Violation(f"a start with another {kind} was not refused")
     cell.daemon.stop()
 
 
 @contextmanager
 def _configured(cell: Cell, expected: Errors, **settings: Any) -> Iterator[Errors]:
-    """Other settings for the next start, and what refuses them."""
+    """Set other settings for the next start; yield the errors that may refuse it."""
     usual = cell.daemon.next_config
     cell.daemon.next_config = replace(usual, **settings)
     yield expected
@@ -376,7 +382,7 @@ def _other_clock(cell: Cell) -> Wrong:
 
 @contextmanager
 def _other_clock_without_arena(cell: Cell) -> Iterator[Errors]:
-    """Lose the arena, so that the start makes another one, with another clock."""
+    """Lose the arena, so that the start creates one with another clock."""
     cell.lose_arena()
     with _other_clock(cell) as expected:
         yield expected
@@ -396,7 +402,7 @@ def _no_wal(cell: Cell) -> Wrong:
 
 @contextmanager
 def _another_wal(cell: Cell) -> Iterator[Errors]:
-    """A daemon without a WAL gets one that another daemon wrote."""
+    """Give a daemon without a WAL a WAL that another daemon wrote."""
     folder = cell.world.directory / "wal" / cell.daemon.config.name
     cell.world.disk.put(folder / f"{1:016x}{SEGMENT}", bytes(PAGE))
     with _configured(cell, (WalMismatch,), wal_dir=str(folder.parent)) as expected:
@@ -406,14 +412,14 @@ def _another_wal(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _wal_of_another(cell: Cell) -> Iterator[Errors]:
-    """The other shard's WAL."""
+    """Give a daemon the WAL of the other shard."""
     with cell.world.disk.mistaken(_wal(cell), _wal(_other(cell))):
         yield (WalMismatch,)
 
 
 @contextmanager
 def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
-    """Others may write to the WAL's folder, or to the one above."""
+    """Let other users write to the WAL's folder, or to the one above."""
     folder = _wal(cell).parent if above else _wal(cell)
     mode = folder.stat().st_mode
     folder.chmod(0o777)
@@ -423,7 +429,7 @@ def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
 
 @contextmanager
 def _import(cell: Cell) -> Iterator[Errors]:
-    """An export does not take the place of what is in use, nor of a WAL that was begun."""
+    """Import an export over an arena in use, or over a used WAL."""
     cell.daemon.import_path = _export(cell)
     yield (ArenaInUse, WalMismatch)
     cell.daemon.import_path = None
@@ -438,8 +444,11 @@ def _copied_wal(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _no_birth(cell: Cell) -> Iterator[Errors]:
-    """Replace the file by which a WAL knows that it is no copy with a folder; then remove it.
-    The file is on the real disk. The next start looks there for segments, so leave one."""
+    """Replace the birth file of a WAL, which shows that it is no copy, by a folder; undo it later.
+
+    The birth file is on the real disk, where the next start also looks for segments: one is left
+    there.
+    """
     path = _wal(cell) / wal_birth.NAME
     path.unlink()
     path.mkdir()
@@ -458,7 +467,7 @@ def _other_boot(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _other_boot_clock(cell: Cell) -> Iterator[Errors]:
-    """A boot clock that is behind the arena's."""
+    """Boot with a clock that is behind the arena's."""
     machine = cell.world.machine
     usual = machine.boot_begun_ns
     machine.boot_begun_ns = cell.world.schedule.now_ns - MS
@@ -508,12 +517,12 @@ WRONG_STARTS: dict[str, tuple[Callable[[Cell], bool], Callable[[Cell], Wrong]]] 
     "boot id": (_anywhere, _other_boot),
     "boot clock": (_in_real_time, _other_boot_clock),
 }
-"""By kind: in which worlds it makes sense, and what is wrong."""
+"""By kind: the worlds in which the fault makes sense, and the context that causes it."""
 
 
 def two_starts(cell: Cell, calls: int, lost: bool) -> None:
-    """Start the daemon of a name twice at once: the other start begins and ends after so many
-    calls of this one. `lost`: the arena is gone, so that there is no file to lock."""
+    """Start the daemon of a name twice at once: the rival starts and ends after `calls` calls of
+    this one. `lost`: the arena is gone, so that there is no file to lock."""
     if not _stop_at_ease(cell):
         return
     _count(cell, "stop")
@@ -527,8 +536,8 @@ def two_starts(cell: Cell, calls: int, lost: bool) -> None:
 
 
 def _stop_at_ease(cell: Cell) -> bool:
-    """Stop the daemon cleanly, unless something is wrong; False if it was killed or had
-    trouble meanwhile."""
+    """Stop the daemon cleanly, unless it has trouble; return False if it was killed or had trouble
+    meanwhile."""
     disk, daemon = cell.world.disk, cell.daemon
     if not daemon.alive or cell.steadiness()[-1] or cell.may_lose_arena or cell.rotten:
         return False
@@ -549,8 +558,8 @@ def _copy_birth(folder: Path) -> None:
 
 
 def move(cell: Cell) -> None:
-    """Export what a stopped daemon left, remove its arena and its WAL, and let the next one begin
-    with the export."""
+    """Export a stopped daemon, remove its arena and its WAL, and start the next one with the
+    export."""
     daemon, disk = cell.daemon, cell.world.disk
     if not _stop_at_ease(cell):
         return
@@ -567,7 +576,7 @@ def move(cell: Cell) -> None:
 
 
 def _export(cell: Cell) -> Path:
-    """An export of what the stopped daemon left."""
+    """Export the stopped daemon."""
     saved = cell.world.directory / "export"
     with closing(Reader.attach(cell.daemon.paths)) as reader:
         save_export(reader, saved, cell.world.host())
@@ -577,7 +586,7 @@ def _export(cell: Cell) -> Path:
 
 
 def kill_snapshot(cell: Cell, more: int) -> None:
-    """Kill the process that writes a snapshot, and `more` of those that follow. Unless `more` is 0,
+    """Kill the process that writes a snapshot, and `more` of its successors. Unless `more` is 0,
     kill the daemon as well: it needs a snapshot once it runs again."""
     _count(cell, "snapshot")
     cell.daemon.doomed_snapshots = more
@@ -593,7 +602,7 @@ def kill_snapshot(cell: Cell, more: int) -> None:
 
 
 def disk(cell: Cell, kind: str, errno: int, times: int, span_ns: int) -> None:
-    """Let calls of one kind fail: once, for a while, or (with EIO) until the world heals."""
+    """Let calls of one kind fail: once, for a while, or (with EIO) until the world is healed."""
     trouble = cell.world.disk.troubles[kind] = Trouble(errno, times)
     if errno == EIO and times == FOR_GOOD:
         return
@@ -607,7 +616,7 @@ def disk(cell: Cell, kind: str, errno: int, times: int, span_ns: int) -> None:
 
 def fail_sync(cell: Cell, span_ns: int) -> None:
     """Let a sync fail, start the daemon again with its arena, and cut the power at a later durable
-    answer: what that one relies on has to be on the medium."""
+    answer: the changes before that answer have to be on the medium."""
     disk(cell, "sync", 5, 1, span_ns)
     cell.world.schedule.after(AGAIN_NS + span_ns, partial(_cut_later, cell))
 
@@ -641,8 +650,11 @@ def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
 
 
 def rot(cell: Cell, file: int, byte: float, cut: bool, dead: bool = False) -> None:
-    """Change a byte of a WAL file on the medium, and perhaps cut the power. `dead`: one that the
-    newest snapshot made superfluous, in the segment that a recovery begins with."""
+    """Change a byte of a WAL file on the medium, and perhaps cut the power.
+
+    `dead`: a byte that the newest snapshot made superfluous, in the segment with which a recovery
+    begins.
+    """
     found = _rot_dead(cell, byte) if dead else cell.world.disk.rot(_wal(cell), file, byte)
     if found is None:
         return
@@ -654,7 +666,7 @@ def rot(cell: Cell, file: int, byte: float, cut: bool, dead: bool = False) -> No
 
 
 def _rot_dead(cell: Cell, byte: float) -> tuple[File, int] | None:
-    """Returns the file, and where; None if there is no such byte."""
+    """Change such a superfluous byte. Return file and position; None if there is none."""
     files = cell.world.disk.folder(_wal(cell)).now
     snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
     older = files[snapshots[-1]].older if snapshots else {}
@@ -672,8 +684,8 @@ def _wal(cell: Cell) -> Path:
 
 
 def _costs(cell: Cell) -> bool:
-    """Whether damage may cost something: to both snapshots that are retained, or to what was
-    written to segments since the newest sound one began."""
+    """Return whether damage may cause a loss: damage of both retained snapshots, or of records
+    since the newest sound snapshot began."""
     files = cell.world.disk.folder(_wal(cell)).now
     damaged = [file for file, _ in cell.rots]
     snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
@@ -702,15 +714,15 @@ def _arena_of(cell: Cell, file: File) -> bytes:
 
 
 def lose_file(cell: Cell, file: int) -> None:
-    """Somebody removes a file of the WAL."""
+    """Remove a file of the WAL, as a careless user does."""
     if cell.world.disk.lose(_wal(cell), file) is not None:
         cell.rotten = True
         _count(cell, "disk")
 
 
 def ruin(cell: Cell, file: int, byte: float, lost: bool, cut: bool, span_ns: int) -> None:
-    """Damage or remove a file of the WAL, and end the daemon at once: the next one has to read the
-    WAL. `cut`: and the arena is gone."""
+    """Damage or remove a file of the WAL, and end the daemon at once, so that the next one has to
+    read the WAL. `cut`: the arena is lost as well."""
     if lost:
         lose_file(cell, file)
     else:
@@ -725,8 +737,10 @@ def ruin(cell: Cell, file: int, byte: float, lost: bool, cut: bool, span_ns: int
 
 
 def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
-    """The machine loses power: all processes, all memory, and what the disk has not synced.
-    `answered`: at the next answer to a durable call."""
+    """Cut the power: all processes, all memory, and unsynced data of the disk are lost.
+
+    `answered`: the cut happens at the next answer to a durable call.
+    """
     if answered:
         cell.at_durable_answer = partial(power_cut, cell, span_ns, False)
         return
@@ -758,7 +772,7 @@ def cut_at_copy(cell: Cell, client: int, span_ns: int) -> None:
 
 
 def lose_name(cell: Cell, private: bool) -> None:
-    """Somebody removes an arena file."""
+    """Remove the name of an arena file."""
     if cell.daemon.alive:
         _count(cell, "name")
         cell.may_lose_arena = True

@@ -1,7 +1,7 @@
-"""Prove that the worlds are awake: find known bugs. See `make world-bugs`.
+"""Check that worlds find known bugs: see `make world-bugs`.
 
-Each file in bugs/ is a patch that brings one bug into the product; its first line describes it.
-The bug is applied to a copy of the tree, and worlds run in that copy, from each of START_SEEDS on,
+Each file in bugs/ is a patch that brings one bug into the product; its first line describes it. The
+bug is applied to a copy of the tree, and worlds run in that copy, from each of START_SEEDS on,
 until one of them fails. A failure counts only if the same seed passes without the bug.
 """
 
@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[2]
 BUGS = Path(__file__).parent / "bugs"
 START_SEEDS = (10_000_000, 20_000_000, 30_000_000)
 LIMIT_S = 300
-"""CPU seconds in which a bug is to be found from each start seed."""
+"""CPU seconds within which a bug has to be found from each start seed."""
 SEED_LIMIT_S = 30
-"""CPU seconds of one world. One that needs more hangs, and counts as failed."""
+"""CPU seconds of one world. A world that needs more counts as failed."""
 AT_ONCE = 2
 BEGINS, PASSED, FAILED = "begins", "passed", "failed"
 
@@ -46,22 +46,22 @@ class Bug(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
+        """Name of the bug on the command line."""
         return self.path.stem
 
     @property
     def kind(self) -> str:
-        """`real`: it was once in the repository; `planted`: it was made for this purpose."""
+        """`real`: the bug was once in the repository; `planted`: it was made for this purpose."""
         return self._head.partition(":")[0]
 
     @property
     def description(self) -> str:
-        """What is wrong."""
+        """Description of the bug."""
         return self._head.partition(": ")[2]
 
     @property
     def files(self) -> list[str]:
-        """Paths of the files that it changes."""
+        """Paths of the files that the patch changes."""
         return re.findall(r"^\+\+\+ b/(.+)$", self.path.read_text(), re.MULTILINE)
 
     @property
@@ -74,14 +74,14 @@ class Found(NamedTuple):
 
     start_seed: int
     seeds: int
-    """Seeds run."""
+    """Number of seeds run."""
     cpu_s: float
     failure: str | None
-    """None: not found."""
+    """Text of the failure; None if no world failed."""
 
 
 def bugs() -> list[Bug]:
-    """All bugs, by name."""
+    """Return all bugs, by name."""
     return [Bug(path) for path in sorted(BUGS.glob("*.patch"))]
 
 
@@ -115,7 +115,8 @@ UNUSED = ("docs/", "examples/", "benchmarks/", "pipeline/")
 
 
 def copy(source: Path, to: Path, without: tuple[str, ...] = UNUSED) -> None:
-    """Copy a tree: the tracked files, or all if it is a copy itself, and the compiled core."""
+    """Copy a tree: the tracked files, or all files if it is a copy itself, and the compiled
+    core."""
     if not (source / ".git").exists():
         shutil.copytree(source, to, symlinks=True)
         return
@@ -139,7 +140,7 @@ def _copy_one(path: Path, to: Path) -> None:
 
 @contextmanager
 def with_bug(pristine: Path, bug: Bug) -> Iterator[Path]:
-    """A copy that has the bug, compiled."""
+    """Yield a copy that has the bug, compiled."""
     with tempfile.TemporaryDirectory(prefix="world-bug") as folder:
         tree = Path(folder) / "tree"
         copy(pristine, tree)
@@ -150,7 +151,7 @@ def with_bug(pristine: Path, bug: Bug) -> Iterator[Path]:
 
 
 def compile_core(tree: Path) -> None:
-    """Compile what changed in a copy."""
+    """Compile changed files of a copy."""
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
 
@@ -224,7 +225,7 @@ def _report(text: str) -> None:
 
 
 def document(results: Iterable[tuple[Bug, list[Found]]]) -> dict[str, Any]:
-    """The results by the names of the bugs, for a file of JSON."""
+    """Return the results by the names of the bugs, as JSON."""
     return {
         bug.name: {
             "kind": bug.kind, "description": bug.description, "files": bug.files,
@@ -237,11 +238,18 @@ def document(results: Iterable[tuple[Bug, list[Found]]]) -> dict[str, Any]:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option(
-    "--seconds", default=LIMIT_S, type=float, show_default=True, help="CPU for each hunt."
+    "--seconds", default=LIMIT_S, type=float, show_default=True, help="CPU seconds for each hunt."
 )
-@click.option("--start", "starts", multiple=True, type=int, help="Start seeds.")
-@click.option("--jobs", default=AT_ONCE, show_default=True, help="Bugs at a time.")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, too.")
+@click.option(
+    "--start", "starts", multiple=True, type=int, help="Seeds from which each hunt starts."
+)
+@click.option(
+    "--jobs",
+    default=AT_ONCE,
+    show_default=True,
+    help="Number of bugs that are hunted at the same time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Also print the results as JSON.")
 @click.option("--hunt", "seed", type=int, hidden=True, help="Run worlds in this tree from a seed.")
 def main(
     names: tuple[str, ...], seconds: float, starts: tuple[int, ...], jobs: int,

@@ -16,7 +16,7 @@ EPOCH_NS = 1_700_000_000_000_000_000
 
 
 class Machine:
-    """What the processes of one machine share: boot clock, wall clock, disk."""
+    """Shared resources of the processes of one machine: boot clock, wall clock, disk."""
 
     def __init__(self, schedule: Schedule, rng: random.Random, disk: SimulatedDisk) -> None:
         self.schedule = schedule
@@ -26,17 +26,17 @@ class Machine:
         self.boot_begun_ns = schedule.now_ns - 10**12 - rng.randrange(1000)
         """World time at which the boot clock was 0."""
         self.suspended_ns = 0
-        """How long this machine has been suspended since it booted."""
+        """Time for which this machine has been suspended since it booted."""
         self.wall_offset_ns = EPOCH_NS - schedule.now_ns
         """Wall time minus world time."""
         self.drift_ppm = 0
-        """How much faster the wall clock runs than the boot clock, in millionths."""
+        """Speed of the wall clock relative to the boot clock, minus 1, in millionths."""
         self._drifts_from_ns = schedule.now_ns
         self._pid = 1000
         self._reused: int | None = None
 
     def next_pid(self) -> int:
-        """A pid that no process of this machine has had, or the one that was given back."""
+        """Return a pid that no process of this machine has had, or the one to be reused."""
         pid, self._reused = self._reused, None
         if pid is None:
             self._pid += 1
@@ -74,10 +74,10 @@ class Machine:
 
 
 class SimulatedHost(Host):
-    """What one simulated process gets from its machine."""
+    """The host that one simulated process sees."""
 
     def __init__(self, machine: Machine, pid: int, boot_offset_ns: int = 0) -> None:
-        """`boot_offset_ns`: of a process in another time namespace."""
+        """Create a host. `boot_offset_ns`: offset of the boot clock in another time namespace."""
         self.machine = machine
         self.disk = machine.disk
         self._pid = pid

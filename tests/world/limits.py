@@ -1,7 +1,7 @@
 """Small limits of the product, so that little work and few messages reach them.
 
-Each group of limits is a fault of its own: what is bounded is done in more parts, or refused, and
-the promises stay the same.
+Each group of limits is a fault of its own: work is done in more parts, or refused, and the promises
+stay the same.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SMALL: dict[str, tuple[tuple[ModuleType, str, int], ...]] = {
         (session, "WAITING_MAX", 2),
     ),
 }  # fmt: skip
-"""By group: where each limit is, its name, and its small value."""
+"""By group: module or class with the limit, its name, and its small value."""
 
 
 @contextmanager
 def limited(groups: Iterable[str]) -> Iterator[None]:
-    """Make the limits of these groups small for a while."""
+    """Make the limits of these groups small inside of the block."""
     limits = [limit for group in groups for limit in SMALL[group]]
     before = [getattr(module, name) for module, name, _ in limits]
     for module, name, small in limits:

@@ -1,7 +1,7 @@
 """Simulated connections between clients and daemons: the daemon's transport, and its peers' ends.
 
 A connection carries frames in order and takes LATENCY_NS for each. Faults lose, double, delay or
-swap the frames of a connection, hand them over late, or break it; what is under way then is gone.
+swap the frames of a connection, deliver them late, or break it; frames on the way are then lost.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FOREVER_NS = 2**63 - 1
 COMMANDS, ADMIN, NOTICES = 0, 1, 2
 """Sockets of a daemon, and their descriptors."""
 HWM = 64
-"""Answers that wait for one peer; more are dropped."""
+"""Most answers that wait for one peer; more are dropped."""
 
 
 def message_of(frame: bytes) -> int:
-    """The kind of a message."""
+    """Return the kind of a message."""
     return int(wire.FRAME.unpack_from(frame)[2]) if len(frame) >= wire.FRAME.size else 0
 
 
@@ -47,7 +47,7 @@ class Disturbance:
 
 @dataclass(eq=False)
 class End:
-    """A peer's end: a client, its process, and what disturbs its frames."""
+    """A peer's end: a client, its process, and the disturbances of its frames."""
 
     host: SimulatedHost
     uid: int
@@ -56,23 +56,23 @@ class End:
     connection: Connection | None = None
     received: deque[Any] = field(default_factory=deque)
     made: int = 0
-    """Connections made since the owner looked."""
+    """Number of connections made since the owner checked."""
     queued: list[bytes] = field(default_factory=list)
     """Frames that wait for the next connection."""
     hidden: bool = False
-    """Whether the daemon's kernel does not know the pid: that of another pid namespace."""
+    """True if the daemon's kernel does not know the pid, because it is of another pid namespace."""
     unready: int = 0
-    """Number of receives that return nothing although something has come."""
+    """Number of receives that return nothing although a message has arrived."""
     lossy: bool = False
-    """Whether a frame was lost since the last connection was made."""
+    """True if a frame was lost since the last connection was made."""
     disturbances: list[Disturbance] = field(default_factory=list)
     wake: Callable[[], None] = lambda: None
-    """Called when a frame has come, or a connection was made."""
+    """Called when a frame has arrived, or a connection was made."""
     retry: Callable[[], None] = lambda: None
-    """Connects again."""
+    """Called to connect again."""
     subjects: tuple[bytes, ...] = ()
     greetings: Counter[bytes] = field(default_factory=Counter)
-    """How often each HELLO has arrived."""
+    """Number of arrivals of each HELLO."""
 
     @property
     def pid(self) -> int:
@@ -99,14 +99,14 @@ class Network:
     def __init__(
         self, schedule: Schedule, seam: Seam, note: Callable[..., None] = lambda *_: None
     ) -> None:
-        """`note`: is notified of each frame."""
+        """Create a network; `note` is called for each frame."""
         self.schedule = schedule
         self.seam = seam
         self._note = note
         self.listening: dict[str, SimulatedTransport] = {}
-        """By endpoint."""
+        """Transports by endpoint."""
         self._waiting: dict[End, tuple[int, Callable[[], None]]] = {}
-        """Ends that nobody let in: since when they try, and how."""
+        """Ends that no daemon has accepted: the time since when they try, and how to try again."""
         self._made = 0
         self.disturbed: dict[str, int] = {}
         """Frames disturbed, by kind."""
@@ -120,7 +120,7 @@ class Network:
             place = endpoint()
             transport = self.listening.get(place)
             if not place:
-                return  # it was closed
+                return  # the end was closed
             if transport is None or transport.frozen:
                 self._waiting.setdefault(end, (self.schedule.now_ns, attempt))
             else:
@@ -138,7 +138,8 @@ class Network:
         self.schedule.after(LATENCY_NS, attempt)
 
     def changed(self) -> None:
-        """Others may be let in than before. An end tries every RECONNECT_NS."""
+        """Let all waiting ends try again at their next RECONNECT_NS: a daemon may accept them
+        now."""
         waiting, self._waiting = self._waiting, {}
         for since_ns, attempt in waiting.values():
             left_ns = (since_ns - self.schedule.now_ns) % RECONNECT_NS
@@ -157,12 +158,13 @@ class Network:
         end.wake()
 
     def send(self, connection: Connection, frame: bytes) -> None:
-        """Carry a frame of the end that made a connection."""
+        """Carry a frame from the end that made a connection."""
         transport = connection.transport
         self.carry(connection, frame, lambda: transport.arrived(connection, frame))
 
     def carry(self, connection: Connection, data: Any, deliver: Callable[[], None]) -> bool:
-        """Carry a frame over a connection, unless it breaks before. False if the frame is lost."""
+        """Carry a frame over a connection, unless it breaks before. Return False if the frame is
+        lost."""
         self._note(*data) if isinstance(data, list) else self._note(data)
 
         def arrive() -> None:
@@ -193,7 +195,7 @@ class Network:
                 latency_ns = 3 * LATENCY_NS
             elif one.kind == "cut":  # the frame arrives, and then the connection breaks
                 arrive = cut
-            elif one.kind == "late":  # the socket has it, and does not say so at once
+            elif one.kind == "late":  # the socket has the frame, but is not readable at once
                 connection.end.unready += 1
         self.schedule.after(latency_ns, arrive)
         return True
@@ -331,7 +333,7 @@ class SimulatedTransport:
         self.wake: Callable[[], None] = lambda: None
         self.frozen = False
         self._unread: deque[Callable[[], None]] = deque()
-        """Calls that hand over the messages that the kernel has and the socket has not."""
+        """Calls that deliver messages which the kernel has and the socket does not have yet."""
         self._unread_of: set[int] = set()
         """Connections of these messages."""
         self.alive = True
@@ -344,7 +346,7 @@ class SimulatedTransport:
         self.network.changed()
 
     def vanish(self) -> None:
-        """The process has ended: its connections break."""
+        """Break all connections, because the process has ended."""
         self.alive = False
         for endpoint in self._endpoints:
             if self.network.listening.get(endpoint) is self:
@@ -360,17 +362,17 @@ class SimulatedTransport:
     # ---- for the network -----------------------------------------------------------------------
 
     def accept(self, connection: Connection) -> None:
-        """A peer has connected."""
+        """Accept a connection of a peer."""
         self.connections[connection.number] = connection
 
     def lost(self, connection: Connection) -> None:
-        """A connection is closed."""
+        """Remove a closed connection."""
         if self.connections.pop(connection.number, None) is not None and self.alive:
             self._closed.append(connection.peer)
             self.wake()
 
     def arrived(self, connection: Connection, data: bytes) -> None:
-        """A request has come."""
+        """Queue a request that arrived."""
         end = connection.end
         if message_of(data) == layout.Message.HELLO:
             end.greetings[data] += 1
@@ -387,7 +389,8 @@ class SimulatedTransport:
         self.wake()
 
     def thaw(self, read_in_ns: int) -> None:
-        """The process goes on; its socket reads what the kernel has after `read_in_ns`."""
+        """Continue the process; `read_in_ns` later its socket reads the messages that the kernel
+        has."""
         self.frozen = False
         self.network.schedule.after(read_in_ns, self._read)
 
@@ -425,7 +428,7 @@ class SimulatedTransport:
         return self._unread_of & fds
 
     def ready(self) -> frozenset[int]:
-        """Descriptors that have news."""
+        """Return the readable descriptors."""
         found = {r.fd for r in (self.commands, self.admin) if r.waiting}
         return frozenset(found)
 
@@ -458,7 +461,7 @@ class SimulatedTransport:
 
 
 class SimulatedProcesses:
-    """Processes of daemon/processes.py: those of clients, which end."""
+    """Processes of daemon/processes.py: the daemon is notified when those of clients end."""
 
     fd = -1
 
@@ -471,7 +474,7 @@ class SimulatedProcesses:
         """Pids of running client processes."""
 
     def end(self, pid: int) -> None:
-        """A process has ended."""
+        """Record that a process has ended."""
         for handle in sorted(self._watched):
             if self._watched[handle] == pid and handle not in self._ended:
                 self._ended.append(handle)

@@ -32,11 +32,11 @@ IN_DOUBT = -1
 """Status of a call without an answer."""
 FOREVER_NS = 2**63
 ROUNDING_NS = 2_000
-"""How much a deadline may be rounded when it is carried over a reboot."""
+"""Most by which a deadline may be rounded when it is carried over a reboot."""
 BLOB_BYTES = 128
 """Bytes that a key and a payload may take in addition to their own."""
 LATE_NS = 1_000_000
-"""How much the wall clock may be behind the boot clock when a wall deadline is judged."""
+"""Most by which the wall clock may be behind the boot clock when a wall deadline is judged."""
 
 
 class Violation(AssertionError):
@@ -55,37 +55,38 @@ class Timer:
     delay_ns: int = 0
     """Requested delay."""
     ticket: int = 0
-    """0: no answer has named it."""
+    """Ticket of the timer; 0: no answer has named it."""
     earliest_ns: int = FOREVER_NS
-    """Deadline before it was extended first."""
+    """Deadline before its first extension."""
     durable_ns: int = FOREVER_NS
     """Deadline before an extension that is not durable."""
     latest_ns: int = 0
     """The latest deadline that an extension may have given it."""
     wall_ns: int | None = None
     reached: bool = False
-    """The wall clock has reached its deadline, whatever it says later."""
+    """True once the wall clock has reached its deadline, even if the clock is set back later."""
     slack_ns: int = 0
-    """How much earlier a reboot may have moved the deadline, because the wall clock was wrong."""
+    """Most by which a reboot may have moved the deadline earlier, because the wall clock was
+    wrong."""
     rounding_ns: int = 0
-    """How much later reboots may have moved the deadline: they round it up."""
+    """Most by which reboots may have moved the deadline later, by rounding."""
     ended: str = ""
-    """Why no notice may come: "cancelled", "replaced"."""
+    """Reason why no notice may arrive: "cancelled", "replaced"."""
     ended_durably: bool = False
     durable: bool = False
     shaky: bool = False
-    """A power cut may have undone it, and its ticket may be another timer's."""
+    """True if a power cut may have undone it; its ticket may then belong to another timer."""
     exact: bool = False
-    """An answer named its deadline."""
+    """True if an answer named its deadline."""
     parked: bool = False
-    """It fires once it was unparked."""
+    """True if it is parked and only fires after it is unparked."""
     awaits_notice: bool = False
-    """An answer implies that it has fired, so its notice has to come."""
+    """True if an answer implies that it has fired, so that its notice has to arrive."""
     fired: set[int] = field(default_factory=set)
     """Streams in which it has fired."""
 
     def extend(self, deadline_ns: int) -> None:
-        """It was extended."""
+        """Move the deadline, as an extension does."""
         if deadline_ns > self.deadline_ns:
             self.earliest_ns = min(self.earliest_ns, self.deadline_ns)
             self.durable_ns = min(self.durable_ns, self.deadline_ns)
@@ -94,13 +95,13 @@ class Timer:
 
     @property
     def deadlines_ns(self) -> tuple[int, int]:
-        """The earliest and the latest one that it may have."""
+        """The earliest and the latest possible deadline."""
         earliest_ns = min(self.deadline_ns, self.earliest_ns, self.durable_ns)
         latest_ns = max(self.deadline_ns, self.latest_ns)
         return earliest_ns - self.slack_ns, latest_ns + self.slack_ns + self.rounding_ns
 
     def due(self, now_ns: int) -> bool:
-        """True if it may have fired by then. The wall clock decides when a wall deadline is."""
+        """Return whether it may have fired by then. The wall clock decides for wall deadlines."""
         return self.wall_ns is not None or self.deadline_ns - self.slack_ns <= now_ns
 
 
@@ -120,36 +121,37 @@ class Call:
     ticket: int = 0
     """Ticket of the timer that a cancel is for; 0 = any."""
     issued: int = 0
-    """Moment at which it was made."""
+    """Moment at which the call was made."""
     answer: tuple[int, int, int, int] | None = None
-    """Status, ticket, deadline and time of its outcome, until it is its turn to be judged."""
+    """Status, ticket, deadline and time of its outcome, until it is judged in the order of the
+    calls."""
     before: list[Timer] = field(default_factory=list)
-    """The timers that may have been armed when it was made."""
+    """Timers that may have been armed when the call was made."""
 
 
 @dataclass(eq=False)
 class Key:
-    """The possible states of a key: now, and those in which a power cut may leave it."""
+    """The possible states of a key: at present, and after a power cut."""
 
     states: list[State] = field(default_factory=lambda: [None])
     undurable: list[State] = field(default_factory=list)
     past: list[State] = field(default_factory=list)
     calls: deque[Call] = field(default_factory=deque)
-    """Those under way, in the order in which they have to be applied."""
+    """Calls without an answer, in the order in which they have to be applied."""
 
     @property
     def armed(self) -> list[Timer]:
-        """The timers that may be armed."""
+        """Timers that may be armed."""
         return [state for state in self.states if state is not None]
 
     def become(self, states: Iterable[State]) -> None:
-        """Move on to other states."""
+        """Change to other possible states."""
         self.undurable += [state for state in self.states if state not in self.undurable]
         self.past += [state for state in self.states if state not in self.past]
         self.states = list(dict.fromkeys(states))
 
     def settle(self) -> None:
-        """All is durable."""
+        """Record that the current states are durable."""
         for timer in (*self.undurable, *self.states):
             if timer is not None:
                 timer.ended_durably = bool(timer.ended)
@@ -158,17 +160,17 @@ class Key:
         self.undurable.clear()
 
     def cut(self) -> None:
-        """A power cut: any state since the last commit."""
+        """Cut the power: any state since the last commit is possible."""
         self.states += [state for state in self.undurable if state not in self.states]
         self.undurable.clear()
 
 
 @dataclass(eq=False)
 class Watched:
-    """The known state of a watch key."""
+    """Known state of a watch key."""
 
     sure: int = 0
-    """A watermark that was acknowledged."""
+    """Highest acknowledged watermark."""
     durable: int = 0
     highest: int = 0
     """The highest watermark that was sent."""
@@ -176,26 +178,26 @@ class Watched:
     """Sum of all bumps."""
     may_fail: bool = False
     forgets: int = 0
-    """Calls under way that forget it."""
+    """Number of unanswered calls that forget it."""
     forgotten: int = 0
-    """Moment at which such a call was answered last."""
+    """Moment of the last answer to such a call."""
     cancels: int = 0
-    """Calls under way that cancel all operations on it."""
+    """Number of unanswered calls that cancel all operations on it."""
     may_hold: bool = False
-    """Whether a client's own condition on it may be true."""
+    """True if a client's own condition on it may be true."""
     history: list[tuple[int, int, int]] = field(default_factory=list)
-    """When each watermark was sent, when it was acknowledged, and the watermark."""
+    """Time of sending, time of acknowledgement, and value of each watermark."""
 
     before_forget: int = 0
-    """The highest watermark that it may have had when it was to be forgotten."""
+    """Highest watermark that it may have had when it was to be forgotten."""
 
     @property
     def possible(self) -> int:
-        """The highest watermark that it may have."""
+        """Highest watermark that it may have."""
         return self.highest + self.bumps
 
     def sure_at(self, now_ns: int, until_ns: int = 0) -> int:
-        """The highest watermark that was acknowledged before a time, or sent before it and
+        """Return the highest watermark that was acknowledged before a time, or sent before it and
         acknowledged until `until_ns`."""
         marks = [
             mark
@@ -214,29 +216,29 @@ class Operation:
     """"all", "any", "sum", "quorum" or "client"."""
     targets: Mapping[str, int]
     need: int
-    """Threshold of a sum, number of keys of a quorum."""
+    """Threshold of a sum, or number of keys of a quorum."""
     deadline_ns: int
     ticket: int = 0
     armed: int = 0
-    """Moment at which it was answered as armed."""
+    """Moment at which an answer reported it as armed."""
     moved: bool = False
-    """Its deadline was moved, or may be."""
+    """True if its deadline was moved, or may have been."""
     cancelled: bool = False
     cause: Cause | None = None
     durable: bool = False
-    """Its outcome is."""
+    """True if its outcome is durable."""
     slack_ns: int = 0
     awaits_notice: bool = False
-    """Its outcome has a notice, which has not come yet."""
+    """True if its outcome has a notice that has not arrived yet."""
 
     @property
     def fatal(self) -> int:
-        """How many of its keys have to fail until its condition cannot become true."""
+        """Number of its keys that have to fail until its condition cannot become true."""
         count = len(self.targets)
         return {"any": count, "quorum": count - self.need + 1}.get(self.kind, 1)
 
     def holds(self, watermark: Callable[[str], int]) -> bool:
-        """Whether its condition is true."""
+        """Return whether its condition is true."""
         reached = [watermark(key) >= target for key, target in self.targets.items()]
         if self.kind == "all":
             return all(reached)
@@ -262,23 +264,23 @@ class BulkLoad:
     """A bulk load, of which each row is done once."""
 
     done: dict[str, bytes] = field(default_factory=dict)
-    """Key of a row: the payload that was added for it."""
+    """Payload that was added, by the key of its row."""
     durable: set[str] = field(default_factory=set)
-    """Keys of rows of which that is durable."""
+    """Keys of rows whose addition is durable."""
     sent: Counter[str] = field(default_factory=Counter)
-    """How often each row was sent, by its key."""
+    """Number of times that each row was sent, by its key."""
     newest_token: int = 0
     """The highest fencing token that was sent."""
     may_be_closed: bool = False
     forgets: int = 0
-    """Calls under way that forget it."""
+    """Number of unanswered calls that forget it."""
     forgotten: int = 0
-    """Moment at which such a call was answered last."""
+    """Moment of the last answer to such a call."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A notice that was handed to the socket."""
+    """A notice that was given to the socket."""
 
     ticket: int
     key: str
@@ -294,7 +296,7 @@ class Sizes(NamedTuple):
     capacity: int
     payload_bytes: int
     inbox: int
-    """How many operations a session may own."""
+    """Number of operations that a session may own."""
     replay_capacity: int
 
 
@@ -304,60 +306,61 @@ class Oracle:
     def __init__(self) -> None:
         self.keys: dict[str, Key] = {}
         self.timers: dict[bytes, Timer] = {}
-        """By payload."""
+        """Timers by payload."""
         self.watched: dict[str, Watched] = {}
         self.operations: dict[str, Operation] = {}
-        """By key."""
+        """Operations by key."""
         self.sent: dict[tuple[int, str, int], Sent] = {}
-        """By stream, topic and sequence."""
+        """Notices by stream, topic and sequence."""
         self.newest: dict[tuple[int, str], int] = {}
         self.tickets: set[tuple[int, int]] = set()
         """Stream and ticket of each notice."""
         self.publications: dict[bytes, bool] = {}
         """By payload of a notice without a timer: whether it was sent."""
         self.awaited: set[bytes] = set()
-        """Those that were acknowledged and have no notice yet."""
+        """Payloads of acknowledged publications that have no notice yet."""
         self.rows: dict[bytes, Row] = {}
         """Rows of bulk loads that were sent, by payload."""
         self.bulk_loads: dict[int, BulkLoad] = {}
-        """By number."""
+        """Bulk loads by number."""
         self.answers: Counter[str] = Counter()
         self.stream_id = 0
         """Stream of the arena in use."""
         self.outages: list[tuple[int, int]] = []
-        """Times between which the daemon's loop did not run, if operations outlast that."""
+        """Times between which the daemon's loop did not run, if the product delays expiry for
+        them."""
         self._moment = 0
         self.cut = 0
-        """Moment at which an arena was lost last."""
+        """Moment of the last loss of an arena."""
         self.least = Sizes(*[FOREVER_NS] * len(Sizes._fields))
-        """The smallest that the arena has had."""
+        """Smallest sizes that the arena has had."""
         self.bytes_sent = 0
-        """Payloads and keys of all that was to be armed."""
+        """Total bytes of payloads and keys of all calls that arm something."""
         self.disk_failures: Callable[[], int] = lambda: 0
-        """Calls of the disk that failed."""
+        """Number of failed calls of the disk."""
         self.causes: set[Status] = set()
-        """Refusals for which something that happened is a cause."""
+        """Refusals that an earlier event may have caused."""
         self.wall_moved = False
-        """True once the wall clock was set, or drifted."""
+        """True once the wall clock was set or drifted."""
 
     def moment(self) -> int:
-        """A number that is higher than all before."""
+        """Return a number that is higher than all before."""
         self._moment += 1
         return self._moment
 
     def _require(self, fact: object, subject: object, text: str, *values: object) -> None:
-        """`values`: what stands for each {} of the text."""
+        """Raise Violation unless the fact holds. `values` replace each {} of the text."""
         if not fact:
             raise Violation(f"{subject}: {text.format(*values)}")
 
     # ---- timers --------------------------------------------------------------------------------
 
     def key(self, name: str) -> Key:
-        """The state of a key."""
+        """Return the state of a key."""
         return self.keys.setdefault(name, Key())
 
     def issue(self, call: Call) -> Call:
-        """A call is about to be made."""
+        """Record a call before it is made."""
         key = self.key(call.key)
         added = [one.timer for one in key.calls if one.timer is not None]
         call.before, call.issued = [*key.armed, *added], self.moment()
@@ -368,15 +371,15 @@ class Oracle:
         return call
 
     def doubt(self, name: str, now_ns: int) -> None:
-        """The calls that are under way on a key have lost their caller."""
+        """Record that the unanswered calls on a key have lost their caller."""
         for call in list(self.key(name).calls):
             self.answer(call, IN_DOUBT, 0, 0, now_ns)
 
     def answer(self, call: Call, status: int, ticket: int, deadline_ns: int, now_ns: int) -> None:
-        """A call has an outcome; IN_DOUBT: nobody knows which."""
+        """Judge the outcome of a call; IN_DOUBT: the outcome is unknown."""
         key = self.key(call.key)
         if call not in key.calls or call.answer is not None:
-            return  # its caller was gone before
+            return  # the caller of this call is gone
         call.answer = (status, ticket, deadline_ns, now_ns)
         while key.calls and (answer := key.calls[0].answer) is not None:
             self._judge(key.calls.popleft(), key, *answer)
@@ -392,7 +395,7 @@ class Oracle:
         elif status != IN_DOUBT:
             self.judge_status(call.kind, status, call)
         if call.issued < self.cut and not call.durable:
-            status = IN_DOUBT  # the arena that answered is gone
+            status = IN_DOUBT  # the arena that answered is lost
         if status == IN_DOUBT:
             key.become([*key.states, *self._effects(call)])
             for timer in (*key.armed, *call.before) if call.kind == "extend" else ():
@@ -401,7 +404,8 @@ class Oracle:
             self._judge_answer(call, key, status, ticket, deadline_ns, now_ns)
         if call.durable and status in CHANGES:
             key.settle()
-        if any(self._has_fired(state) for state in key.states):  # before the answer came
+        # the timer may have fired before the answer arrived
+        if any(self._has_fired(state) for state in key.states):
             key.become(None if self._has_fired(state) else state for state in key.states)
 
     def _judge_answer(
@@ -421,15 +425,15 @@ class Oracle:
     # ---- statuses ------------------------------------------------------------------------------
 
     def arming(self, key: str, payload: bytes = b"") -> None:
-        """A call is about to be made that takes space for a key and a payload."""
+        """Record a call that needs space for a key and a payload, before it is made."""
         self.bytes_sent += BLOB_BYTES + len(key) + len(payload)
 
     def served_with(self, sizes: Sizes) -> None:
-        """A daemon starts with these sizes."""
+        """Record that a daemon starts with these sizes."""
         self.least = Sizes(*map(min, self.least, sizes))
 
     def judge_status(self, kind: str, status: int, subject: object) -> None:
-        """A call was answered: its status is one of its kind, and a refusal has a cause."""
+        """Judge a status: it has to fit the kind of the call, and a refusal needs a cause."""
         if status in ANSWERS[kind]:
             return
         name = Status(status).name
@@ -450,11 +454,11 @@ class Oracle:
             self._require(status in self.causes, subject, "answered {} without a cause", name)
 
     def _may_be_short(self) -> bool:
-        """Whether payloads may have filled the arena; free space may be in small pieces."""
+        """Return whether payloads may have filled the arena; free space may be fragmented."""
         return self.bytes_sent >= self.least.payload_bytes // 2
 
     def judge_row(self, payload: bytes, token: int, status: int) -> None:
-        """A row of a bulk load was answered."""
+        """Judge the answer to a row of a bulk load."""
         row = self.rows[payload]
         bulk_load = self.bulk_loads[row.bulk_load]
         if status == Status.BULK_LOADED:
@@ -467,7 +471,7 @@ class Oracle:
             self.judge_status("row", status, row)
 
     def _effects(self, call: Call) -> list[State]:
-        """The state that a call leads to if it was applied."""
+        """Return the states to which a call leads if it was applied."""
         if call.kind == "cancel":
             return [None]
         return [] if call.timer is None else [call.timer]
@@ -504,7 +508,7 @@ class Oracle:
     def _same(
         self, call: Call, key: Key, ticket: int, deadline_ns: int, *, extended: bool = False
     ) -> list[Timer]:
-        """The answer names the timer that is armed, and its deadline."""
+        """Check that the answer names the timer that is armed, and its deadline."""
         named = self._named(call, key, ticket)
         if len(named) == 1 and named[0].exact and named[0].wall_ns is None and not extended:
             low_ns, high_ns = named[0].deadlines_ns
@@ -514,7 +518,7 @@ class Oracle:
         return named
 
     def _parked(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> None:
-        """A timer is parked. If several may be, the deadline tells which."""
+        """Record that a timer is parked. If several are possible, the deadline decides."""
         named = self._named(call, key, ticket)
         key.become(named)
         near = [
@@ -546,7 +550,7 @@ class Oracle:
         key.become([None])
 
     def _gone(self, call: Call, key: Key, status: int, now_ns: int) -> None:
-        """FIRED or UNKNOWN: no timer is armed, or not the one that was meant."""
+        """Judge FIRED or UNKNOWN: no timer is armed, or another one than the cancelled one."""
         if call.ticket in (0, *(timer.ticket for timer in key.armed)):
             self._await(key)
         left: list[State] = []
@@ -560,8 +564,8 @@ class Oracle:
         key.become(left)
 
     def _await(self, key: Key) -> None:
-        """An answer implies that the timer of a key has fired. Counts if it is certain which one
-        was armed."""
+        """Record that an answer implies that the timer of a key has fired, if it is certain which
+        timer."""
         if len(key.states) == 1 and key.armed:
             key.armed[0].awaits_notice = True
 
@@ -570,13 +574,14 @@ class Oracle:
     def published(
         self, stream: int, topic: str, sequence: int, sent: Sent, boot_begun_ns: int, now_ns: int
     ) -> None:
-        """A notice was handed to the socket; after a kill perhaps for the second time."""
+        """Judge a notice that was given to the socket; after a kill it may be a repetition."""
         place = (stream, topic, sequence)
         before = self.sent.get(place)
         if before is not None:
             self._require(before == sent, place, "another notice: {} and {}", before, sent)
             return
-        newest = self.newest.get((stream, topic), sequence - 1)  # a WAL goes on with its numbers
+        # the arena of a WAL continues the numbers
+        newest = self.newest.get((stream, topic), sequence - 1)
         self._require(sequence == newest + 1, place, "follows {}", newest)
         twice = (stream, sent.ticket) in self.tickets
         self._require(not twice, sent, "has two notices in one stream")
@@ -606,8 +611,11 @@ class Oracle:
         self._judge_notice(stream, self.timers[sent.payload], sent, now_ns)
 
     def judge_loss(self, topic: tuple[int, str], lost: range, fired: int) -> None:
-        """A subscriber lost a range of a stream's topic. If some of it was sent in this stream, the
-        replay buffer has had more than it keeps: `fired` notices."""
+        """Judge the loss of a range of a stream's topic by a subscriber.
+
+        If some of it was sent in this stream, the replay buffer has had more notices than it keeps:
+        `fired` notices.
+        """
         if any((*topic, sequence) in self.sent for sequence in lost):
             full = fired > self.least.replay_capacity or self._may_be_short()
             self._require(full, topic, "{} were lost after {}", lost, fired)
@@ -624,30 +632,30 @@ class Oracle:
             key.become([None if state is timer else state for state in key.states])
 
     def judge_wall(self, payload: bytes, wall_ns: int) -> None:
-        """A timer that follows the wall clock has fired at this wall time."""
+        """Judge a timer on the wall clock that has fired at this wall time."""
         timer = self.timers.get(payload)
         if timer is not None and timer.wall_ns is not None and not timer.reached:
             early = wall_ns + LATE_NS < timer.wall_ns
             self._require(not early, timer, "fired at wall time {}", wall_ns)
 
     def wall_steps(self, wall_ns: int) -> None:
-        """The wall clock has been as late as this, and may be moved back."""
+        """Record that the wall clock has reached this time, before it may be set back."""
         for timer in self.timers.values():
             timer.reached |= timer.wall_ns is not None and timer.wall_ns <= wall_ns + LATE_NS
 
     def publishing(self, payload: bytes) -> None:
-        """A notice without a timer is about to be published."""
+        """Record a notice without a timer before it is published."""
         self.publications[payload] = False
 
     def was_published(self, payload: bytes, issued: int) -> None:
-        """A publication that was asked for at the moment `issued` was acknowledged."""
+        """Judge the acknowledgement of a publication that was requested at the moment `issued`."""
         if issued > self.cut and not self.publications[payload]:
             self.awaited.add(payload)
 
     # ---- bulk loads ----------------------------------------------------------------------------
 
     def adding_row(self, bulk_load: int, name: str, payload: bytes, token: int) -> None:
-        """A row of a bulk load is about to be sent."""
+        """Record a row of a bulk load before it is sent."""
         self.rows[payload] = Row(bulk_load, name)
         self.arming(name, payload)
         one = self.bulk_loads.setdefault(bulk_load, BulkLoad())
@@ -655,20 +663,25 @@ class Oracle:
         one.newest_token = max(one.newest_token, token)
 
     def added_row(self, payload: bytes, issued: int, *, durable: bool) -> None:
-        """A row that was sent at the moment `issued` was answered as added: no other copy of it
-        was, unless an arena was lost or the bulk load forgotten."""
+        """Judge the answer ADDED to a row that was sent at the moment `issued`.
+
+        No other copy of it was added, unless an arena was lost or the bulk load forgotten.
+        """
         row = self.rows[payload]
         bulk_load = self.bulk_loads.setdefault(row.bulk_load, BulkLoad())
         if bulk_load.forgets or issued < max(bulk_load.forgotten, 0 if durable else self.cut):
-            return  # it may be forgotten again
+            return  # the bulk load may be forgotten already
         before = bulk_load.done.setdefault(row.key, payload)
         self._require(before == payload, row.key, "was added as {!r} and as {!r}", before, payload)
         if durable:
             bulk_load.durable.add(row.key)
 
     def managing_bulk_load(self, number: int, token: int, action: str) -> Callable[[], None]:
-        """A bulk load is about to be changed. Returns what to call once that is answered: until
-        then it may be forgotten, if that is what was asked for."""
+        """Record a change of a bulk load before it is sent. Return a function to call with the
+        answer.
+
+        Until then the bulk load may be forgotten, if that is the change.
+        """
         one = self.bulk_loads.setdefault(number, BulkLoad())
         forgets = action == "forget"
         one.newest_token = max(one.newest_token, token)
@@ -691,7 +704,7 @@ class Oracle:
         return self.watched.setdefault(name, Watched())
 
     def advancing(self, name: str, watermark: int) -> int:
-        """A watermark is about to be sent. Returns the moment."""
+        """Record a watermark before it is sent. Return the moment."""
         one = self.watch_key(name)
         one.highest = max(one.highest, watermark)
         return self.moment()
@@ -699,14 +712,14 @@ class Oracle:
     def advanced(
         self, name: str, watermark: int, issued: int, sent_ns: int, now_ns: int, *, durable: bool
     ) -> None:
-        """A watermark that was sent at the moment `issued` was acknowledged."""
+        """Judge the acknowledgement of a watermark that was sent at the moment `issued`."""
         one = self.watch_key(name)
         if issued < self.cut and not durable:
-            return  # the arena that answered is gone
+            return  # the arena that answered is lost
         if one.forgets or issued < one.forgotten:
-            return  # it may be forgotten again
+            return  # the watch key may be forgotten already
         if watermark <= one.before_forget:
-            return  # no new value: it is still to be forgotten with its last watcher
+            return  # no new value: the key is still forgotten with its last watcher
         if watermark > one.sure:
             one.sure = watermark
             one.history.append((sent_ns, now_ns, watermark))
@@ -717,8 +730,10 @@ class Oracle:
                 self._outlasts(operation)
 
     def forgetting(self, name: str) -> Callable[[], None]:
-        """A watermark is about to be forgotten. Returns what to call once that is answered;
-        without an answer it may happen at any time."""
+        """Record a FORGET before it is sent. Return a function to call with the answer.
+
+        Without an answer it may be applied at any time.
+        """
         one = self.watch_key(name)
         one.sure = one.durable = 0
         one.before_forget = one.possible
@@ -736,14 +751,17 @@ class Oracle:
         return any(self.watch_key(key).may_hold for key in operation.targets)
 
     def watching(self, operation: Operation) -> None:
-        """An operation is about to be sent."""
+        """Record an operation before it is sent."""
         self.operations[operation.key] = operation
         self.arming(operation.key)
         operation.cancelled = any(self.watch_key(key).cancels for key in operation.targets)
 
     def cancelling(self, name: str) -> Callable[[], None]:
-        """All operations on a watch key are about to be cancelled. Returns what to call once that
-        is answered; without an answer it may happen at any time."""
+        """Record a cancel of all operations on a watch key before it is sent. Return a function to
+        call with the answer.
+
+        Without an answer it may be applied at any time.
+        """
         one = self.watch_key(name)
         one.cancels += 1
         for operation in self.operations.values():
@@ -755,7 +773,7 @@ class Oracle:
         return end
 
     def ended(self, operation: Operation, cause: Cause, now_ns: int) -> None:
-        """An operation has an outcome; its owner and its topic get the same."""
+        """Judge the outcome of an operation; its owner and its topic get the same."""
         if operation.cause is not None:
             same = operation.cause == cause
             self._require(same, operation, "has a second outcome: {!r}", cause)
@@ -781,8 +799,11 @@ class Oracle:
             self._require(operation.cancelled, operation, "cancelled by nobody")
 
     def _outlasts(self, operation: Operation) -> None:
-        """Judge an operation that expired in a long outage. Its condition must not hold with the
-        triggers that were sent before its deadline and answered by the end of the grace."""
+        """Judge an operation that expired in a long outage.
+
+        Its condition must not hold with the triggers that were sent before its deadline and
+        answered by the end of the grace period.
+        """
         deadline_ns = operation.deadline_ns
         ends_ns = [
             end_ns
@@ -796,10 +817,10 @@ class Oracle:
             held = operation.holds(lambda key: self.watch_key(key).sure_at(deadline_ns, until_ns))
             self._require(not held, operation, "expired in an outage, but its condition held")
 
-    # ---- what is durable -----------------------------------------------------------------------
+    # ---- durability ---------------------------------------------------------------------------
 
     def committed(self) -> None:
-        """All that was appended is on disk."""
+        """Record that all appended records are on disk."""
         for key in self.keys.values():
             key.settle()
         for one in self.watched.values():
@@ -810,7 +831,8 @@ class Oracle:
             bulk_load.durable.update(bulk_load.done)
 
     def arena_lost(self, wal: bool) -> None:
-        """The arena is gone. With a WAL what was not committed may be undone; without, all is."""
+        """Record the loss of the arena: uncommitted changes may be undone; without a WAL, all
+        are."""
         self.cut = self.moment()
         self.awaited.clear()
         self._keep_rows(lambda bulk_load: bulk_load.durable if wal else set())
@@ -832,7 +854,8 @@ class Oracle:
             operation.awaits_notice &= operation.durable
 
     def forced(self) -> None:
-        """A damaged WAL was accepted: what it lacks may be undone, however old it is."""
+        """Record that a damaged WAL was accepted: changes that it lacks may be undone, however
+        old."""
         for key in self.keys.values():
             key.states += [state for state in key.past if state not in key.states]
             key.states += [state for state in (None,) if state not in key.states]
@@ -853,7 +876,8 @@ class Oracle:
             bulk_load.done = {key: bulk_load.done[key] for key in bulk_load.durable}
 
     def recovered(self, slack_ns: int) -> None:
-        """Deadlines were carried over by the wall clock, which may be so wrong."""
+        """Record that deadlines were converted with a wall clock that may be wrong by
+        `slack_ns`."""
         for timer in self.timers.values():
             timer.slack_ns += slack_ns
             timer.rounding_ns += ROUNDING_NS
@@ -863,8 +887,11 @@ class Oracle:
     # ---- the end -------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All is over: every deadline is past, every daemon serves. All that was acknowledged has
-        ended in a way that somebody knows of."""
+        """Judge the end: every deadline is past, and every daemon serves.
+
+        Each acknowledged timer and operation must have ended in a way that a client was notified
+        of.
+        """
         for name, key in self.keys.items():
             self._require(None in key.states, name, "never fired: {}", key.armed)
         for timer in self.timers.values():

@@ -1,4 +1,4 @@
-"""Runs of seeds: what they found, what they add up to, and the smallest script that still fails."""
+"""Runs of seeds: their results, sums over many runs, and the smallest script that still fails."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Seeds(click.ParamType[tuple[int, int | None]]):
 
 
 class Run(NamedTuple):
-    """How a script ended."""
+    """Result of a script."""
 
     seed: int
     failure: str | None
     """Class and text of the exception; None if the script passed."""
     digest: str
     faults: Counter[str]
-    """By kind."""
+    """Number of faults by kind."""
     answers: int
     notices: int
     cpu_s: float
@@ -107,11 +107,11 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """Number of faults. The recoveries that follow a power cut stand for it."""
+        """Number of faults. A power cut is counted by the recoveries that follow it."""
         return self.faults.total() - self.faults["power cut"]
 
     def document(self) -> dict[str, object]:
-        """The same as JSON."""
+        """Return the sums as JSON."""
         hours = self.cpu_s / 3600
         faults = {**dict(sorted(self.faults.items())), "all": self.total}
         return {
@@ -129,7 +129,7 @@ class Tally:
 
 
 def part(the_script: Script, numbers: list[int]) -> Script:
-    """The script with some of its steps alone. The time before the others passes all the same."""
+    """Return the script with only some of its steps. The time before the others still passes."""
     steps: list[Step] = []
     wait_ns, chosen = 0, set(numbers)
     for number, step in enumerate(the_script.steps):

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 READ_NS = 50
-"""Time passes while it is read, so that work takes time."""
+"""Time that reading the clock takes, so that work takes time."""
 
 
 class Schedule:
@@ -31,7 +31,7 @@ class Schedule:
         self.now_ns = max(self.now_ns, until_ns)
 
     def read(self) -> int:
-        """The present time; reading it takes READ_NS."""
+        """Return the current time; reading it takes READ_NS."""
         self.now_ns += READ_NS
         return self.now_ns
 

@@ -17,7 +17,7 @@ CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
 TOPICS = ("a", "b")
 RESUMER = 0
 ACTIONS = ("open", "close", "status", "forget")
-"""On a bulk load."""
+"""Actions on a bulk load."""
 STRANGE = (
     "short", "magic", "version", "unknown", "long", "hello", "stop", "sessions", "drop", "advance",
     "bulk_load", "ping",
@@ -34,14 +34,14 @@ SMALL_LIMITS = ("iteration", "window", "share", "memory", "first snapshot", "cli
 """Groups of limits.py."""
 
 FOR_GOOD = 1000
-"""Calls that fail in a row: more than are made until somebody replaces the disk."""
+"""Number of calls that fail in a row: more than are made until the disk is replaced."""
 
 Arguments = dict[str, Any]
 Draw = Callable[[random.Random], Arguments]
 
 
 class Step(NamedTuple):
-    """`wait_ns`: time that passes before it. `cell`: where it happens."""
+    """One step. `wait_ns`: time that passes before it. `cell`: number of its cell."""
 
     wait_ns: int
     kind: str
@@ -63,32 +63,32 @@ class Setting:
     virtual: bool
     shards: int
     durable: tuple[bool | None, ...]
-    """Whether each client asks for durable answers; None: if the daemon has a WAL."""
+    """For each client, True if it asks for durable answers; None: if the daemon has a WAL."""
     durable_namespace: bool
-    """Whether the daemon gives durable answers to all."""
+    """True if the daemon gives durable answers to all."""
     boot_offsets_ns: tuple[int, ...]
     """Offset of CLOCK_BOOTTIME in each client's time namespace."""
     capacity: int
     sessions: int
     replay_capacity: int
     heavy: bool
-    """Large payloads and a slow disk fill the WAL buffer."""
+    """True if large payloads and a slow disk fill the WAL buffer."""
     parks: bool
-    """Timers that are far away are parked."""
+    """True if timers with a long delay are parked."""
     uids: bool
-    """Each client has a uid of its own."""
+    """True if each client has a uid of its own."""
     commit_ns: int
-    """How long a group commit takes."""
+    """Duration of a group commit."""
     hasty: tuple[bool, ...]
-    """Whether calls of each client have a short limit."""
+    """For each client, True if its calls have a short limit."""
     short_queue: bool
-    """Few calls of a client may be without an answer."""
+    """True if only a few calls of a client may wait for an answer."""
     resumes: bool
-    """A later process of client RESUMER takes over the operations of an earlier one."""
+    """True if a later process of client RESUMER takes over the operations of an earlier one."""
     hidden: tuple[bool, ...]
-    """Whether each client is in another pid namespace than the daemon."""
+    """For each client, True if it is in another pid namespace than the daemon."""
     small_limits: tuple[str, ...]
-    """Groups of limits of the product that are small."""
+    """Groups of product limits that are small."""
 
 
 class Script(NamedTuple):
@@ -434,7 +434,7 @@ def script(seed: int, steps: int = 400) -> Script:
         faults["kill_client"] = (12, lambda rng: {**_kill(rng), "client": RESUMER})
     # Each world lacks some kinds of faults, so that the other kinds meet without them.
     missing = {kind for kind in faults if rng.random() < 0.3}
-    if rng.random() < 0.4:  # times are exact over a reboot
+    if rng.random() < 0.4:  # without these faults, times are exact over a reboot
         missing |= OF_THE_WALL_CLOCK
     for kind in missing & set(faults):
         del faults[kind]

@@ -1,8 +1,9 @@
-"""Where a process can die: before and after each call into the core, the disk and the sockets.
+"""Points at which a process can die: before and after each call into the core, the disk and
+sockets.
 
-A simulated process has a fuse. Each call through the seam burns it; at its end the call raises
-Killed, before it or after it, and every later call of the process raises Killed, too. So nothing
-that Python does while it unwinds, such as a `finally`, has an effect on the world.
+A simulated process has a fuse. Each call through the seam burns it. When it is used up, the call
+raises Killed, at its begin or its end, and so does every later call of the process. So nothing that
+Python does while it unwinds, such as a `finally`, has an effect on the world.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """How many more calls a process makes. `left` None: it does not end."""
+    """Number of calls until a process ends. `left` None: it does not end."""
 
     def __init__(self) -> None:
         self.left: int | None = None
         self.dead = False
         self.calls = 0
         self.signal_left: int | None = None
-        """How many calls later a signal arrives. None: none arrives."""
+        """Number of calls until a signal arrives. None: none arrives."""
         self.on_signal: Callable[[], None] = lambda: None
         self.files: list[Any] = []
         """Arena files that the process has opened."""
@@ -31,7 +32,7 @@ class Fuse:
         """Group commits that the process has begun."""
 
     def burn(self) -> None:
-        """Count a call. Raises Killed if the process is dead, or ends here."""
+        """Count a call. Raises Killed if the process is dead or ends at this call."""
         self.calls += 1
         if self.dead:
             raise Killed
@@ -48,18 +49,18 @@ class Fuse:
 
 
 class Seam:
-    """The process that runs now, and the calls that it makes."""
+    """The process that currently runs, and its calls."""
 
     def __init__(self) -> None:
         self.running: Fuse | None = None
 
     def cross(self) -> None:
-        """A call begins or ends. Raises Killed."""
+        """Cross the seam, at the begin or the end of a call. Raises Killed."""
         if self.running is not None:
             self.running.burn()
 
     def crossed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, which crosses the seam when it begins and when it ends."""
+        """Return the function wrapped, so that its begin and its end cross the seam."""
 
         def call(*arguments: Any) -> Any:
             if self.running is None:
@@ -81,7 +82,7 @@ class Seam:
 
 
 class CrossedLibrary:
-    """The C core, whose calls cross the seam. Constants are passed on."""
+    """The C core with calls that cross the seam. Constants are passed on."""
 
     def __init__(self, library: Any, seam: Seam) -> None:
         self._library = library

@@ -1,6 +1,5 @@
-"""Peers that a daemon has to refuse: uids without access, uids that administer without being
-administrators, and senders of garbage.
-"""
+"""Peers that a daemon has to refuse: uids without access, uids that send admin commands without
+being administrators, and senders of garbage."""
 
 from __future__ import annotations
 
@@ -32,9 +31,9 @@ MESSAGES: dict[str, bytes] = {
     "bulk_load": wire.encode_bulk_load(1, 0, b"\x7f" * 16, BulkLoadAction.STATUS),
 }
 MAY = {PLAIN_UID: {"sessions"}, ADMIN_UID: {"sessions", "bulk_load", "ping"}}
-"""Messages that are answered, by the uid of their sender."""
+"""Messages to which a uid gets an answer, by uid."""
 WITHOUT_SESSION = {"ping", "long"}
-"""Messages to which the command socket replies, whoever may connect."""
+"""Messages to which the command socket replies, for every uid that may connect."""
 
 
 class Stranger:
@@ -44,7 +43,7 @@ class Stranger:
         self._kind, self._uid = kind, uid
         self._may = kind in MAY.get(uid, ())
         self._may |= not admin and uid != UNKNOWN_UID and kind in WITHOUT_SESSION
-        # A virtual clock of which nothing was advanced, or of an arena that is lost, is at 0.
+        # A virtual clock that was never advanced, or that belongs to a lost arena, is at 0.
         self._may |= kind == "advance" and uid == ADMIN_UID and cell.virtual
         self._foreign = session
         self._end = End(cell.world.host(), uid, ADMIN if admin else COMMANDS)
@@ -70,6 +69,6 @@ class Stranger:
             self._channel.close()
 
     def _judge(self, reply: wire.Reply) -> None:
-        """A reply that is no refusal is a violation, unless the sender may have it."""
+        """Judge a reply: unless the sender may have an answer, it must be a refusal."""
         if reply.error == WireError.NONE and not self._may:
             raise Violation(f"{self._kind} of uid {self._uid} was answered")

@@ -12,7 +12,7 @@ from world.hosts import Machine, SimulatedHost
 from world.network import NOTICES, End, Network, SimulatedSubscription
 
 TAKE_NS = 4_000
-"""From an event to the look that it causes."""
+"""Time from an event until the subscriber checks for notices."""
 RETRY_NS = 10_000_000
 
 
@@ -31,8 +31,8 @@ class SimulatedSubscriber:
         whole: bool = False,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
-        """`whole`: with all notices that the arena has, not only those from now on; `opened` is
-        called when it is let in."""
+        """Start a subscriber. `whole`: with all notices that the arena has, not only those from now
+        on; `opened` is called when it is accepted."""
         self.machine = machine
         self.schedule = machine.schedule
         self.alive, self.frozen = True, False
@@ -48,7 +48,7 @@ class SimulatedSubscriber:
 
     @property
     def open(self) -> bool:
-        """True once it listens."""
+        """Start to listen. Return True once it does."""
         return self.inbox is not None
 
     def _open(self) -> None:
@@ -73,7 +73,7 @@ class SimulatedSubscriber:
         return SimulatedSubscription(self._network, end, endpoint, subjects)
 
     def wake(self) -> None:
-        """Look for notices soon."""
+        """Check for notices soon."""
         self._look_in(TAKE_NS)
 
     def _look_in(self, delay_ns: int) -> None:
@@ -102,7 +102,7 @@ class SimulatedSubscriber:
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let the process continue."""
         self.frozen = False
         self.wake()
 

@@ -1,4 +1,4 @@
-"""The steps of a script that clients and operators do, each on one cell."""
+"""The steps of a script that clients and operators execute, each on one cell."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from world.strangers import ADMIN_UID, UNKNOWN_UID, Stranger
 
 WADE_OPERATIONS, WADE_ADVANCES, WADE_NEED = 60, 81, 10**7
 CROWD, PADDING = 25, "-" * 235
-"""Operations of each client, and a part of their keys."""
+"""Number of operations of each client, and a part of their keys that makes them long."""
 OVERFULL, CANCELS = 80, 4
-"""Operations that do not fit into an inbox, and how many of them are cancelled."""
+"""Number of operations that exceed an inbox, and how many of them are cancelled."""
 FAR = 10**9
-"""More than a watermark ever rises."""
+"""A watermark that is never reached."""
 PARK_BEYOND_NS = 60 * S
 SETTLE_NS = 5 * S
-"""After so long a subscriber has noticed what it lacks."""
+"""Time after which a subscriber has noticed missing notices."""
 
 
 def free(cell: Cell, client: int, key: object) -> str | None:
-    """The name of a client's key on which no call is under way."""
+    """Return the name of a client's key without an unanswered call; None if it has one."""
     name = f"k{client}.{key}"
     usable = cell.clients[client].usable and not cell.oracle.key(name).calls
     return name if usable else None
 
 
 def _payload(cell: Cell, size: int) -> bytes:
-    """A payload that no other add has."""
+    """Return a payload that no other add has."""
     return f"{cell.number}:{cell.world.number()}:".encode() + bytes(size)
 
 
@@ -93,7 +93,7 @@ def add(
 
 
 def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None:
-    """Add a timer at a later virtual time, and another one behind it at that time or later."""
+    """Add a timer at a later virtual time, and another one at the same time or later."""
     core = cell.clients[client].core
 
     for number in range(2):
@@ -109,8 +109,8 @@ def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None
 
 
 def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
-    """Replace a timer several times, and perhaps cancel it, without waiting for an answer: the
-    last call decides. Later calls are small: they fit where the first one does not."""
+    """Replace a timer several times, and perhaps cancel it, without waiting for an answer: the last
+    call decides. Later calls are small: they fit where the first one does not."""
     name = free(cell, client, key)
     if name is None:
         return
@@ -140,7 +140,7 @@ def cancel(cell: Cell, client: int, key: int, by_ticket: bool) -> None:
 
 
 def get(cell: Cell, client: int, key: int) -> None:
-    """Ask for a key."""
+    """Query a key."""
     if (name := free(cell, client, key)) is not None:
         cell.ask(client, name)
 
@@ -149,7 +149,7 @@ def add_many(
     cell: Cell, client: int, keys: list[Any], mode: str, delay_ns: int, topic: str, size: int = 8,
     wait: bool = True,
 ) -> None:  # fmt: skip
-    """Add many timers in one call, which may end before the answers have come."""
+    """Add many timers in one call, which may end before the answers have arrived."""
     names = [name for key in keys if (name := free(cell, client, key))]
     if not names:
         return
@@ -164,8 +164,8 @@ def add_many(
 
 
 def burst(cell: Cell, client: int, count: int, rows: int) -> None:
-    """Add so many large timers that the WAL buffer fills while the disk is slow, and so many rows
-    of a bulk load behind them."""
+    """Fill the WAL buffer with large timers while the disk is slow, and add rows of a bulk load
+    after them."""
     keys = [f"burst{number}" for number in range(count)]
     add_many(cell, client, keys, "replace", 50 * MS, "a", 50_000)
     if rows:
@@ -196,8 +196,11 @@ def flush(cell: Cell, client: int, raises: bool) -> None:
 
 
 def add_far(cell: Cell, client: int, key: int) -> None:
-    """Add a timer so late that no real clock reaches it: the client refuses it if it knows the
-    daemon's time, else the daemon does. No call waits for a time of a real clock, either."""
+    """Add a timer with a deadline that no real clock reaches.
+
+    The client refuses it if it knows the daemon's time, otherwise the daemon does. A call that
+    would wait for such a time is refused as well.
+    """
     name = free(cell, client, key)
     if name is None or cell.virtual:
         return
@@ -264,7 +267,7 @@ def watch(
 
 
 def _armed(cell: Cell, operation: Operation, pending: Any) -> None:
-    """A watch has an answer."""
+    """Judge the answer to a watch."""
     word = int(pending.word)
     cell.world.note("watch", operation.key, word)
     _judge_status(cell, "watch", pending, operation)
@@ -328,12 +331,13 @@ def advance_many(cell: Cell, client: int, keys: list[int], count: int) -> None:
 
 
 def _sent_ns(cell: Cell) -> int:
-    """When a trigger is sent: at once, unless it may wait for the answers to earlier ones."""
+    """Return the earliest time of sending a trigger: now, unless it may wait for earlier
+    answers."""
     return FOREVER_NS if cell.world.script.setting.short_queue else cell.now_ns()
 
 
 def _advance_rows(cell: Cell, client: int, steps: list[tuple[str, int]]) -> None:
-    """Raise watermarks, in order, each by so much."""
+    """Raise watermarks, in order, each by its step."""
     rows: list[tuple[str, int]] = []
     issued: list[int] = []
     for name, by in steps:
@@ -399,7 +403,7 @@ def cancel_for_key(cell: Cell, client: int, key: int) -> None:
 
 
 def let_hold(cell: Cell, client: int, key: int) -> None:
-    """Let the client's own conditions on a key be true from now on, and say so."""
+    """Let the client's own conditions on a key be true from now on, and notify the client."""
     cell.oracle.watch_key(f"w{key}").may_hold = True
     bump(cell, client, key, 1)
 
@@ -428,7 +432,7 @@ def extend_operation(cell: Cell, client: int, number: int, span_ns: int) -> None
 
 
 def look(cell: Cell, client: int, number: int) -> None:
-    """Ask an operation for its outcome without waiting, and for a call at its end."""
+    """Query an operation for its outcome without waiting, and request a callback at its end."""
     found = _own(cell, client, number)
     if found is None:
         return
@@ -447,9 +451,11 @@ def look(cell: Cell, client: int, number: int) -> None:
 
 
 def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
-    """Arm many operations on the sum of all keys, and raise one key many times in one batch, each
-    time by more than a sixth of what is missing. The daemon looks at all of the operations each
-    time, and goes on in the next iteration. A second batch waits behind."""
+    """Arm many operations on the sum of all keys, and raise one key many times in one batch.
+
+    Each raise exceeds a sixth of the missing amount, so the daemon checks all operations each time,
+    and continues in the next iteration. A second batch waits behind.
+    """
     if not cell.clients[client].usable:
         return
     total = sum(cell.oracle.watch_key(f"w{n}").possible for n in range(WATCH_KEYS))
@@ -465,8 +471,10 @@ def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
 
 
 def overfill(cell: Cell, client: int, key: int) -> None:
-    """Arm more operations than the inbox of a session has space for, and cancel some, in a hurry:
-    those that stay refused are given up. The others expire."""
+    """Arm more operations than the inbox of a session has space for, and cancel some soon after.
+
+    Calls that stay refused time out. The other operations expire.
+    """
     one = cell.clients[client]
     if not one.usable or cell.virtual:
         return
@@ -499,8 +507,8 @@ def late_check(cell: Cell, client: int, key: int, span_ns: int) -> None:
 
 
 def succeed(cell: Cell, key: int) -> None:
-    """Kill a client that owns an operation with a condition of its own. While its successor waits
-    for the answer to its first watch, it is asked for that condition."""
+    """Kill a client that owns an operation with a client condition. The daemon asks its successor
+    for that condition while it waits for the answer to its first watch."""
     watch(cell, RESUMER, "client", {key: 1}, 1, 600 * S, None, ahead=True)
 
     def again() -> None:
@@ -526,7 +534,7 @@ def _id(number: int) -> bytes:
 def bulk_load(
     cell: Cell, client: int, number: int, first: int, count: int, token: int, delay_ns: int
 ) -> None:
-    """Add rows of a bulk load, of which each is done once."""
+    """Add rows of a bulk load; each has to be done once."""
     one = cell.clients[client]
     if not one.usable:
         return
@@ -550,7 +558,7 @@ def bulk_load(
 def manage_bulk_load(
     cell: Cell, client: int, number: int, token: int, action: str, **_: object
 ) -> None:
-    """Open, close or forget a bulk load, or ask how far it is."""
+    """Open, close or forget a bulk load, or query its progress."""
     if cell.clients[client].usable:
         answered = cell.oracle.managing_bulk_load(number, token, action)
         cell.clients[client].bulk_load(_id(number), BulkLoadAction[action.upper()], token, answered)
@@ -591,12 +599,12 @@ def settle(cell: Cell) -> None:
 
 
 def ping(cell: Cell) -> None:
-    """Ask whether the loop runs."""
+    """Query whether the loop runs."""
     cell.operator.ask(lambda n: wire.encode_frame(Message.PING, 0, n))
 
 
 def list_sessions(cell: Cell) -> None:
-    """Ask for the sessions."""
+    """List the sessions."""
     cell.operator.ask(lambda n: wire.encode_frame(Message.SESSIONS, 0, n))
 
 
@@ -611,7 +619,7 @@ def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
 
 
 def quota(cell: Cell, timers: int, ops: int, owner: int) -> None:
-    """Set quotas of the namespace and its owner, and what is parked."""
+    """Set quotas of the namespace and its owner, and the limit for parking."""
     changes = {"quota_timers": timers, "quota_ops": ops}
     if timers or ops:
         cell.oracle.causes.add(Status.QUOTA)

@@ -1,4 +1,4 @@
-"""A world: a machine, its daemons, and what happens to them, run by a script under an oracle."""
+"""A world: a machine, its daemons and the events of a script, judged by an oracle."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from world.seam import CrossedLibrary, Seam
 
 BEGIN_NS = 10**13
 CHECK_STEPS = 50
-"""Steps from one check of the arenas to the next."""
+"""Number of steps between two checks of the arenas."""
 FAR_NS = 4000 * S
-"""Later than every deadline."""
+"""A delay beyond every deadline."""
 PATCHED: tuple[Any, ...] = (arena, wal, recovery)
 NAMING: tuple[tuple[Any, str], ...] = (
     (shm, "replace"), (shm, "unlink"), (ArenaFile, "link"), (ArenaFile, "unlink"),
@@ -44,8 +44,10 @@ NAMING: tuple[tuple[Any, str], ...] = (
 
 @contextmanager
 def crossed(seam: Seam) -> Iterator[None]:
-    """Let calls into the core, and those that name arena files, cross the seam. Note which arena
-    files a process opens, and which group commits it begins."""
+    """Let calls into the core, and those that name arena files, cross the seam.
+
+    The arena files that a process opens, and its group commits, are recorded.
+    """
     open_file, begin_commit = ArenaFile.__init__, wal.GroupCommit.__init__
 
     def opened(file: ArenaFile, *arguments: Any) -> None:
@@ -89,7 +91,7 @@ class World:
         self.network = Network(self.schedule, self.seam, self.note)
         self.faults: Counter[str] = Counter()
         self.messages: list[str] = []
-        """What daemons logged."""
+        """Log messages of the daemons."""
         self._digest = hashlib.sha256()
         self._numbers = 0
         self._wrong_ns: dict[int, int] = {}
@@ -113,14 +115,14 @@ class World:
         return SimulatedHost(self.machine, self.machine.next_pid())
 
     def number(self) -> int:
-        """A number that was not used before."""
+        """Return a number that was not used before."""
         self._numbers += 1
         return self._numbers
 
     # ---- running -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run the script, then let everything come to its end. Raises Violation."""
+        """Run the script, then let all calls, timers and operations end. Raises Violation."""
         for cell in self.cells:
             cell.begin()
         for number, step in enumerate(self.script.steps):
@@ -144,12 +146,12 @@ class World:
         self.schedule.run(self.schedule.now_ns + span_ns)
 
     def until(self, fact: Callable[[], object], name: str, limit_ns: int = 300 * S) -> None:
-        """Let time pass until a fact is true. Raises Violation."""
+        """Let time pass until a fact is true. Raises Violation if it does not become true."""
         if not self.comes_true(fact, limit_ns):
             raise Violation(f"did not come true: {name}")
 
     def comes_true(self, fact: Callable[[], object], limit_ns: int) -> bool:
-        """Let time pass until a fact is true. False if it does not become true."""
+        """Let time pass until a fact is true. Return False if it does not become true."""
         end_ns = self.schedule.now_ns + limit_ns
         while not fact():
             if self.schedule.now_ns > end_ns:
@@ -158,7 +160,7 @@ class World:
         return True
 
     def finish(self) -> None:
-        """Heal everything, and wait until all is over."""
+        """Heal everything, and wait until all cells have finished."""
         self.disk.heal()
         for cell in self.cells:
             cell.heal()
@@ -177,33 +179,34 @@ class World:
             cell.daemon.stop()
 
     def close(self) -> None:
-        """Remove what the world has outside of itself."""
+        """Release the resources that the world has outside of itself."""
         for cell in self.cells:
             cell.die()
 
     # ---- the wall clock ------------------------------------------------------------------------
 
     def wall_is_wrong(self, by_ns: int) -> None:
-        """The wall clock was moved, or moves by itself."""
+        """Record that the wall clock was set or drifts."""
         for cell in self.cells:
             self._wrong_ns[cell.number] = self._wrong_ns.get(cell.number, 0) + by_ns
             cell.oracle.wall_moved = True
 
     def wrong_ns(self, cell: Cell) -> int:
-        """By how much the wall clock may be wrong since a daemon asked last."""
+        """Return by how much the wall clock may have become wrong since the last call for this
+        cell."""
         drifts_ns = FAR_NS // 1000 if self.machine.drift_ppm else 0
         return self._wrong_ns.pop(cell.number, 0) + drifts_ns
 
     # ---- the digest ----------------------------------------------------------------------------
 
     def note(self, *parts: object) -> None:
-        """Something that the same seed has to repeat."""
+        """Record values that the same seed has to reproduce."""
         for part in parts:
             self._digest.update(part if isinstance(part, bytes) else str(part).encode())
 
     @property
     def digest(self) -> str:
-        """Of all messages, answers, bytes on the disk, and arenas."""
+        """Return a hash of all messages, answers, bytes on the disk, and arenas."""
         return self._digest.hexdigest()
 
     def _note_end(self) -> None:
@@ -214,11 +217,11 @@ class World:
                 self.note(hashlib.sha256(memory).digest())
 
     def log(self, kind: str, message: str, fields: object) -> None:
-        """A daemon logs a message."""
+        """Record a message that a daemon logs."""
         self.messages.append(f"{kind}: {message}")
 
     def counts(self) -> Counter[str]:
-        """Faults by kind."""
+        """Return the number of faults by kind."""
         counts = Counter(self.faults)
         counts["message"] += sum(self.network.disturbed.values())
         counts["disk"] += self.disk.failed
@@ -227,14 +230,14 @@ class World:
 
 
 def _steps() -> dict[str, Callable[..., None]]:
-    from world import faults, work  # they know the world
+    from world import faults, work  # imported here because these modules import this one
 
     return work.STEPS | faults.STEPS
 
 
 @contextmanager
 def remembered_paths() -> Iterator[None]:
-    """Let the paths of a daemon be made once: clients look for theirs many times."""
+    """Compute the paths of a daemon only once: clients look for theirs many times."""
     remembered = cache(paths.paths_in)
     with ExitStack() as patched:
         for module in (paths, route):
@@ -244,8 +247,8 @@ def remembered_paths() -> Iterator[None]:
 
 @contextmanager
 def world_of(script: Script) -> Iterator[World]:
-    """A world in a folder of its own, which goes afterwards. It is in memory: on a disk each rename
-    would take a millisecond."""
+    """Yield a world in a folder of its own, which is removed afterwards. The folder is in memory:
+    on a disk each rename would take a millisecond."""
     directory = Path(tempfile.mkdtemp(prefix="pw", dir=shm.MOUNT))
     before = os.environ.get("PURGATORYD_DIR")
     os.environ["PURGATORYD_DIR"] = str(directory)
