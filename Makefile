@@ -116,7 +116,7 @@ $(AARCH64:%=%.run): build/aarch64/tests/%.run: build/aarch64/tests/%
 test-aarch64: ## run the C tests as aarch64 programs, with aarch64-linux-gnu-gcc and QEMU's user mode
 	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(AARCH64:%=%.run)
 
-# What is found stays in build/fuzz/corpus; a case that failed, in build/fuzz.
+# Findings stay in build/fuzz/corpus; failed cases stay in build/fuzz.
 fuzz: $(LIBFUZZER:%=%.run) build/fuzz/decoders.run ## look for inputs that break us: SECONDS=60 for each target, with clang
 
 fuzzing = -max_total_time=$(SECONDS) -timeout=20 -max_len=1024 -print_final_stats=1 -verbosity=0 \

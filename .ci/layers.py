@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STOREYS = ("base", "wal", "state", "recover", "front")
-"""From the lowest to the highest one."""
+"""The storeys from the lowest to the highest one."""
 ABOVE_BASE = 0.5
 CALLBACKS = {
     "wheel_due_fn": "base/wheel.h",  # front/loop.c expires what is due
@@ -51,7 +51,7 @@ OWNERS = {
 }  # fmt: skip
 """By member of struct pg_arena: the file or the storey that owns its rows."""
 POINTING = r"(?! = region\(| = \((?:struct blob_pool|struct pg_\w+ \*|uint8_t \*)\))"
-"""What opening an arena does: it sets the pointer, and touches no row."""
+"""Opening an arena sets the pointer and touches no row."""
 TOUCH = re.compile(
     r"\b(?:a|to|from)->(" + "|".join(map(re.escape, OWNERS)) + r")\b(?!\()" + POINTING
 )

@@ -67,7 +67,7 @@ def code_of(path: Path) -> str:
 
 
 class Types:
-    """Which struct an expression points to."""
+    """Finds the struct that an expression points to."""
 
     def __init__(self, texts: list[str]) -> None:
         """Take the texts of all files."""

@@ -60,7 +60,7 @@ def folder(wal_dir: Path, name: str) -> Path:
     path = wal_dir / check_name(name)
     if segments(path) or snapshots(path):
         return path
-    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # it would look empty
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # a missing WAL would look empty
         raise BadPath(str(path), os.strerror(errno.EACCES))
     table = read_table(wal_dir, name)
     shards = f"; its shards have a WAL each: {', '.join(table.daemons)}" if table else ""

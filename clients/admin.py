@@ -40,7 +40,7 @@ RETRY_S = 0.01
 PARTITIONS_MAX = 2**32 - 1
 PATIENCE_S = 0.1
 CLOSE_S = 1.0
-"""How long close() waits for the thread, which checks every PATIENCE_S whether it has to end."""
+"""Time that close() waits for the thread, which checks every PATIENCE_S whether it has to end."""
 P = ParamSpec("P")
 T = TypeVar("T")
 MOST = {

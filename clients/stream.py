@@ -315,8 +315,8 @@ class Stream:
         return head.stream_id == self.stream_id
 
     def _break(self, stream_id: int) -> None:
-        """Report a loss of continuity for every topic, and go on with the new stream. What it has
-        sent by now belongs to that loss; later losses are reported."""
+        """Report a loss of continuity for every topic, and go on with the new stream. That loss
+        covers all that the stream has sent; later losses are reported."""
         newest = self._newest_sequences()
         for position in self._positions.values():
             self._restart(position, 0, newest.get(position.topic, (0, 0))[1])

@@ -31,7 +31,7 @@ TAKEN_PER_ITERATION = 64
 SHARE_NS = 500_000
 """Share of each uid in an iteration. A message that has begun is not interrupted."""
 SHARED_NS = 60_000_000_000
-"""How long shares apply after two uids have sent requests. With one uid there are none."""
+"""Time that shares apply after two uids have sent requests. With one uid there are none."""
 PUSHES_PER_ITERATION = 8
 BEHIND_MAX = 1024
 """Messages of one peer that wait for its unfinished one."""

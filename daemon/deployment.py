@@ -73,7 +73,7 @@ from purgatoryd.shm_layout.status_file import StatusFile
 PER_ITERATION = 16
 """Requests of one socket that one iteration answers."""
 ENDS_WITHIN_NS = 10_000_000_000
-"""How long a start waits until shards of the previous supervisor have ended."""
+"""Time that a start waits until shards of the previous supervisor have ended."""
 
 Command = Callable[[ShardTable, int], Sequence[str]]
 """Returns the command that starts the shard of that number."""

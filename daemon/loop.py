@@ -1,7 +1,7 @@
 """The loop of a daemon and of a deployment: one thread, one place that sleeps.
 
 An iteration does a bounded part of its participant's work, then reloads settings, looks after the
-sockets and sends heartbeats. What is left over is done in the next iteration, so no burst, cascade
+sockets and sends heartbeats. The rest is done in the next iteration, so no burst, cascade
 or batch delays other work for long. If nothing is left, the loop sleeps until the next deadline, a
 ready descriptor or a signal.
 """

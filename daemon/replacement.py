@@ -29,7 +29,7 @@ NEXT = ".next"
 
 
 class State(enum.Enum):
-    """How far a replacement got."""
+    """The progress of a replacement."""
 
     SETTLED = enum.auto()
     """No replacement is under way."""

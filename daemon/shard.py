@@ -45,7 +45,7 @@ _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class State(enum.StrEnum):
-    """What a shard is doing."""
+    """The state of a shard."""
 
     DOWN = "down"
     """There is no process; it will be restarted."""
@@ -145,7 +145,7 @@ class Shard:
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why the shard does not serve as it should; None = it does, or has ended as requested."""
+        """The reason why the shard does not serve; None = it does, or has ended as requested."""
         if self.state is State.CRASH_LOOPING:
             text = f"{self.name} is crash-looping: {ENDS_MAX} failures in a row; not restarted"
             return Trouble(Cause.CRASH_LOOPING, text)

@@ -23,7 +23,7 @@ REDUNDANT = ROOT / "tests/orders/redundant.toml"
 HAS_FAULT = {"unasked"}
 """Scenarios that leave out a check of the product's callers, and so prove that it is needed."""
 EXECUTIONS_MAX = 100_000
-"""Where the program gives up."""
+"""The program gives up after so many executions."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def test_each_weakened_order_is_found_or_redundant_for_a_reason() -> None:
 
 
 def is_meant(row: dict[str, str], place: Place, weakening: str) -> bool:
-    """Whether a row of redundant.toml speaks of this place."""
+    """Return whether a row of redundant.toml is about this place."""
     return (
         row["weakening"] == weakening
         and row["file"] == place.file

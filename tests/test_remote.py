@@ -437,7 +437,7 @@ def test_a_gap_of_an_earlier_numbering_hides_no_notice(again: str) -> None:
 
 @pytest.mark.parametrize("sent", [0, 3])
 def test_a_loss_after_a_reported_loss_of_continuity_is_reported(sent: int) -> None:
-    """What the new stream had sent by then belongs to the loss of continuity."""
+    """The loss of continuity covers the notices that the new stream had sent by then."""
     arenas: list[Any] = [LostArena(7, {"t": (1, 0)})]
     stream = Stream("n", None, lambda: arenas[-1], HOST.boot_ns)
     arenas[0].state = ArenaState.RETIRED

@@ -64,7 +64,7 @@ STEP = 0.5
 """Tokens of a connection: half when it opens, half at its handshake. A peer that floods the daemon
 may omit the handshake, or close before the connection is seen."""
 PAUSE_NS = 1_000 * MS
-"""How long a uid with too many connections is refused."""
+"""Time that a uid with too many connections is refused."""
 SUBJECTS_PER_UID = 8192
 """Prefixes that only subscribers of one uid have subscribed to; the socket stores each of them."""
 SUBSCRIBES_PER_S = 1024

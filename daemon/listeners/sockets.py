@@ -30,7 +30,7 @@ from purgatoryd.shm_layout.paths import Paths
 
 SOCKET_MODE = 0o660
 PROBE_S = 1.0
-"""How long a socket at our path may take to refuse a connection before it counts as served."""
+"""Time that a socket at our path may take to refuse a connection before it counts as served."""
 NOTICE_HWM = 1000
 REPLY_HWM = 64
 """Messages that wait for one peer. Replies may be large; a peer that reads has few of them."""
@@ -48,12 +48,12 @@ CURVE_MAX = 512
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 """Heartbeats of tcp peers. For ipc peers the kernel reports the end of a connection at once."""
 ASK_NS = 5_000_000
-"""How often a loop that does not sleep looks for events of connections."""
+"""Interval at which a loop that does not sleep looks for events of connections."""
 WATCH_NS, WATCH_MAX_NS = 100_000, 5_000_000
 """Bounds of the time for events of connections, which is as long as all other work took since the
 last look. So neither delays the other, and events are processed faster than libzmq creates them."""
 LINGER_MS = 1000
-"""How long a clean stop waits until peers have received their messages."""
+"""Time that a clean stop waits until peers have received their messages."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Remotes:
     list: Path
     """File of the clients' keys."""
     allowed: dict[bytes, int]
-    """By public key: the uid of a client."""
+    """The uids of clients, by public key."""
 
     @classmethod
     def of(cls, config: Config) -> Remotes | None:

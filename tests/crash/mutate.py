@@ -253,7 +253,7 @@ def lines_of(file: str) -> list[str]:
 
 
 def place_of(text: str) -> str:
-    """What a statement stores into; "" = it is no store."""
+    """The place that a statement stores into; "" = it is no store."""
     if text.startswith(("STORE_RELEASE(", "STORE_RELAXED(")):
         return arguments(text)[0].removeprefix("&")
     store = STORE.fullmatch(text)

@@ -311,7 +311,7 @@ static void snapshot_reader(void)
     snapshot_bytes = pg_snapshot(reader_side, &snapshot, out, OUT);
 }
 
-/* Whether the effect of a frame of the daemon is there. */
+/* The effect of a frame of the daemon is there. */
 static void snapshot_judge(bool there, uint64_t frame)
 {
     if (there && snapshot.end_lsn < frame)

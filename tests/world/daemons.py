@@ -373,7 +373,7 @@ class SimulatedDaemon:
 
     @property
     def sleeps_ns(self) -> int:
-        """How long the loop means to sleep."""
+        """The time that the loop means to sleep."""
         until_ns = self.reaper.loop.until_ns if self.reaper is not None else None
         if until_ns is None:
             return 0
