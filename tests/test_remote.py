@@ -449,7 +449,7 @@ def test_a_loss_after_a_reported_loss_of_continuity_is_reported(sent: int) -> No
     assert drain(stream) == [(sent + 1, 5)]
 
 
-def test_another_stream_is_said(stream: Stream) -> None:
+def test_another_stream_is_reported(stream: Stream) -> None:
     stream.take(message(5, 1))
     stream.take(message(1, 1, stream_id=8))
     assert drain(stream) == [5, (6, 0), 1]

@@ -1,21 +1,16 @@
-"""`make lint` finds replaced words and faulty sentences; docs/names.md has the right names."""
+"""`make lint` finds replaced words and faulty sentences."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import public_names
 import pytest
 from lint_script import lint_script
 
 pytestmark = pytest.mark.tier("check")
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "docs" / "names.md"
-
 
 style = lint_script("style")
 
@@ -52,33 +47,6 @@ def test_a_replaced_word_is_found(path: str, line: str) -> None:
 )
 def test_a_word_in_another_sense_is_allowed(path: str, line: str) -> None:
     assert not any(word.concerns(path) and word.is_in(line) for word in style.entries())
-
-
-def renamed(section: str) -> Iterator[tuple[str, str]]:
-    """Old and new names of a section of the table."""
-    text = TABLE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
-    yield from re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", text, re.MULTILINE)
-
-
-def test_the_table_of_names_has_current_names() -> None:
-    sections = public_names.stored()
-    options = {f"--{line.rpartition('--')[2]}" for line in sections["options"]}
-    for section, names in (
-        ("Options", options), ("Metrics", set(sections["metrics"])),
-        ("Settings", set(sections["settings"])),
-    ):  # fmt: skip
-        found = [(old.split()[0], new.split()[0]) for old, new in renamed(section)]
-        plain = [(old, new) for old, new in found if re.fullmatch(r"[\w-]+", old + new)]
-        assert len(plain) > 5, section
-        assert [old for old, _ in plain if old in names] == []
-
-
-def test_new_names_of_the_table_are_in_the_code() -> None:
-    text = "\n".join(text for path, text in style.texts())
-    known = set(re.findall(r"[\w-]+", text)) | set(re.findall(r"\w+", text))
-    cells = re.findall(r"^\| `[^`]+` \| `([\w.-]+)` \|", TABLE.read_text(), re.MULTILINE)
-    assert len(cells) > 150
-    assert [cell for cell in cells if not {cell, cell.rpartition(".")[2]} & known] == []
 
 
 def test_each_path_of_the_list_is_there() -> None:
