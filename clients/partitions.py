@@ -85,8 +85,12 @@ def _packed(
     if bulk_load is not None:
         core.whole(NO_BULK_LOADS)
     rows = rows if _has_columns(rows) else list(each("rows", rows))
+    try:
+        shares = list(split(core, rows))
+    except Exception as error:
+        raise unreadable("rows", error) from error
     # Without rows one share remains, so that the other arguments are checked.
-    shares = list(split(core, rows)) or [Share(core.connections[0], (), rows)]
+    shares = shares or [Share(core.connections[0], (), rows)]
     whole, parts = MergedResult(sum(len(share.places) for share in shares)), []
     for share in shares:
         try:
@@ -117,11 +121,7 @@ def _admitted(whole: MergedResult, part: Part) -> bool:
 def split_rows(core: Core, rows: Any) -> Iterator[Share]:
     """Divide rows or columns of add_many. Raises InvalidRows, InvalidKey."""
     if are_columns(rows):
-        try:
-            shares = list(_split_columns(core, rows))
-        except Exception as error:
-            raise unreadable("columns", error) from error
-        yield from shares
+        yield from _split_columns(core, rows)
     else:
         keys = (fields_of(row, index)[0] for index, row in enumerate(rows))
         yield from _split(core, keys, rows)

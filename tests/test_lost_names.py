@@ -204,7 +204,7 @@ def test_another_file_with_the_name_stays(taken: Daemon) -> None:
         Client("demo", timeout=PATIENCE_S) as client,
         Purgatory("demo", timeout=PATIENCE_S) as purgatory,
     ):
-        eventually(lambda: "has the name of the daemon" in taken.stderr)
+        eventually(lambda: "has its name: remove it" in taken.stderr)
         with pytest.raises(ArenaLost):
             client.add("new", delay=3600)
         with pytest.raises(ArenaLost):
@@ -244,7 +244,7 @@ def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> 
 
 
 def test_a_daemon_whose_name_is_taken_can_be_stopped(taken: Daemon) -> None:
-    eventually(lambda: "has the name of the daemon" in taken.stderr)
+    eventually(lambda: "has its name: remove it" in taken.stderr)
     done = CliRunner().invoke(app, ["stop", "--name", "demo", "--json"])
     assert done.exit_code == Exit.DONE, done.output
     assert json.loads(done.output) == {"stopped": "demo", "pid": taken.pid, "armed": None}

@@ -509,7 +509,7 @@ def test_callbacks_run_once_and_stop_nobody(
     op.add_done_callback(note)
     assert called[3:] == ["'one' satisfied"], "a callback of an ended operation runs at once"
     assert "on purpose" in caplog.text
-    assert "in the listener" in caplog.text
+    assert "in a listener" in caplog.text
 
 
 def test_a_callback_watches_and_advances(a: Purgatory) -> None:

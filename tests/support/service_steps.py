@@ -471,7 +471,7 @@ def a_killed_shard_comes_back_and_its_unit_does_not_notice() -> None:
         os.kill(pids[0], signal.SIGKILL)
         fcntl.flock(lock, fcntl.LOCK_EX)  # the lock prevents the next start
         fires_meanwhile(1)
-        eventually(lambda: shown("StatusText", MANY).startswith("degraded: many-1-0 ended"))
+        eventually(lambda: shown("StatusText", MANY).startswith("degraded: many-1-0 has ended"))
         assert purgatoryd("status", "--name", "many")[0] == 1
     eventually(lambda: shown("StatusText", MANY) == "ready")
     assert has_far(0)
