@@ -196,14 +196,17 @@ class Placement:
     def _pin(self) -> None:
         """Pin the loop and the other threads to their CPUs, or undo an earlier pinning."""
         self._refused &= ~PlacementPart.CPUS
+        pinned: Mapping[int, Set[int]] | None = None
         if self.plan.reaper or self._pinned:
             everywhere = read(self._given, self._root).allowed
             with self._part(PlacementPart.CPUS, "pinning of threads"):
-                _set_cpus(self.plan.reaper or everywhere, self.plan.others or everywhere)
+                pinned = _set_cpus(self.plan.reaper or everywhere, self.plan.others or everywhere)
         self._pinned = bool(self.plan.reaper)
         if not self._pinned:
             self._applied &= ~PlacementPart.CPUS
-        self._seen = self._look()
+        confined, affinities = self._look()
+        # A thread that somebody moved since it was pinned differs from `pinned` in the next look.
+        self._seen = confined, affinities if pinned is None else pinned
 
 
 def _affinities() -> dict[int, Set[int]]:
@@ -215,19 +218,23 @@ def _affinities() -> dict[int, Set[int]]:
     return found
 
 
-def _set_cpus(loop: Set[int], others: Set[int]) -> None:
-    """Set the CPUs of all threads. Raises OSError, and ValueError for CPUs that are gone."""
+def _set_cpus(loop: Set[int], others: Set[int]) -> dict[int, Set[int]]:
+    """Set the CPUs of all threads, and return them by thread. Raises OSError, and ValueError for
+    CPUs that are gone."""
     import psutil  # takes half of a start's time, and is needed only to pin threads
 
     try:
         process = psutil.Process()
         process.cpu_affinity(sorted(loop))  # of the main thread
+        pinned = {process.pid: loop}
         for thread in process.threads():
             if thread.id != process.pid:
                 with suppress(ProcessLookupError):
                     os.sched_setaffinity(thread.id, others)
+                    pinned[thread.id] = others
     except psutil.Error as error:
         raise OSError(str(error)) from error
+    return pinned
 
 
 def _lock() -> None:
