@@ -329,7 +329,7 @@ class Stream:
             self._restart(position, incarnation, sent)
 
     def _restart(self, position: Position, incarnation: int, sent: int) -> None:
-        """Begin again with the first notice of a topic, of which `sent` were sent by now."""
+        """Begin again with the first notice of a topic, of which `sent` were sent already."""
         broken = position.broken
         if position.incarnation:
             broken = Lagged(self._namespace, position.topic, position.next, 0)

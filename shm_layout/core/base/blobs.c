@@ -264,6 +264,15 @@ void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules)
     link_block(p, start, end - start);
 }
 
+uint32_t blobs_copy(struct blob_pool *to, const struct blob_pool *from, uint32_t blob,
+                    uint32_t granules)
+{
+    const uint32_t copy = blobs_take(to, granules);
+    if (copy != PG_NIL)
+        memcpy(blob_at(to, copy), blob_at(from, blob), (size_t)granules * PG_GRANULE);
+    return copy;
+}
+
 /* ---- rebuild ------------------------------------------------------------------------- */
 
 void blobs_rebuild_begin(struct blob_pool *p)

@@ -26,6 +26,9 @@ void blobs_init(struct blob_pool *p);
 uint32_t blobs_take(struct blob_pool *p, uint32_t granules);
 /* Free a blob. `granules` must be the size that was taken. */
 void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules);
+/* Copy a blob into another pool. PG_NIL if that has no free block that is large enough. */
+uint32_t blobs_copy(struct blob_pool *to, const struct blob_pool *from, uint32_t blob,
+                    uint32_t granules);
 /* Rebuild the derived state: begin (nothing used), mark each blob in use, end (free lists from the
  * map). blobs_rebuild_mark returns false if the blob is out of bounds or overlaps a marked one. */
 void blobs_rebuild_begin(struct blob_pool *p);

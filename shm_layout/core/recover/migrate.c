@@ -94,11 +94,7 @@ static void header_migrate(struct pg_header *to, const struct pg_header *from)
 uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
                    uint32_t granules)
 {
-    const uint32_t copy = blobs_take(&to->blobs, granules);
-    if (copy != PG_NIL)
-        memcpy(blob_at(&to->blobs, copy), blob_at(&from->blobs, blob),
-               (size_t)granules * PG_GRANULE);
-    return copy;
+    return blobs_copy(&to->blobs, &from->blobs, blob, granules);
 }
 
 /* Copy an operation's notice. Its watch records keep their rows and get the operation's new

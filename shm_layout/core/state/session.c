@@ -70,11 +70,7 @@ uint64_t answers_used(const struct pg_arena *a) { return blobs_used(&a->answers)
 uint32_t answers_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t answers,
                       uint32_t granules)
 {
-    const uint32_t copy = blobs_take(&to->answers, granules);
-    if (copy != PG_NIL)
-        memcpy(blob_at(&to->answers, copy), blob_at(&from->answers, answers),
-               (size_t)granules * PG_GRANULE);
-    return copy;
+    return blobs_copy(&to->answers, &from->answers, answers, granules);
 }
 
 static void answers_forget(struct pg_arena *a, struct pg_reply_memory *m)
