@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "step.h"
+#include "tsan.h"
 
 static void (*each)(void *);
 static void *each_context;
@@ -38,69 +39,46 @@ uint64_t step_run(void (*run)(void *), void (*seen)(void *), void *context)
 
 /* ---- the sanitizer's runtime --------------------------------------------------------------- */
 
-void __tsan_init(void);
 void __tsan_init(void) {}
-void __tsan_func_entry(void *caller);
 void __tsan_func_entry(void *caller) { (void)caller; }
-void __tsan_func_exit(void *caller);
 void __tsan_func_exit(void *caller) { (void)caller; }
-void *__tsan_memcpy(void *to, const void *from, size_t bytes);
 void *__tsan_memcpy(void *to, const void *from, size_t bytes)
 {
     before_store();
     return memcpy(to, from, bytes);
 }
-void *__tsan_memmove(void *to, const void *from, size_t bytes);
 void *__tsan_memmove(void *to, const void *from, size_t bytes)
 {
     before_store();
     return memmove(to, from, bytes);
 }
-void *__tsan_memset(void *at, int value, size_t bytes);
 void *__tsan_memset(void *at, int value, size_t bytes)
 {
     before_store();
     return memset(at, value, bytes);
 }
-void __tsan_atomic_thread_fence(int order);
 void __tsan_atomic_thread_fence(int order) { (void)order; }
-void __tsan_read_range(void *at, unsigned long bytes);
 void __tsan_read_range(void *at, unsigned long bytes) { (void)at, (void)bytes; }
-void __tsan_write_range(void *at, unsigned long bytes);
 void __tsan_write_range(void *at, unsigned long bytes) { (void)at, (void)bytes, before_store(); }
 
 #define PLAIN(kind, bytes)                                                                        \
-    void __tsan_##kind##read##bytes(void *at);                                                    \
     void __tsan_##kind##read##bytes(void *at) { (void)at; }                                       \
-    void __tsan_##kind##write##bytes(void *at);                                                   \
     void __tsan_##kind##write##bytes(void *at) { (void)at, before_store(); }
 
-PLAIN(, 1)
-PLAIN(, 2)
-PLAIN(, 4)
-PLAIN(, 8)
-PLAIN(, 16)
-PLAIN(unaligned_, 2)
-PLAIN(unaligned_, 4)
-PLAIN(unaligned_, 8)
-PLAIN(unaligned_, 16)
+TSAN_EACH_PLAIN(PLAIN)
 
 #define ATOMIC(bits)                                                                              \
-    uint##bits##_t __tsan_atomic##bits##_load(const uint##bits##_t *at, int order);               \
     uint##bits##_t __tsan_atomic##bits##_load(const uint##bits##_t *at, int order)                \
     {                                                                                             \
         (void)order;                                                                              \
         return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                             \
     }                                                                                             \
-    void __tsan_atomic##bits##_store(uint##bits##_t *at, uint##bits##_t value, int order);        \
     void __tsan_atomic##bits##_store(uint##bits##_t *at, uint##bits##_t value, int order)         \
     {                                                                                             \
         (void)order;                                                                              \
         before_store();                                                                           \
         __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                                            \
     }                                                                                             \
-    uint##bits##_t __tsan_atomic##bits##_exchange(uint##bits##_t *at, uint##bits##_t value,       \
-                                                  int order);                                     \
     uint##bits##_t __tsan_atomic##bits##_exchange(uint##bits##_t *at, uint##bits##_t value,       \
                                                   int order)                                      \
     {                                                                                             \
@@ -109,8 +87,6 @@ PLAIN(unaligned_, 16)
         return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);                                  \
     }                                                                                             \
     uint##bits##_t __tsan_atomic##bits##_fetch_add(uint##bits##_t *at, uint##bits##_t value,      \
-                                                   int order);                                    \
-    uint##bits##_t __tsan_atomic##bits##_fetch_add(uint##bits##_t *at, uint##bits##_t value,      \
                                                    int order)                                     \
     {                                                                                             \
         (void)order;                                                                              \
@@ -118,6 +94,4 @@ PLAIN(unaligned_, 16)
         return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);                                   \
     }
 
-ATOMIC(8)
-ATOMIC(32)
-ATOMIC(64)
+TSAN_EACH_ATOMIC(ATOMIC)

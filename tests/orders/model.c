@@ -9,6 +9,7 @@
 #include <ucontext.h>
 
 #include "check.h"
+#include "tsan.h"
 
 enum {
     CELLS_MAX = 1 << 15,          /* a power of two; units of memory that the threads touch */
@@ -749,18 +750,12 @@ static bool atomic_change(uintptr_t at, uint32_t bytes, enum kind kind, uint64_t
 
 #define PLACE (uintptr_t)__builtin_return_address(0)
 
-void __tsan_init(void);
 void __tsan_init(void) {}
-void __tsan_func_entry(void *caller);
 void __tsan_func_entry(void *caller) { (void)caller; }
-void __tsan_func_exit(void *caller);
 void __tsan_func_exit(void *caller) { (void)caller; }
-void __tsan_read_range(void *at, unsigned long bytes);
 void __tsan_read_range(void *at, unsigned long bytes) { plain_load(at, bytes); }
-void __tsan_write_range(void *at, unsigned long bytes);
 void __tsan_write_range(void *at, unsigned long bytes) { plain_store(at, bytes); }
 
-void __tsan_atomic_thread_fence(int order);
 void __tsan_atomic_thread_fence(int order)
 {
     struct thread *t = &threads[running];
@@ -778,37 +773,23 @@ void __tsan_atomic_thread_fence(int order)
 }
 
 #define PLAIN(kind, bytes)                                                                        \
-    void __tsan_##kind##read##bytes(void *at);                                                    \
     void __tsan_##kind##read##bytes(void *at) { plain_load(at, bytes); }                          \
-    void __tsan_##kind##write##bytes(void *at);                                                   \
     void __tsan_##kind##write##bytes(void *at) { plain_store(at, bytes); }
 
-PLAIN(, 1)
-PLAIN(, 2)
-PLAIN(, 4)
-PLAIN(, 8)
-PLAIN(, 16)
-PLAIN(unaligned_, 2)
-PLAIN(unaligned_, 4)
-PLAIN(unaligned_, 8)
-PLAIN(unaligned_, 16)
+TSAN_EACH_PLAIN(PLAIN)
 
 #define ATOMIC(bits)                                                                              \
-    uint##bits##_t __tsan_atomic##bits##_load(const uint##bits##_t *at, int order);               \
     uint##bits##_t __tsan_atomic##bits##_load(const uint##bits##_t *at, int order)                \
     {                                                                                             \
         uint64_t value;                                                                           \
         return atomic_load((uintptr_t)at, bits / 8, order, PLACE, &value) ? (uint##bits##_t)value \
                                                                           : *at;                  \
     }                                                                                             \
-    void __tsan_atomic##bits##_store(uint##bits##_t *at, uint##bits##_t value, int order);        \
     void __tsan_atomic##bits##_store(uint##bits##_t *at, uint##bits##_t value, int order)         \
     {                                                                                             \
         if (!atomic_store((uintptr_t)at, bits / 8, value, order, PLACE))                          \
             *at = value;                                                                          \
     }                                                                                             \
-    uint##bits##_t __tsan_atomic##bits##_exchange(uint##bits##_t *at, uint##bits##_t value,       \
-                                                  int order);                                     \
     uint##bits##_t __tsan_atomic##bits##_exchange(uint##bits##_t *at, uint##bits##_t value,       \
                                                   int order)                                      \
     {                                                                                             \
@@ -818,8 +799,6 @@ PLAIN(unaligned_, 16)
         return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);                                  \
     }                                                                                             \
     uint##bits##_t __tsan_atomic##bits##_fetch_add(uint##bits##_t *at, uint##bits##_t value,      \
-                                                   int order);                                    \
-    uint##bits##_t __tsan_atomic##bits##_fetch_add(uint##bits##_t *at, uint##bits##_t value,      \
                                                    int order)                                     \
     {                                                                                             \
         uint64_t old;                                                                             \
@@ -828,9 +807,7 @@ PLAIN(unaligned_, 16)
         return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);                                   \
     }
 
-ATOMIC(8)
-ATOMIC(32)
-ATOMIC(64)
+TSAN_EACH_ATOMIC(ATOMIC)
 
 /* ---- library calls that the linker redirects (ld --wrap) --------------------------------------- */
 
@@ -867,17 +844,14 @@ int __wrap_memcmp(const void *a, const void *b, size_t bytes)
 }
 
 /* Clang calls these in their place. */
-void *__tsan_memcpy(void *to, const void *from, size_t bytes);
 void *__tsan_memcpy(void *to, const void *from, size_t bytes)
 {
     return __wrap_memcpy(to, from, bytes);
 }
-void *__tsan_memmove(void *to, const void *from, size_t bytes);
 void *__tsan_memmove(void *to, const void *from, size_t bytes)
 {
     return __wrap_memmove(to, from, bytes);
 }
-void *__tsan_memset(void *at, int value, size_t bytes);
 void *__tsan_memset(void *at, int value, size_t bytes) { return __wrap_memset(at, value, bytes); }
 
 /* A broken assertion of the core is a fault of the execution; its thread does not go on. */
