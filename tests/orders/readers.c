@@ -320,24 +320,24 @@ static void snapshot_judge(bool there, uint64_t frame)
         model_fault("a snapshot lacks what is not redone");
 }
 
-static const struct pg_frame_head *frame_next(uint64_t *at)
+/* Return the body of the snapshot's next frame of a type, from `*at` on; NULL = there is none. */
+static const void *body_next(enum pg_wal_type type, uint64_t *at)
 {
-    const struct pg_frame_head *f = (const struct pg_frame_head *)(out + *at);
-    if (*at >= snapshot_bytes)
-        return NULL;
-    *at += f->bytes;
-    return f;
+    while (*at < snapshot_bytes) {
+        const struct pg_frame_head *f = (const struct pg_frame_head *)(out + *at);
+        *at += f->bytes;
+        if (f->type == type)
+            return f + 1;
+    }
+    return NULL;
 }
 
 static void snapshot_end(void)
 {
     bool there[4] = {false};
-    const struct pg_frame_head *f;
-    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;) {
-        const struct pg_wal_arm *body = (const struct pg_wal_arm *)(f + 1);
+    const struct pg_wal_arm *body;
+    for (uint64_t at = 0; (body = body_next(PG_WAL_ARM, &at)) != NULL;) {
         const uint8_t *key = (const uint8_t *)(body + 1);
-        if (f->type != PG_WAL_ARM)
-            continue;
         const uint32_t n = (uint32_t)body->ticket;
         if ((n != 2 && n != 3) || body->deadline_ns != FAR_NS || body->key_len != KEY ||
             body->payload_len != PAYLOAD || !is_number(key, 2, 'k') ||
@@ -383,11 +383,10 @@ static void watermark_daemon(void)
 
 static void watermark_end(void)
 {
-    const struct pg_frame_head *f;
+    const struct pg_wal_watermark *body;
     bool there = false;
-    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;)
-        there |= f->type == PG_WAL_WATERMARK &&
-                 ((const struct pg_wal_watermark *)(f + 1))->watermark == 7;
+    for (uint64_t at = 0; (body = body_next(PG_WAL_WATERMARK, &at)) != NULL;)
+        there |= body->watermark == 7;
     snapshot_judge(there, lsn);
 }
 
@@ -421,11 +420,10 @@ static void settings_daemon(void)
 
 static void settings_end(void)
 {
-    const struct pg_frame_head *f;
+    const struct pg_wal_namespace *body;
     bool there = false;
-    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;)
-        there |= f->type == PG_WAL_NAMESPACE &&
-                 ((const struct pg_wal_namespace *)(f + 1))->quota_timers == 77;
+    for (uint64_t at = 0; (body = body_next(PG_WAL_NAMESPACE, &at)) != NULL;)
+        there |= body->quota_timers == 77;
     snapshot_judge(there, lsn);
 }
 
@@ -489,13 +487,10 @@ static void birth_daemon(void) { namespace_set("mmmmmmmm"); }
 
 static void birth_end(void)
 {
-    const struct pg_frame_head *f;
-    for (uint64_t at = 0; (f = frame_next(&at)) != NULL;) {
-        const struct pg_wal_namespace *body = (const struct pg_wal_namespace *)(f + 1);
-        if (f->type == PG_WAL_NAMESPACE && body->row == 1 &&
-            (body->name_len != 8 || memcmp(body + 1, "mmmmmmmm", 8) != 0))
+    const struct pg_wal_namespace *body;
+    for (uint64_t at = 0; (body = body_next(PG_WAL_NAMESPACE, &at)) != NULL;)
+        if (body->row == 1 && (body->name_len != 8 || memcmp(body + 1, "mmmmmmmm", 8) != 0))
             model_fault("a snapshot has half a name");
-    }
 }
 
 const struct scenario birth_scenario = {
