@@ -108,7 +108,7 @@ def test_a_timer_that_came_from_another_shard_is_cancelled_by_its_ticket() -> No
     [
         (3 * lib.PG_TICKET_SHARD + 2, "the next ticket, of this shard"),
         (lib.PG_TICKET_SHARD, "the next ticket, of this shard"),
-        (lib.PG_TICKET_SHARD + 1, "a ticket that was never given"),
+        (lib.PG_TICKET_SHARD + 1, "a ticket that was never assigned"),
     ],
 )
 def test_check_finds_tickets_that_the_shard_did_not_give(wrong: int, detail: str) -> None:

@@ -397,7 +397,7 @@ def test_incomplete_snapshots_are_refused() -> None:
     assert len(later) > 3
     pieces = {
         "ends before the snapshot": b"",
-        "a hole in the WAL": b"".join(f.data for f in frames[-1:] + later[1:]),
+        "the WAL has a gap": b"".join(f.data for f in frames[-1:] + later[1:]),
         "no frame": frames[-1].data[:-8],
         "wrong kind of file": next(frames_of(snapshot.data)).data,
     }
@@ -407,5 +407,5 @@ def test_incomplete_snapshots_are_refused() -> None:
     without_last = b"".join(f.data for f in list(frames_of(snapshot.data))[:-1])
     with pytest.raises(Fault, match="without its last frame"):
         all_of_it(snapshot.data, without_last)
-    with pytest.raises(Fault, match="a hole in a snapshot"):
+    with pytest.raises(Fault, match="the snapshot has a gap"):
         all_of_it(snapshot.data, without_last[len(next(frames_of(without_last)).data) :])

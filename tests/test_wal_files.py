@@ -289,7 +289,7 @@ def test_files_that_are_not_this_arenas(tmp_path: Path) -> None:
     work(core, random, 30)
     wal.commit()
     wal.close()
-    with pytest.raises(Fault, match="WAL of another arena"):
+    with pytest.raises(Fault, match="the WAL belongs to another arena"):
         GroupCommit(core_with_wal_buffer(uuid=b"x" * 16), tmp_path)
     with pytest.raises(Fault, match="the files hold more than the arena"):
         GroupCommit(core_with_wal_buffer(), tmp_path)

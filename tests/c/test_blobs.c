@@ -286,12 +286,12 @@ static void test_check_names_the_fault(void)
     expect_fault(SIZE_AT_END, 4, "size at a free block's end");
     expect_fault(BACK_LINK, 4, "back link of a listed block");
     expect_fault(LOOP, 4, "back link of a listed block");
-    expect_fault(OUTSIDE, 4, "a free list leaves the pool");
+    expect_fault(OUTSIDE, 4, "a free list leads outside the pool");
     expect_fault(MAP_BIT, 4, "size at a free block's start");
     expect_fault(PAST_END, 4, "granules past the end are not marked used");
     expect_fault(FIRST, 4, "first-level bit");
     expect_fault(SECOND, 4, "second-level bit of a class");
-    expect_fault(USED, 4, "used granules against the map");
+    expect_fault(USED, 4, "used granules of the map");
     expect_fault(BLOCKS, 4, "free blocks");
 }
 

@@ -187,11 +187,11 @@ static void test_check_names_the_fault(void)
         CHECK(model_insert(&m, id, 5));
     expect_fault(&m.x, 21, "ids in the index");
     m.x.buckets[0].overflowed += 1;
-    expect_fault(&m.x, 20, "ids passed a bucket and stand nowhere");
+    expect_fault(&m.x, 20, "more ids overflowed a bucket than the next one accounts for");
     m.x.buckets[0].overflowed -= 1;
     m.x.buckets[7].overflowed = 21;
     m.x.buckets[0].overflowed = 21;
-    expect_fault(&m.x, 20, "more ids passed a bucket than there are");
+    expect_fault(&m.x, 20, "more ids overflowed a bucket than exist");
     m.x.buckets[3].cells[4] = 1u << m.x.id_bits;
     m.x.buckets[7].overflowed = 0;
     m.x.buckets[0].overflowed = 5;

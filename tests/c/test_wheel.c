@@ -552,20 +552,20 @@ static void test_check_names_the_fault(void)
     verify(x);
     BREAK(x, w->hot[slot].where, 1, "slot's cell");
     BREAK(x, w->hot[slot].bucket, 1, "slot's bucket");
-    BREAK(x, w->hot[slot].deadline_ns, 3 * MS, "deadline tick outside its bucket");
+    BREAK(x, w->hot[slot].deadline_ns, 3 * MS, "a deadline lies outside its bucket");
     BREAK(x, w->hot[slot].ctl, ctl_of(1, PG_S_PARKED), "state of a linked slot");
     BREAK(x, w->hot[slot].ctl, 0, "height of the free stack");
-    BREAK(x, x->slots.free[1], x->slots.free[2], "free stack holds a slot twice");
-    BREAK(x, x->slots.free[1], slot, "free stack holds a slot in use");
-    BREAK(x, x->slots.free[1], 300, "free stack holds an id out of bounds");
-    BREAK(x, x->slots.free[0], 301, "free stack is larger than capacity");
+    BREAK(x, x->slots.free[1], x->slots.free[2], "the free stack holds a slot twice");
+    BREAK(x, x->slots.free[1], slot, "the free stack holds a slot in use");
+    BREAK(x, x->slots.free[1], 300, "the free stack holds an id out of bounds");
+    BREAK(x, x->slots.free[0], 301, "the free stack is larger than the capacity");
     BREAK(x, w->buckets[w->hot[slot].bucket].count, 49, "count of a bucket");
     BREAK(x, w->chunks[w->hot[slot].where / 16].previous, full - 1,
-          "chunk within a chain is not full");
-    BREAK(x, w->chunks[w->hot[slot].where / 16].slots[0], 300, "cell holds an id out of bounds");
-    BREAK(x, w->buckets[0].tail, s->chunk_count * 16 + 1, "cell outside the chunks");
+          "a chunk inside a chain is not full");
+    BREAK(x, w->chunks[w->hot[slot].where / 16].slots[0], 300, "a cell holds an id out of bounds");
+    BREAK(x, w->buckets[0].tail, s->chunk_count * 16 + 1, "a cell lies outside the chunks");
     BREAK(x, w->free_chunks[0], w->free_chunks[0] - 1, "chunks used and free");
-    BREAK(x, w->free_chunks[1], s->chunk_count, "free chunk out of bounds");
+    BREAK(x, w->free_chunks[1], s->chunk_count, "a free chunk is out of bounds");
     BREAK(x, w->free_chunks[1], w->free_chunks[2], "a chunk is used or free twice");
     BREAK(x, s->occupied, 0, "bit of an occupied level");
     BREAK(x, s->levels[1].summary, 3, "summary of occupied buckets");
@@ -574,9 +574,9 @@ static void test_check_names_the_fault(void)
     BREAK(x, s->levels[1].origin, 20, "origin of a level");
     BREAK(x, s->levels[1].here, 1, "position of the clock");
     BREAK(x, s->levels[1].start, 20, "start of the clock's bucket");
-    BREAK(x, s->drained, 1, "gradual draining is ahead of the clock");
+    BREAK(x, s->drained, 1, "gradual draining is past the clock");
     BREAK(x, s->open, 2, "roles of the due buckets");
-    BREAK(x, s->ring, 0, "shape");
+    BREAK(x, s->ring, 0, "shape of the wheel");
     world_free(x);
 }
 

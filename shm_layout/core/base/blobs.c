@@ -335,7 +335,7 @@ static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
     if (runs != p->heap->free_blocks)
         return bad(fault, "free blocks", 0, runs, p->heap->free_blocks);
     return free + p->heap->used == p->granules
-        || bad(fault, "used granules against the map", 0, p->granules - free, p->heap->used);
+        || bad(fault, "used granules of the map", 0, p->granules - free, p->heap->used);
 }
 
 /* Check that a listed block is the start of a free run, belongs to the class and links back. */
@@ -343,9 +343,9 @@ static bool check_block(const struct blob_pool *p, uint32_t class, uint32_t bloc
                         uint32_t previous, struct pg_fault *fault)
 {
     if (block >= p->granules)
-        return bad(fault, "a free list leaves the pool", class, p->granules, block);
+        return bad(fault, "a free list leads outside the pool", class, p->granules, block);
     if (is_used(p, block) || (block > 0 && !is_used(p, block - 1)))
-        return bad(fault, "a listed block is no free run", block, 0, class);
+        return bad(fault, "a listed block is not free", block, 0, class);
     if (class_of(free_at(p, block)->size) != class)
         return bad(fault, "class of a listed block", block, class_of(free_at(p, block)->size),
                    class);
@@ -392,5 +392,5 @@ bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fa
     if (!check_runs(p, fault) || !check_lists(p, fault))
         return false;
     return p->heap->used == used_granules
-        || bad(fault, "granules the owners hold", 0, used_granules, p->heap->used);
+        || bad(fault, "granules that the owners hold", 0, used_granules, p->heap->used);
 }

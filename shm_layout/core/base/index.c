@@ -131,10 +131,11 @@ bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault
             return fault_set(fault, "index", "a cell holds a tag without an id", i, 0, 0);
         /* Every id that passed the bucket before is in this bucket or passed it as well. */
         if (before > (uint64_t)b->overflowed + here)
-            return fault_set(fault, "index", "ids passed a bucket and stand nowhere", i,
-                             (uint64_t)b->overflowed + here, before);
+            return fault_set(fault, "index",
+                             "more ids overflowed a bucket than the next one accounts for",
+                             i, (uint64_t)b->overflowed + here, before);
         if (b->overflowed > ids)
-            return fault_set(fault, "index", "more ids passed a bucket than there are", i, ids,
+            return fault_set(fault, "index", "more ids overflowed a bucket than exist", i, ids,
                              b->overflowed);
         found += here;
     }

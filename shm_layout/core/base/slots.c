@@ -26,8 +26,8 @@ bool slots_check(const struct slots *s, struct pg_fault *fault)
     uint64_t expected = 0, found = 0;
 
     if (s->free[0] > s->capacity)
-        return fault_set(fault, "slots", "free stack is larger than capacity", 0, s->capacity,
-                         s->free[0]);
+        return fault_set(fault, "slots", "the free stack is larger than the capacity", 0,
+                         s->capacity, s->free[0]);
     for (uint32_t slot = 0; slot < s->capacity; slot++)
         if (ctl_state(s->hot[slot].ctl) == PG_S_FREE) {
             free_count++;
@@ -38,14 +38,14 @@ bool slots_check(const struct slots *s, struct pg_fault *fault)
     for (uint32_t i = 1; i <= s->free[0]; i++) {
         uint32_t slot = s->free[i];
         if (slot >= s->capacity)
-            return fault_set(fault, "slots", "free stack holds an id out of bounds", i,
+            return fault_set(fault, "slots", "the free stack holds an id out of bounds", i,
                              s->capacity, slot);
         if (ctl_state(s->hot[slot].ctl) != PG_S_FREE)
-            return fault_set(fault, "slots", "free stack holds a slot in use", slot, PG_S_FREE,
+            return fault_set(fault, "slots", "the free stack holds a slot in use", slot, PG_S_FREE,
                              ctl_state(s->hot[slot].ctl));
         found += id_mix(slot);
     }
     if (found != expected)
-        return fault_set(fault, "slots", "free stack holds a slot twice", 0, expected, found);
+        return fault_set(fault, "slots", "the free stack holds a slot twice", 0, expected, found);
     return true;
 }

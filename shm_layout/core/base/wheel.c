@@ -580,11 +580,11 @@ static bool check_clock(struct audit *a)
 {
     const struct pg_wheel *s = a->wheel->state;
     if (s->level_count < 2 || s->level_count > PG_WHEEL_LEVELS || s->ring < 4 || s->ring > 512)
-        return broken(a, "shape", 0, s->level_count, s->ring);
+        return broken(a, "shape of the wheel", 0, s->level_count, s->ring);
     if (s->open > 1 || s->closing > 1)
         return broken(a, "roles of the due buckets", 0, 1, s->open | s->closing);
     if (s->drained > s->clock)
-        return broken(a, "gradual draining is ahead of the clock", 0, s->clock, s->drained);
+        return broken(a, "gradual draining is past the clock", 0, s->clock, s->drained);
     for (uint32_t l = 0; l < s->level_count; l++) {
         const struct pg_level *v = &s->levels[l];
         uint64_t start = s->clock / v->width * v->width;
@@ -621,7 +621,7 @@ static bool check_member(struct audit *a, uint32_t bucket, uint32_t cell)
     uint32_t slot = *cell_at(w, cell);
     uint64_t first, span = bucket_span(w->state, bucket, &first), tick;
     if (slot >= a->capacity)
-        return broken(a, "cell holds an id out of bounds", cell, a->capacity, slot);
+        return broken(a, "a cell holds an id out of bounds", cell, a->capacity, slot);
     if (w->hot[slot].where != cell)
         return broken(a, "slot's cell", slot, cell, w->hot[slot].where);
     if (w->hot[slot].bucket != bucket)
@@ -631,7 +631,7 @@ static bool check_member(struct audit *a, uint32_t bucket, uint32_t cell)
                       ctl_state(w->hot[slot].ctl));
     tick = slot_tick(w, slot);
     if (tick < first || tick - first >= span)
-        return broken(a, "deadline tick outside its bucket", slot, first, tick);
+        return broken(a, "a deadline lies outside its bucket", slot, first, tick);
     return true;
 }
 
@@ -641,7 +641,7 @@ static bool check_chain(struct audit *a, uint32_t bucket)
     uint32_t cell = w->buckets[bucket].tail, count = 0;
     for (; cell != PG_NIL && count <= a->capacity; count++) {
         if (cell / CELLS >= w->state->chunk_count || cell % CELLS == 0)
-            return broken(a, "cell outside the chunks", bucket, w->state->chunk_count, cell);
+            return broken(a, "a cell lies outside the chunks", bucket, w->state->chunk_count, cell);
         if (!check_member(a, bucket, cell))
             return false;
         if (cell % CELLS != 1) {
@@ -652,7 +652,7 @@ static bool check_chain(struct audit *a, uint32_t bucket)
         a->chunk_sum += id_mix(cell / CELLS);
         cell = w->chunks[cell / CELLS].previous;
         if (cell != PG_NIL && cell % CELLS != PG_CHUNK_CELLS)
-            return broken(a, "chunk within a chain is not full", bucket, PG_CHUNK_CELLS, cell);
+            return broken(a, "a chunk inside a chain is not full", bucket, PG_CHUNK_CELLS, cell);
     }
     a->linked += count;
     return count == w->buckets[bucket].count
@@ -691,7 +691,7 @@ static bool check_pool(struct audit *a)
         return broken(a, "chunks used and free", a->chunks, count, free_count);
     for (uint32_t i = 1; i <= free_count; i++) {
         if (w->free_chunks[i] >= count)
-            return broken(a, "free chunk out of bounds", i, count, w->free_chunks[i]);
+            return broken(a, "a free chunk is out of bounds", i, count, w->free_chunks[i]);
         a->chunk_sum += id_mix(w->free_chunks[i]);
     }
     for (uint32_t i = 0; i < count; i++)
@@ -714,6 +714,6 @@ bool wheel_check(const struct wheel *w, uint32_t capacity, uint32_t armed_count,
     for (uint32_t slot = 0; slot < capacity; slot++)
         armed += ctl_state(w->hot[slot].ctl) == PG_S_ARMED;
     if (armed != armed_count || a.linked != armed)
-        return broken(&a, "armed slots, and those linked", armed_count, armed, a.linked);
+        return broken(&a, "armed slots that are linked", armed_count, armed, a.linked);
     return check_occupancy(&a) && check_pool(&a);
 }

@@ -465,7 +465,7 @@ static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
         if (r->offset > h->length || r->length > h->length - r->offset ||
             r->offset % PG_GRANULE != 0 || (uint64_t)r->stride * r->count != r->length ||
             (r->length == 0) != (r->count == 0))
-            return fault_set(why, "header", "a region outside the arena file", i, h->length,
+            return fault_set(why, "header", "a region lies outside the arena file", i, h->length,
                              r->offset);
     }
     return heads_inside(h, why);
@@ -591,12 +591,14 @@ static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_faul
     if (ctl_state(ctl) != PG_S_ARMED || LOAD_ACQUIRE(&slot_hot(a, i)->ctl) != ctl)
         return true;
     if (!ticket_known(a->header, ctl_ticket(ctl)))
-        return fault_set(fault, "slots", "a ticket that was never given", i,
+        return fault_set(fault, "slots", "a ticket that was never assigned", i,
                          LOAD_RELAXED(&a->header->next_ticket), ctl_ticket(ctl));
     if (!slot_sound(a, &h, &c))
-        return fault_set(fault, "slots", "an armed slot names what is not there", i, 0, h.topic);
+        return fault_set(fault, "slots",
+                         "an armed slot's topic, state, key or payload is invalid",
+                         i, 0, h.topic);
     if (!slot_blob_inside(a, &c))
-        return fault_set(fault, "slots", "a blob outside its region", i, a->blobs.granules,
+        return fault_set(fault, "slots", "a blob lies outside its region", i, a->blobs.granules,
                          c.blob);
     return true;
 }
@@ -611,8 +613,9 @@ static bool live_entry_sound(const struct pg_arena *a, uint64_t position, struct
         return true;
     if (copy.topic >= a->topic_rows || copy.previous > position ||
         (uint64_t)copy.blob + entry_granules(&copy) > a->blobs.granules)
-        return fault_set(fault, "replay buffer", "an entry names what is not there", position,
-                         a->topic_rows, copy.topic);
+        return fault_set(fault, "replay buffer",
+                         "an entry's topic, key or payload is invalid",
+                         position, a->topic_rows, copy.topic);
     return true;
 }
 

@@ -278,7 +278,7 @@ static bool bulk_loads_merge(struct merge *g)
                           g->source->namespaces[l->namespace_row] != PG_NIL;
         g->source->bulk_loads[i] = here ? bulk_load_merge(g, i) : PG_NIL;
         if (here && g->source->bulk_loads[i] == PG_NIL)
-            return fault_set(g->why, "merge", "one id of two bulk loads", i, 0, 0);
+            return fault_set(g->why, "merge", "two bulk loads have the same id", i, 0, 0);
     }
     if (!fits(g, "bulk loads in use", g->bulk_loads, g->to->bulk_load_rows))
         return false;

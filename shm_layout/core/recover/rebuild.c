@@ -108,7 +108,8 @@ static bool blobs_mark(struct pg_arena *a, uint32_t slot)
 static bool newest_note(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 {
     if (a->rebuild.newest != PG_NIL)
-        return fault_set(why, "slots", "a ticket twice", slot, a->rebuild.newest, slot);
+        return fault_set(why, "slots", "two slots hold the same ticket", slot, a->rebuild.newest,
+                         slot);
     a->rebuild.newest = slot;
     return true;
 }
@@ -122,9 +123,12 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     if (UNLIKELY(is_parked(a, slot)))
         c->payload_len = 0;       /* a kill interrupted its UNPARK */
     if (!slot_sound(a, h, c))
-        return fault_set(why, "slots", "an armed slot names what is not there", slot, 0, h->topic);
+        return fault_set(why, "slots",
+                         "an armed slot's topic, state, key or payload is invalid",
+                         slot, 0, h->topic);
     if (!blobs_mark(a, slot))
-        return fault_set(why, "blobs", "a slot's blob overlaps or is outside", slot, 0, c->blob);
+        return fault_set(why, "blobs", "a slot's blob overlaps another or lies outside the pool",
+                         slot, 0, c->blob);
     if (!ctl_live(h->ctl) || is_fired(a, slot))
         return true;
     if (UNLIKELY(ctl_ticket(h->ctl) + 1 == a->header->next_ticket))

@@ -58,7 +58,7 @@ static bool ticket_seen(const struct redo *r, uint64_t ticket)
 
 static bool slot_named(const struct redo *r, uint32_t slot, uint64_t ticket)
 {
-    return below(r, "a slot that is not there", r->a->slots.capacity, slot) &&
+    return below(r, "a slot that does not exist", r->a->slots.capacity, slot) &&
            ticket_seen(r, ticket);
 }
 
@@ -71,12 +71,12 @@ static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_
 
 static bool time_sound(const struct redo *r, int64_t t)
 {
-    return t >= 0 || refuse(r, "a time before 0", 0, (uint64_t)t);
+    return t >= 0 || refuse(r, "a time is negative", 0, (uint64_t)t);
 }
 
 static bool no_space(const struct redo *r, uint32_t granules)
 {
-    return refuse(r, "no space for a blob of so many bytes",
+    return refuse(r, "no space for a blob of this size",
                   (uint64_t)r->a->blobs.granules * PG_GRANULE, (uint64_t)granules * PG_GRANULE);
 }
 
@@ -178,7 +178,7 @@ static bool redo_bulk_load(const struct redo *r)
                              .state = j->state};
     uint32_t bulk_load = bulk_load_find(r->a, j->bulk_load);
     if (!below(r, "state of a bulk load", PG_BULK_LOAD_CLOSED + 1, j->state) ||
-        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
+        !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row))
         return false;
     if (bulk_load != PG_NIL && j->state == PG_BULK_LOAD_NONE)
         bulk_load_drop(r->a, bulk_load);
@@ -235,7 +235,7 @@ static bool redo_arm(const struct redo *r)
 {
     const struct pg_wal_arm *j = r->body;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
-        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
@@ -261,7 +261,7 @@ static bool redo_unpark(const struct redo *r)
                                    .counted = j->counted, .key_len = j->key_len,
                                    .key_type = j->key_type, .bulk_loaded = j->bulk_loaded};
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
-        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
@@ -284,7 +284,7 @@ static bool redo_move(const struct redo *r)
     const struct pg_hot *h = slot_hot(r->a, j->slot);
     const bool wall = j->wall_ns != NO_WALL;
     if (wall != ((h->flags & PG_F_WALL) != 0))
-        return refuse(r, "moves a timer of another kind", wall, h->flags);
+        return refuse(r, "the frame moves a timer of another kind", wall, h->flags);
     deadline_move(r->a, j->slot, j->deadline_ns);
     struct pg_ext *ext = (struct pg_ext *)blob_at(&r->a->blobs, slot_cold(r->a, j->slot)->blob);
     if (wall)
@@ -310,8 +310,9 @@ static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
                         uint64_t sequence, bool *wanted)
 {
     struct pg_header *h = r->a->header;
-    if (!below(r, "a topic that is not there", r->a->topic_rows, topic) ||
-        !below(r, "a replay buffer position too far", h->published + h->replay_capacity, position))
+    if (!below(r, "a topic that does not exist", r->a->topic_rows, topic) ||
+        !below(r, "the position is past the end of the replay buffer",
+               h->published + h->replay_capacity, position))
         return false;
     if (!in_snapshot(r)) {
         topic_at(r->a, topic)->sequence = sequence;
@@ -362,7 +363,7 @@ static bool redo_fire(const struct redo *r)
         return true;
     }
     if (is_operation(r->a, j->slot))
-        return refuse(r, "fires an operation", 0, j->slot);
+        return refuse(r, "the frame fires an operation as a timer", 0, j->slot);
     timer_fire(r->a, j);
     return true;
 }
@@ -394,7 +395,7 @@ static bool redo_sent(const struct redo *r)
 {
     const struct pg_wal_sent *j = r->body;
     struct pg_header *h = r->a->header;
-    if (!below(r, "notices were sent that never were", h->replay_tail + 1, j->upto))
+    if (!below(r, "the frame marks notices as sent that do not exist", h->replay_tail + 1, j->upto))
         return false;
     for (; h->published < j->upto; h->published++) {
         struct pg_entry *e = replay_at(r->a, h->published);
@@ -414,14 +415,15 @@ static bool redo_watch(const struct redo *r)
     const struct pg_wal_watch_key *keys = (const struct pg_wal_watch_key *)(j + 1);
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !time_sound(r, j->armed_ns) ||
-        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
-        !below(r, "a condition", PG_CONDITIONS, j->condition) ||
+        !below(r, "kind of a condition", PG_CONDITIONS, j->condition) ||
         !below(r, "watch keys of an operation", PG_WATCH_KEYS_MAX, j->keys - 1ull) ||
-        (j->condition == PG_C_QUORUM && !below(r, "a quorum", j->keys, j->threshold - 1)))
+        (j->condition == PG_C_QUORUM &&
+         !below(r, "quorum of an operation", j->keys, j->threshold - 1)))
         return false;
     for (uint32_t n = 0; n < j->keys; n++)
-        if (!below(r, "a watch key that is not there", r->a->watermark_rows, keys[n].row))
+        if (!below(r, "a watch key that does not exist", r->a->watermark_rows, keys[n].row))
             return false;
     if (!ticket_older(ctl_ticket(slot_hot(r->a, j->slot)->ctl), j->ticket))
         return true;
@@ -450,7 +452,7 @@ static bool redo_outcome(const struct redo *r)
         return false;
     if (slot_holds(r->a, j->slot, j->ticket)) {
         if (!is_operation(r->a, j->slot) || operation_at(r->a, j->slot)->keys != j->keys)
-            return refuse(r, "the outcome of another operation", j->keys, j->slot);
+            return refuse(r, "the outcome belongs to another operation", j->keys, j->slot);
         operation_end_restore(r->a, j, (const uint8_t *)(j + 1));
         if (wanted && operation_at(r->a, j->slot)->notice_blob != PG_NIL) {
             const struct pg_entry e = operation_notice(r->a, j->slot, j->flags);
@@ -476,7 +478,7 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
 {
     struct pg_watched *l = watermark_at(r->a, j->row);
     if (!key_sound(r, j->key_type, j->key_len, 0) ||
-        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
+        !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row))
         return false;
     watermark_give(r->a, l);
     *l = (struct pg_watched){.root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
@@ -501,8 +503,8 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
 static bool redo_watermark(const struct redo *r)
 {
     const struct pg_wal_watermark *j = r->body;
-    if (!below(r, "a watch key that is not there", r->a->watermark_rows, j->row) ||
-        !below(r, "a watermark", PG_WATERMARK_MAX + 1ull, j->watermark) ||
+    if (!below(r, "a watch key that does not exist", r->a->watermark_rows, j->row) ||
+        !below(r, "value of a watermark", PG_WATERMARK_MAX + 1ull, j->watermark) ||
         ((j->flags & PG_WM_BORN) && !watermark_key_write(r, j)))
         return false;
     struct pg_watched *l = watermark_at(r->a, j->row);
@@ -517,7 +519,7 @@ static bool redo_watermark(const struct redo *r)
 static bool redo_gone(const struct redo *r)
 {
     const struct pg_wal_gone *j = r->body;
-    if (!below(r, "a watch key that is not there", r->a->watermark_rows, j->row))
+    if (!below(r, "a watch key that does not exist", r->a->watermark_rows, j->row))
         return false;
     watermark_give(r->a, watermark_at(r->a, j->row));
     return true;
@@ -534,7 +536,7 @@ static bool redo_nothing(const struct redo *r)
 static bool redo_namespace(const struct redo *r)
 {
     const struct pg_wal_namespace *j = r->body;
-    if (!below(r, "a namespace that is not there", r->a->namespace_rows, j->row) ||
+    if (!below(r, "a namespace that does not exist", r->a->namespace_rows, j->row) ||
         !below(r, "length of a namespace's name", PG_NAMESPACE_MAX, j->name_len - 1ull))
         return false;
     struct pg_namespace *n = namespace_at(r->a, j->row);
@@ -552,8 +554,8 @@ static bool redo_namespace(const struct redo *r)
 static bool redo_topic(const struct redo *r)
 {
     const struct pg_wal_topic *j = r->body;
-    if (!below(r, "a topic that is not there", r->a->topic_rows, j->row) ||
-        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row) ||
+    if (!below(r, "a topic that does not exist", r->a->topic_rows, j->row) ||
+        !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row) ||
         !below(r, "length of a topic's name", PG_TOPIC_MAX + 1, j->name_len) ||
         !below(r, "an incarnation out of bounds", UINT64_MAX - 1, j->incarnation - 1))
         return false;
@@ -576,10 +578,10 @@ static bool redo_head(const struct redo *r)
     const struct pg_wal_head *j = r->body;
     struct pg_header *h = r->a->header;
     const uint64_t number = j->next_ticket - j->shard * PG_TICKET_SHARD;
-    if (!below(r, "replay buffer entries of the arena that is to be filled",
+    if (!below(r, "replay buffer entries of the new arena",
                h->replay_capacity + 1ull, j->replay_capacity) ||
-        !below(r, "published past the tail of the replay buffer", j->replay_tail + 1,
-               j->published) ||
+        !below(r, "the published position is past the tail of the replay buffer",
+               j->replay_tail + 1, j->published) ||
         !below(r, "notices not sent yet", j->replay_capacity + 1ull,
                j->replay_tail - j->published) ||
         !below(r, "the next ticket", PG_TICKET_SHARD, number - 1))
@@ -597,7 +599,7 @@ static bool redo_last(const struct redo *r)
 {
     const struct pg_wal_last *j = r->body;
     if (j->frames + 1 != r->frame->lsn)
-        return refuse(r, "frames of the snapshot", j->frames + 1, r->frame->lsn);
+        return refuse(r, "number of frames of the snapshot", j->frames + 1, r->frame->lsn);
     r->state->next_lsn = j->start_lsn == 0 ? 1 : j->start_lsn;
     r->state->end_lsn = j->end_lsn;
     return true;
@@ -674,7 +676,7 @@ static bool snapshot_redo(const struct redo *r)
 {
     const uint64_t number = r->state->frames + 1;
     if (r->frame->lsn != number)
-        return refuse(r, "a hole in a snapshot", number, r->frame->lsn);
+        return refuse(r, "the snapshot has a gap", number, r->frame->lsn);
     if ((number == 1) != (r->frame->type == PG_WAL_HEAD))
         return refuse(r, "a snapshot without its first frame", PG_WAL_HEAD, r->frame->type);
     r->state->frames++;
@@ -686,7 +688,7 @@ static bool wal_redo(const struct redo *r)
     if (r->frame->lsn < r->state->next_lsn)
         return true;
     if (r->frame->lsn != r->state->next_lsn)
-        return refuse(r, "a hole in the WAL", r->state->next_lsn, r->frame->lsn);
+        return refuse(r, "the WAL has a gap", r->state->next_lsn, r->frame->lsn);
     r->state->next_lsn++;
     r->a->metrics->records_redone++;
     return rules[r->frame->type].redo(r);
@@ -696,9 +698,9 @@ static bool frame_redo(const struct redo *r)
 {
     const bool snapshot = in_snapshot(r);
     if (!frame_fits(r->frame))
-        return refuse(r, "bytes that are no frame", PG_WAL_TYPES, r->frame->type);
+        return refuse(r, "bytes that do not form a frame", PG_WAL_TYPES, r->frame->type);
     if (!(rules[r->frame->type].where & (snapshot ? IN_SNAPSHOT : IN_WAL)))
-        return refuse(r, "a frame in the wrong kind of file", snapshot, r->frame->type);
+        return refuse(r, "a frame is in the wrong kind of file", snapshot, r->frame->type);
     return snapshot ? snapshot_redo(r) : wal_redo(r);
 }
 
@@ -712,7 +714,7 @@ int pg_redo(struct pg_arena *a, struct pg_redo *state, const void *frames, uint6
         const struct redo r = {a, f, f + 1, state, why};
         if ((uint64_t)(end - at) < sizeof *f || f->bytes < sizeof *f || f->bytes % 8 != 0 ||
             f->bytes > (uint64_t)(end - at))
-            return fault_set(why, "redo", "bytes that are no frame",
+            return fault_set(why, "redo", "bytes that do not form a frame",
                              (uint64_t)(at - (const uint8_t *)frames), sizeof *f, bytes);
         if (!frame_redo(&r))
             return 0;
@@ -751,7 +753,7 @@ static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, stru
                          state->end_lsn, state->next_lsn - 1);
     for (uint64_t p = h->published; p < h->replay_tail; p++)
         if (replay_at(a, p)->commit != p + 1)
-            return fault_set(why, "redo", "a notice that was not sent is lost", p, p + 1,
+            return fault_set(why, "redo", "a notice that was not sent is missing", p, p + 1,
                              replay_at(a, p)->commit);
     return true;
 }

@@ -498,7 +498,7 @@ static bool bulk_load_sound(const struct pg_arena *a, uint32_t bulk_load, struct
     return l->state == PG_BULK_LOAD_NONE ||
            (l->namespace_row < a->namespace_rows &&
             namespace_at(a, l->namespace_row)->name_len != 0) ||
-           fault_set(why, "bulk loads", "a namespace that is not there", bulk_load,
+           fault_set(why, "bulk loads", "a namespace that does not exist", bulk_load,
                      a->namespace_rows, l->namespace_row);
 }
 
@@ -555,8 +555,8 @@ static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mix
         if (b->bulk_load == 0)
             continue;
         if (!block_live(a, i))
-            return fault_set(fault, "bulk loads", "a block of no bulk load", i, a->bulk_load_rows,
-                             b->bulk_load);
+            return fault_set(fault, "bulk loads", "a block belongs to no bulk load", i,
+                             a->bulk_load_rows, b->bulk_load);
         if (a->secret != NULL && block_find(a, b->bulk_load - 1, b->number) != i)
             return fault_set(fault, "bulk loads", "a block that the index does not lead to", i, i,
                              block_find(a, b->bulk_load - 1, b->number));
@@ -591,7 +591,7 @@ bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault)
         if (bulk_load_at(a, i)->state == PG_BULK_LOAD_NONE)
             continue;
         if (bulk_load_find(a, bulk_load_at(a, i)->id) != i)
-            return fault_set(fault, "bulk loads", "two bulk loads of one id", i, i,
+            return fault_set(fault, "bulk loads", "two bulk loads have the same id", i, i,
                              bulk_load_find(a, bulk_load_at(a, i)->id));
         expected += id_mix(i + 1) * bulk_load_at(a, i)->rows;
         blocks += bulk_load_at(a, i)->blocks;

@@ -404,13 +404,14 @@ static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *f
     const struct pg_topic *t = topic_at(a, i);
     uint32_t cell;
     if (t->last_position > a->header->replay_tail)
-        return fault_set(fault, "names", "a topic ahead of the replay buffer", i,
-                         a->header->replay_tail, t->last_position);
+        return fault_set(fault, "names",
+                         "a topic's newest notice is past the tail of the replay buffer",
+                         i, a->header->replay_tail, t->last_position);
     if (t->incarnation == 0 || t->incarnation >= a->header->next_incarnation)
-        return fault_set(fault, "names", "an incarnation that was never given", i,
+        return fault_set(fault, "names", "an incarnation that was never assigned", i,
                          a->header->next_incarnation, t->incarnation);
     if (!newest_sound(a, i))
-        return fault_set(fault, "names", "a topic whose newest notice is not its own", i,
+        return fault_set(fault, "names", "a topic's newest notice belongs to another topic", i,
                          t->sequence, t->last_position);
     const uint32_t row = name_find(a, t->namespace_row, topic_name(a, i), &cell);
     return row == a->namespace_rows + i ||

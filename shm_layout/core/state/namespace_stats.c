@@ -102,7 +102,7 @@ static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *row
             continue;
         const uint32_t ns = slot_home(a, slot);
         if (ns == PG_NIL)
-            return fault_set(why, "slots", "an outcome of no namespace", slot, 0, 0);
+            return fault_set(why, "slots", "an outcome belongs to no namespace", slot, 0, 0);
         slot_stats(a, slot, &rows[ns]);
     }
     return true;

@@ -1021,7 +1021,8 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
         if (x >= a->watch_rows || n >= op->keys || watch_at(a, x)->slot != slot ||
             watch_claimed(a, x) || watch_at(a, x)->key_row >= a->watermark_rows ||
             watermark_of(a, x)->key_len == 0)
-            return fault_set(why, "operations", "a watch record that is not its own", slot, n, x);
+            return fault_set(why, "operations",
+                             "an operation leads to a watch record of another one", slot, n, x);
         watch_claim(a, x);
     }
     if (n != op->keys)
@@ -1177,7 +1178,8 @@ static bool chain_check(const struct pg_arena *a, uint32_t slot, bool armed, str
     uint32_t n = 0;
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++)
         if (n >= op->keys || x >= a->watch_rows || watch_at(a, x)->slot != slot)
-            return fault_set(fault, "operations", "a watch record that is not its own", slot, n, x);
+            return fault_set(fault, "operations",
+                             "an operation leads to a watch record of another one", slot, n, x);
     return n == (armed ? op->keys : 0) ||
            fault_set(fault, "operations", "watch records of an operation", slot,
                      armed ? op->keys : 0, n);
@@ -1193,9 +1195,10 @@ static bool operation_check(const struct pg_arena *a, uint32_t slot, struct pg_f
     if ((op->cause == 0) != armed || (op->error != 0 && op->cause != PG_CAUSE_FAILED))
         return fault_set(fault, "operations", "cause or error", slot, op->cause, op->error);
     if (armed && end_noted(a, slot))
-        return fault_set(fault, "operations", "the end of one that has not ended", slot, 0, 1);
+        return fault_set(fault, "operations", "an operation that has not ended has an outcome",
+                         slot, 0, 1);
     return (uint32_t)(op->version >> 32) == (uint32_t)ticket ||
-           fault_set(fault, "operations", "a version of another operation", slot, ticket,
+           fault_set(fault, "operations", "the version belongs to another operation", slot, ticket,
                      op->version >> 32);
 }
 

@@ -437,7 +437,7 @@ static bool account_sound(const struct pg_arena *a, uint16_t account, uint32_t r
 {
     return account == 0 ||
            (account <= a->account_rows && account_at(a, account - 1)->in_use != 0) ||
-           fault_set(fault, "quotas", "an account that is not there", row, a->account_rows,
+           fault_set(fault, "quotas", "an account that does not exist", row, a->account_rows,
                      account);
 }
 

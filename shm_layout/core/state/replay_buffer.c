@@ -156,21 +156,22 @@ static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *f
 {
     const struct pg_entry *e = replay_at(a, p);
     if (e->commit != p + 1)
-        return fault_set(fault, "replay buffer", "an entry without its commit", p, p + 1,
+        return fault_set(fault, "replay buffer", "an entry is not committed", p, p + 1,
                          e->commit);
     if (!entry_sound(a, e))
-        return fault_set(fault, "replay buffer", "an entry names what is not there", p, 0,
-                         e->topic);
+        return fault_set(fault, "replay buffer",
+                         "an entry's topic, key or payload is invalid",
+                         p, 0, e->topic);
     if (e->previous > p || (e->previous == 0) != (e->sequence == 1))
-        return fault_set(fault, "replay buffer", "a topic's chain is broken", p, e->sequence,
-                         e->previous);
+        return fault_set(fault, "replay buffer", "an entry's link to its predecessor is wrong", p,
+                         e->sequence, e->previous);
     if (e->previous > a->header->replay_head &&
         replay_at(a, e->previous - 1)->sequence + 1 != e->sequence)
-        return fault_set(fault, "replay buffer", "a gap in a topic's sequence", p, e->sequence,
+        return fault_set(fault, "replay buffer", "a topic's sequence has a gap", p, e->sequence,
                          replay_at(a, e->previous - 1)->sequence);
     if ((e->ticket & 0xff) == PG_CAUSE_EXPIRED && e->fired_ns < e->deadline_ns)
-        return fault_set(fault, "replay buffer", "fired early", p, (uint64_t)e->deadline_ns,
-                         (uint64_t)e->fired_ns);
+        return fault_set(fault, "replay buffer", "an entry fired early", p,
+                         (uint64_t)e->deadline_ns, (uint64_t)e->fired_ns);
     return true;
 }
 
@@ -180,8 +181,9 @@ static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault
     if (!entry_check(a, position, why))
         return false;
     if (!blobs_rebuild_mark(&a->blobs, e->blob, entry_granules(e)))
-        return fault_set(why, "replay buffer", "an entry's blob overlaps or is outside", position,
-                         0, e->blob);
+        return fault_set(why, "replay buffer",
+                         "an entry's blob overlaps another or lies outside the pool",
+                         position, 0, e->blob);
     a->header->replay_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
     entry_index(a, position);
     return true;
@@ -192,7 +194,8 @@ bool replay_settle(struct pg_arena *a, struct pg_fault *why)
     struct pg_header *h = a->header;
     const bool half_done = replay_at(a, h->replay_tail)->commit == h->replay_tail + 1;
     if (half_done && !entry_sound(a, replay_at(a, h->replay_tail)))
-        return fault_set(why, "replay buffer", "the newest entry names what is not there",
+        return fault_set(why, "replay buffer",
+                         "the newest entry's topic, key or payload is invalid",
                          h->replay_tail, a->topic_rows, replay_at(a, h->replay_tail)->topic);
     if (half_done)
         entry_settle(a, h->replay_tail);
@@ -227,6 +230,6 @@ bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
     }
     *granules += own;
     return own * PG_GRANULE == a->header->replay_bytes ||
-           fault_set(fault, "replay buffer", "bytes pinned", 0, own * PG_GRANULE,
-                     a->header->replay_bytes);
+           fault_set(fault, "replay buffer", "bytes that the replay buffer pins", 0,
+                     own * PG_GRANULE, a->header->replay_bytes);
 }

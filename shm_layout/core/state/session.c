@@ -270,21 +270,23 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
 {
     const struct pg_session *s = session_at(a, i);
     if (row_of_session(s->id) != i)
-        return fault_set(fault, "sessions", "an id of another row", i, i, row_of_session(s->id));
+        return fault_set(fault, "sessions", "the session's id belongs to another row", i, i,
+                         row_of_session(s->id));
     if (s->current != 0 && s->current != s->last + 1)
-        return fault_set(fault, "sessions", "a batch out of order", i, s->last + 1, s->current);
+        return fault_set(fault, "sessions", "the numbers of batches are out of order", i,
+                         s->last + 1, s->current);
     if (s->current != 0 && (s->applied > s->count || s->count > PG_BATCH_RECORDS))
-        return fault_set(fault, "sessions", "more applied than a batch has", i, s->count,
-                         s->applied);
+        return fault_set(fault, "sessions", "more items are applied than the batch has", i,
+                         s->count, s->applied);
     if (s->current != 0 && s->count != answer_granules(session_reply(a, s, s->current)))
-        return fault_set(fault, "sessions", "results of the batch under way", i, s->count,
+        return fault_set(fault, "sessions", "results of the current batch", i, s->count,
                          answer_granules(session_reply(a, s, s->current)));
     if (s->last != 0 && session_reply(a, s, s->last)->sequence != s->last)
-        return fault_set(fault, "sessions", "the last reply is not remembered", i, s->last,
+        return fault_set(fault, "sessions", "the reply to the last batch is missing", i, s->last,
                          session_reply(a, s, s->last)->sequence);
     return !on_watch_key(s) || intent_sound(a, s) ||
-           fault_set(fault, "sessions", "an intent outside its tables", i, a->watermark_rows,
-                     s->intent[3]);
+           fault_set(fault, "sessions", "an intent refers to a row that does not exist", i,
+                     a->watermark_rows, s->intent[3]);
 }
 
 /* Repeat what follows from the last stores of a batch, or of a session's end. */
@@ -305,11 +307,12 @@ static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
     const struct pg_reply_memory *m = &a->replies[i];
     if (answer_granules(m) != 0 &&
         !blobs_rebuild_mark(&a->answers, m->answers, answer_granules(m)))
-        return fault_set(why, "sessions", "a reply's results overlap or are outside", i,
-                         a->answers.granules, m->answers);
+        return fault_set(why, "sessions",
+                         "a reply's results overlap others or lie outside the pool",
+                         i, a->answers.granules, m->answers);
     return reply_granules(m) == 0 ||
            blobs_rebuild_mark(&a->blobs, m->extra_blob, reply_granules(m)) ||
-           fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
+           fault_set(why, "sessions", "a reply's keys overlap others or lie outside the pool", i, 0,
                      m->extra_blob);
 }
 
@@ -362,7 +365,8 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
         if (session_at(a, i)->id != 0 && !session_sound(a, i, fault))
             return false;
         if (session_at(a, i)->id != 0 && i >= a->session_rows)
-            return fault_set(fault, "sessions", "a row behind the last one", i, a->session_rows, i);
+            return fault_set(fault, "sessions", "a session is in a row behind the last one", i,
+                             a->session_rows, i);
     }
     return blobs_check(&a->answers, answers, fault);
 }

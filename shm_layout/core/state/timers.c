@@ -581,7 +581,8 @@ bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     struct probe at;
     const uint32_t id = key_find(a, &k, &at);
     if (id < a->slots.capacity && is_operation(a, id))
-        return fault_set(why, "slots", "the key of an operation, too", slot, id, slot);
+        return fault_set(why, "slots", "a timer and an operation have the same key", slot, id,
+                         slot);
     slot_counted(a, slot, 1);
     if (id >= a->slots.capacity) {
         key_bind(a, k.hash, id, &at, slot);
@@ -607,13 +608,13 @@ static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault 
 {
     const struct pg_hot *h = slot_hot(a, slot);
     if (!ticket_known(a->header, ctl_ticket(h->ctl)))
-        return fault_set(fault, "timers", "a ticket that was never given", slot,
+        return fault_set(fault, "timers", "a ticket that was never assigned", slot,
                          a->header->next_ticket, ctl_ticket(h->ctl));
     if (h->topic >= a->topic_rows || topic_at(a, h->topic)->name_len == 0)
-        return fault_set(fault, "timers", "a topic that is not there", slot, a->topic_rows,
+        return fault_set(fault, "timers", "a topic that does not exist", slot, a->topic_rows,
                          h->topic);
     if (is_parked(a, slot) && slot_cold(a, slot)->payload_len != 0)
-        return fault_set(fault, "timers", "a parked timer with a payload", slot, 0,
+        return fault_set(fault, "timers", "a parked timer has a payload", slot, 0,
                          slot_cold(a, slot)->payload_len);
     if (a->secret == NULL)
         return true;
@@ -622,7 +623,7 @@ static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault 
         return fault_set(fault, "timers", "hash of the key", slot,
                          key_hash(a, k.namespace_row, k.type, k.bytes, k.len), k.hash);
     if (!wall_placed(a, slot))
-        return fault_set(fault, "timers", "a wall deadline that another clock gave", slot,
+        return fault_set(fault, "timers", "a wall deadline was converted with another offset", slot,
                          (uint64_t)timers_deadline_ns(a, slot), (uint64_t)h->deadline_ns);
     if (timers_find(a, &k) != slot)
         return fault_set(fault, "timers", "a key that the index does not lead to", slot, slot,
@@ -637,7 +638,7 @@ static bool entries_indexed(const struct pg_arena *a, uint64_t *ids, struct pg_f
         const struct pg_entry *e = replay_at(a, p);
         const bool found = index_find_id(&a->index, e->hash, replay_id(a, p), &at);
         if (found && (entry_flags(e) & PG_E_SUPERSEDED))
-            return fault_set(fault, "index", "leads to a superseded entry", p, 0, 1);
+            return fault_set(fault, "index", "the index leads to a superseded entry", p, 0, 1);
         *ids += found;
     }
     return true;

@@ -255,12 +255,13 @@ static bool watch_sound(const struct pg_arena *a, uint32_t x, struct pg_fault *f
         if (child == PG_NIL)
             continue;
         if (at(a, child)->parent != x || at(a, child)->key_row != w->key_row)
-            return fault_set(fault, "watches", "a child of another parent", x, x,
+            return fault_set(fault, "watches", "a child names another parent", x, x,
                              at(a, child)->parent);
         if (priority(child) > priority(x))
-            return fault_set(fault, "watches", "heap order", x, priority(x), priority(child));
+            return fault_set(fault, "watches", "priority of a child", x, priority(x),
+                             priority(child));
         if (side ? at(a, child)->target < w->target : at(a, child)->target > w->target)
-            return fault_set(fault, "watches", "order of targets", x, w->target,
+            return fault_set(fault, "watches", "target of a child", x, w->target,
                              at(a, child)->target);
     }
     return true;
@@ -294,11 +295,14 @@ static bool row_watches_sound(const struct pg_arena *a, uint32_t row, uint64_t *
 {
     const struct pg_watched *l = watermark_at(a, row);
     if ((l->root == PG_NIL) != (l->first == PG_NIL) || (l->root == PG_NIL) != (l->latest == PG_NIL))
-        return fault_set(fault, "watches", "ends of a row", row, l->root, l->first);
+        return fault_set(fault, "watches", "first and last record of a watch key", row, l->root,
+                         l->first);
     if (l->root == PG_NIL)
         return true;
     if (at(a, l->first)->left != PG_NIL || at(a, l->latest)->right != PG_NIL)
-        return fault_set(fault, "watches", "an end that is none", row, l->first, l->latest);
+        return fault_set(fault, "watches",
+                         "the first or last record of a watch key has a neighbour",
+                         row, l->first, l->latest);
     *linked += tree_size(a, l->root);
     return true;
 }
@@ -318,14 +322,15 @@ bool watches_check(const struct pg_arena *a, struct pg_fault *fault)
         attached++;
         if (at(a, x)->key_row >= a->watermark_rows ||
             watermark_at(a, at(a, x)->key_row)->key_len == 0)
-            return fault_set(fault, "watches", "watches a key that is not there", x,
+            return fault_set(fault, "watches", "a record watches a key that does not exist", x,
                              a->watermark_rows, at(a, x)->key_row);
         if (!watch_sound(a, x, fault))
             return false;
     }
     if (linked != attached)
-        return fault_set(fault, "watches", "records that no row leads to", 0, attached, linked);
+        return fault_set(fault, "watches", "records that a watch key leads to", 0, attached,
+                         linked);
     return used + a->purgatory->free_watches == a->watch_rows ||
-           fault_set(fault, "watches", "records lost", used, a->watch_rows,
+           fault_set(fault, "watches", "records used and free", used, a->watch_rows,
                      used + a->purgatory->free_watches);
 }

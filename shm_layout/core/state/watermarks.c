@@ -286,10 +286,11 @@ static bool watermark_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault 
     if (l->namespace_row >= a->namespace_rows ||
         (watermark_granules(l) != 0 &&
          !blobs_rebuild_mark(&a->blobs, watermark_blob(l), watermark_granules(l))))
-        return fault_set(why, "watermarks", "a watch key's blob overlaps or is outside", row, 0,
-                         watermark_blob(l));
+        return fault_set(why, "watermarks",
+                         "a watch key's blob overlaps another or lies outside the pool",
+                         row, 0, watermark_blob(l));
     if (l->account > a->account_rows)
-        return fault_set(why, "watermarks", "an account that is not there", row, a->account_rows,
+        return fault_set(why, "watermarks", "an account that does not exist", row, a->account_rows,
                          l->account);
     account_watch_key_counted(a, l->account, 1);
     l->root = l->first = l->latest = PG_NIL;
@@ -339,7 +340,7 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
             at.bucket * (PG_INDEX_CELLS + 1) + at.cell != l->place)
             return fault_set(fault, "watermarks", "place in the index", row, l->place, at.cell);
         if (l->root == PG_NIL && l->touched_s == PG_NIL && !has_wal(a))
-            return fault_set(fault, "watermarks", "a forgotten watch key that nobody watches", row,
+            return fault_set(fault, "watermarks", "a forgotten watch key without watchers", row,
                              0, l->touched_s);
         *granules += watermark_granules(l);
         used++;
@@ -348,7 +349,8 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
          row = watermark_at(a, row)->root)
         free++;
     if (free != a->purgatory->free_watermarks || used + free != a->watermark_rows)
-        return fault_set(fault, "watermarks", "rows lost", used, a->watermark_rows, used + free);
+        return fault_set(fault, "watermarks", "rows used and free", used, a->watermark_rows,
+                         used + free);
     return index_check(&a->watermark_index, used, fault);
 }
 

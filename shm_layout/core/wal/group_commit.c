@@ -419,12 +419,12 @@ static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, str
         return fault_set(why, "wal", "state of the walk", end->at, PG_WALK_END, end->state);
     if (end->state != PG_WALK_NONE &&
         memcmp(end->header.uuid, c->arena->header->uuid, sizeof end->header.uuid) != 0)
-        return fault_set(why, "wal", "WAL of another arena", 0, s->next_lsn, end->lsn);
+        return fault_set(why, "wal", "the WAL belongs to another arena", 0, s->next_lsn, end->lsn);
     if (end->lsn < s->committed_lsn)
-        return fault_set(why, "wal", "the files end before what was committed, at LSN", 0,
+        return fault_set(why, "wal", "the files end before the last committed frame: LSN", 0,
                          s->committed_lsn, end->lsn);
     if (end->lsn >= s->next_lsn)
-        return fault_set(why, "wal", "the files hold more than the arena, up to LSN", 0,
+        return fault_set(why, "wal", "the files hold more frames than the arena: LSN", 0,
                          s->next_lsn - 1, end->lsn);
     return true;
 }

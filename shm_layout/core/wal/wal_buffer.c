@@ -189,7 +189,7 @@ static bool frame_sound(const struct pg_arena *a, uint64_t at, uint64_t end, str
     const struct pg_frame_head *f = frame_at(a, at);
     if (at >= end || end - at < sizeof *f || f->bytes > end - at ||
         f->bytes > before_end(a->wal_buffer, at) || !frame_fits(f))
-        return fault_set(fault, "wal_buffer", "bytes that are no frame", at, end, f->bytes);
+        return fault_set(fault, "wal_buffer", "bytes that do not form a frame", at, end, f->bytes);
     return true;
 }
 
@@ -206,7 +206,7 @@ static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
             return false;
         const struct pg_frame_head *f = frame_at(a, at);
         if (*lsn != 0 && f->lsn != *lsn + 1)
-            return fault_set(fault, "wal_buffer", "a hole in the numbers of frames", at, *lsn + 1,
+            return fault_set(fault, "wal_buffer", "the numbers of frames have a gap", at, *lsn + 1,
                              f->lsn);
         *lsn = f->lsn;
         position = at + f->bytes;
@@ -229,7 +229,7 @@ bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **
     const uint64_t at = past_padding(a, s->tail);
     *frame = frame_at(a, at);
     return at + (*frame)->bytes == s->appended ||
-           fault_set(why, "wal_buffer", "more than one frame in doubt", s->tail,
+           fault_set(why, "wal_buffer", "more than one frame is in doubt", s->tail,
                      at + (*frame)->bytes, s->appended);
 }
 
@@ -262,8 +262,9 @@ static bool timestamps_sound(const struct pg_arena *a, struct pg_fault *fault)
     for (uint32_t i = 0; i < a->slots.capacity; i++)
         if (ctl_live(slot_hot(a, i)->ctl) &&
             timestamps_at(a, i)->add_lsn >= a->wal_buffer->next_lsn)
-            return fault_set(fault, "wal_buffer", "a timer of a record that is still to come", i,
-                             a->wal_buffer->next_lsn, timestamps_at(a, i)->add_lsn);
+            return fault_set(fault, "wal_buffer",
+                             "a timer was added by a later record than the last",
+                             i, a->wal_buffer->next_lsn, timestamps_at(a, i)->add_lsn);
     return true;
 }
 

@@ -186,12 +186,13 @@ static bool follows(struct pg_walk *w, const struct pg_wal_segment *h, struct pg
     if (h->magic != w->header.magic)
         return refused(why, "magic of a WAL segment", 0, w->header.magic, h->magic);
     if (memcmp(h->uuid, w->header.uuid, sizeof h->uuid) != 0)
-        return refused(why, "WAL segment of another arena, first LSN", 0, w->lsn + 1, h->first_lsn);
+        return refused(why, "the WAL segment belongs to another arena: first LSN", 0, w->lsn + 1,
+                       h->first_lsn);
     if (h->first_lsn == w->lsn + 1 && h->first_group == w->group + 1 &&
         w->state == PG_WALK_SEALED)
         return true;
     damaged(w, w->size, h->first_lsn);
-    return refused(why, "a WAL segment ends before the next one begins, at LSN", w->bad_from,
+    return refused(why, "a WAL segment ends before the next one begins: LSN", w->bad_from,
                    h->first_lsn, w->lsn + 1);
 }
 
