@@ -30,8 +30,8 @@ REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
 WHOLLY_GENERATED = {DOCS / "reference" / f"{name}.md" for name in REFERENCES[:4]}
 WORDS_MAX, GUIDE_WORDS_MAX = 22_000, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 500}
-NO_GUIDES = {DOCS / "protocol.md"}
-"""A reference: only the total counts."""
+NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}
+"""Pages that no user has to read: only the total counts."""
 _GENERATED = (
     re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL),
     re.compile(r"<!-- ([\w ]+): begin -->.*?<!-- \1: end -->", re.DOTALL),

@@ -176,13 +176,7 @@ static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j
 {
     if (j->row >= a->namespace_rows || namespace_at(a, j->row)->name_len == 0)
         return;
-    struct pg_namespace *n = namespace_at(a, j->row);
-    n->owner_uid = j->owner_uid;
-    n->durability = j->durability;
-    n->quota_timers = j->quota_timers;
-    n->quota_bytes = j->quota_bytes;
-    n->quota_ops = j->quota_ops;
-    n->park_beyond_ns = j->park_beyond_ns;
+    namespace_settings_store(namespace_at(a, j->row), j);
 }
 
 bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)

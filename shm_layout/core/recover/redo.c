@@ -69,6 +69,12 @@ static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_
            below(r, "length of a payload", PG_PAYLOAD_MAX + 1, payload_len);
 }
 
+/* A later version would store its extensions here, and this one would take them for the key. */
+static bool ext_absent(const struct redo *r, uint32_t ext_len)
+{
+    return below(r, "bytes of extensions that this version does not know", 1, ext_len);
+}
+
 static bool time_sound(const struct redo *r, int64_t t)
 {
     return t >= 0 || refuse(r, "a time is negative", 0, (uint64_t)t);
@@ -236,7 +242,7 @@ static bool redo_arm(const struct redo *r)
     const struct pg_wal_arm *j = r->body;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
-        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) || !ext_absent(r, j->ext_len) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (j->replaced != 0) {
@@ -262,7 +268,7 @@ static bool redo_unpark(const struct redo *r)
                                    .key_type = j->key_type, .bulk_loaded = j->bulk_loaded};
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
-        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) || !ext_absent(r, j->ext_len) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     struct pg_hot *h = slot_hot(r->a, j->slot);

@@ -249,6 +249,16 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     return row;
 }
 
+void namespace_settings_store(struct pg_namespace *to, const struct pg_wal_namespace *from)
+{
+    STORE_RELAXED(&to->owner_uid, from->owner_uid);
+    STORE_RELAXED(&to->durability, from->durability);
+    STORE_RELAXED(&to->quota_timers, from->quota_timers);
+    STORE_RELAXED(&to->quota_bytes, from->quota_bytes);
+    STORE_RELAXED(&to->quota_ops, from->quota_ops);
+    STORE_RELAXED(&to->park_beyond_ns, from->park_beyond_ns);
+}
+
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set)
 {
     struct pg_namespace n = *namespace_at(a, row);
@@ -266,7 +276,8 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
         n.park_beyond_ns = set->park_beyond_ns;
     if (has_wal(a))
         wal_append_namespace(a, row, &n, namespace_name(a, row));
-    *namespace_at(a, row) = n;
+    const struct pg_wal_namespace settings = wal_namespace_of(row, &n, n.name_len);
+    namespace_settings_store(namespace_at(a, row), &settings);
     restrictions_note(a);
     wal_buffer_settle(a);
 }
