@@ -39,6 +39,7 @@ from real_daemon import (
     refused,
     sent,
     stats,
+    thread_status,
 )
 from tiers import sample
 
@@ -1262,8 +1263,8 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
 def switches(pid: int) -> int:
     """Return how often its threads went to sleep. Involuntary waits, which others cause, do not
     count."""
-    tasks = [p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/status")]
-    found = (re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for text in tasks)
+    texts = thread_status(pid).values()
+    found = (re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for text in texts)
     return sum(int(n) for (n,) in found)
 
 

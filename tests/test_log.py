@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, stats
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, stats, thread_status
 from tiers import sample
 
 from purgatoryd.cli.exits import Exit
@@ -211,18 +211,17 @@ def test_signals_reach_the_loop_and_no_other_thread(
 ) -> None:
     """Otherwise a reload that was requested before a message might happen after its answer."""
     with contextlib.closing(Daemon("demo", daemon_dir, args)) as real:
-        tasks = [task.name for task in Path(f"/proc/{real.pid}/task").iterdir()]
+        tasks = thread_status(real.pid)
         assert len(tasks) > 1
-        for task in map(int, tasks):
+        for task in tasks:
             loop = task == real.pid
             eventually(lambda: takes_signals(real.pid, task) == loop)  # noqa: B023
 
 
 def takes_signals(pid: int, task: int) -> bool | None:
     """Return whether SIGHUP and SIGTERM reach a thread; None if only one of them does."""
-    try:
-        status = Path(f"/proc/{pid}/task/{task}/status").read_text()
-    except OSError:  # the thread has ended
+    status = thread_status(pid).get(task)
+    if status is None:  # the thread has ended
         return False
     (mask,) = re.findall(r"SigBlk:\t(\w+)", status)
     blocked = {bool(int(mask, 16) >> n - 1 & 1) for n in (signal.SIGHUP, signal.SIGTERM)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import purgatory_driver as pd
 import pytest
-from core_driver import DERIVED
+from core_driver import DERIVED, Fault
 from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,7 +15,7 @@ from purgatory_driver import Answer, Command, Owner, Purgatory
 from wal_driver import Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import PutMode, Status, TimeKind, WireError
 
 pytestmark = pytest.mark.tier("check")
@@ -166,6 +166,28 @@ def test_a_row_that_is_unparked_is_done_once(core: Purgatory, owner: Owner) -> N
     assert [a.status for a in owner.bulk_load(rows, *both)] == [Status.UNPARKED, Status.UNKNOWN]
     assert [a.status for a in owner.bulk_load(rows, *both)] == [Status.BULK_LOADED] * 2
     assert core.bulk_loads()[BULK_LOAD].rows == {0, 1}
+
+
+@pytest.mark.parametrize("frame", ["arm", "unpark"])
+def test_a_frame_with_reserved_extensions_is_refused(
+    core: Purgatory, owner: Owner, frame: str
+) -> None:
+    wal, snapshot = Wal(core), Snapshot(core, quiet=True).finish().data
+    one(owner, unpark(b"k", parked(owner), b"far"))
+    kind = {"arm": lib.PG_WAL_ARM, "unpark": lib.PG_WAL_UNPARK}[frame]
+    before, wanted = b"", b""
+    for found in frames_of(wal.take()):
+        if found.type == kind:
+            wanted = found.data
+            break
+        before += found.data
+    at = ffi.sizeof("struct pg_frame_head") + ffi.offsetof(f"struct pg_wal_{frame}", "ext_len")
+    later = wanted[:at] + (16).to_bytes(4, "little") + wanted[at + 4 :]
+    redo = Redo(snapshot)
+    redo.frames(snapshot + before)
+    with pytest.raises(Fault, match="bytes of extensions"):
+        redo.frames(later)
+    redo.frames(wanted)
 
 
 def test_parking_needs_a_wal() -> None:

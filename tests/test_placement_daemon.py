@@ -20,7 +20,15 @@ import pytest
 from fake_system import Machine
 from machine import CPUSETS, needs
 from other_user import run_as
-from real_daemon import PATIENCE_S, Daemon, StartDaemon, clean_environment, eventually, stats
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    StartDaemon,
+    clean_environment,
+    eventually,
+    stats,
+    thread_status,
+)
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, Client, InvalidArgument, Subscriber
@@ -426,9 +434,9 @@ def test_the_loop_runs_first_and_memory_stays(daemon: StartDaemon) -> None:
 def thread(real: Daemon, name: str) -> int:
     """Return the thread of that name."""
     (found,) = (
-        int(task.name)
-        for task in Path(f"/proc/{real.pid}/task").iterdir()
-        if (task / "comm").read_text() == f"{name}\n"
+        task
+        for task, text in thread_status(real.pid).items()
+        if text.startswith(f"Name:\t{name}\n")
     )
     return found
 

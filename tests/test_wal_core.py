@@ -409,22 +409,3 @@ def test_incomplete_snapshots_are_refused() -> None:
         all_of_it(snapshot.data, without_last)
     with pytest.raises(Fault, match="the snapshot has a gap"):
         all_of_it(snapshot.data, without_last[len(next(frames_of(without_last)).data) :])
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [(lib.PG_WAL_ARM, "pg_wal_arm"), (lib.PG_WAL_UNPARK, "pg_wal_unpark")]
-)
-def test_a_frame_with_reserved_extensions_is_refused(kind: int, name: str) -> None:
-    core = Purgatory(**CONFIG)
-    lib.pg_set_parking(core.a, 2000 * MS, 1000 * MS)
-    wal = Wal(core)
-    core.put("parked", 5000 * MS)
-    core.put("armed", 500 * MS)
-    core.advance(4500 * MS)
-    wal.take()
-    snapshot = Snapshot(Purgatory(**CONFIG), quiet=True).finish().data
-    frame = bytearray(next(f.data for f in frames_of(wal.data) if f.type == kind))
-    at = ffi.sizeof("struct pg_frame_head") + ffi.offsetof(f"struct {name}", "ext_len")
-    frame[at : at + 4] = (16).to_bytes(4, "little")
-    with pytest.raises(Fault, match="bytes of extensions"):
-        all_of_it(snapshot, snapshot, bytes(frame))

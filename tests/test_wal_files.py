@@ -291,10 +291,10 @@ def test_files_that_are_not_this_arenas(tmp_path: Path) -> None:
     wal.close()
     with pytest.raises(Fault, match="the WAL belongs to another arena"):
         GroupCommit(core_with_wal_buffer(uuid=b"x" * 16), tmp_path)
-    with pytest.raises(Fault, match="the files hold more than the arena"):
+    with pytest.raises(Fault, match="the files hold more frames than the arena"):
         GroupCommit(core_with_wal_buffer(), tmp_path)
     segment_files(tmp_path)[0].unlink()
-    with pytest.raises(Fault, match="the files end before what was committed"):
+    with pytest.raises(Fault, match="the files end before the last committed frame"):
         GroupCommit(core, tmp_path)
     with pytest.raises(Fault, match="open"):
         GroupCommit(core_with_wal_buffer(), tmp_path / "missing")

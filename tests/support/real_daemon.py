@@ -258,3 +258,12 @@ class StartDaemon(Protocol):
     def __call__(
         self, name: str = "demo", *args: str, env: Mapping[str, str] | None = None
     ) -> Daemon: ...
+
+
+def thread_status(pid: int) -> dict[int, str]:
+    """Return the text of /proc/PID/task/TID/status by thread id, without ended threads."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[int(task.name)] = (task / "status").read_text()
+    return found
