@@ -13,8 +13,8 @@ struct pg_local {
 
 static uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Lay out all parts in one block of memory, and return the size of the block in bytes. With memory
- * = NULL, only compute the size. */
+/* Lay out all parts in one block of memory, and return the size of the block in bytes. If memory is
+ * NULL, only compute the size. */
 static uint64_t carve(struct pg_local *l, uint8_t *memory, const struct wheel_shape *shape)
 {
     const uint64_t sizes[] = {

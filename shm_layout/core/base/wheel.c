@@ -355,7 +355,7 @@ void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t cou
 
 struct advance {                         /* one call of wheel_advance */
     struct wheel *wheel;
-    uint32_t budget;                     /* how many timers the call may still fire or move */
+    uint32_t budget;                     /* the call may still fire or move this many timers */
     wheel_due_fn on_due;
     wheel_soon_fn on_soon;               /* NULL = none */
     void *context;

@@ -466,8 +466,8 @@ RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
     return refused;
 }
 
-/* Empty the set if it ends before the oldest batch that the client waits for, because the client
- * has then seen all answers that the set was made for. */
+/* Empty the set if it ends before the oldest batch that the client waits for. The client has then
+ * seen the answers to all batches of the set. */
 static void busy_forget(struct pg_session *s, const struct request *q)
 {
     if (UNLIKELY(s->busy_last != 0) && q->frame.sequence - q->frame.detail[1] > s->busy_last)

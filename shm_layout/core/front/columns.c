@@ -410,8 +410,8 @@ static void session_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, (uint32_t)j->dropped);
 }
 
-/* The name column has the name of the worker. For a client without a worker name, uid and pid
- * identify the client. */
+/* The name column has the name of the worker. If a client has no worker name, uid and pid identify
+ * it. */
 static void opened_row(const struct row *r, const void *body)
 {
     const struct pg_wal_opened *j = body;

@@ -10,8 +10,7 @@ uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra);
 /* True if the type of the frame is one that has an LSN, and the size of the frame matches its body.
  * The frame must be readable: its head, and as many bytes as the head declares. */
 bool frame_fits(const struct pg_frame_head *f);
-/* Size of the pg_wal_row between the body and the key of a frame; 0 if the timer is not in a bulk
- * load. */
+/* Size of the pg_wal_row between the body and the key of a frame; 0 if the frame has none. */
 static inline uint64_t wal_row_bytes(uint32_t in_bulk_load)
 {
     return in_bulk_load != 0 ? sizeof(struct pg_wal_row) : 0;

@@ -119,8 +119,8 @@ void wal_frame_end(struct pg_arena *a)
 {
     STORE_RELEASE(&a->wal_buffer->appended, a->wal_buffer_end);
     STORE_RELEASE(&a->wal_buffer->next_lsn, a->wal_buffer->next_lsn + 1);
-    /* The fence is before the effect: a snapshot that contains the effect then reads this next_lsn
-     * or a later one. */
+    /* This release fence comes before the effect. A snapshot that contains the effect therefore
+     * reads this next_lsn or a later one. */
     atomic_thread_fence(memory_order_release);
 }
 

@@ -57,7 +57,7 @@ void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_w
 void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn)
 {
     *seal = (struct pg_frame_head){.bytes = sizeof *seal, .lsn = lsn, .type = PG_WAL_SEAL};
-    frame_seal(seal, salt, group + 1);               /* a SEAL is in the place of the next group */
+    frame_seal(seal, salt, group + 1);               /* a SEAL has the number of the next group */
 }
 
 /* ---- one frame, one group ------------------------------------------------------------------ */
