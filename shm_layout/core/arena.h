@@ -38,7 +38,8 @@ struct rebuild {
 /* The running call: its sender, its batch, the current record, and what the call leaves for the
  * functions of api.h that the daemon calls next. */
 struct call_state {
-    /* Time of the message on the arena's clock. It may be later than the last advance. */
+    /* Time of the message on the arena's clock. It may be later than the time of the last
+     * advance. */
     int64_t moment_ns;
     int64_t real_boot_ns;         /* time of the message on the real boot clock */
     uint32_t real_s;              /* real_boot_ns in whole seconds */
@@ -63,7 +64,7 @@ struct call_state {
     const struct put *parking;    /* the PUT that the current record parks; NULL = none */
     struct pg_timestamps batch_timestamps; /* the timestamps that all records of the batch share */
     uint8_t name_uses[PG_BATCH_NAMES];      /* NEEDS_ bits of the records that use each name */
-    uint8_t name_access[PG_BATCH_NAMES];    /* access_of() the sender in each namespace */
+    uint8_t name_access[PG_BATCH_NAMES];    /* access_of() result for the sender, per name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topic row of each name that needs one */
     struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: the row exists or is not needed */
@@ -79,8 +80,8 @@ struct call_state {
     /* Slots of the last OUTCOMES message, linked by inbox_next. */
     uint32_t notified_first;
     uint32_t notified_count;
-    /* Slots that a batch armed. The daemon later stores in their timestamps when the call
-     * returned. */
+    /* Slots that a batch armed. The daemon later stores the time at which the call returned in
+     * their timestamps. */
     uint32_t armed_count;
     uint32_t armed[PG_BATCH_RECORDS];
 
@@ -106,7 +107,7 @@ struct pg_arena {
     struct blob_pool blobs;
     struct pg_namespace *namespaces;
     struct pg_topic *topics;
-    uint32_t *name_index;         /* row + 1; topics follow the namespaces */
+    uint32_t *name_index;         /* row number + 1; topics follow namespaces */
     struct pg_account *accounts;
     struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
@@ -146,10 +147,10 @@ struct pg_arena {
     /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
     uint32_t orphans;
     /* Cache of a failed search: no topic row is reusable until the number of ended timers differs
-     * from this one. */
+     * from this number. */
     uint64_t topics_stuck_at;
     /* Cache of a refused topic of the uid below: the topic stays refused until the number of ended
-     * timers differs from this one. */
+     * timers differs from this number. */
     uint64_t topics_refused_at;
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;

@@ -253,7 +253,7 @@ void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules)
 
     PG_ASSERT(blob < p->granules && granules - 1 < p->granules - blob, "blobs",
               "what is given back is inside the pool");
-    PG_ASSERT_IN_TESTS(map_is_set(p, blob, granules), "blobs", "what is given back was taken");
+    PG_ASSERT_IN_TESTS(map_is_set(p, blob, granules), "blobs", "a freed blob was allocated");
     map_flip(p, blob, granules);
     p->heap->used -= granules;
     if (!is_used(p, end)) {
@@ -398,5 +398,5 @@ bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fa
     if (!check_runs(p, fault) || !check_lists(p, fault))
         return false;
     return p->heap->used == used_granules
-        || bad(fault, "granules that the owners hold", 0, used_granules, p->heap->used);
+        || bad(fault, "granules of the owners' blobs", 0, used_granules, p->heap->used);
 }

@@ -9,10 +9,11 @@
 struct key_index {
     struct pg_index_bucket *buckets;
     uint32_t count;               /* number of buckets */
-    uint32_t id_bits;             /* number of low bits of a cell that hold id + 1; empty: 0 */
+    /* Number of low bits of a cell that hold id + 1. An empty cell is 0. */
+    uint32_t id_bits;
 };
 
-/* Position of a candidate, for index_next, index_replace and index_erase. */
+/* Position of a candidate in the index. index_next, index_replace and index_erase need it. */
 struct probe {
     uint32_t home, bucket, cell;
 };

@@ -58,7 +58,7 @@ static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
 static inline void slot_state_set(struct pg_hot *h, uint64_t ticket, unsigned state)
 {
     PG_ASSERT((1ull << (ctl_state(h->ctl) & 63) & states_before(state)) != 0, "slots",
-              "a slot's new state may follow its old one");
+              "a slot's new state may follow its old state");
     STORE_RELEASE(&h->ctl, ctl_of(ticket, state));
 }
 /* True if the slot is armed or parked. Such a slot owns its key and counts as live. */

@@ -16,7 +16,7 @@
 #include "core/base/common.h"
 #include "core/base/slots.h"
 
-enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
+enum { CELLS = 16 };                   /* number of 32-bit words in a chunk; word 0 is `previous` */
 enum {
     DRAIN_EXTRA = 512,                   /* added to each batch, so that prefetching pays off */
     DRAIN_SMALL = 1024,                  /* at most this many members may wait for the cascade */
@@ -335,7 +335,7 @@ bool wheel_holds(const struct wheel *w)
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
     const uint32_t hole = w->hot[slot].where;
-    PG_ASSERT_IN_TESTS(*cell_at(w, hole) == slot, "wheel", "a slot stands where it says");
+    PG_ASSERT_IN_TESTS(*cell_at(w, hole) == slot, "wheel", "a slot is in the cell that it names");
     const uint32_t last = bucket_pop(w, w->hot[slot].bucket);
     *cell_at(w, hole) = last;
     w->hot[last].where = hole;
@@ -361,8 +361,8 @@ struct advance {                         /* one call of wheel_advance */
     void *context;
 };
 
-/* Fire the members of a non-empty bucket; false if some are left. Slots are prefetched one chunk
- * ahead. If a callback changes the chain, only that prefetch is wasted. */
+/* Fire the members of a non-empty bucket; return false if some are left. Slots are prefetched one
+ * chunk ahead. If a callback changes the chain, only that prefetch is wasted. */
 static bool fire_members(struct advance *t, uint32_t bucket)
 {
     struct wheel *w = t->wheel;
@@ -404,8 +404,8 @@ static inline uint32_t pop_prefetch(struct wheel *w, uint32_t bucket)
     return slot;
 }
 
-/* Move up to `most` members to finer levels; false if the budget is spent first. While a slot's
- * cache line is fetched, MOVE_PREFETCH other members are handled. */
+/* Move up to `most` members to finer levels; return false if the budget is spent first. While a
+ * slot's cache line is fetched, MOVE_PREFETCH other members are handled. */
 static bool move(struct advance *t, uint32_t bucket, uint64_t most)
 {
     struct wheel *w = t->wheel;
@@ -425,7 +425,8 @@ static bool move(struct advance *t, uint32_t bucket, uint64_t most)
     return n == count;
 }
 
-/* Empty the coarse buckets that begin at the clock's tick; false if the budget is spent first. */
+/* Empty the coarse buckets that begin at the clock's tick; return false if the budget is spent
+ * first. */
 static bool cascade(struct advance *t)
 {
     const struct pg_wheel *s = t->wheel->state;
@@ -567,7 +568,8 @@ struct audit {
     const struct wheel *wheel;
     uint32_t capacity;
     uint32_t linked;                     /* number of slots found in buckets */
-    uint32_t chunks;                     /* number of chunks in buckets; next: sum of ids, mixed */
+    /* Number of chunks found in buckets, and the sum of the mixed ids of all chunks. */
+    uint32_t chunks;
     uint64_t chunk_sum;
     struct pg_fault *fault;
 };
@@ -611,7 +613,8 @@ static uint64_t bucket_span(const struct pg_wheel *s, uint32_t bucket, uint64_t 
     uint32_t position = bucket % s->ring;
     if (bucket >= s->due) {
         *first = 0;
-        return s->clock + 2;      /* the last is tick clock + 1: see wheel_place_due */
+        /* A due bucket may hold ticks up to clock + 1: see wheel_place_due. */
+        return s->clock + 2;
     }
     *first = v->start + (position + s->ring - v->here) % s->ring * v->width;
     return *first < v->limit ? v->width : 0;

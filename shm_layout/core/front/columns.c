@@ -48,7 +48,8 @@ static void put_flag(const struct row *r, enum pg_int_column column, uint32_t va
         put_int(r, column, 1);
 }
 
-/* Write the word with number `value`. If there is no such word, leave the column empty. */
+/* Write a value that stands for one of `count` words. If it stands for none of them, leave the
+ * column empty. */
 static void put_word(const struct row *r, enum pg_int_column column, unsigned value, unsigned count)
 {
     if (value < count)
@@ -208,8 +209,8 @@ static void topic_row(const struct row *r, const void *body)
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-/* If the timer came from a row of a bulk load, write that row. Return the address of the bytes
- * after it. */
+/* If the timer came from a row of a bulk load, write the bulk load and the row number. Return the
+ * address of the bytes after them. */
 static const uint8_t *put_bulk_load(const struct row *r, const void *at, uint32_t in_bulk_load)
 {
     const struct pg_wal_row *j = at;

@@ -491,7 +491,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     }
 }
 
-#define VISITS_PER_CALL 1024      /* watchers that one call visits, in less than a millisecond */
+#define VISITS_PER_CALL 1024      /* most watchers that one call visits; takes less than 1 ms */
 
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,

@@ -141,7 +141,7 @@ uint32_t pg_notices(struct pg_arena *a, void *bytes, uint64_t size, struct pg_pa
     uint32_t groups;
     *upto = a->header->published;
     if (wal_buffer_full(a))
-        return 0;                 /* notices are sent only if the WAL buffer has space for SENT */
+        return 0;                 /* notices need WAL buffer space for a SENT record */
     const uint32_t taken = window_group(a, size < BODY_MAX ? size : BODY_MAX,
                                         parts_max < PG_NOTICE_WINDOW ? parts_max
                                                                      : PG_NOTICE_WINDOW,

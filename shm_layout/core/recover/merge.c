@@ -26,7 +26,7 @@
 /* A session that has been silent for longer is not merged, unless it owns an operation: a new
  * session could take its row anyway. */
 #define RECENT_NS 60000000000
-/* Row number that stands for: the session owns a wanted operation, but has no row yet. */
+/* Placeholder for a row number: the session owns a wanted operation, but has no row yet. */
 #define OWNS (PG_NIL - 1)
 
 struct merge {
@@ -483,7 +483,8 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
     h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome uses no topic */
     if (has_wal(to) && has_wal(g->from)) {
         *timestamps_at(to, slot) = *timestamps_at(g->from, i);
-        timestamps_at(to, slot)->add_lsn = 0;              /* is an LSN of the source */
+        /* This LSN refers to the WAL of the source, so clear it. */
+        timestamps_at(to, slot)->add_lsn = 0;
     }
     return slot_account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
 }

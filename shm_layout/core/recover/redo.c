@@ -1,11 +1,11 @@
 /* redo.c - apply the frames of a snapshot and of the WAL to a new arena.
  *
  * A frame describes the state after a change, with the numbers of slots, rows and positions in the
- * arena that wrote the frame. The parts of a snapshot may be from different moments: all changes
- * since its start are applied again, and after the last frame of an object its state is right. The
- * tickets in a slot only rise, so an older timer never replaces a younger timer. Derived state,
- * including key hashes, is built at the end. Frames are untrusted: everything that a frame refers
- * to is checked first. */
+ * arena that wrote the frame. The parts of a snapshot may be from different moments. Therefore all
+ * changes since its start are applied again, and after the last frame of an object its state is
+ * right. The tickets in a slot only rise, so an older timer never replaces a younger timer. Derived
+ * state, including key hashes, is built at the end. Frames are untrusted: everything that a frame
+ * refers to is checked first. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"

@@ -139,7 +139,8 @@ static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
     if (j == NULL)
         return false;
-    atomic_thread_fence(memory_order_acquire);   /* after everything that was copied */
+    /* This acquire fence comes after the whole copy. */
+    atomic_thread_fence(memory_order_acquire);
     if (has_wal(a))
         s->end_lsn = wal_next_lsn(a) - 1;
     *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,

@@ -522,8 +522,8 @@ static void block_link(struct pg_arena *a, uint32_t block)
     l->upto = block_upto(a, block) > l->upto ? block_upto(a, block) : l->upto;
 }
 
-/* If a kill interrupts between the allocation of a block and its first bit, the block has no rows.
- * Such a block is freed here. */
+/* If a kill comes between the allocation of a block and the store of its first bit, the block has
+ * no rows. Such a block is freed here. */
 bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     a->metrics->bulk_loads = a->metrics->bulk_load_blocks = 0;

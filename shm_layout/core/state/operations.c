@@ -373,8 +373,8 @@ bool operation_waits(const struct pg_arena *a, uint32_t slot)
     return deadline_ns > a->hold_after_ns && !(later && deadline_ns > a->hold_upto_ns);
 }
 
-/* An advance or a failure may not have visited this operation yet. Its condition is therefore
- * checked first, and takes precedence over the deadline. */
+/* An advance or a failure may not have visited this operation yet. The operation's condition is
+ * therefore checked first, and takes precedence over the deadline. */
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -410,7 +410,7 @@ void operation_answered_no(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
     const bool moved = op->check == PG_K_MOVED;
-    PG_ASSERT(op->check != PG_K_NONE, "operations", "only a CHECK that was asked is answered");
+    PG_ASSERT(op->check != PG_K_NONE, "operations", "an answered CHECK was sent before");
     inbox_remove(a, slot);
     op->check = PG_K_NONE;
     if (moved)
@@ -580,7 +580,7 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
             target_join(a, w, op, x);
         if (w->condition == PG_C_SUM)
             share_write(op, n, k, watermark_of(a, x)->watermark);
-        own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* complete after eight keys */
+        own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* eight keys fill the byte */
         if (w->has_own && n % 8 == 7)
             own_of(op)[n / 8] = (uint8_t)own;
         at += sizeof *k + k->key_len;
@@ -1028,7 +1028,7 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
             watch_claimed(a, x) || watch_at(a, x)->key_row >= a->watermark_rows ||
             watermark_of(a, x)->key_len == 0)
             return fault_set(why, "operations",
-                             "an operation leads to a watch record of another one", slot, n, x);
+                             "an operation leads to another operation's watch record", slot, n, x);
         watch_claim(a, x);
     }
     if (n != op->keys)
@@ -1188,7 +1188,7 @@ static bool chain_check(const struct pg_arena *a, uint32_t slot, bool armed, str
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++)
         if (n >= op->keys || x >= a->watch_rows || watch_at(a, x)->slot != slot)
             return fault_set(fault, "operations",
-                             "an operation leads to a watch record of another one", slot, n, x);
+                             "an operation leads to another operation's watch record", slot, n, x);
     return n == (armed ? op->keys : 0) ||
            fault_set(fault, "operations", "watch records of an operation", slot,
                      armed ? op->keys : 0, n);

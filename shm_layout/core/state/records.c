@@ -95,7 +95,8 @@ struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)
     return j;
 }
 
-/* Call this after all session rows have been checked. */
+/* Copy the watch keys of an operation, at most op->keys. A reader may follow watch records that are
+ * reused in the meantime, so the chain itself gives no limit. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
                          const uint8_t *blob, struct pg_wal_watch_key *out)
 {

@@ -97,7 +97,9 @@ void replay_supersede(struct pg_arena *a, uint32_t id)
     a->replay_buffer[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
 }
 
-/* Call this after all session rows have been checked. */
+/* Count the time that entries waited to be sent. Entries that fired in one iteration have the same
+ * time, so they are counted together. Under a virtual clock the real time of firing is unknown, so
+ * nothing is counted. */
 static void queue_measure(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns)
 {
     uint64_t p = a->header->published;
@@ -233,6 +235,6 @@ bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
     }
     *granules += own;
     return own * PG_GRANULE == a->header->replay_bytes ||
-           fault_set(fault, "replay buffer", "bytes that the replay buffer pins", 0,
+           fault_set(fault, "replay buffer", "bytes of the blobs in the replay buffer", 0,
                      own * PG_GRANULE, a->header->replay_bytes);
 }

@@ -366,7 +366,7 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
         if (session_at(a, i)->id != 0 && !session_sound(a, i, fault))
             return false;
         if (session_at(a, i)->id != 0 && i >= a->session_rows)
-            return fault_set(fault, "sessions", "a session is in a row behind the last one", i,
+            return fault_set(fault, "sessions", "a session is in a row after the last used row", i,
                              a->session_rows, i);
     }
     return blobs_check(&a->answers, answers, fault);

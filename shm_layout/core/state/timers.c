@@ -96,7 +96,7 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
     return ns < a->namespace_rows ? ns : PG_NIL;
 }
 
-/* Call this after the operations of all sessions have been counted. */
+/* Return a + b, limited to the range of int64. */
 static int64_t add_clamped(int64_t a, int64_t b)
 {
     int64_t sum;
@@ -311,8 +311,8 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     return slot;
 }
 
-/* Let the key lead to `slot`. `id` is the id that key_find found for the key, and `at` is its place
- * in the index; PG_NIL = none. */
+/* Let the key lead to `slot`. `id` is the id that key_find found for the key (PG_NIL = none), and
+ * `at` is the place of that id in the index. */
 static void key_bind(struct pg_arena *a, uint32_t hash, uint32_t id, const struct probe *at,
                      uint32_t slot)
 {

@@ -266,7 +266,7 @@ static bool timestamps_sound(const struct pg_arena *a, struct pg_fault *fault)
         if (ctl_live(slot_hot(a, i)->ctl) &&
             timestamps_at(a, i)->add_lsn >= a->wal_buffer->next_lsn)
             return fault_set(fault, "wal_buffer",
-                             "a timer was added by a later record than the last",
+                             "a timer's LSN is later than the LSN of the last frame",
                              i, a->wal_buffer->next_lsn, timestamps_at(a, i)->add_lsn);
     return true;
 }

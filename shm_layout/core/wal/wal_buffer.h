@@ -59,7 +59,7 @@ static inline bool wal_buffer_full(const struct pg_arena *a)
 {
     return has_wal(a) && wal_buffer_over(a, 94);
 }
-/* If wal_buffer_refusal forbids to arm a timer, store the refusal in *r and return false. */
+/* If wal_buffer_refusal has a reason to refuse timers, store the reason in *r and return false. */
 bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r);
 /* For a caller that found the WAL buffer full: return false if the caller should wait for space. If
  * the group-commit thread has stopped, no space will ever be free: store the answer in *r and
