@@ -67,7 +67,8 @@ struct call_state {
     uint8_t name_access[PG_BATCH_NAMES];    /* access_of() result for the sender, per name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topic row of each name that needs one */
-    struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: the row exists or is not needed */
+    /* Per name: the refusal of its rows. Ticket 0 = the row exists or is not needed. */
+    struct pg_result name_refusals[PG_BATCH_NAMES];
     uint32_t hashes[PG_BATCH_RECORDS];
     uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* watch keys of the current operation */
     uint32_t rows[PG_WATCH_KEYS_MAX];       /* watermark rows of the watch being armed */

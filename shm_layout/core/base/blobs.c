@@ -63,8 +63,7 @@ static inline uint64_t word_bits(uint32_t from, uint32_t count)
     return ~(uint64_t)0 >> (WORD - count) << from;
 }
 
-/* Number of the granules, from `at` on, whose bits are in the same word of the map as that of
- * `at`. */
+/* Return how many of `granules` granules, from `at` on, have their bits in one word of the map. */
 static inline uint32_t in_word(uint32_t at, uint32_t granules)
 {
     uint32_t space = WORD - at % WORD;

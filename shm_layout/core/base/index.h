@@ -27,7 +27,7 @@ void index_init(struct key_index *x);
 /* Next candidate after the candidate that index_first or index_next returned last; PG_NIL =
  * none. */
 uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
-/* Find the cell of this id; false if the index does not hold it. */
+/* Find the cell of this id. Return false if the index does not contain the id. */
 bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
 /* Replace the id in the cell of a candidate by another id with the same hash. */
 void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);

@@ -61,8 +61,8 @@ static int64_t tick_to_ns(const struct pg_wheel *s, uint64_t tick)
 
 /* ---- geometry ------------------------------------------------------------------------ */
 
-/* Number of levels that cover all 63-bit times: the ring of the top level must span 2 *
- * fanout^levels > 2^63 / tick ticks. If a tick is 1 us or longer, every limit is below 2^62. */
+/* Number of levels that cover all 63-bit times. With this number, the ring of the top level spans 2
+ * * fanout^levels > 2^63 / tick ticks. If a tick is 1 us or longer, every limit is below 2^62. */
 uint32_t wheel_levels(const struct wheel_shape *shape)
 {
     uint64_t last = INT64_MAX / (uint64_t)shape->tick_ns + 1, span = 2;

@@ -466,8 +466,8 @@ RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
     return refused;
 }
 
-/* Empty the set if it ends before the oldest batch that the client waits for. The client has then
- * seen the answers to all batches of the set. */
+/* Empty the set if all its batches come before the oldest batch that the client waits for. The
+ * client has then seen the answers to them. */
 static void busy_forget(struct pg_session *s, const struct request *q)
 {
     if (UNLIKELY(s->busy_last != 0) && q->frame.sequence - q->frame.detail[1] > s->busy_last)

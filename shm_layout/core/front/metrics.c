@@ -34,9 +34,8 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
     measure(a, PG_HG_BATCH_SERVICE, ended_boot_ns - a->call.begun_boot_ns, 1);
 }
 
-/* Return the next outcome of the last OUTCOMES message that was not in an earlier message; NULL =
- * none. Outcomes that are sent again are left out, because they waited for their owner, not for the
- * daemon. */
+/* Return the next outcome of the last OUTCOMES message; NULL = none. Outcomes that an earlier
+ * message contained are left out, because they waited for their owner, not for the daemon. */
 static struct pg_operation *notified_next(struct pg_arena *a)
 {
     while (a->call.notified_count > 0) {

@@ -239,7 +239,8 @@ static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena
            from->header->replay_tail - p < to->header->replay_capacity) {
         bytes += (uint64_t)entry_granules(replay_at(from, p - 1)) * PG_GRANULE;
         if (bytes > to->header->replay_bytes_max && p < from->header->replay_tail)
-            break;            /* the newest entry is allowed even if it is larger */
+            /* The newest entry is copied even if it is larger, as in replay_make_space. */
+            break;
         p--;
     }
     return p;

@@ -404,7 +404,7 @@ bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, str
     return bulk_load_mark(a, a->call.bulk_load, row);
 }
 
-/* ---- recovery of the row under way -------------------------------------------------------- */
+/* ---- recovery of the current row --------------------------------------------------------- */
 
 static bool under_way(const struct pg_arena *a, const struct pg_session *s)
 {

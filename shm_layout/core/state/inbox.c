@@ -79,7 +79,8 @@ static void orphan_free(struct pg_arena *a, uint32_t slot)
     outcome_free(a, slot);
 }
 
-/* Free an outcome that has no inbox. If the WAL buffer is full, leave this to orphans_free. */
+/* Free an outcome that belongs to no inbox. If the WAL buffer is full, leave this to
+ * orphans_free. */
 static void orphan_add(struct pg_arena *a, uint32_t slot)
 {
     if (!wal_buffer_full(a)) {
@@ -175,7 +176,7 @@ bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 /* ---- sending ------------------------------------------------------------------------------ */
 
 #define PER_MESSAGE 512
-#define BYTES_PREFETCH 8             /* outcomes whose bytes are prefetched in advance */
+#define BYTES_PREFETCH 8             /* prefetch bytes this many outcomes in advance */
 
 static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
 {

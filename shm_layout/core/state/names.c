@@ -228,7 +228,7 @@ static uint32_t topic_row_for(struct pg_arena *a)
         return PG_NIL;
     }
     STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
-    atomic_thread_fence(memory_order_release);   /* before another name is written into the row */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes the next name of the row */
     names_rebuild(a);
     return row;
 }

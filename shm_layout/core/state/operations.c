@@ -339,7 +339,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     if (op->notice_blob != PG_NIL)
         notice_write(a, slot, op);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_OUTCOME);
-    atomic_thread_fence(memory_order_release);   /* before its watch records are reused */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of its watch records */
     watches_release(a, op);
     if (index_find_id(&a->index, h->hash, slot, &at))
         index_erase(&a->index, &at);

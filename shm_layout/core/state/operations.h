@@ -115,8 +115,8 @@ bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
                      struct pg_fault *why);
 void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled);
 bool operations_check(const struct pg_arena *a, struct pg_fault *fault);
-uint64_t notice_granules(const struct pg_arena *a, uint32_t slot);      /* only if it has a
-                                                                           notice */
+/* Number of granules of a notice. The slot must have a notice. */
+uint64_t notice_granules(const struct pg_arena *a, uint32_t slot);
 /* Number of granules of an operation's notice if the notice is not in the replay buffer yet, else
  * 0. */
 static inline uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)

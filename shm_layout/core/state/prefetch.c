@@ -177,8 +177,8 @@ void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t
     }
 }
 
-#define FAR 48                    /* prefetch distance for slots, in outcomes */
-#define NEAR 24                   /* prefetch distance for operations, in outcomes */
+#define FAR 48                    /* prefetch slots this many outcomes in advance */
+#define NEAR 24                   /* prefetch operations this many outcomes in advance */
 
 void prefetch_news(struct pg_arena *a)
 {

@@ -32,7 +32,7 @@ static void replay_withdraw(struct pg_arena *a)
     const uint32_t granules = entry_granules(e);
 
     STORE_RELEASE(&e->commit, 0ull);
-    atomic_thread_fence(memory_order_release);   /* before the blob is reused */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the blob */
     STORE_RELEASE(&a->header->replay_head, head + 1);
     entry_forget_key(a, head, e);
     blobs_give(&a->blobs, e->blob, granules);
@@ -133,8 +133,8 @@ static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
            e->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX;
 }
 
-/* Index the key of an entry. If several entries have the key, it leads to the newest entry; if an
- * armed slot has it, the rebuild later lets it lead to this slot. */
+/* Index the key of an entry. If several entries have the key, the index leads to the newest entry.
+ * If an armed slot has the key, the rebuild later lets the index lead to the slot. */
 static void entry_index(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);

@@ -175,7 +175,7 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 {
     struct pg_hot *h = slot_hot(a, slot);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_FREE);
-    atomic_thread_fence(memory_order_release);   /* before slot and blob are reused */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of slot and blob */
     if (give != 0)
         blobs_give(&a->blobs, slot_cold(a, slot)->blob, give);
     a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
@@ -427,7 +427,7 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
     if (has_wal(a))
         wal_append_unpark(a, slot);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_ARMED);
-    atomic_thread_fence(memory_order_release);   /* before the stub's bytes are reused */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the stub's bytes */
     slot_counted(a, slot, 1);
     blobs_give(&a->blobs, old, stub);
     a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;
@@ -679,7 +679,7 @@ struct pg_cold slot_cold_copy(const struct pg_arena *a, uint32_t slot, uint64_t 
 {
     struct pg_cold c = *slot_cold(a, slot);
     if (UNLIKELY(ctl_state(ctl) == PG_S_PARKED)) {
-        atomic_thread_fence(memory_order_acquire);   /* before the new blob is read */
+        atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of the new blob */
         c.payload_len = 0;
     }
     return c;

@@ -26,7 +26,7 @@ static inline uint32_t watches_free(const struct pg_arena *a)            /* numb
 /* Take a chain of `count` siblings from the free records. At least `count` records must be free. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count);
 void watches_give(struct pg_arena *a, uint32_t first);                  /* frees a whole chain */
-void watch_link_among(struct pg_arena *a, uint32_t watch);    /* the key must have other watchers */
+void watch_link_among(struct pg_arena *a, uint32_t watch);    /* its key must have other watchers */
 void watch_unlink_among(struct pg_arena *a, uint32_t watch);
 static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
 {

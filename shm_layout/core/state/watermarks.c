@@ -114,7 +114,7 @@ static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watc
     __builtin_prefetch(&guess->place, 1);
 }
 
-/* Return a free row. PG_NIL = the running batch may not have one, or none is free; *why contains
+/* Return a free row. PG_NIL = the uid may not have another row, or no row is free; *why contains
  * the answer. */
 static uint32_t row_for_new(const struct pg_arena *a, struct pg_result *why)
 {

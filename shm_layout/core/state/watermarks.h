@@ -45,7 +45,7 @@ static inline void watermark_forget(struct pg_arena *a, uint32_t row)
 /* Set the watermark and the error of a row. The caller visits the row's watchers afterwards. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error);
 void watermark_clear(struct pg_arena *a, uint32_t row);                 /* clears the key's error */
-void watermark_drop(struct pg_arena *a, uint32_t row);   /* immediately, or with the last watcher */
+void watermark_drop(struct pg_arena *a, uint32_t row);  /* frees it now, or with its last watcher */
 /* Call watermark_left when a watcher has left. It frees a forgotten row, or starts the time to live
  * of the row. */
 void watermark_left_by_last(struct pg_arena *a, uint32_t row);

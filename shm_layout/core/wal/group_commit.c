@@ -44,7 +44,9 @@ struct pg_group_commit {
     int error;
     int wake, moved;                 /* eventfds: wakes the thread; reports commits to the daemon */
     atomic_bool kicked, stopping;
-    atomic_uint pauses, paused;      /* number of pause changes, odd = pause; last pause seen */
+    /* Number of requested changes (odd = a pause is requested), and the last number that the thread
+     * has seen. */
+    atomic_uint pauses, paused;
     bool threaded;
     pthread_t thread;
     _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
