@@ -12,7 +12,7 @@
 
 struct put;
 
-/* Replay buffer entries that one pg_notices call examines. */
+/* Number of replay buffer entries that one pg_notices call examines. */
 #define PG_NOTICE_WINDOW 1024
 
 /* The replay buffer entries of one topic within a window, chained oldest first. */
@@ -22,7 +22,7 @@ struct pg_group {
     uint64_t bytes;
 };
 
-/* Slots that one iteration remembers for prefetching; a batch adds at most 1024. */
+/* Number of slots that one iteration remembers for prefetching; a batch adds at most 1024. */
 #define PG_NEWS 16384
 
 /* Results that the passes of a rebuild leave for its last step. PG_NIL = none. */
@@ -38,35 +38,37 @@ struct rebuild {
 /* The running call: its sender, its batch, the current record, and what the call leaves for the
  * functions of api.h that the daemon calls next. */
 struct call_state {
-    /* Time of the message on the arena's clock. It may be later than the last advance. */
+    /* Time of the message on the arena's clock. It may be later than the time of the last
+     * advance. */
     int64_t moment_ns;
     int64_t real_boot_ns;         /* time of the message on the real boot clock */
     uint32_t real_s;              /* real_boot_ns in whole seconds */
-    /* Watch visits that this call may still spend. */
+    /* Number of watch visits that this call may still make. */
     uint32_t visits_left;
     uint32_t uid;                 /* uid of the sender; PG_NIL = no message is being handled */
     uint16_t account;             /* account row of the sender; 0 = none */
-    /* Most rows that the sender may hold in each table; UINT32_MAX = no limit. */
+    /* Maximum number of rows that the sender may hold in each table; UINT32_MAX = no limit. */
     uint32_t watch_key_share, watch_share;
     uint32_t operation_share, block_share;
-    /* Bulk load blocks that the sender holds; counted only if block_share limits them. */
+    /* Number of bulk load blocks that the sender holds; counted only if block_share limits it. */
     uint32_t blocks_held;
 
     /* The running batch. */
     uint64_t sequence;            /* sequence of the batch; 0 = no batch is running */
     bool durable;                 /* the reply waits for its commit */
-    bool reserved;                /* the batch uses a name that is for PUBLISH alone */
+    bool reserved;                /* the batch uses a name that only PUBLISH may use */
     bool in_bulk_load;            /* the current record is a row of a bulk load */
     uint64_t bulk_load_row;
     uint32_t bulk_load;           /* bulk load of the batch; PG_NIL = none */
-    unsigned bulk_load_status;    /* refusal for all of its rows, or PG_ST_NONE */
+    unsigned bulk_load_status;    /* refusal of all rows of this bulk load, or PG_ST_NONE */
     const struct put *parking;    /* the PUT that the current record parks; NULL = none */
-    struct pg_timestamps batch_timestamps; /* timestamps that the batch itself determines */
-    uint8_t name_uses[PG_BATCH_NAMES];      /* needs of the operations that use each name */
-    uint8_t name_access[PG_BATCH_NAMES];    /* access_of() the sender's uid in each namespace */
+    struct pg_timestamps batch_timestamps; /* the timestamps that all records of the batch share */
+    uint8_t name_uses[PG_BATCH_NAMES];      /* NEEDS_ bits of the records that use each name */
+    uint8_t name_access[PG_BATCH_NAMES];    /* access_of() result for the sender, per name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topic row of each name that needs one */
-    struct pg_result name_refusals[PG_BATCH_NAMES]; /* ticket 0: the row exists or is not needed */
+    /* Per name: the refusal of its rows. Ticket 0 = the row exists or is not needed. */
+    struct pg_result name_refusals[PG_BATCH_NAMES];
     uint32_t hashes[PG_BATCH_RECORDS];
     uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* watch keys of the current operation */
     uint32_t rows[PG_WATCH_KEYS_MAX];       /* watermark rows of the watch being armed */
@@ -75,11 +77,12 @@ struct call_state {
     /* Results of the last call. */
     uint64_t durable_lsn;         /* LSN that the reply waits for; 0 = none */
     struct pg_session *worked;    /* session whose batch was applied; NULL = none */
-    int64_t begun_boot_ns;        /* start of the answered batch; 0 = none was answered */
+    int64_t begun_boot_ns;        /* when the answered batch began; 0 = no batch was answered */
     /* Slots of the last OUTCOMES message, linked by inbox_next. */
     uint32_t notified_first;
     uint32_t notified_count;
-    /* Slots that a batch armed. The daemon later records when its call returned. */
+    /* Slots that a batch armed. The daemon later stores the time at which the call returned in
+     * their timestamps. */
     uint32_t armed_count;
     uint32_t armed[PG_BATCH_RECORDS];
 
@@ -105,7 +108,7 @@ struct pg_arena {
     struct blob_pool blobs;
     struct pg_namespace *namespaces;
     struct pg_topic *topics;
-    uint32_t *name_index;         /* row + 1; topics follow the namespaces */
+    uint32_t *name_index;         /* row number + 1; topics follow namespaces */
     struct pg_account *accounts;
     struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
@@ -122,13 +125,13 @@ struct pg_arena {
     uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
     uint32_t bulk_load_rows, bulk_load_block_rows;
 
-    /* State of this process, between calls. */
+    /* State that this process keeps between calls. */
     bool draining;                /* no timer may be armed: the daemon is stopping */
     bool nameless;                /* no timer may be armed: the arena file's name is gone */
-    bool confined;                /* only NAMESPACE creates namespaces */
+    bool confined;                /* only a NAMESPACE record may create a namespace */
     bool restricted;              /* a namespace has an owner or a quota, or uids have quotas */
     bool inbox_news;              /* some session has unsent outcomes */
-    bool holding;                 /* operations that came due in an outage wait */
+    bool holding;                 /* operations that came due in an outage are waiting */
     /* Start of the outage on the arena's clock: earlier deadlines were handled before it. */
     int64_t hold_after_ns;
     int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
@@ -136,24 +139,25 @@ struct pg_arena {
     int64_t started_ns;           /* arena clock at the last rebuild */
     uint64_t first_number;        /* first ticket number after the last rebuild */
     uint64_t wal_buffer_end;      /* position after the frame being written */
-    int64_t wall_placed_by_ns;    /* wall offset by which wall timers were last placed */
+    int64_t wall_placed_by_ns;    /* wall offset that the last placement of wall timers used */
     /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
     uint32_t wall_cursor;
-    uint32_t session_rows;        /* session rows from here on are free */
-    uint32_t free_bulk_load_block; /* first of the free chain; PG_NIL = none */
+    uint32_t session_rows;        /* number of the first session row after the last used row */
+    uint32_t free_bulk_load_block; /* first block of the free chain; PG_NIL = none */
     uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
     /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
     uint32_t orphans;
-    /* Cache of a failed search: no topic row is reusable until this sum of ended timers changes. */
+    /* Cache of a failed search: no topic row is reusable until the number of ended timers differs
+     * from this number. */
     uint64_t topics_stuck_at;
-    /* Cache of a refused topic of the uid below: it stays refused until this sum of
-     * ended timers changes. */
+    /* Cache of a refused topic of the uid below: the topic stays refused until the number of ended
+     * timers differs from this number. */
     uint64_t topics_refused_at;
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;
     struct call_state call;
     uint32_t news_count, news_seen;
-    uint32_t news[PG_NEWS];       /* slots that entered an inbox last, for prefetching */
+    uint32_t news[PG_NEWS];       /* slots that most recently entered an inbox, for prefetching */
 };
 
 /* Define the accessor of a table's rows. The caller has checked that the row exists. */
@@ -194,7 +198,8 @@ static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boo
     a->call.real_s = (uint32_t)(real_boot_ns / 1000000000);
 }
 
-/* Count a duration. PG_UNMEASURED builds count nothing, so that a benchmark can find the cost. */
+/* Count a duration. PG_UNMEASURED builds count nothing, so that a benchmark can measure the cost of
+ * counting. */
 static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t ns, uint64_t times)
 {
 #ifndef PG_UNMEASURED

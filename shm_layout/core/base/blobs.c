@@ -1,26 +1,27 @@
 /* blobs.c - the allocator of key and payload bytes.
  *
  * It is a two-level segregated-fit allocator (TLSF: Masmano, Ripoll, Crespo, Real 2004) over
- * granules. A map with one bit per granule tells used from free. A used blob therefore needs no
- * header: the allocator finds free neighbours in the map and their sizes in their boundary tags.
- * Two free blocks are never adjacent. blobs_take and blobs_give cost a constant number of steps.
+ * granules. A map has one bit per granule, which is 1 if the granule is used. A used blob therefore
+ * needs no header: the allocator finds free neighbours in the map, and their sizes in the boundary
+ * tags of these blocks. Two free blocks are never adjacent. blobs_take and blobs_give cost a
+ * constant number of steps.
  */
 #include "core/base/blobs.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
 
 /* blobs_take examines this many blocks of the request's own size class if all larger classes are
- * empty. A class holds sizes from its floor up to the next class's floor. Below 64 granules (1 KiB)
- * a class has a single size, so every block fits. A larger request can fail although a block would
- * fit, if that block is deeper in its list. */
+ * empty. A class holds the sizes from its lower bound up to the lower bound of the next class.
+ * Below 64 granules (1 KiB) a class has a single size, so every block fits. A larger request can
+ * fail although a block in the list is large enough, if that block is not among those examined. */
 #define OWN_CLASS_BLOCKS 32
 
 #define WORD 64
-/* Granules of a block that are prefetched: four cache lines. */
+/* Number of granules of a block that are prefetched: four cache lines. */
 #define FETCHED_GRANULES 16
 
-/* Low bits of the size that do not affect its class. The class depends on the leading one and the
- * five bits after it. The result is 0 below 64 granules. */
+/* Number of low bits of the size that do not affect its class. The class depends on the leading 1
+ * bit and the five bits after it. Below 64 granules the result is 0. */
 static inline uint32_t step_bits(uint32_t granules)
 {
     return 26 - (uint32_t)__builtin_clz(granules | 32);
@@ -33,7 +34,7 @@ static inline uint32_t class_of(uint32_t granules)
     return (bits << 5) + (granules >> bits);
 }
 
-/* Lowest class whose blocks are all large enough. */
+/* Lowest class in which each block has at least `granules` granules. */
 static inline uint32_t class_above(uint32_t granules)
 {
     uint32_t below = ((uint32_t)1 << step_bits(granules)) - 1;
@@ -47,8 +48,8 @@ static inline struct pg_blob_free *free_at(const struct blob_pool *p, uint32_t g
 
 /* ---- the map ---------------------------------------------------------------------- */
 
-/* Words of the map. The bits past the last granule are 1, so that the last block has a used
- * neighbour on its right, as every other block has. */
+/* Number of 64-bit words of the map. The bits past the last granule are 1, so that the last block
+ * has a used neighbour on its right, as every other block has. */
 uint64_t blob_map_words(uint32_t granules) { return (uint64_t)granules / WORD + 1; }
 
 static inline bool is_used(const struct blob_pool *p, uint32_t granule)
@@ -56,13 +57,13 @@ static inline bool is_used(const struct blob_pool *p, uint32_t granule)
     return p->map[granule / WORD] >> (granule % WORD) & 1;
 }
 
-/* Bits [from, from + count) of one word; count is 1 .. 64. */
+/* Mask of the bits [from, from + count) of one word; count is 1 .. 64. */
 static inline uint64_t word_bits(uint32_t from, uint32_t count)
 {
     return ~(uint64_t)0 >> (WORD - count) << from;
 }
 
-/* Number of granules, from `at` on, that are in the same word of the map. */
+/* Return how many of `granules` granules, from `at` on, have their bits in one word of the map. */
 static inline uint32_t in_word(uint32_t at, uint32_t granules)
 {
     uint32_t space = WORD - at % WORD;
@@ -105,8 +106,8 @@ static bool map_is_set(const struct blob_pool *p, uint32_t at, uint32_t granules
 }
 #endif
 
-/* First granule from `at` on that is used (or free, if `used` is false); the pool's end if there is
- * none. */
+/* First granule at or after `at` that is used (or free, if `used` is false); the number of granules
+ * in the pool if there is none. */
 static uint32_t map_find(const struct blob_pool *p, uint32_t at, bool used)
 {
     uint64_t flip = used ? 0 : ~(uint64_t)0, word = at / WORD, words = blob_map_words(p->granules);
@@ -116,7 +117,8 @@ static uint32_t map_find(const struct blob_pool *p, uint32_t at, bool used)
     return bits ? (uint32_t)(word * WORD + (uint32_t)__builtin_ctzll(bits)) : p->granules;
 }
 
-/* Granules in the next free run from `at` on, whose begin goes to *start; 0 = none. */
+/* Return the number of granules of the next free run at or after `at`; 0 = none. Set *start to the
+ * first granule of the run. */
 static inline uint32_t free_run(const struct blob_pool *p, uint32_t at, uint32_t *start)
 {
     *start = map_find(p, at, false);
@@ -168,7 +170,8 @@ static inline void unlink_block(struct blob_pool *p, uint32_t block)
     heap->free_blocks--;
 }
 
-/* Head of this class, or of the nearest larger class that has a block; PG_NIL = none. */
+/* First block in the list of this class, or of the nearest larger class that has a block; PG_NIL =
+ * none. */
 static inline uint32_t block_from(const struct pg_blob_heap *heap, uint32_t class)
 {
     uint32_t level = class / 32, bits;
@@ -218,8 +221,8 @@ bool blob_inside(const struct blob_pool *p, uint32_t blob, uint64_t bytes)
 
 uint64_t blobs_used(const struct blob_pool *p) { return p->heap->used; }
 
-/* Prefetch the block that is likely to be taken next. Unlinking reads its first line anyway, so
- * this skips that line. */
+/* Prefetch the block that is likely to be taken next. Its first cache line is left out, because
+ * unlinking the block reads that line anyway. */
 static inline void next_fetch(const struct blob_pool *p, uint32_t block, uint32_t granules)
 {
     const uint32_t lines = granules < FETCHED_GRANULES ? granules : FETCHED_GRANULES;
@@ -249,7 +252,7 @@ void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules)
 
     PG_ASSERT(blob < p->granules && granules - 1 < p->granules - blob, "blobs",
               "what is given back is inside the pool");
-    PG_ASSERT_IN_TESTS(map_is_set(p, blob, granules), "blobs", "what is given back was taken");
+    PG_ASSERT_IN_TESTS(map_is_set(p, blob, granules), "blobs", "a freed blob was allocated");
     map_flip(p, blob, granules);
     p->heap->used -= granules;
     if (!is_used(p, end)) {
@@ -312,7 +315,8 @@ static bool bad(struct pg_fault *fault, const char *detail, uint64_t where, uint
     return fault_set(fault, "blobs", detail, where, expected, found);
 }
 
-/* The free runs of the map match the free blocks: sizes at both ends, number and sum. */
+/* Check that the free runs of the map match the free blocks: in the sizes at both ends of each
+ * block, in number and in total size. */
 static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
 {
     uint64_t free = 0;
@@ -338,7 +342,8 @@ static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
         || bad(fault, "used granules of the map", 0, p->granules - free, p->heap->used);
 }
 
-/* Check that a listed block is the start of a free run, belongs to the class and links back. */
+/* Check that a block in a free list is the start of a free run, belongs to the class and has the
+ * right back link. */
 static bool check_block(const struct blob_pool *p, uint32_t class, uint32_t block,
                         uint32_t previous, struct pg_fault *fault)
 {
@@ -353,8 +358,8 @@ static bool check_block(const struct blob_pool *p, uint32_t class, uint32_t bloc
         || bad(fault, "back link of a listed block", block, previous, free_at(p, block)->previous);
 }
 
-/* Check one free list. A back link has one value, so a block that is listed twice and a list with a
- * cycle both fail there. The walk therefore ends. */
+/* Check one free list. A block has only one back link, so the check fails at a block that is listed
+ * twice. A cycle therefore fails as well, and the loop ends. */
 static bool check_list(const struct blob_pool *p, uint32_t class, uint64_t *listed,
                        struct pg_fault *fault)
 {
@@ -392,5 +397,5 @@ bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fa
     if (!check_runs(p, fault) || !check_lists(p, fault))
         return false;
     return p->heap->used == used_granules
-        || bad(fault, "granules that the owners hold", 0, used_granules, p->heap->used);
+        || bad(fault, "granules of the owners' blobs", 0, used_granules, p->heap->used);
 }

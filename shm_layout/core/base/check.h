@@ -9,9 +9,9 @@
 bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uint64_t where,
                uint64_t expected, uint64_t found);
 
-/* Assert an invariant that no message, argument or stored byte can break, because those are
- * validated first. If it is broken nevertheless, the process ends before its next store, and the
- * arena is left for recovery. */
+/* Assert an invariant that no message, argument or stored byte can break, because messages,
+ * arguments and stored bytes are validated first. If it is broken nevertheless, the process ends
+ * before its next store, and the arena is left for recovery. */
 #define PG_ASSERT(fact, part, invariant)                                                        \
     do {                                                                                        \
         if (UNLIKELY(!(fact)))                                                                  \
@@ -26,8 +26,8 @@ bool fault_set(struct pg_fault *fault, const char *part, const char *detail, uin
 #endif
 _Noreturn void assertion_failed(const char *part, const char *invariant);
 
-/* Spread an id over 64 bits (the finalizer of MurmurHash3, Appleby). Two lists hold the same ids,
- * each once, if their sums of mixed ids are equal. */
+/* Spread an id over 64 bits (the finalizer of MurmurHash3, Appleby). If the sums of the mixed ids
+ * of two lists are equal, the lists hold the same ids, each equally often. */
 static inline uint64_t id_mix(uint32_t id)
 {
     uint64_t x = (uint64_t)id + 0x9e3779b97f4a7c15u;

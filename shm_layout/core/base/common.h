@@ -1,4 +1,4 @@
-/* common.h - what every file of the core uses. */
+/* common.h - the includes, macros and helpers that every file of the core uses. */
 #ifndef PURGATORYD_BASE_COMMON_H
 #define PURGATORYD_BASE_COMMON_H
 
@@ -16,20 +16,21 @@
 /* Keep a rare path out of its callers, so that their common path needs fewer registers. */
 #define RARE __attribute__((noinline, cold))
 
-/* Parts of a message, read in place: a message may begin at any address. */
+/* Parts of a message that are read in place. They need no alignment, because a message may begin at
+ * any address. */
 typedef struct pg_record wire_record __attribute__((aligned(1)));
 typedef struct pg_watch_key wire_watch_key __attribute__((aligned(1)));
 
 /* Prefetch a cache line that is about to be written. Compilers drop calls of functions without an
- * effect; the empty asm statement counts as one. */
+ * effect; the empty asm statement counts as an effect. */
 static inline void fetch(const void *at)
 {
     __builtin_prefetch(at, 1);
     __asm__ volatile("");
 }
 
-/* Read one byte per 64 KiB of memory that is about to be written for the first time. For a read
- * fault the kernel maps the surrounding pages; for a write fault it maps only one page. */
+/* Read one byte per 64 KiB of memory that is about to be written for the first time. On a read
+ * fault the kernel maps the surrounding pages, too; on a write fault it maps only one page. */
 static inline void touch(const void *at, uint64_t bytes)
 {
     enum { AROUND = 65536 };
@@ -37,9 +38,9 @@ static inline void touch(const void *at, uint64_t bytes)
         (void)*((const volatile uint8_t *)at + i);
 }
 
-/* Words that one thread or process stores and others load without a lock. docs/architecture.md has
- * a table of them ("Published words"), which lint compares with the code. RELAXED: nothing else
- * depends on the word. */
+/* Access to words that one thread or process stores and others load without a lock.
+ * docs/architecture.md has a table of these words ("Published words"), which lint compares with the
+ * code. RELAXED: the access publishes no other data. */
 #define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)
 #define STORE_RELEASE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)

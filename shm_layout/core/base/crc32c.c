@@ -2,7 +2,8 @@
 #include "core/base/crc32c.h"
 #include "core/base/common.h"
 
-/* CRCs of the low and of the high half of a byte. Their XOR is the CRC of the whole byte. */
+/* CRCs of each low half and of each high half of a byte. The CRC of a byte is the XOR of the CRCs
+ * of its halves. */
 static const uint32_t low[16] = {
     0x00000000, 0xf26b8303, 0xe13b70f7, 0x1350f3f4, 0xc79a971f, 0x35f1141c, 0x26a1e7e8, 0xd4ca64eb,
     0x8ad958cf, 0x78b2dbcc, 0x6be22838, 0x9989ab3b, 0x4d43cfd0, 0xbf284cd3, 0xac78bf27, 0x5e133c24};

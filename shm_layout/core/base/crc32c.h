@@ -4,7 +4,7 @@
 
 #include "core/base/common.h"
 
-/* Return the same value as pg_crc32c, without the CRC instruction. */
+/* Return the same value as pg_crc32c. This function does not use the CRC instruction of the CPU. */
 uint32_t crc32c_by_table(uint32_t crc, const void *bytes, size_t count);
 
 #endif

@@ -8,8 +8,8 @@
  * Without the secret, an attacker cannot choose keys that collide in one bucket. */
 uint64_t keyed_hash(const uint64_t secret[2], uint64_t scope, const void *bytes, size_t len);
 
-/* keyed_hash in two steps, for many keys of one scope: hash_begin absorbs the scope, hash_in hashes
- * one key. */
+/* The same hash in two steps, for many keys of one scope: hash_begin absorbs the scope, hash_in
+ * hashes one key. */
 struct hash_scope {
     uint64_t v0, v1, v2, v3;
 };

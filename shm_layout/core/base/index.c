@@ -2,8 +2,9 @@
  *
  * An id goes to the first bucket with an empty cell, starting at its home bucket. Each full bucket
  * on the way counts that id in `overflowed`. A lookup therefore ends at the first bucket with
- * `overflowed` 0. At 8 of 15 cells used, that is the home bucket for 99 of 100 keys. Erasing
- * decrements the same counts; no id moves, and no tombstone is left.
+ * `overflowed` 0. If 8 of 15 cells are used, the lookup ends in the home bucket for 99 of 100 keys.
+ * Erasing an id decrements the counts that its insertion incremented; no other id moves, and no
+ * tombstone is left.
  */
 #include "core/base/index.h"
 #include "core/base/check.h"
@@ -28,7 +29,8 @@ void index_init(struct key_index *x)
     memset(x->buckets, 0, bytes);
 }
 
-/* Step to the next bucket that can hold an id of this home; false if there is none. */
+/* Move to the next bucket that can hold an id with the same home bucket. Return false if there is
+ * none. */
 static inline bool probe_step(const struct key_index *x, struct probe *at)
 {
     if (LIKELY(x->buckets[at->bucket].overflowed == 0))
@@ -58,7 +60,8 @@ uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at)
     return index_search(x, hash, ~(uint32_t)1 << at->cell, at);
 }
 
-/* Add `by` to the overflow count of every bucket from an id's home up to the one that holds it. */
+/* Add `by` to the overflow count of each bucket from an id's home bucket to the one before the
+ * bucket that holds the id. */
 static inline void count_passed(struct key_index *x, uint32_t home, uint32_t bucket, uint32_t by)
 {
     for (; home != bucket; home = index_after(x, home))
@@ -108,7 +111,7 @@ RARE void index_erase_beyond(struct key_index *x, uint32_t home, uint32_t bucket
     count_passed(x, home, bucket, (uint32_t)-1);
 }
 
-/* Ids in one bucket; PG_NIL if a cell holds a tag without an id. */
+/* Number of ids in one bucket; PG_NIL if a cell holds a tag without an id. */
 static uint32_t bucket_ids(const struct key_index *x, const struct pg_index_bucket *b)
 {
     uint32_t ids = 0;
@@ -129,7 +132,8 @@ bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault
         uint32_t here = bucket_ids(x, b);
         if (here == PG_NIL)
             return fault_set(fault, "index", "a cell holds a tag without an id", i, 0, 0);
-        /* Every id that passed the bucket before is in this bucket or passed it as well. */
+        /* An id that overflowed the previous bucket is in this bucket or has overflowed it as
+         * well. */
         if (before > (uint64_t)b->overflowed + here)
             return fault_set(fault, "index",
                              "more ids overflowed a bucket than the next one accounts for",

@@ -1,6 +1,6 @@
 /* index.h - the key index: which slots may hold a key.
  *
- * The common case, a key in its home bucket, is inline; index.c has the rest. */
+ * The common case, a key in its home bucket, is inline; index.c handles all other cases. */
 #ifndef PURGATORYD_BASE_INDEX_H
 #define PURGATORYD_BASE_INDEX_H
 
@@ -9,25 +9,27 @@
 struct key_index {
     struct pg_index_bucket *buckets;
     uint32_t count;               /* number of buckets */
-    uint32_t id_bits;             /* bits of a cell that hold id + 1; an empty cell is 0 */
+    /* Number of low bits of a cell that hold id + 1. An empty cell is 0. */
+    uint32_t id_bits;
 };
 
-/* Position of a candidate, for index_next, index_replace and index_erase. */
+/* Position of a candidate in the index. index_next, index_replace and index_erase need it. */
 struct probe {
     uint32_t home, bucket, cell;
 };
 
-/* Buckets that `ids` ids need: 8 bytes per id. */
+/* Number of buckets that `ids` ids need: 8 bytes per id. */
 uint32_t index_buckets(uint64_t ids);
-/* Bits that id + 1 needs when ids are below `ids`. */
+/* Number of bits that id + 1 needs if every id is below `ids`. */
 uint32_t index_id_bits(uint64_t ids);
 /* Make the index empty. */
 void index_init(struct key_index *x);
-/* Next candidate after the one that index_first or index_next returned; PG_NIL = none. */
+/* Next candidate after the candidate that index_first or index_next returned last; PG_NIL =
+ * none. */
 uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
-/* Find the cell of this id; false if the index does not hold it. */
+/* Find the cell of this id. Return false if the index does not contain the id. */
 bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
-/* Give the cell of a candidate to another id with the same hash. */
+/* Replace the id in the cell of a candidate by another id with the same hash. */
 void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);
 /* Erase a candidate. No other id moves. */
 void index_erase(struct key_index *x, const struct probe *at);
@@ -37,11 +39,11 @@ static inline void index_prefetch(const struct key_index *x, uint32_t hash)
 }
 /* Check overflow counts and bounds, and that the index holds `ids` ids. Keys are not compared. */
 bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault);
-/* Buckets are read with the vector extensions of GCC and Clang, because neither compiler vectorizes
- * this loop. Lane 0 is `overflowed`; lane i + 1 is cell i. */
+/* A bucket is read with the vector extensions of GCC and Clang, because neither compiler vectorizes
+ * a loop over its cells. Lane 0 is `overflowed`; lane i + 1 is cell i. */
 #define VECTORS 4
 typedef uint32_t lanes __attribute__((vector_size(16)));
-/* Result of a comparison, per lane: -1 or 0. */
+/* Result of a comparison, per lane: -1 = equal, 0 = not equal. */
 typedef int32_t truths __attribute__((vector_size(16)));
 
 #ifdef __SSE2__
@@ -74,7 +76,8 @@ static inline uint32_t index_after(const struct key_index *x, uint32_t bucket)
     return bucket + 1 == x->count ? 0 : bucket + 1;
 }
 
-/* Low bits of the hash, shifted above the id. The high bits of the hash select the home bucket. */
+/* Tag of a hash: its low bits, shifted left so that the id fits below. The high bits of the hash
+ * select the home bucket. */
 static inline uint32_t index_tag(const struct key_index *x, uint32_t hash)
 {
     return hash << x->id_bits;
@@ -119,13 +122,13 @@ static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t ta
 /* First candidate from at->bucket on. In that bucket only the cells in `allowed` are searched. */
 uint32_t index_search(const struct key_index *x, uint32_t hash, uint32_t allowed,
                       struct probe *at);
-/* Insert an id whose home bucket is full; otherwise as index_insert. */
+/* Do what index_insert does, for an id whose home bucket is full. */
 uint32_t index_insert_beyond(struct key_index *x, uint32_t hash, uint32_t id);
 /* Correct the overflow counts after an id was erased outside of its home bucket. */
 void index_erase_beyond(struct key_index *x, uint32_t home, uint32_t bucket);
 
-/* First slot whose tag matches; index_next returns the others, PG_NIL at the end. Tags can collide,
- * so the caller compares the key. */
+/* Return the first slot whose tag matches, or PG_NIL. index_next returns the further slots.
+ * Different keys can have the same tag, so the caller compares the keys. */
 static inline uint32_t index_first(const struct key_index *x, uint32_t hash, struct probe *at)
 {
     at->home = at->bucket = index_home(x, hash);
@@ -147,8 +150,8 @@ static inline void index_erase_at(struct key_index *x, uint32_t hash, uint32_t p
         index_erase_beyond(x, home, bucket);
 }
 
-/* Insert an id. Return its place for index_erase_at; a place stays valid until it is erased. PG_NIL
- * if the index is full. */
+/* Insert an id. Return its place for index_erase_at, or PG_NIL if the index is full. The place
+ * stays valid until the id is erased. */
 static inline uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t id)
 {
     const uint32_t home = index_home(x, hash), empty = cells_with(&x->buckets[home], 0);

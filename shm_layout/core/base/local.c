@@ -7,14 +7,14 @@
 struct pg_local {
     struct wheel wheel;
     struct slots slots;
-    uint32_t *due;                /* where the running advance writes due slots */
+    uint32_t *due;                /* array for the due slots of the running advance */
     uint32_t due_count, due_max;
 };
 
 static uint64_t aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Lay out all parts in one block of memory. Return its size in bytes; memory = NULL only computes
- * that. */
+/* Lay out all parts in one block of memory, and return the size of the block in bytes. If memory is
+ * NULL, only compute the size. */
 static uint64_t carve(struct pg_local *l, uint8_t *memory, const struct wheel_shape *shape)
 {
     const uint64_t sizes[] = {

@@ -1,7 +1,7 @@
 /* memory.c - place memory on a NUMA node and lock it in RAM.
  *
  * Nodes are preferred, never required. If a node is full, the kernel allocates from the nearest
- * other node. With a strict policy it would kill the process instead.
+ * other node. With a strict policy the kernel would kill the process instead.
  */
 #define _GNU_SOURCE
 #include "core/base/common.h"
@@ -29,7 +29,7 @@ static struct nodes only(uint32_t node)
     return n;
 }
 
-/* The kernel ignores the last bit of the mask size that it is given, hence + 1. */
+/* The kernel ignores the last bit of the mask, hence + 1. */
 static const unsigned long NODE_BITS = PG_NODES_MAX + 1;
 
 int pg_memory_prefer(uint32_t node)
@@ -51,8 +51,8 @@ int pg_memory_bind(void *memory, uint64_t bytes, uint32_t node, int move)
         return bind(memory, bytes, &n, 0);
     madvise(memory, bytes, MADV_POPULATE_READ);      /* only mapped pages are moved */
     int error = bind(memory, bytes, &n, MPOL_MF_MOVE_ALL);
-    if (error == EPERM)                              /* moving pages that others map needs
-                                                        CAP_SYS_NICE */
+    /* Without CAP_SYS_NICE, only pages that no other process maps can be moved. */
+    if (error == EPERM)
         error = bind(memory, bytes, &n, MPOL_MF_MOVE);
     return error;
 }
@@ -67,8 +67,8 @@ int pg_memory_elsewhere(const void *memory, uint64_t bytes, uint32_t node, uint3
     for (uint64_t i = 0; i < PG_MEMORY_SAMPLES; i++) {
         const volatile uint8_t *page =
             (const uint8_t *)memory + count * i / PG_MEMORY_SAMPLES * size;
-        (void)*page;                                 /* maps the page: an unmapped page is on no
-                                                        node */
+        /* Read the page, so that it is mapped: an unmapped page is on no node. */
+        (void)*page;
         pages[i] = (void *)(uintptr_t)page;
     }
     if (syscall(SYS_move_pages, 0, PG_MEMORY_SAMPLES, pages, NULL, found, 0) != 0)

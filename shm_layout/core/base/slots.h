@@ -5,8 +5,8 @@
 #include "core/base/check.h"
 #include "core/base/common.h"
 
-/* All slots, and the stack of free ones. free[0] is the number of ids in free[1..]. This file owns
- * the state in hot.ctl. */
+/* All slots, and the stack of free slots. free[0] is the number of ids in free[1..]. Only this file
+ * changes the state in hot.ctl. */
 struct slots {
     struct pg_hot *hot;
     struct pg_cold *cold;         /* NULL for a wheel outside of an arena */
@@ -20,7 +20,7 @@ void slots_init(struct slots *s);
 void slots_rebuild(struct slots *s);
 /* Check that the free stack holds exactly the FREE slots, each once. */
 bool slots_check(const struct slots *s, struct pg_fault *fault);
-/* Empty the free stack, for a rebuild that gives back free slots itself. */
+/* Empty the free stack, for a rebuild that fills it itself. */
 static inline void slots_free_none(struct slots *s) { s->free[0] = 0; }
 static inline uint32_t slots_left(const struct slots *s) { return s->free[0]; }
 static inline uint32_t slots_live(const struct slots *s) { return s->capacity - s->free[0]; }
@@ -33,7 +33,7 @@ static inline void slots_give(struct slots *s, uint32_t slot)
     PG_ASSERT(s->free[0] < s->capacity, "slots", "no slot is given back twice");
     s->free[++s->free[0]] = slot;
 }
-/* Prefetch the slot that slots_take will return `distance` calls later. */
+/* Prefetch the slot that slots_take will return after `distance` more calls. */
 static inline void slots_prefetch(const struct slots *s, uint32_t distance)
 {
     const uint32_t slot = LIKELY(s->free[0] > distance) ? s->free[s->free[0] - distance] : 0;
@@ -41,8 +41,8 @@ static inline void slots_prefetch(const struct slots *s, uint32_t distance)
     fetch(&s->cold[slot]);
 }
 
-/* States, as a bit mask, from which a slot may enter this state. Recovery restores states and
- * writes control words without this check. */
+/* Bit mask of the states from which a slot may enter `state`. Recovery writes control words without
+ * this check. */
 static inline uint32_t states_before(unsigned state)
 {
     enum { FREE = 1u << PG_S_FREE, ARMED = 1u << PG_S_ARMED, OUTCOME = 1u << PG_S_OUTCOME,
@@ -53,12 +53,12 @@ static inline uint32_t states_before(unsigned state)
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
 static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
 static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
-/* Publish the new state of a slot. Its other fields must be written first: readers read the control
- * word with acquire. */
+/* Publish the new state of a slot. The caller must have written its other fields before: readers
+ * load the control word with acquire. */
 static inline void slot_state_set(struct pg_hot *h, uint64_t ticket, unsigned state)
 {
     PG_ASSERT((1ull << (ctl_state(h->ctl) & 63) & states_before(state)) != 0, "slots",
-              "a slot's new state may follow its old one");
+              "a slot's new state may follow its old state");
     STORE_RELEASE(&h->ctl, ctl_of(ticket, state));
 }
 /* True if the slot is armed or parked. Such a slot owns its key and counts as live. */

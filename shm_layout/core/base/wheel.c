@@ -1,28 +1,28 @@
-/*
- * wheel.c - an exact hierarchical timing wheel (Varghese, Lauck 1987).
+/* wheel.c - an exact hierarchical timing wheel (Varghese, Lauck 1987).
  *
  * Time is counted in ticks. A timer fires at tick ceil(deadline / tick), never early. A bucket of
  * level l covers fanout^l ticks. A timer is in the finest level whose ring reaches its tick. When
- * the clock enters a coarse bucket, its members must be in finer levels. Most of them are moved
- * gradually before that tick (`drain`); the rest move at the tick itself (`cascade`).
+ * the clock enters a coarse bucket, its members must already be in finer levels. Most of them are
+ * moved gradually before that tick (`drain`); the rest are moved at the tick itself (`cascade`).
  *
- * A bucket is a chain of chunks, each a cache line of slot ids, and each slot stores its cell.
- * Removal moves the bucket's newest member into the hole. Firing and moving take members one by one
- * from the end. The wheel is therefore consistent whenever a callback runs or the budget is spent,
- * and the next call can continue without any saved position.
+ * A bucket is a chain of chunks. A chunk is a cache line of cells; a cell holds the id of a slot.
+ * Each slot stores the number of its cell. Removing a slot moves the newest member of the bucket
+ * into the free cell. Firing and moving take the members one by one from the end of the chain. The
+ * wheel is therefore consistent whenever a callback runs or the budget is spent, and the next call
+ * can continue without any saved position.
  */
 #include "core/base/wheel.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
 #include "core/base/slots.h"
 
-enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
+enum { CELLS = 16 };                   /* number of 32-bit words in a chunk; word 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 512,                   /* a batch large enough for prefetching to pay off */
-    DRAIN_SMALL = 1024,                  /* fewer members than this may wait for the cascade */
-    DRAIN_PIECE = 16384                  /* members that justify a wake-up of their own */
+    DRAIN_EXTRA = 512,                   /* added to each batch, so that prefetching pays off */
+    DRAIN_SMALL = 1024,                  /* at most this many members may wait for the cascade */
+    DRAIN_PIECE = 16384                  /* number of members that justifies an extra wake-up */
 };
-enum { MOVE_PREFETCH = 32 };                /* prefetch distance, in timers */
+enum { MOVE_PREFETCH = 32 };                /* number of slots that move() prefetches in advance */
 
 /* ---- division by constants of the arena ---------------------------------------------- */
 
@@ -61,8 +61,8 @@ static int64_t tick_to_ns(const struct pg_wheel *s, uint64_t tick)
 
 /* ---- geometry ------------------------------------------------------------------------ */
 
-/* Levels that cover all 63-bit times: the top ring must span 2 * fanout^levels > 2^63 / tick ticks.
- * Ticks of 1 us or more keep every limit below 2^62. */
+/* Number of levels that cover all 63-bit times. With this number, the ring of the top level spans 2
+ * * fanout^levels > 2^63 / tick ticks. If a tick is 1 us or longer, every limit is below 2^62. */
 uint32_t wheel_levels(const struct wheel_shape *shape)
 {
     uint64_t last = INT64_MAX / (uint64_t)shape->tick_ns + 1, span = 2;
@@ -77,8 +77,8 @@ uint32_t wheel_buckets(const struct wheel_shape *shape)
     return wheel_levels(shape) * 2 * shape->fanout + PG_DUE_BUCKETS;
 }
 
-/* Chunks for the worst distribution: no chunk is empty, and only the last chunk of a bucket may
- * have empty cells. */
+/* Number of chunks for the worst distribution of members: no chunk is empty, and only the last
+ * chunk of a bucket may have empty cells. */
 uint32_t wheel_chunks(const struct wheel_shape *shape)
 {
     uint32_t spread = shape->capacity / PG_CHUNK_CELLS + wheel_buckets(shape);
@@ -92,8 +92,8 @@ static inline uint32_t position_of(const struct pg_wheel *s, const struct pg_lev
     return position < s->ring ? position : position - s->ring;
 }
 
-/* Set the position of a level. The coarser level goes first, because it determines where the ring
- * of the finer one begins. */
+/* Set the position of a level. The coarser level must be set first, because it determines where the
+ * ring of the finer level begins. */
 static void level_enter(const struct pg_wheel *s, struct pg_level *v, uint64_t tick)
 {
     uint64_t revolution = divide(tick, v->multiplier, v->shift);
@@ -105,7 +105,7 @@ static void level_enter(const struct pg_wheel *s, struct pg_level *v, uint64_t t
     }
 }
 
-/* Set the clock. A level enters a new bucket only at a tick where all finer levels do. */
+/* Set the clock. A level enters a new bucket only at a tick at which all finer levels do so. */
 static void clock_set(struct pg_wheel *s, uint64_t tick)
 {
     struct pg_level *v = s->levels;
@@ -188,7 +188,8 @@ static void mark_empty(struct pg_wheel *s, uint32_t bucket)
         s->occupied &= ~(1ull << l);
 }
 
-/* First occupied position at or after `from`, around the ring. The level must have members. */
+/* First occupied position at or after `from`; the search wraps around the ring. The level must have
+ * members. */
 static uint32_t occupied_from(const struct pg_level *v, uint32_t from)
 {
     uint32_t word = from >> 6;
@@ -209,9 +210,9 @@ static uint64_t level_next(const struct pg_wheel *s, const struct pg_level *v)
     return v->start + buckets * v->width;
 }
 
-/* Next tick that has timers to fire or to cascade; UINT64_MAX = none. Inside a bucket of level 1 no
- * coarser bucket begins, so level 0 decides alone. At the start of that bucket a cascade may be
- * unfinished, so all levels count. */
+/* Next tick that has timers to fire or to cascade; UINT64_MAX = none. While the clock is inside a
+ * bucket of level 1, no coarser bucket begins, so only level 0 matters. At the first tick of the
+ * bucket a cascade may be unfinished, so all levels matter. */
 static uint64_t next_event(const struct pg_wheel *s)
 {
     uint64_t next = UINT64_MAX, levels = s->occupied;
@@ -247,8 +248,8 @@ static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
     return chunk * CELLS + 1;
 }
 
-/* Append a slot to a bucket. One test finds both a full chunk and an empty chain: the last cell of
- * a chunk and PG_NIL both end in 15. */
+/* Append a slot to a bucket. One test finds a full chunk and an empty chain, because `tail` modulo
+ * 16 is 15 for the last cell of a chunk and for PG_NIL. */
 static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
 {
     struct pg_bucket *b = &w->buckets[bucket];
@@ -279,8 +280,8 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
     return slot;
 }
 
-/* Prefetch the chunk before the one that holds cell `tail`. Return that chunk's last cell, or
- * PG_NIL. */
+/* Prefetch the chunk before the chunk of cell `tail`. Return the last cell of the prefetched chunk,
+ * or PG_NIL if there is none. */
 static inline uint32_t fetch_chunk(const struct wheel *w, uint32_t tail)
 {
     uint32_t before = tail == PG_NIL ? PG_NIL : w->chunks[tail / CELLS].previous;
@@ -289,8 +290,8 @@ static inline uint32_t fetch_chunk(const struct wheel *w, uint32_t tail)
     return before;
 }
 
-/* Prefetch the slots in the chunk of cell `tail`, and the chunk before it. Return that chunk's last
- * cell, or PG_NIL. */
+/* Prefetch the slots in the chunk of cell `tail`, and the chunk before it. Return the last cell of
+ * the chunk before it, or PG_NIL if there is none. */
 static inline uint32_t fetch_members(const struct wheel *w, uint32_t tail)
 {
     if (tail != PG_NIL)
@@ -308,8 +309,8 @@ void wheel_place(struct wheel *w, uint32_t slot)
     bucket_push(w, tick > s->clock ? bucket_at(s, tick) : s->due + s->open, slot);
 }
 
-/* Keep the order of ticks in a wheel that lags behind real time: a timer of a later tick is placed
- * normally. */
+/* If the wheel lags behind real time, timers still have to fire in the order of their ticks. A
+ * timer of a later tick is therefore placed normally. */
 void wheel_place_due(struct wheel *w, uint32_t slot)
 {
     const struct pg_wheel *s = w->state;
@@ -330,11 +331,11 @@ bool wheel_holds(const struct wheel *w)
     return w->buckets[bucket_waiting(w->state)].tail != PG_NIL;
 }
 
-/* Move the bucket's newest member into the hole. That member may be the slot itself. */
+/* Move the bucket's newest member into the free cell. The newest member may be the removed slot. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
     const uint32_t hole = w->hot[slot].where;
-    PG_ASSERT_IN_TESTS(*cell_at(w, hole) == slot, "wheel", "a slot stands where it says");
+    PG_ASSERT_IN_TESTS(*cell_at(w, hole) == slot, "wheel", "a slot is in the cell that it names");
     const uint32_t last = bucket_pop(w, w->hot[slot].bucket);
     *cell_at(w, hole) = last;
     w->hot[last].where = hole;
@@ -347,21 +348,21 @@ void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t cou
         if (tail != PG_NIL)
             __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
     }
-    __asm__ volatile("");         /* without this effect, compilers drop the call */
+    __asm__ volatile("");         /* without an effect, compilers drop the call */
 }
 
 /* ---- advance ------------------------------------------------------------------------- */
 
 struct advance {                         /* one call of wheel_advance */
     struct wheel *wheel;
-    uint32_t budget;                     /* timers that it may still fire or move */
+    uint32_t budget;                     /* the call may still fire or move this many timers */
     wheel_due_fn on_due;
     wheel_soon_fn on_soon;               /* NULL = none */
     void *context;
 };
 
-/* Fire the members of a non-empty bucket; false if some are left. Slots are prefetched one chunk
- * ahead. If a callback changes the chain, only that prefetch is wasted. */
+/* Fire the members of a non-empty bucket; return false if some are left. Slots are prefetched one
+ * chunk ahead. If a callback changes the chain, only that prefetch is wasted. */
 static bool fire_members(struct advance *t, uint32_t bucket)
 {
     struct wheel *w = t->wheel;
@@ -391,8 +392,8 @@ static inline bool fire(struct advance *t, uint32_t bucket)
     return t->wheel->buckets[bucket].tail == PG_NIL || fire_members(t, bucket);
 }
 
-/* Take the newest member and prefetch its slot. The first pop of a chunk prefetches the
- * chunk two further on. */
+/* Take the newest member and prefetch its slot. The first pop from a chunk also prefetches the two
+ * chunks before it. */
 static inline uint32_t pop_prefetch(struct wheel *w, uint32_t bucket)
 {
     uint32_t tail = w->buckets[bucket].tail, slot;
@@ -403,8 +404,8 @@ static inline uint32_t pop_prefetch(struct wheel *w, uint32_t bucket)
     return slot;
 }
 
-/* Move up to `most` members to finer levels; false if the budget is spent first. MOVE_PREFETCH
- * other members are handled while a slot's cache line is fetched. */
+/* Move up to `most` members to finer levels; return false if the budget is spent first. While a
+ * slot's cache line is fetched, MOVE_PREFETCH other members are handled. */
 static bool move(struct advance *t, uint32_t bucket, uint64_t most)
 {
     struct wheel *w = t->wheel;
@@ -424,7 +425,8 @@ static bool move(struct advance *t, uint32_t bucket, uint64_t most)
     return n == count;
 }
 
-/* Empty the coarse buckets that begin at the clock's tick; false if the budget is spent first. */
+/* Empty the coarse buckets that begin at the clock's tick; return false if the budget is spent
+ * first. */
 static bool cascade(struct advance *t)
 {
     const struct pg_wheel *s = t->wheel->state;
@@ -435,8 +437,8 @@ static bool cascade(struct advance *t)
 }
 
 /* Fire everything that is due at the clock's tick. The two due buckets swap roles once per tick. A
- * timer that arrives due meanwhile goes to the other bucket and waits for the next tick. Arrivals
- * therefore starve neither older timers nor later ticks. */
+ * timer that is placed during the tick and is already due goes to the other due bucket and waits
+ * for the next tick. New timers therefore starve neither older timers nor later ticks. */
 static bool finish_tick(struct advance *t)
 {
     struct pg_wheel *s = t->wheel->state;
@@ -452,7 +454,7 @@ static bool finish_tick(struct advance *t)
     return true;
 }
 
-/* Advance to `target`. False if the budget is spent or a timer is refused first. */
+/* Advance to `target`. Return false if the budget is spent or a callback refuses a timer first. */
 static bool catch_up(struct advance *t, uint64_t target)
 {
     struct pg_wheel *s = t->wheel->state;
@@ -465,8 +467,8 @@ static bool catch_up(struct advance *t, uint64_t target)
     return false;
 }
 
-/* Number of members of the level's next bucket to move in this call, so that the bucket is empty
- * after 3/4 of the remaining ticks. */
+/* Number of members that this call should move from the level's next bucket, so that the bucket is
+ * empty after 3/4 of the remaining ticks. */
 static uint64_t quota(const struct pg_wheel *s, const struct pg_level *v, uint64_t count)
 {
     uint64_t left = v->start + v->width - s->clock;
@@ -476,7 +478,7 @@ static uint64_t quota(const struct pg_wheel *s, const struct pg_level *v, uint64
     return passed >= left ? count : passed * (count * 4 / (3 * left) + 1) + DRAIN_EXTRA;
 }
 
-/* Move members of the next coarse buckets ahead of time, a few for each tick that passed. */
+/* Move members of the next coarse buckets ahead of time, a few for each tick that has passed. */
 static void drain(struct advance *t)
 {
     struct pg_wheel *s = t->wheel->state;
@@ -529,7 +531,8 @@ static uint64_t next_tick(const struct wheel *w)
     return due ? s->clock : next_event(s);
 }
 
-/* Tick at which the next piece of a coming bucket with `count` members should be moved. */
+/* Tick at which a wake-up is needed to move further members of a coming bucket of `count`
+ * members. */
 static uint64_t drain_tick(const struct pg_wheel *s, const struct pg_level *v, uint32_t count)
 {
     uint64_t left = v->start + v->width - s->drained;
@@ -564,8 +567,9 @@ int64_t wheel_next_deadline_ns(const struct wheel *w)
 struct audit {
     const struct wheel *wheel;
     uint32_t capacity;
-    uint32_t linked;                     /* slots found in buckets */
-    uint32_t chunks;                     /* chunks found, and the sum of their mixed ids */
+    uint32_t linked;                     /* number of slots found in buckets */
+    /* Number of chunks found in buckets, and the sum of the mixed ids of all chunks. */
+    uint32_t chunks;
     uint64_t chunk_sum;
     struct pg_fault *fault;
 };
@@ -602,14 +606,15 @@ static bool check_clock(struct audit *a)
     return true;
 }
 
-/* Ticks that a bucket may hold: the first one in *first; returns how many. */
+/* Return the number of ticks that a bucket may hold, and the first of these ticks in *first. */
 static uint64_t bucket_span(const struct pg_wheel *s, uint32_t bucket, uint64_t *first)
 {
     const struct pg_level *v = &s->levels[bucket / s->ring];
     uint32_t position = bucket % s->ring;
     if (bucket >= s->due) {
         *first = 0;
-        return s->clock + 2;      /* up to tick clock + 1: see wheel_place_due */
+        /* A due bucket may hold ticks up to clock + 1: see wheel_place_due. */
+        return s->clock + 2;
     }
     *first = v->start + (position + s->ring - v->here) % s->ring * v->width;
     return *first < v->limit ? v->width : 0;

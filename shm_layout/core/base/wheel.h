@@ -8,14 +8,15 @@
  * slot and returns true. If it returns false, the wheel keeps the slot and stops the advance: the
  * timer is late, never lost. */
 typedef bool (*wheel_due_fn)(void *context, uint32_t slot);
-/* Called with up to PG_CHUNK_CELLS slots that are due next, so that it can prefetch their data. */
+/* Called with up to PG_CHUNK_CELLS slots that are due next, so that the callback can prefetch their
+ * data. */
 typedef void (*wheel_soon_fn)(void *context, const uint32_t *slots, uint32_t count);
 
 struct wheel {
     struct pg_wheel *state;
     struct pg_bucket *buckets;
     struct pg_chunk *chunks;
-    uint32_t *free_chunks;        /* free_chunks[0] = count, as in struct slots */
+    uint32_t *free_chunks;        /* free_chunks[0] = number of free chunks */
     /* The wheel reads deadline_ns of each slot and owns its `where` and `bucket`. */
     struct pg_hot *hot;
 };
@@ -30,38 +31,41 @@ struct wheel_shape {
 uint32_t wheel_levels(const struct wheel_shape *shape);
 /* Number of buckets: the rings of all levels of the wheel, and PG_DUE_BUCKETS for due timers. */
 uint32_t wheel_buckets(const struct wheel_shape *shape);
-/* Chunks that suffice for any distribution of timers. */
+/* Number of chunks that suffices for any distribution of timers. */
 uint32_t wheel_chunks(const struct wheel_shape *shape);
 /* Make an empty wheel whose clock is at now_ns. */
 void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns);
-/* Link the slot by its deadline_ns. A slot that is already due goes to the due bucket. */
+/* Link the slot into the bucket of its deadline_ns. A slot that is already due goes to the due
+ * bucket. */
 void wheel_place(struct wheel *w, uint32_t slot);
-/* Link a slot that is due at once, although its tick may not have ended. */
+/* Link a slot that is due immediately, even if its tick has not ended. */
 void wheel_place_due(struct wheel *w, uint32_t slot);
 /* Unlink a slot. It must be linked. */
 void wheel_remove(struct wheel *w, uint32_t slot);
-/* For on_due: link a due slot that has to wait. wheel_advance skips it; wheel_release fires it. */
+/* Link a due slot that has to wait. on_due callbacks call this. wheel_advance skips the slot;
+ * wheel_release fires it. */
 void wheel_hold(struct wheel *w, uint32_t slot);
-/* True if any slot waits that way. */
+/* True if any slot waits for wheel_release. */
 bool wheel_holds(const struct wheel *w);
-/* Fire waiting slots, in no particular order. Return how many, at most `budget`; *more tells
- * whether some are left. */
+/* Fire waiting slots, at most `budget`, in no particular order. Return the number of slots fired;
+ * *more is true if waiting slots are left. */
 uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, void *context,
                        bool *more);
-/* Prefetch the slots that removals of these slots will move into the holes. */
+/* Prefetch the slots that will be moved when `slots` are removed from the wheel. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
-/* Time at which wheel_advance has to be called next, for a firing, a cascade or a gradual drain. A
- * time that has passed means at once; INT64_MAX = the wheel is empty. */
+/* Time at which wheel_advance has to be called next, to fire timers, to cascade or to drain
+ * gradually. A time in the past means immediately; INT64_MAX = the wheel is empty. */
 int64_t wheel_next_ns(const struct wheel *w);
-/* Lower bound of the next firing. While the earliest deadline is in level 0, it is that deadline
- * rounded up to a tick. */
+/* Lower bound of the time at which the next timer fires. If the earliest deadline is in level 0,
+ * the bound is that deadline rounded up to a tick. */
 int64_t wheel_next_deadline_ns(const struct wheel *w);
-/* Fire what is due at now_ns and drain coarse buckets. `budget` limits timers fired plus timers
- * moved; the next call continues. Return the number of timers handled; *more tells whether due work
- * is left. A now_ns before the wheel's clock counts as the clock. */
+/* Fire the timers that are due at now_ns, and drain coarse buckets. `budget` limits the number of
+ * timers fired plus timers moved; the next call continues. Return the number of timers handled;
+ * *more is true if due timers are left. If now_ns is before the wheel's clock, the clock is used
+ * instead. */
 uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
                        void *context, bool *more);
-/* wheel_advance that calls on_soon before each group of on_due calls. */
+/* Do the same as wheel_advance, and call on_soon before each group of on_due calls. */
 uint32_t wheel_advance_prefetch(struct wheel *w, int64_t now_ns, uint32_t budget,
                                 wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
                                 bool *more);

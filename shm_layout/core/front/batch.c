@@ -23,20 +23,20 @@
 
 /* ---- groups ---------------------------------------------------------------------------- */
 
-/* Records whose memory is fetched together before the first of them is applied. */
+/* Records whose memory is prefetched together before the first of them is applied. */
 struct group {
-    uint32_t first, end;          /* first record, and the record behind the last one */
-    uint32_t keys[PG_PREFETCH_MAX + 1];  /* per record: its first hash in key_hashes[]; one more for
-                                            the end */
-    uint32_t arms;                /* records that may take a slot */
-    uint32_t watermark_count;     /* records on watch keys */
-    uint32_t watermarks[PG_PREFETCH_MAX]; /* places of the records on watch keys within the record
-                                             group */
-    uint64_t reach[PG_PREFETCH_MAX];     /* per record on a watch key: watermark up to which it
-                                            visits watchers */
-    uint32_t rows[PG_PREFETCH_MAX];      /* per place: row that the watch key probably has */
-    uint64_t scope;               /* scope of the last hashed key, and the hash state at its
-                                     start */
+    uint32_t first, end;          /* first record, and the record after the last one */
+    /* Per record: index of its first hash in key_hashes[]. One extra element marks the end. */
+    uint32_t keys[PG_PREFETCH_MAX + 1];
+    uint32_t arms;                /* number of records that may take a slot */
+    uint32_t watermark_count;     /* number of records on watch keys */
+    /* Positions, within the record group, of the records on watch keys. */
+    uint32_t watermarks[PG_PREFETCH_MAX];
+    /* Per record on a watch key: watermark up to which it visits watchers. */
+    uint64_t reach[PG_PREFETCH_MAX];
+    uint32_t rows[PG_PREFETCH_MAX];      /* per record: probable row of its watch key */
+    /* Scope of the key that was hashed last, and the hash state at the start of that scope. */
+    uint64_t scope;
     struct hash_scope begin;
 };
 
@@ -54,7 +54,7 @@ static uint64_t reach_of(const wire_record *r)
     return r->op == PG_OP_FORGET || r->op == PG_OP_CLEAR ? 0 : UINT64_MAX;
 }
 
-/* Return the key_hash of a key; most keys have the scope of the previous one. */
+/* Return the hash of a key. Most keys have the same scope as the previous key. */
 static uint32_t group_hash(const struct pg_arena *a, struct group *g, uint32_t ns, unsigned type,
                            const uint8_t *bytes, size_t len)
 {
@@ -66,7 +66,7 @@ static uint32_t group_hash(const struct pg_arena *a, struct group *g, uint32_t n
     return key_hash_of(hash_in(&g->begin, bytes, len));
 }
 
-/* Hash the watch keys of a WATCH. Returns their number. */
+/* Hash the watch keys of a WATCH. Return the number of watch keys. */
 static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns,
                                 const uint8_t *at, uint32_t bytes, uint32_t *hashes)
 {
@@ -82,7 +82,7 @@ static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns
     return count;
 }
 
-/* Hash all keys of a record. Returns the number of watch keys of a WATCH, else 0. */
+/* Hash all keys of a record. Return the number of watch keys of a WATCH; 0 for other records. */
 static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_record *r,
                             const uint8_t *at, uint32_t n)
 {
@@ -102,13 +102,14 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
                            &a->call.key_hashes[g->keys[place]]);
 }
 
-/* Return the largest number of watch keys that a WATCH may have: each key has at least one byte. */
+/* Return the largest number of watch keys that a WATCH of this size can have. Each key has at least
+ * one byte. */
 static uint32_t watch_keys_most(const wire_record *r)
 {
     return r->ext_len / (sizeof(struct pg_watch_key) + 1);
 }
 
-/* Begin the record group whose first record has its bytes at `at`. */
+/* Begin the record group of record g->first, whose key begins at `at`. */
 static void group_begin(struct pg_arena *a, const struct request *q, struct group *g,
                         const uint8_t *at)
 {
@@ -134,9 +135,9 @@ struct step {
     struct pg_session *session;
     struct pg_reply_memory *memory;
     const wire_record *record;
-    struct put put;               /* timer or operation, where the record has one */
+    struct put put;               /* the timer or operation, if the record has one */
     const uint8_t *ext;
-    uint32_t n;                   /* number of the record in the batch */
+    uint32_t n;                   /* index of the record in the batch */
     struct group group;           /* record group that contains the record */
 };
 
@@ -153,10 +154,10 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
 
 /* ---- records on watch keys ---------------------------------------------------------------- */
 
-/* While a record on a watch key is under way, the session's intent holds what it has found. A
- * record that was interrupted by a kill or by the bound of a call continues from there and from its
- * answer so far. intent[0] = number of the record + 1, [1] = its watermark or the start of its
- * ended keys, [2] = op, [3] = row of the watch key. */
+/* While a record on a watch key is being applied, the session's `intent` stores what the record has
+ * to do. If a kill or the work limit of a call interrupts the record, the next call continues from
+ * `intent` and from the answer stored so far. intent[0] = index of the record + 1, [1] = the
+ * record's watermark or the offset of its ended keys, [2] = op, [3] = row of the watch key. */
 static void intend(const struct step *s, uint64_t value, uint32_t row)
 {
     uint64_t *intent = s->session->intent;
@@ -172,7 +173,8 @@ static bool gives_birth(unsigned op)
     return op == PG_OP_ADVANCE_KEY || op == PG_OP_BUMP || op == PG_OP_FAIL;
 }
 
-/* Return the row of the record's watch key; PG_NIL = the record is answered. */
+/* Return the row of the record's watch key. PG_NIL = there is none, and the record has been
+ * answered. */
 static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint32_t row = watermark_find(a, &s->put.key);
@@ -183,7 +185,8 @@ static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct p
     return row;
 }
 
-/* Take space for the keys of operations that this batch ends; returns false if there is none. */
+/* Allocate space for the keys of operations that this batch ends. Return false if no space is
+ * free. */
 static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
 {
     if (m->extra_blob != PG_NIL)
@@ -196,7 +199,8 @@ static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
     return true;
 }
 
-/* Compute once what the record does. Returns false if the record is answered. */
+/* Decide, once per record, what the record has to do, and store it in `intent`. Return false if the
+ * record has been answered. */
 static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint32_t row = watermark_row(a, s, result);
@@ -221,7 +225,7 @@ static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_
     return true;
 }
 
-/* Store the ended keys with the reply: u32 record number, u32 bytes, the keys. */
+/* Store the ended keys with the reply: u32 index of the record, u32 number of bytes, the keys. */
 static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t row, uint32_t begin,
                            struct pg_result *result)
 {
@@ -239,15 +243,15 @@ static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t ro
     STORE_RELEASE(&m->extra_bytes, (uint32_t)out.used);
 }
 
-#define FAILURE_SET (1ull << 63)  /* bit in intent[1] of FAIL and CLEAR: the key has its new
-                                     state */
+/* Bit in intent[1] of FAIL and CLEAR: the key has its new state. */
+#define FAILURE_SET (1ull << 63)
 
 static bool failure_apply(struct pg_arena *a, const struct step *s, uint32_t row,
                           struct pg_result *result)
 {
     uint64_t *value = &s->session->intent[1];
-    /* A rebuild may have ended operations for this record, and forgotten the key with the last of
-     * them. */
+    /* After a kill, the rebuild may have ended operations for this record, and forgotten the key
+     * together with its last operation. */
     const bool goes_on = (*value & FAILURE_SET) != 0 || result->deadline_ns != 0;
     const bool done = s->record->op == PG_OP_CLEAR
                           ? operations_clear(a, row, goes_on, result)
@@ -264,7 +268,7 @@ static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_
     if (!goes_on && !watermark_begin(a, s, result))
         return true;
     const uint32_t row = (uint32_t)intent[3];
-    /* The key may have been forgotten with its last watcher, which this record ended in an earlier
+    /* The key may have been forgotten when this record ended its last watcher in an earlier
      * call. */
     const bool gone = goes_on && !watermark_has_key(a, row, &s->put.key);
     if (s->record->op == PG_OP_CANCEL_FOR_KEY) {
@@ -282,7 +286,7 @@ static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_
     }
 }
 
-/* Free the space that the ended keys did not need, before the reply counts as remembered. */
+/* Free the space that the ended keys did not need, before the reply counts as complete. */
 static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
 {
     const uint32_t used = blob_granules(m->extra_bytes), all = blob_granules(PG_ENDED_KEYS_BYTES);
@@ -300,7 +304,7 @@ static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_resu
         timers_put(a, &s->put, result);
 }
 
-/* Apply a row of a bulk load, once, and remember that it was done. */
+/* Apply a row of a bulk load unless it was applied before, and record that it is done. */
 static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (!bulk_load_admits(a, &s->put.key, s->session->bulk_load_first + s->n, result))
@@ -335,8 +339,8 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
     return key_cancel(a, key, s->record->value, result);
 }
 
-/* Apply a record. Returns false if the bounded work of this call is used up; the same call again
- * continues. */
+/* Apply a record. Return false if the work limit of this call is reached; the next call for the
+ * same batch continues. */
 static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
@@ -352,7 +356,8 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     }
 }
 
-/* Assign field by field: a copy of the whole struct would wait for the stores of its parts. */
+/* Assign field by field. A copy of the whole struct would have to wait for the stores to its
+ * fields. */
 static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at)
 {
     const wire_record *r = s->record;
@@ -373,9 +378,9 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     s->ext = p->payload + r->payload_len;
 }
 
-/* Return whether owner and quotas allow the record; false: it is answered. A daemon that drains, or
- * whose arena files are unlinked, arms nothing. A record that arms or advances is counted once,
- * even if it needs several calls. */
+/* Return true if the owner and the quotas allow the record. False: the record has been answered. A
+ * daemon that is stopping, or whose arena files are unlinked, arms nothing. A record that arms or
+ * advances is charged to the quotas only once, even if it needs several calls. */
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const wire_record *r = s->record;
@@ -394,19 +399,21 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
         (op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) == 0)
         return true;
     if (has_wal(a) && arms(r->op) && !wal_buffer_admits(a, result))
-        return false;             /* a record that is sent again is not counted twice */
+        return false;             /* a record that is sent again is not charged twice */
     s->session->charged = s->n + 1;
     return quota_charge(a, a->call.name_namespaces[r->name], a->call.account, result);
 }
 
 /* ---- busy keys ------------------------------------------------------------------------------ */
 
-/* The client sends a record again that was answered BUSY. Until it has seen that answer, later
- * records on the same keys are answered BUSY as well, also in batches already in flight. So sending
- * them again in order keeps the order of records of each key.
+/* If a record is answered BUSY, the client sends the record again. Until the client has seen that
+ * answer, later records on the same keys are answered BUSY as well, even if their batches were
+ * already sent. The client sends all these records again in their order, so the records of each key
+ * stay in order.
  *
- * The set holds hashes. Two keys that share a bit cost an unneeded repetition, and they share it
- * only in this set, because the bit depends on `busy_first`. */
+ * The set of busy keys has one bit per hash value. If two keys share a bit, a record is repeated
+ * without need. Keys that share a bit in one set usually do not share one in the next set, because
+ * the bit depends on `busy_first`. */
 
 static bool busy_key(struct pg_session *s, uint32_t hash, bool watched, bool add)
 {
@@ -419,7 +426,7 @@ static bool busy_key(struct pg_session *s, uint32_t hash, bool watched, bool add
     return (s->busy_keys[place / 64] & bit) != 0;
 }
 
-/* Return whether the set has a key of the record; `add` adds all its keys. */
+/* Return true if the set contains a key of the record. With `add`, add all its keys to the set. */
 static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
 {
     const uint32_t *keys = &s->group.keys[s->n - s->group.first];
@@ -429,10 +436,10 @@ static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
     return found;
 }
 
-/* The set is valid from the store of busy_last on. A kill before that store, or before the record
- * counts as applied, leaves at most bits of a record that will be answered BUSY again. Keys of a
- * namespace that does not exist yet get other hashes once it exists, so until then every key counts
- * as busy. */
+/* The store of busy_last makes the set valid. A kill before that store, or before the record counts
+ * as applied, leaves at most the bits of one record that will be answered BUSY again. The keys of a
+ * namespace have other hashes once the namespace exists. If the record's namespace does not exist
+ * yet, every key therefore counts as busy. */
 RARE static void busy_add(const struct pg_arena *a, const struct step *s)
 {
     struct pg_session *session = s->session;
@@ -447,8 +454,8 @@ RARE static void busy_add(const struct pg_arena *a, const struct step *s)
     STORE_RELEASE(&session->busy_last, s->q->frame.sequence);
 }
 
-/* A namespace that does not exist may be created again, with other hashes, before the record that
- * caused the set is sent again. */
+/* A record is also refused if its namespace does not exist. The namespace may be created, with
+ * other hashes for its keys, before the record that caused the set is sent again. */
 RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
                               struct pg_result *result)
 {
@@ -459,8 +466,8 @@ RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
     return refused;
 }
 
-/* The client has seen the answers to all batches before the oldest one that it waits for, so a set
- * that ends earlier is emptied. */
+/* Empty the set if all its batches come before the oldest batch that the client waits for. The
+ * client has then seen the answers to them. */
 static void busy_forget(struct pg_session *s, const struct request *q)
 {
     if (UNLIKELY(s->busy_last != 0) && q->frame.sequence - q->frame.detail[1] > s->busy_last)
@@ -487,7 +494,7 @@ static bool refuses(const struct pg_result *r)
     return status >= PG_ST_FULL || status == PG_ST_EXISTS;
 }
 
-/* Count a refusal. A record is BUSY because of the inbox, the WAL, or an earlier record. */
+/* Count a refusal. The reason for BUSY is the inbox, the WAL or an earlier record. */
 RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
@@ -497,8 +504,8 @@ RARE static void refusal_note(struct pg_arena *a, const struct step *s, const st
         busy_add(a, s);
 }
 
-/* Apply the records. Each result is stored before the count of applied records, so an applied
- * record has its answer. Returns false if some are not applied yet. */
+/* Apply the records. Each result is stored before the count of applied records, so each applied
+ * record has its answer. Return false if some records are not applied yet. */
 static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
                           struct pg_reply_memory *m)
 {
@@ -527,8 +534,8 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 /* ---- names --------------------------------------------------------------------------------- */
 
 /* Find or create the names in an entry of the name table. Only records that arm or advance create
- * names. Rows are held, so that a later name of the table does not reuse the row of an earlier
- * one. */
+ * names. The function holds the rows, so that a later name of the table cannot reuse the row of an
+ * earlier name. */
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {
@@ -538,7 +545,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
     a->call.name_refusals[i] = (struct pg_result){0, 0};
     a->call.name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->call.name_access[i] == ACCESS_DENIED))
-        return;                   /* such a record creates no name */
+        return;                   /* a sender without access creates no name */
     if (UNLIKELY(name_reserved(ns) || name_reserved(topic))) {
         a->call.name_access[i] = ACCESS_RESERVED;
         a->call.name_namespaces[i] = names_find_namespace(a, ns);
@@ -559,7 +566,8 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
         a->call.durable |= namespace_at(a, a->call.name_namespaces[i])->durability != 0;
 }
 
-/* Find namespaces that a later entry of the name table created. */
+/* Look up again the namespaces that were not found: a later entry of the name table may have
+ * created them. */
 static void names_again(struct pg_arena *a, const struct request *q)
 {
     const uint8_t *at = q->names;
@@ -571,7 +579,7 @@ static void names_again(struct pg_arena *a, const struct request *q)
     }
 }
 
-/* Prepare the name table. Returns whether some name may be missing. */
+/* Prepare the name table. Return true if some names could not be created. */
 static bool names_begin(struct pg_arena *a, const struct request *q,
                         const struct pg_reply_memory *m)
 {
@@ -606,7 +614,7 @@ static bool name_lacks(const struct pg_arena *a, const wire_record *r)
             (uses & NEEDS_NAMESPACE && a->call.name_namespaces[r->name] == PG_NIL));
 }
 
-/* Answer the records whose names could not be created: see name_refused(). */
+/* Refuse the records whose names could not be created: see name_refused(). */
 RARE static void names_refuse(struct pg_arena *a, const struct request *q,
                               const struct pg_session *s, const struct pg_reply_memory *m)
 {
@@ -631,9 +639,9 @@ bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request 
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
     if (s->current == q->frame.sequence && m->checksum == sum && s->count == q->frame.count)
-        return true;              /* continued: the work exceeded the bound of a call, or the daemon
-                                     died */
-    STORE_RELEASE(&s->current, 0ull);         /* from here on no batch is under way */
+        /* The batch continues: a call reached its work limit, or the daemon died. */
+        return true;
+    STORE_RELEASE(&s->current, 0ull);         /* from here on no batch is running */
     reply_forget(a, m);
     if (!reply_begin(a, s, m, q->frame.count))
         return false;
@@ -651,8 +659,8 @@ bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request 
     return true;
 }
 
-/* Set the times of the batch. After a kill a batch continues when it is received again; its
- * application then counts from that receipt. */
+/* Set the timestamps of the batch. After a kill, a batch continues when it is received again; then
+ * the time of that receipt counts as the start of its application. */
 static void timestamps_learn(struct pg_arena *a, const struct request *q,
                              const struct pg_session *s)
 {
@@ -664,8 +672,8 @@ static void timestamps_learn(struct pg_arena *a, const struct request *q,
         .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
 }
 
-/* Begin the batch's bulk load in the first namespace of the name table that exists. A batch of
- * cancels only looks the bulk load up. */
+/* Begin the bulk load of the batch. It belongs to the first namespace of the name table that
+ * exists. A batch of cancels only looks up the bulk load. */
 static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct request *q)
 {
     uint32_t ns = PG_NIL;

@@ -1,19 +1,18 @@
-/* columns.c - WAL records as columns, one array each, in the layout of Apache Arrow.
+/* columns.c - WAL records as columns, one array per column, in the layout of Apache Arrow.
  *
- * One function per record type writes its columns. A record of unknown type, or of another length
- * than its type has, still becomes a row with its LSN and time. */
+ * One function per record type writes the columns of a record. A record of an unknown type, or
+ * whose length does not fit its type, still becomes a row with its LSN and time. */
 
 #include "core/base/common.h"
 #include "core/wal/frames.h"
 #include "core/state/timers.h"
 
-/* The record being written, as row number c->rows. */
+/* The record that is being written to row number c->rows. */
 struct row {
     struct pg_columns *c;
     struct pg_births *births;
     const struct pg_frame_head *frame;
-    uint64_t wall_offset_ns;      /* in this commit group, wall time = the arena's clock + this
-                                     offset */
+    uint64_t wall_offset_ns;  /* group's wall time = arena's clock + this offset */
     bool live;                    /* the arena's clock is the real boot clock */
 };
 
@@ -49,7 +48,8 @@ static void put_flag(const struct row *r, enum pg_int_column column, uint32_t va
         put_int(r, column, 1);
 }
 
-/* Write one of `count` words; a number that is none of them has no value. */
+/* Write a value that stands for one of `count` words. If it stands for none of them, leave the
+ * column empty. */
 static void put_word(const struct row *r, enum pg_int_column column, unsigned value, unsigned count)
 {
     if (value < count)
@@ -75,21 +75,22 @@ static void put_unless(const struct row *r, enum pg_long_column column, uint64_t
         put(r, column, (int64_t)value);
 }
 
-/* Write a time on the arena's clock, and the wall time that follows from it. */
+/* Write a time on the arena's clock, and the corresponding wall time. */
 static void put_at(const struct row *r, int64_t at_ns)
 {
     put(r, PG_LC_AT_NS, at_ns);
     r->c->longs[PG_LC_AT].values[r->c->rows] = (int64_t)((uint64_t)at_ns + r->wall_offset_ns) / 1000;
 }
 
-/* Write the time of a record whose only time is on the real clock. */
+/* Write the time of a record whose only time is on the real boot clock. If the arena has another
+ * clock, write nothing. */
 static void put_real_at(const struct row *r, int64_t at_boot_ns)
 {
     if (r->live)
         put_at(r, at_boot_ns);
 }
 
-/* Write the timestamps of the record's timer, or of the one that it replaces. */
+/* Write the timestamps of the record's timer, or of the timer that the record replaces. */
 static void put_timestamps(const struct row *r, const struct pg_timestamps *timestamps,
                            const enum pg_long_column columns[7])
 {
@@ -102,8 +103,8 @@ static void put_timestamps(const struct row *r, const struct pg_timestamps *time
     put_unless(r, columns[6], (uint64_t)timestamps->done_boot_ns, 0);
 }
 
-/* Write all timestamps. Returns false if the record has none, as in exports of arenas without a
- * WAL. */
+/* Write all timestamps. Return false if the record has none, for example in an export of an arena
+ * without a WAL. */
 static bool put_all_timestamps(const struct row *r)
 {
     static const enum pg_long_column own[7] = {
@@ -121,7 +122,8 @@ static bool put_all_timestamps(const struct row *r)
     return timestamps != NULL;
 }
 
-/* Write the request that ended a timer, and the facts recorded about that timer. */
+/* Write the session and batch that ended a timer, and the deadline and bulk load flag that were
+ * recorded for that timer. */
 static void put_asked(const struct row *r, enum pg_long_column deadline,
                       enum pg_int_column bulk_loaded)
 {
@@ -134,7 +136,7 @@ static void put_asked(const struct row *r, enum pg_long_column deadline,
     put_flag(r, bulk_loaded, asked->bulk_loaded);
 }
 
-/* Write the end of a timer or operation, and its timestamps. */
+/* Write when the timer or operation ended, and its timestamps. */
 static void put_ended(const struct row *r, int64_t ended_boot_ns)
 {
     put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)ended_boot_ns, 0);
@@ -207,7 +209,8 @@ static void topic_row(const struct row *r, const void *body)
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-/* Write the row of a bulk load that the record is, if it is one. Returns the byte behind. */
+/* If the timer came from a row of a bulk load, write the bulk load and the row number. Return the
+ * address of the bytes after them. */
 static const uint8_t *put_bulk_load(const struct row *r, const void *at, uint32_t in_bulk_load)
 {
     const struct pg_wal_row *j = at;
@@ -408,7 +411,8 @@ static void session_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, (uint32_t)j->dropped);
 }
 
-/* The name is that of the worker; without one, uid and pid identify the client. */
+/* The name column has the name of the worker. If a client has no worker name, uid and pid identify
+ * it. */
 static void opened_row(const struct row *r, const void *body)
 {
     const struct pg_wal_opened *j = body;
@@ -430,7 +434,7 @@ static void replied_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, j->count);
 }
 
-/* The payload column has the histograms, as in the record. */
+/* The payload column has the histograms in the same form as the record. */
 static void metrics_row(const struct row *r, const void *body)
 {
     const struct pg_wal_metrics *j = body;
@@ -479,7 +483,7 @@ static void done_row(const struct row *r, const void *body)
     put_bulk_load(r, &j->row, 1);
 }
 
-/* A block of a snapshot gets the number of its first row. */
+/* For a block in a snapshot, the row column has the number of the block's first row. */
 static void block_row(const struct row *r, const void *body)
 {
     const struct pg_wal_block *j = body;
@@ -535,8 +539,8 @@ static void row_write(struct pg_columns *c, struct pg_births *births,
     row_end(c);
 }
 
-/* A record adds to each column of bytes, and to the lists of watch keys, at most the bytes of its
- * frame. */
+/* A record adds to each column of bytes, and to the lists of watch keys, at most as many bytes as
+ * its frame has. */
 static bool has_space(const struct pg_columns *c)
 {
     uint64_t used = (uint64_t)c->watch.used * sizeof(struct pg_wal_watch_key);

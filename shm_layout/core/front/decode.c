@@ -1,7 +1,7 @@
 /* decode.c - checks the messages of the command socket: bounds and rules.
  *
- * A message counts as hostile until every byte of it is checked. That is done before the first
- * record is applied, so a message that fails changes nothing. */
+ * Messages may be hostile, so every byte of a message is checked before the first record is
+ * applied. A message that fails a check therefore changes nothing. */
 
 #include "core/base/common.h"
 #include "core/state/names.h"
@@ -52,7 +52,7 @@ static bool rows_sound(const struct request *q)
            q->frame.count <= PG_BULK_LOAD_ROW_MAX - q->rows.first_row;
 }
 
-/* Read which rows of a bulk load the records are, if the batch has PG_W_BULK_LOAD. */
+/* If the batch has the flag PG_W_BULK_LOAD, read which rows of the bulk load its records are. */
 static bool rows_read(struct request *q, struct refusal *why)
 {
     q->in_bulk_load = (q->frame.flags & PG_W_BULK_LOAD) != 0;
@@ -86,8 +86,8 @@ static bool tables_find(struct request *q, struct refusal *why)
 
 /* ---- names ---------------------------------------------------------------------------- */
 
-/* Return the bytes of the UTF-8 character at `b`; 0 = it is invalid, or NUL. RFC 3629, section
- * 4. */
+/* Return the number of bytes of the UTF-8 character at `b`; 0 = the character is invalid or NUL.
+ * Source: RFC 3629, section 4. */
 static uint32_t character_len(const uint8_t *b, uint32_t left)
 {
     const uint32_t len = b[0] == 0 ? 0 : b[0] < 0x80 ? 1 : b[0] < 0xc2 ? 0 : b[0] < 0xe0 ? 2
@@ -162,7 +162,7 @@ static bool record_sound(const struct request *q, const wire_record *r)
            r->payload_len <= PG_PAYLOAD_MAX && fields_sound(r, rule);
 }
 
-/* Return the number of watch keys in an extension; 0 = malformed. */
+/* Return the number of watch keys in an extension; 0 = the extension is malformed. */
 static uint32_t watch_keys_count(const uint8_t *at, uint32_t bytes, uint64_t target_max)
 {
     const uint8_t *end = at + bytes;
@@ -216,13 +216,13 @@ static uint64_t fold(uint64_t lane, const uint8_t *bytes)
     uint64_t word;
     memcpy(&word, bytes, sizeof word);
     lane = (lane ^ word) * 0xff51afd7ed558ccd;
-    return lane ^ lane >> 32;     /* without this, the top byte would never move */
+    return lane ^ lane >> 32;     /* without this, the top byte affects no lower bits */
 }
 
-/* Return a fingerprint of a message of at least one frame. Each step takes eight bytes for each of
- * four independent lanes; the last step ends with the message and may overlap the previous one. The
- * fingerprint detects a client that sends another batch under the same sequence. It does not stop
- * an attacker, who can only harm his own session. */
+/* Return a fingerprint of a message of at least one frame. Each step takes eight bytes into each of
+ * four independent lanes. The last step takes the last 32 bytes of the message, which may overlap
+ * the step before it. The fingerprint detects a client that sends a different batch under the same
+ * sequence. It does not stop an attacker, but an attacker can only harm his own session. */
 uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s)
 {
     const uint64_t renamed = UNLIKELY(s->first_id != 0) ? s->first_id ^ s->id : 0;

@@ -1,4 +1,4 @@
-/* loop.c - one iteration over due timers and operations. */
+/* loop.c - one iteration of the loop: handle due timers and operations. */
 
 #include "core/base/common.h"
 #include "core/base/wheel.h"

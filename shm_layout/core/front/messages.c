@@ -68,8 +68,8 @@ static bool hello_read(const struct request *q, struct pg_hello *hello, struct n
     return name_sound(*worker) || refused(why, PG_ERR_MALFORMED, fixed, hello->name_len);
 }
 
-/* Count and answer a message whose sender holds its share of a table, like a record that needs the
- * row. */
+/* Answer a message whose sender already holds its share of the rows of a table, and count the
+ * refusal. A record that needs such a row is answered the same way. */
 static bool share_refused(struct pg_arena *a, const struct pg_result *r, struct refusal *why)
 {
     pg_refused(a, PG_ST_QUOTA);
@@ -136,8 +136,8 @@ static bool handle_repeated(struct pg_arena *a, const struct request *q,
     if (m->checksum != sum)
         return refused(why, PG_ERR_CHANGED, m->checksum, sum);
     reply_write(a, q, out, m);
-    a->call.durable = true;            /* the reply memory does not record whether the batch was
-                                          durable */
+    /* The reply memory does not store whether the batch was durable, so assume that it was. */
+    a->call.durable = true;
     a->metrics->batches_repeated++;
     return true;
 }
@@ -156,7 +156,7 @@ static bool namespaces_full(const struct pg_arena *a, struct refusal *why)
     return refused(why, PG_ERR_NAMESPACES_FULL, pg_namespace_fill(a).rows, 0);
 }
 
-/* Answer a message whose namespace could not be created. */
+/* Refuse a message whose namespace could not be created. */
 static bool namespace_refused(struct pg_arena *a, const struct pg_result *r, struct refusal *why)
 {
     const unsigned status = r->ticket & 0xff;
@@ -170,8 +170,8 @@ static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
     return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
 }
 
-/* A message for another shard is refused as a whole: the messages behind it wait, so order is
- * kept. */
+/* A message for another shard is refused as a whole. The client's later messages wait for it, so
+ * the order is kept. */
 static bool names_here(const struct pg_arena *a, const struct request *q, struct refusal *why)
 {
     const uint8_t *at = q->names;
@@ -206,7 +206,7 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     if (q->frame.sequence != s->last + 1)
         return refused(why, PG_ERR_OUT_OF_ORDER, s->last + 1, q->frame.sequence);
     if (s->current != q->frame.sequence && !time_allowed(a, q, why))
-        return false;             /* a batch that was begun continues at any time of the clock */
+        return false;             /* once a batch has begun, it continues whatever the clock says */
     if ((q->frame.flags & PG_W_AT) && q->frame.at_ns > a->now_ns) {
         *wait_ns = q->frame.at_ns;
         return true;
@@ -224,7 +224,7 @@ static void info_absent(struct sink *out, unsigned status)
              sizeof(struct pg_info));
 }
 
-/* GET creates no names: a namespace that does not exist has no timers. */
+/* A GET creates no names: a namespace that does not exist has no timers. */
 static uint32_t query_namespace(const struct pg_arena *a, const struct request *q, uint32_t index)
 {
     const uint8_t *at = q->names;
@@ -278,7 +278,8 @@ static void acks_prefetch(const struct pg_arena *a, const struct request *q, uin
     prefetch_outcomes(a, slots, count);
 }
 
-/* An ACK has no reply. An outcome that it names is freed; any other one is sent again. */
+/* An ACK has no reply. Free the outcomes that the ACK names; all other outcomes will be sent
+ * again. */
 static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *why)
 {
     struct pg_session *s;
@@ -306,7 +307,7 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
     if (!session_of(a, q, &s, why))
         return false;
     if (!session_may_end(a))
-        return true;              /* BYE is handled again once the WAL buffer has space */
+        return true;              /* BYE is handled again when the WAL buffer has space */
     session_end(a, s);
     reply_head(q, out, 0);
     return true;
@@ -350,7 +351,7 @@ static bool bulk_load_refused(struct pg_arena *a, const struct pg_bulk_load_ask 
     }
 }
 
-/* Apply OPEN or CLOSE. */
+/* Apply the action OPEN or CLOSE. */
 static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *ask,
                             const uint8_t *body, uint32_t uid, struct refusal *why)
 {
@@ -373,7 +374,7 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
     return bulk_load_refused(a, ask, bulk_load, refusal, uid, why);
 }
 
-/* Return whether a uid may request STATUS or FORGET; PG_NIL = an administrator. */
+/* Check that a uid may request STATUS or FORGET. The uid PG_NIL is an administrator. */
 static bool bulk_load_allowed(const struct pg_arena *a, uint32_t bulk_load, uint32_t uid,
                               struct refusal *why)
 {
@@ -397,8 +398,8 @@ static bool bulk_load_apply(struct pg_arena *a, const struct pg_bulk_load_ask *a
     return true;
 }
 
-/* Pick the blocks to report. Returns how many parts follow the info, whose `next` is the block to
- * go on from. */
+/* Pick the blocks to report. Return the number of blocks, which follow the info in the reply. Set
+ * `next` of the info to the block from which the next request should continue. */
 static uint32_t bulk_load_report(const struct pg_arena *a, const struct pg_bulk_load_ask *ask,
                                  struct pg_bulk_load_info *info, uint32_t picked[BULK_LOAD_PARTS])
 {
@@ -461,7 +462,8 @@ int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, voi
     return (int)why.error;
 }
 
-/* A PING with a session also tells the daemon through which connection its owner is reached. */
+/* A PING with a session also lets the daemon learn through which connection the session's owner can
+ * be reached. */
 static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
                         struct refusal *why)
 {
@@ -489,7 +491,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     }
 }
 
-#define VISITS_PER_CALL 1024      /* watchers that one call visits; takes less than a millisecond */
+#define VISITS_PER_CALL 1024      /* most watchers that one call visits; takes less than 1 ms */
 
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,

@@ -1,6 +1,6 @@
-/* metrics.c - durations that only the caller of the core knows, and counts of refusals.
+/* metrics.c - durations that only the caller of the core knows, and counters of refusals.
  *
- * Parts of the core that know a duration count it with measure(). */
+ * Where the core itself knows a duration, it calls measure(). */
 
 #include "core/base/common.h"
 #include "core/arena.h"
@@ -13,8 +13,8 @@ void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns)
     measure(a, histogram, ns, 1);
 }
 
-/* Store when the call that armed these slots returned. No WAL record is needed: after a kill the
- * time is either there or 0, and both are valid. */
+/* Store the time at which the call that armed these slots returned. No WAL record is needed: after
+ * a kill the stored time is either this time or 0, and both values are valid. */
 static void armed_finish(struct pg_arena *a, int64_t ended_boot_ns)
 {
     for (uint32_t i = 0; i < a->call.armed_count; i++)
@@ -29,13 +29,13 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
     armed_finish(a, ended_boot_ns);
     a->call.worked->worked_ns += ended_boot_ns - a->call.real_boot_ns;
     if (a->call.begun_boot_ns == 0)
-        return;                   /* the batch continues in another call */
+        return;                   /* the batch will continue in another call */
     measure(a, PG_HG_LOCAL, a->call.worked->worked_ns, 1);
     measure(a, PG_HG_BATCH_SERVICE, ended_boot_ns - a->call.begun_boot_ns, 1);
 }
 
-/* Return the next outcome of the last message that no earlier message had; NULL = there is none. An
- * outcome that is sent again waited for its owner, not for the daemon. */
+/* Return the next outcome of the last OUTCOMES message; NULL = none. Outcomes that an earlier
+ * message contained are left out, because they waited for their owner, not for the daemon. */
 static struct pg_operation *notified_next(struct pg_arena *a)
 {
     while (a->call.notified_count > 0) {
@@ -50,8 +50,8 @@ static struct pg_operation *notified_next(struct pg_arena *a)
     return NULL;
 }
 
-/* Under a virtual clock the real time of an operation's end is unknown, so its wait is not
- * counted. */
+/* Under a virtual clock the real time at which an operation ended is unknown, so the wait of its
+ * outcome is not counted. */
 void pg_notified(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
     const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
@@ -72,7 +72,7 @@ void pg_untaken(struct pg_arena *a)
 
 #define COUNTER(name) offsetof(struct pg_metrics, name)
 
-/* Offset of the counter of each status; 0 = the status does not refuse. */
+/* Offset of the counter for each status; 0 = the status is not a refusal. */
 static const uint16_t refusals[] = {
     [PG_ST_EXISTS] = COUNTER(refused_exists),
     [PG_ST_FULL] = COUNTER(refused_full),

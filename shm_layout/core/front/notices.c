@@ -1,4 +1,5 @@
-/* notices.c - writes replay buffer entries as messages, one per topic and call, in order. */
+/* notices.c - writes replay buffer entries as messages: in order, one message per topic and
+ * call. */
 
 #include "core/front/notices.h"
 #include "core/base/blobs.h"
@@ -9,7 +10,7 @@
 #include "core/state/names.h"
 #include "core/state/replay_buffer.h"
 
-#define BODY_MAX 1048576          /* most bytes of message bodies in one window */
+#define BODY_MAX 1048576          /* most bytes of all message bodies in a window */
 #define NO_ENTRY 65535
 
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
@@ -32,7 +33,8 @@ struct pg_notice notice_of(const struct pg_entry *e)
                               (uint8_t)(e->ticket & 0xff), (uint8_t)entry_flags(e)};
 }
 
-/* Write frame 1: namespace 0x00 topic 0x00, so that a prefix subscription matches exactly. */
+/* Write frame 1: namespace 0x00 topic 0x00. The zero bytes make a prefix subscription match
+ * exactly. */
 static void subject_write(const struct pg_arena *a, uint32_t topic, struct sink *out)
 {
     const struct name ns = namespace_name(a, topic_at(a, topic)->namespace_row);
@@ -50,9 +52,9 @@ static uint64_t entry_bytes(const struct pg_entry *e)
     return sizeof(struct pg_notice) + e->key_len + e->payload_len;
 }
 
-/* Return the entry group of a topic. Few topics fire within one window, so the search from the
- * newest entry group is short. The worst case, a window of a thousand topics, takes less than a
- * millisecond. */
+/* Return the entry group of a topic. Few topics fire within one window, so the search, which begins
+ * at the newest entry group, is short. In the worst case, a window with a thousand topics, the
+ * searches take less than a millisecond. */
 static struct pg_group *group_of(struct pg_arena *a, uint32_t topic, uint32_t *groups)
 {
     for (uint32_t i = *groups; i-- > 0;)
@@ -73,8 +75,8 @@ static void group_add(struct pg_arena *a, struct pg_group *g, uint16_t offset, u
     g->bytes += bytes;
 }
 
-/* Collect entries from `published` on into one entry group per topic. Returns the number of entries
- * taken. */
+/* Collect entries into one entry group per topic, starting at `published`. Return the number of
+ * entries collected. */
 static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t parts_max,
                              uint32_t *groups)
 {
@@ -83,7 +85,8 @@ static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t pa
     uint32_t n = 0;
     for (*groups = 0; n < PG_NOTICE_WINDOW && from + n < tail && *groups < parts_max; n++) {
         const struct pg_entry *e = replay_at(a, from + n);
-        /* Reserve space for a head and a subject, in case the entry begins a new message. */
+        /* Reserve space for a message head and a subject, in case this entry begins a new
+         * message. */
         used += entry_bytes(e) + sizeof(struct pg_notices) + PG_NAMESPACE_MAX + PG_TOPIC_MAX + 16;
         if (used > bytes_max)
             break;
@@ -107,7 +110,7 @@ static void group_records(const struct pg_arena *a, const struct pg_group *g, st
     }
 }
 
-/* Write the subject; the body begins at a multiple of 8. */
+/* Write the subject, and pad it so that the body begins at a multiple of 8. */
 static struct pg_part part_begin(const struct pg_arena *a, uint32_t topic, struct sink *out)
 {
     struct pg_part part = {.subject = out->used};
@@ -138,7 +141,7 @@ uint32_t pg_notices(struct pg_arena *a, void *bytes, uint64_t size, struct pg_pa
     uint32_t groups;
     *upto = a->header->published;
     if (wal_buffer_full(a))
-        return 0;                 /* notices are sent only if their SENT record has space */
+        return 0;                 /* notices need WAL buffer space for a SENT record */
     const uint32_t taken = window_group(a, size < BODY_MAX ? size : BODY_MAX,
                                         parts_max < PG_NOTICE_WINDOW ? parts_max
                                                                      : PG_NOTICE_WINDOW,

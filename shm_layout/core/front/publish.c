@@ -1,4 +1,4 @@
-/* publish.c - writes a notice without a timer into the replay buffer. */
+/* publish.c - writes a notice that has no timer into the replay buffer. */
 
 #include "core/base/answer.h"
 #include "core/base/blobs.h"
@@ -57,7 +57,8 @@ static struct pg_entry entry_of(const struct pg_arena *a, const struct publish *
         .key_len = p->head.key_len, .meta = p->head.key_type};
 }
 
-/* The key index does not lead to this entry, so CANCEL does not find it. */
+/* Append the entry to the replay buffer, but not to the key index. CANCEL therefore does not find
+ * it. */
 static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t topic,
                           uint32_t blob, struct pg_result *r)
 {
@@ -72,8 +73,8 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
     answer(r, ticket, PG_ST_DONE, e.fired_ns);
 }
 
-/* Write the notice. A topic that is created here stays even if there is no space for the notice. If
- * the topic cannot be created, *r is the answer. */
+/* Write the notice. If this creates the topic, the topic stays even if there is no space for the
+ * notice. If the topic cannot be created, *r contains the answer. */
 static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_result *r)
 {
     const uint32_t granules = blob_granules((uint64_t)p->head.key_len + p->head.payload_len);
@@ -96,8 +97,8 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     return PG_ST_DONE;
 }
 
-/* Answer and count a refusal. BUSY: the WAL buffer is full, or the replay buffer is full of unsent
- * notices. */
+/* Answer a refusal and count it. BUSY means that the WAL buffer is full, or that the replay buffer
+ * is full of unsent notices. */
 static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
 {
     if (r->ticket == 0)

@@ -7,16 +7,16 @@
 #include "core/arena.h"
 #include "core/state/names.h"
 
-/* The caller owns the bytes; nobody may write them during the call. */
+/* The caller owns the bytes of the message. Nobody may write to them during the call. */
 struct request {
     const uint8_t *bytes;
     uint64_t len;
     struct pg_frame frame;        /* a copy, because the bytes may be unaligned */
-    struct pg_rows rows;          /* rows of a bulk load that the records are, if in_bulk_load */
+    struct pg_rows rows;          /* the records' rows in the bulk load, if in_bulk_load */
     bool in_bulk_load;
     const uint8_t *names, *records, *area;
     uint32_t uid, pid;
-    int64_t received_boot_ns;     /* real clock: the message was taken from the socket */
+    int64_t received_boot_ns;     /* real boot clock: when the socket delivered the message */
 };
 
 struct refusal {
@@ -35,13 +35,13 @@ static inline const wire_record *record_at(const struct request *q, uint32_t i)
 {
     return (const wire_record *)q->records + i;
 }
-/* Return the bytes of the record's key, payload and watch keys. */
+/* Return the size in bytes of the record's key, payload and watch keys together. */
 static inline uint64_t record_bytes(const wire_record *r)
 {
     return (uint64_t)r->key_len + r->payload_len + r->ext_len;
 }
 
-/* Read one entry of the name table. Returns where the next one begins. */
+/* Read one entry of the name table. Return the address of the next entry. */
 static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, struct name *topic)
 {
     *ns = (struct name){(const char *)at + 2, at[0]};
@@ -51,8 +51,8 @@ static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, stru
 
 /* ---- decode.c ------------------------------------------------------------------------- */
 
-/* Fields that an op uses, and whether its topic or namespace has to exist or is created. A field
- * that an op does not use is 0. */
+/* The needs of an op: the fields that it uses, and the names that it creates if they do not exist
+ * (NEEDS_). Fields that an op does not use have to be 0. */
 enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8, NEEDS_TOPIC = 16,
        NEEDS_NAMESPACE = 32, USES_PAYLOAD = 64 };
 struct op_rule {
@@ -66,17 +66,18 @@ bool name_sound(struct name name);                   /* UTF-8 without NUL */
 bool key_sound(unsigned type, unsigned len);
 /* Find the tables of a BATCH or QUERY, and check every byte of them. */
 bool tables_read(struct request *q, struct refusal *why);
-/* Return a fingerprint of the whole message, to recognize a batch that is sent again under its
- * sequence. The session id in the message counts as the session's first id. */
+/* Return a fingerprint of the whole message, to recognize a batch that is sent again under the same
+ * sequence. If the session has received another id since, its first id is used instead of the id in
+ * the message. */
 uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s);
 
 /* ---- batch.c -------------------------------------------------------------------------- */
 
-/* Begin the batch with fingerprint `sum`, or continue it. Returns false, with nothing changed, if
- * there is no space for its results. */
+/* Begin the batch with fingerprint `sum`, or continue it. If there is no space for its results,
+ * change nothing and return false. */
 bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request *q, uint32_t sum);
-/* Apply the batch that was begun. Returns false if the bounded work of this call is used up; call
- * again. */
+/* Apply the batch that was begun. Return false if the work limit of this call is reached; the
+ * caller then has to call again. */
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s);
 
 #endif

@@ -1,4 +1,5 @@
-/* scan.c - readers of a live arena: copy first, and trust only what did not change meanwhile. */
+/* scan.c - readers of a live arena. They copy first, and trust a copy only if its source did not
+ * change in the meantime. */
 
 #include "core/front/scan.h"
 #include "core/base/blobs.h"
@@ -24,8 +25,8 @@ static int64_t wall_of(const struct pg_hot *h, const uint8_t *blob)
     return ext.value;
 }
 
-/* Copy the head of an operation. Returns false if the slot holds a timer, or if the copy mixes two
- * states. */
+/* Copy the head of an operation. Return false if the slot holds a timer, or if the copy mixes two
+ * states of the slot. */
 static bool operation_copy(const struct pg_hot *h, const struct pg_cold *c, const uint8_t *blob,
                            struct pg_operation *op)
 {
@@ -138,8 +139,9 @@ static bool entry_copy(const struct pg_arena *a, uint64_t position, struct pg_en
     return commit == position + 1 && LOAD_ACQUIRE(&e->commit) == commit;
 }
 
-/* Follow the topic's chain from its newest entry back to `first`. Returns how many entries of
- * first..last were found; `positions` has them newest first. */
+/* Follow the topic's chain from its newest entry back to the entry with sequence `first`. Return
+ * the number of entries found with sequences from `first` to `last`. `positions` receives their
+ * positions, newest first. */
 static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t first,
                            uint64_t last, uint64_t *positions)
 {
@@ -155,8 +157,8 @@ static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t fi
     return found;
 }
 
-/* Return how many of the found entries fit with their records, oldest first. Withdrawn entries at
- * the old end are skipped: *skip counts them. */
+/* Return how many of the found entries fit into `size` bytes together with their records, oldest
+ * first. Withdrawn entries at the old end are skipped, and *skip receives their number. */
 static uint64_t replay_fit(const struct pg_arena *a, const uint64_t *positions, uint64_t found,
                            uint64_t size, uint64_t *skip)
 {
@@ -188,7 +190,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
     return !out->full && LOAD_ACQUIRE(&replay_at(a, position)->commit) == position + 1;
 }
 
-/* Write `count` entries, oldest first. Returns false if one was withdrawn meanwhile. */
+/* Write `count` entries, oldest first. Return false if an entry was withdrawn in the meantime. */
 static bool replay_write(const struct pg_arena *a, uint32_t topic, uint64_t first,
                          const uint64_t *oldest, uint64_t count, struct sink *out)
 {
@@ -213,7 +215,7 @@ uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uin
         last = sequence;
     if (last < first)
         return 0;
-    /* Another try follows only if an entry was withdrawn during the previous one. */
+    /* The loop repeats only if an entry was withdrawn during the previous try. */
     for (int tries = 0; tries < 1000; tries++) {
         struct sink out = {bytes, 0, size, false};
         uint64_t skip;

@@ -1,4 +1,5 @@
-/* scan.h - readers of a live arena: copy first, and trust only what did not change meanwhile. */
+/* scan.h - readers of a live arena. They copy first, and trust a copy only if its source did not
+ * change in the meantime. */
 #ifndef PURGATORYD_FRONT_SCAN_H
 #define PURGATORYD_FRONT_SCAN_H
 
@@ -6,8 +7,8 @@
 #include "core/base/sink.h"
 #include "core/arena.h"
 
-/* Write one struct pg_info with names, key and payload. Returns false, with nothing written, if it
- * does not fit or the slot has changed. */
+/* Write one struct pg_info with names, key and payload. Write nothing and return false if it does
+ * not fit or the slot has changed. */
 bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out);
 
 #endif

@@ -161,12 +161,12 @@ uint64_t pg_arena_bytes(const struct pg_config *config)
     return plan.length;
 }
 
-/* Smallest answer pool, in results: full windows of 16 sessions. */
+/* Smallest answer pool, in results: space for the full windows of 16 sessions. */
 #define RESERVED_ANSWERS 65536u
-/* Results per session in a larger answer pool. */
+/* Number of results per session in a larger answer pool. */
 #define ANSWERS_PER_SESSION 256u
 
-/* Results that the answer pool for this many sessions holds. */
+/* Number of results in the answer pool of an arena with this many sessions. */
 static uint32_t answers_of(uint32_t sessions)
 {
     const uint64_t whole = (uint64_t)sessions * PG_WINDOW * PG_BATCH_RECORDS;
@@ -294,7 +294,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
 
 void pg_move(struct pg_arena *a, void *arena, void *secret)
 {
-    a->call.worked = NULL;                 /* the only pointer that survives a call */
+    a->call.worked = NULL;                 /* the only pointer that is kept between calls */
     handle_point(a, arena, secret);
 }
 
@@ -428,8 +428,8 @@ static bool region_fits(const struct pg_region *planned, const struct pg_region 
             fault_set(why, "header", "elements of a region", id, planned->count, r->count));
 }
 
-/* Check that all regions are where these sizes put them. Later accesses then stay
- * inside the mapping. */
+/* Check that each region is where the sizes in the header place it. Later accesses then stay inside
+ * the mapping. */
 static bool regions_fit(const struct pg_header *h, struct pg_fault *why)
 {
     const struct pg_config config = config_of(h);
@@ -446,7 +446,7 @@ static bool regions_fit(const struct pg_header *h, struct pg_fault *why)
            same(why, "payload bytes", h->regions[PG_R_BLOBS].length, h->payload_bytes);
 }
 
-/* Check that the fields which are read from an arena of an earlier ABI exist. */
+/* Check that the fields that are read from an arena of an earlier ABI lie inside its regions. */
 static bool heads_inside(const struct pg_header *h, struct pg_fault *why)
 {
     const struct pg_region *wal = &h->regions[PG_R_WAL_BUFFER];
@@ -457,7 +457,7 @@ static bool heads_inside(const struct pg_header *h, struct pg_fault *why)
             same(why, "stride of the WAL buffer", PG_WAL_BUFFER_HEAD, wal->stride));
 }
 
-/* Check the regions of an arena of an earlier ABI: each must lie inside the arena file. */
+/* Check the regions of an arena of an earlier ABI: each region must lie inside the arena file. */
 static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < sizeof h->regions / sizeof h->regions[0]; i++) {
@@ -637,7 +637,7 @@ int pg_check_live(const struct pg_arena *a, struct pg_fault *fault)
     return 1;
 }
 
-/* ---- what the daemon stores for readers ------------------------------------------------ */
+/* ---- values that the daemon stores for readers ----------------------------------------- */
 
 const struct pg_header *pg_header_of(const struct pg_arena *a) { return a->header; }
 const struct pg_metrics *pg_metrics_of(const struct pg_arena *a) { return a->metrics; }

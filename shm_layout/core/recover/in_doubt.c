@@ -14,8 +14,8 @@
 #include "core/state/session.h"
 #include "core/state/timers.h"
 
-/* True if the effect that a frame describes is visible in the arena. There is one function per
- * frame type. Each first checks that everything the frame refers to exists. */
+/* True if the effect that a frame describes is visible in the arena. Each frame type has its own
+ * function. The function first checks that everything the frame refers to exists. */
 typedef bool (*visible_fn)(const struct pg_arena *a, const void *body);
 
 static bool slot_is(const struct pg_arena *a, uint32_t slot, uint64_t ticket, unsigned state)
@@ -64,7 +64,8 @@ static bool watch_visible(const struct pg_arena *a, const void *body)
     return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
 }
 
-/* For a wall timer compare the wall-clock deadline: the other one is derived from it. */
+/* For a wall timer, compare the wall-clock deadline, because its other deadline is derived from
+ * it. */
 static bool move_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_move *j = body;
@@ -110,8 +111,8 @@ static bool gone_visible(const struct pg_arena *a, const void *body)
     return j->row < a->watermark_rows && watermark_at(a, j->row)->key_len == 0;
 }
 
-/* An outcome is visible as the entry of its notice, as a slot in state OUTCOME, or, without an
- * owner, as a slot that is already free. */
+/* The effect of an OUTCOME frame is visible in one of three ways: as the entry of the operation's
+ * notice, as a slot in state OUTCOME, or, if the operation has no owner, as a free slot. */
 static bool outcome_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_outcome *j = body;
@@ -136,7 +137,7 @@ static bool published_visible(const struct pg_arena *a, const void *body)
     return entry_is(a, j->position, j->ticket >> 8);
 }
 
-/* A frame without an effect counts as applied. */
+/* Some frames have no effect in the arena. They count as applied. */
 static bool always_visible(const struct pg_arena *a, const void *body)
 {
     (void)a, (void)body;
@@ -170,8 +171,8 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
 };
 
-/* Store all settings of the frame again. They are stored one by one, and a kill may have
- * come in between. */
+/* Store all settings in the frame again. The settings were stored one by one, so a kill may have
+ * interrupted them. */
 static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j)
 {
     if (j->row >= a->namespace_rows || namespace_at(a, j->row)->name_len == 0)
@@ -196,7 +197,7 @@ bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
 
 /* ---- interrupted records ------------------------------------------------------------------ */
 
-/* Slot that has this ticket, in any state but FREE; PG_NIL = none. */
+/* Return the slot that has this ticket, in any state except FREE; PG_NIL = none. */
 static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
 {
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
@@ -206,9 +207,9 @@ static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
     return PG_NIL;
 }
 
-/* True if the effect that a stored answer reports is visible. Answers are stored before
- * their effects. An answer without an effect does not count: applying the record again gives
- * the same answer. */
+/* True if the effect that a stored answer reports is visible. An answer is stored before its
+ * effect. If an answer reports no effect, return false: applying the record again gives the same
+ * answer. */
 static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
 {
     const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
@@ -226,8 +227,8 @@ static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
     }
 }
 
-/* True if the current row of a bulk load was answered without an effect on timers. The answer is
- * stored before the row's bit is set, so a row whose bit is set has its answer. */
+/* True if the current row of a bulk load was answered without an effect on timers. The row's answer
+ * is stored before its bit is set, so a row whose bit is set has an answer. */
 static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
                          const struct pg_result *r)
 {
@@ -235,9 +236,10 @@ static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
     return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && bulk_load_has_row(a, s);
 }
 
-/* Settle the record that a kill interrupted. A record on a watch key continues from its count when
- * the client sends the batch again. Any other record was applied completely or not at all. If it
- * was not applied, its answer is cleared, so that a later recovery does not count it as applied. */
+/* Settle the record that a kill interrupted. A record on a watch key continues from its stored
+ * state when the client sends the batch again. Any other record was applied completely or not at
+ * all. If it was not applied, its answer is cleared, so that a later recovery does not count it as
+ * applied. */
 static void record_recover(struct pg_arena *a, struct pg_session *s)
 {
     struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];

@@ -6,12 +6,12 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* Keep or drop the frame in doubt. This must run before any derived state is rebuilt. Returns false
- * and fills *why if the WAL buffer is damaged. */
+/* Keep or drop the frame in doubt. The caller must call this before it rebuilds any derived state.
+ * Return false and fill *why if the WAL buffer is damaged. */
 bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why);
 
-/* Settle the interrupted record of every session. rebuild_end calls this after it has
- * linked all slots. */
+/* Settle the interrupted record of each session. rebuild_end calls this after it has linked all
+ * slots. */
 void sessions_recover(struct pg_arena *a);
 
 #endif

@@ -1,8 +1,8 @@
 /* merge.c - merge the part of several source arenas that belongs to one shard into a new arena.
  *
  * Tickets, times and payloads are preserved; so are topic sequences, unless the namespace is split.
- * Slots, rows, positions and hashes are assigned again. The sources are not changed. Counting
- * continues past the end of a full table, so that the error can report the required size. */
+ * Slots, rows, positions and hashes are assigned again. The sources are not changed. If a table is
+ * full, the merge continues to count rows, so that the error can report the required size. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -20,13 +20,13 @@
 #include "core/state/watermarks.h"
 #include "core/recover/migrate.h"
 
-/* First replay buffer position in use. Position 0 stays empty, so that a topic can refer to a
- * notice that is gone. */
+/* First replay buffer position in use. Position 0 stays empty, so that a topic can refer to it if
+ * its newest notice is no longer in the replay buffer. */
 #define FIRST_POSITION 1
-/* A session that was silent for longer may lose its row to a new session anyway. It is not merged
- * unless it owns an operation. */
+/* A session that has been silent for longer is not merged, unless it owns an operation: a new
+ * session could take its row anyway. */
 #define RECENT_NS 60000000000
-/* Placeholder row of a session that owns a wanted operation and has no row yet. */
+/* Placeholder for a row number: the session owns a wanted operation, but has no row yet. */
 #define OWNS (PG_NIL - 1)
 
 struct merge {
@@ -34,7 +34,7 @@ struct merge {
     const struct pg_arena *from;
     struct pg_source *source;
     struct pg_fault *why;
-    /* Rows in use, per table. */
+    /* Number of rows in use, per table. */
     uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots;
     uint64_t wanted_slots, wanted_granules;
 };
@@ -66,7 +66,7 @@ static bool route_leads(const struct merge *g, const struct pg_route *r)
     return false;
 }
 
-/* True if a key of a source namespace belongs to this shard. */
+/* True if a key in a namespace of the source belongs to this shard. */
 static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint32_t len)
 {
     const struct pg_route *r = &g->source->routes[ns];
@@ -74,7 +74,8 @@ static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint
            r->shards[pg_partition(key, len, r->partitions)] == g->to->header->shard;
 }
 
-/* Source namespace of a slot whose key belongs to this shard; PG_NIL = the slot is not merged. */
+/* Return the source namespace of a slot whose key belongs to this shard; PG_NIL = the slot is not
+ * merged. */
 static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
 {
     if (ctl_state(slot_hot(g->from, slot)->ctl) == PG_S_FREE)
@@ -103,7 +104,8 @@ static bool counters_merge(struct merge *g)
     return true;
 }
 
-/* Row of a source namespace in the new arena. All partitions of one namespace share a row. */
+/* Return the new arena's row for a namespace of the source. All partitions of a namespace share one
+ * row. */
 static uint32_t namespace_merge(struct merge *g, uint32_t i)
 {
     const struct pg_namespace *n = namespace_at(g->from, i);
@@ -118,8 +120,8 @@ static uint32_t namespace_merge(struct merge *g, uint32_t i)
     return row;
 }
 
-/* Row of a source topic in the new arena. The topic's newest notice counts as gone until
- * entry_merge finds it in the replay buffer. */
+/* Return the new arena's row for a topic of the source. The topic's newest notice counts as gone,
+ * unless entry_merge later finds it in the replay buffer. */
 static uint32_t topic_merge(struct merge *g, uint32_t i)
 {
     const struct pg_topic *t = topic_at(g->from, i);
@@ -214,8 +216,8 @@ static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
     l->hash = key_hash(g->to, l->namespace_row, f->key_type, key, f->key_len);
     if (!account_merge(g, &l->account))
         return false;
-    account_watch_key_counted(g->to, l->account, 1);     /* so that the account is
-                                                            not reused as idle */
+    /* Count the key, so that the account does not look idle and is not reused. */
+    account_watch_key_counted(g->to, l->account, 1);
     if (granules == 0)
         return true;
     const uint32_t blob = blob_copy(g->to, g->from, watermark_blob(f), granules);
@@ -236,8 +238,9 @@ static bool watermarks_merge(struct merge *g)
     return fits(g, "watch keys in use", g->watermarks, g->to->watermark_rows);
 }
 
-/* Row of a source bulk load in the new arena; PG_NIL = a different bulk load has the same id. Each
- * partition of a namespace knows only some of its rows; the new arena gets them all. */
+/* Return the new arena's row for a bulk load of the source; PG_NIL = a different bulk load has the
+ * same id. Each partition of a namespace knows only some rows of the bulk load; the new arena
+ * receives all of them. */
 static uint32_t bulk_load_merge(struct merge *g, uint32_t i)
 {
     struct pg_bulk_load l = *bulk_load_at(g->from, i);
@@ -293,8 +296,8 @@ static bool bulk_loads_merge(struct merge *g)
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-/* Translate the source rows that the interrupted record of a session refers to. If its watch key is
- * not merged, nothing of the record will be applied here, so the reference is cleared. */
+/* Translate the numbers of source rows in the interrupted record of a session. If its watch key is
+ * not merged, no part of the record will be applied in this arena, so the reference is cleared. */
 static void session_rename(struct merge *g, struct pg_session *s)
 {
     const bool in_bulk_load = s->bulk_load != 0 && s->bulk_load <= g->from->bulk_load_rows;
@@ -315,8 +318,9 @@ static struct pg_reply_memory *reply_begun(const struct pg_arena *a, const struc
     return session_reply(a, s, s->current);
 }
 
-/* Row of a session that another source has already brought; PG_NIL = none. Several sources may hold
- * the same session, because a client opens it on every shard that it talks to. */
+/* Return the row of a session that was already merged from another source; PG_NIL = none. Several
+ * sources may have the same session, because a client opens its session on each shard with which it
+ * communicates. */
 static uint32_t session_known(const struct merge *g, const struct pg_session *f)
 {
     for (uint32_t row = 0; row < g->sessions && row < g->to->secret->sessions; row++) {
@@ -334,8 +338,9 @@ static bool is_further(const struct pg_session *f, const struct pg_session *than
     return (f->current != 0 ? f->applied + 1 : 0) > (than->current != 0 ? than->applied + 1 : 0);
 }
 
-/* True if two shards began different batches with the same number. No answer is right for both. A
- * client that sends one of them again learns that its outcome is in doubt. */
+/* True if two shards began different batches with the same number. No answer would be right for
+ * both batches. A client that sends one of them again learns that the outcome of the batch is in
+ * doubt. */
 static bool are_at_odds(const struct merge *g, const struct pg_session *f,
                         const struct pg_session *s)
 {
@@ -359,14 +364,15 @@ static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
     s->id = (f->id & ~0xffffull) | row;
     s->first_id = f->first_id != 0 ? f->first_id : f->id;
     session_rename(g, s);
-    if (s->busy_last != 0)        /* hashes differ here: until busy_last every key counts as busy */
+    /* Key hashes differ in this arena. Until busy_last, every key therefore counts as busy. */
+    if (s->busy_last != 0)
         memset(s->busy_keys, 0xff, sizeof s->busy_keys);
     memcpy(session_reply(g->to, s, 0), session_reply(g->from, f, 0),
            PG_WINDOW * sizeof(struct pg_reply_memory));
     return replies_migrate(g->to, g->from, row, g->why);
 }
 
-/* Merge a session. If several sources hold it, the copy that progressed furthest wins. */
+/* Merge a session. If several sources have it, the copy that progressed furthest is used. */
 static bool session_place(struct merge *g, uint32_t i)
 {
     const struct pg_session *f = session_at(g->from, i);
@@ -397,8 +403,9 @@ static bool gives(const struct merge *g)
     return false;
 }
 
-/* Merge the sessions of each source that contributes a namespace. A client then finds its answers
- * wherever its namespaces went. An additional shard that remembers a session does no harm. */
+/* Merge the sessions of each source from which this arena receives a namespace. A client then finds
+ * its answers in every shard that received one of its namespaces. If a shard keeps a session
+ * without need, this does no harm. */
 static bool sessions_merge(struct merge *g)
 {
     const bool wanted = gives(g);
@@ -423,7 +430,8 @@ static bool slot_account_merge(struct merge *g, uint32_t slot)
     if (!account_merge(g, &c->account))
         return false;
     if (c->account != 0)
-        account_counted(g->to, c->account, 1, 0); /* so that the account is not reused as idle */
+        /* Count the slot, so that the account does not look idle and is not reused. */
+        account_counted(g->to, c->account, 1, 0);
     return true;
 }
 
@@ -472,10 +480,11 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
         return no_memory(g, slot_granules(c));
     h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, slot_key(to, slot), c->key_len);
     const uint32_t topic = g->source->topics[h->topic];
-    h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's topic is unused */
+    h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome uses no topic */
     if (has_wal(to) && has_wal(g->from)) {
         *timestamps_at(to, slot) = *timestamps_at(g->from, i);
-        timestamps_at(to, slot)->add_lsn = 0;              /* refers to the source's WAL */
+        /* This LSN refers to the WAL of the source, so clear it. */
+        timestamps_at(to, slot)->add_lsn = 0;
     }
     return slot_account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
 }
@@ -492,8 +501,8 @@ static bool slots_merge(struct merge *g)
 
 /* ---- the replay buffer --------------------------------------------------------------------- */
 
-/* Number and size of some entries. Sent entries are merged before unsent ones, each
- * in firing order. */
+/* Number and size of some entries. Sent entries are merged before unsent entries, each kind in
+ * firing order. */
 struct tally {
     uint64_t entries, bytes;
 };
@@ -503,8 +512,8 @@ static const struct pg_entry *entry_next(const struct pg_source *s)
     return replay_at(s->arena, s->next);
 }
 
-/* True if an entry has to be merged. For topics that restart their sequences, sent entries are
- * dropped: nobody can tell which of them a subscriber has received. */
+/* True if an entry has to be merged. If a topic restarts its sequences, its sent entries are
+ * dropped, because it is unknown which of them a subscriber has received. */
 static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
 {
     const uint32_t ns = topic_at(g->from, e->topic)->namespace_row;
@@ -512,7 +521,7 @@ static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool s
            !(sent && g->source->routes[ns].fresh_topics);
 }
 
-/* Move to the next wanted entry of a source; false if there is none. */
+/* Move to the next entry of a source that has to be merged. Return false if there is none. */
 static bool entry_seek(struct merge *g, struct pg_source *s, bool sent)
 {
     const struct pg_header *h = s->arena->header;
@@ -571,7 +580,8 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     return true;
 }
 
-/* Merge the newest entries that fit into `space`; `all` is the total of the wanted ones. */
+/* Merge the newest of the wanted entries, as many as fit into `space`. `all` is the tally of all
+ * wanted entries. */
 static bool entries_merge(struct merge *g, struct pg_source *sources, uint32_t count, bool sent,
                           struct tally all, struct tally space)
 {

@@ -34,8 +34,8 @@ static bool no_memory(const struct pg_arena *to, const struct pg_arena *from,
                      (uint64_t)to->blobs.granules * PG_GRANULE);
 }
 
-/* Copy namespaces and topics. Their rows keep their numbers, because slots and
- * entries refer to them. */
+/* Copy namespaces and topics. Their row numbers stay the same, because slots and entries refer to
+ * them. */
 static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     for (uint32_t i = to->namespace_rows; i < from->namespace_rows; i++)
@@ -58,8 +58,8 @@ static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, ui
            fits(why, "accounts in use", to->account_rows + 1ull, to->account_rows);
 }
 
-/* Copy the account of a slot, and count the slot so that the account is not reused as idle. An
- * outcome has no account. */
+/* Copy the account of a slot and count the slot in it, so that the account does not look idle and
+ * is not reused. An outcome has no account. */
 static bool slot_account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
                                  struct pg_fault *why)
 {
@@ -97,8 +97,8 @@ uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t bl
     return blobs_copy(&to->blobs, &from->blobs, blob, granules);
 }
 
-/* Copy an operation's notice. Its watch records keep their rows and get the operation's new
- * slot. */
+/* Copy an operation's notice. The operation's watch records keep their rows and receive the number
+ * of its new slot. */
 static bool operation_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
                               uint32_t slot, struct pg_fault *why)
 {
@@ -159,7 +159,8 @@ static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
     return true;
 }
 
-/* Copy the bulk loads. Their rows keep their numbers, because blocks and sessions refer to them. */
+/* Copy the bulk loads. Their row numbers stay the same, because blocks and sessions refer to
+ * them. */
 static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from,
                                struct pg_fault *why)
 {
@@ -202,7 +203,8 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
 }
 
-/* Slots in use. They are counted here, because the derived state of `from` may be stale. */
+/* Number of slots in use. They are counted one by one, because the derived state of `from` may be
+ * out of date. */
 static uint64_t slots_used(const struct pg_arena *a)
 {
     uint64_t used = 0;
@@ -227,8 +229,9 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 
 /* ---- replay buffer ------------------------------------------------------------------------- */
 
-/* Position of the oldest entry that is copied. The newest entries that fit keep their positions.
- * Older ones are dropped; replay_migrate fails if one of them was not sent. */
+/* Position of the oldest entry that is copied. The newest entries are copied, as many as fit, and
+ * keep their positions. Older entries are dropped. If an unsent entry would be dropped,
+ * replay_migrate fails. */
 static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena *from)
 {
     uint64_t bytes = 0, p = from->header->replay_tail;
@@ -236,7 +239,8 @@ static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena
            from->header->replay_tail - p < to->header->replay_capacity) {
         bytes += (uint64_t)entry_granules(replay_at(from, p - 1)) * PG_GRANULE;
         if (bytes > to->header->replay_bytes_max && p < from->header->replay_tail)
-            break;            /* a single entry may be larger, as in replay_make_space */
+            /* The newest entry is copied even if it is larger, as in replay_make_space. */
+            break;
         p--;
     }
     return p;
@@ -328,8 +332,9 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 
 /* ---- a later ABI -------------------------------------------------------------------------- */
 
-/* Copy rows of an earlier minor ABI. It lacks only regions, and fields at the ends of structs.
- * Missing fields keep the values of a new arena. If those are wrong for a field, set it here. */
+/* Copy rows of an earlier minor ABI. The only differences of an earlier minor ABI are missing
+ * regions and missing fields at the ends of structs. Missing fields keep the values of a new arena.
+ * If such a value is wrong for a field, this function has to set the field. */
 static bool rows_convert(uint8_t *to, uint32_t to_bytes, const uint8_t *from, uint32_t from_bytes,
                          uint64_t rows)
 {
@@ -386,7 +391,8 @@ static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
            fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
 }
 
-/* Copy the namespaces back: settling the frame in doubt may have completed one. */
+/* Copy the namespaces back: when the frame in doubt was settled, the settings of a namespace may
+ * have been completed. */
 static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
 {
     const struct pg_region *f = &from->header->regions[PG_R_NAMESPACES];
@@ -396,7 +402,7 @@ static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
 }
 
 /* Decide the frame in doubt in `to`, where its effect can be checked. Record the decision in
- * `from`, whose WAL the frame belongs to. */
+ * `from`, because the frame belongs to the WAL of `from`. */
 static bool wal_buffer_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
 {
     if (!has_wal(to) || !has_wal(from))

@@ -6,10 +6,11 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* Copy a blob into `to`. PG_NIL if no free block is large enough. */
+/* Copy a blob into `to`. Return PG_NIL if no free block is large enough. */
 uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
                    uint32_t granules);
-/* Copy the answers and blobs of a session's replies. `to` must already have the reply rows. */
+/* Copy the answers and blobs of a session's replies. The caller must have copied the reply rows
+ * into `to` before. */
 bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
                      struct pg_fault *why);
 

@@ -1,13 +1,13 @@
 /* rebuild.c - build all derived state from the authoritative state.
  *
- * Most of the time is spent waiting for memory. Therefore two independent passes visit the slots,
- * and two threads may run them at the same time. One rebuilds keys (used blobs, the key index,
- * counts), the other places (free slots, the wheel, watchers).
+ * A rebuild waits for memory most of the time. Therefore two independent passes visit the slots,
+ * and two threads may run them at the same time. The first pass rebuilds keys (used blobs, the key
+ * index, counts), the second pass places (free slots, the wheel, watchers).
  *
- * A kill leaves at most two slots half done, and rebuild_end handles both. The first is the
- * slot whose notice is committed; it counts as ended. The second is the slot with the newest
- * ticket, which may have been about to replace another slot with the same key. All other slots
- * have distinct keys. */
+ * A kill leaves at most two slots half done, and rebuild_end handles both. The first is the slot
+ * whose notice is committed; it counts as ended. The second is the slot with the newest ticket,
+ * whose timer may have been about to replace another slot with the same key. All other slots have
+ * distinct keys. */
 
 #include <pthread.h>
 
@@ -35,7 +35,8 @@
 
 /* ---- validation of slots ----------------------------------------------------------------- */
 
-/* True if the extension at the blob's start has space for what the flags declare. */
+/* True if the extension at the blob's start is large enough for the struct that the flags
+ * declare. */
 static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
 {
     const uint64_t least = h->flags & PG_F_OPERATION ? sizeof(struct pg_operation)
@@ -44,8 +45,8 @@ static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
     return c->ext_len >= least && c->ext_len % PG_GRANULE == 0;
 }
 
-/* True if the rows that a slot refers to are in use. An outcome does not hold its topic and
- * account, so their rows may belong to others. */
+/* True if the rows that a slot refers to are in use. An outcome does not keep its topic and account
+ * in use, so these rows may have been reused. */
 static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
     if (ctl_state(h->ctl) == PG_S_OUTCOME)
@@ -66,16 +67,16 @@ bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c)
     return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
 }
 
-/* True if the blob and rows that the slot refers to may be read. rebuild_keys refuses other
- * slots. */
+/* True if the blob and the rows that the slot refers to may be read. If not, rebuild_keys reports a
+ * fault. */
 static bool slot_readable(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
     return slot_sound(a, slot_hot(a, slot), c) && slot_blob_inside(a, c);
 }
 
-/* True if the slot's notice is committed. For an unsound slot this is false, and
- * rebuild_keys refuses it. */
+/* True if the slot's notice is committed. If the slot is unsound, return false; rebuild_keys
+ * reports the fault. */
 static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
 {
     const uint64_t ctl = slot_hot(a, slot)->ctl;
@@ -84,7 +85,8 @@ static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
 
 /* ---- keys -------------------------------------------------------------------------------- */
 
-/* Mark the second blob that an operation holds until its notice is written. */
+/* Mark the second blob of an operation. The operation owns this blob until its notice is
+ * written. */
 static bool notice_mark(struct pg_arena *a, uint32_t slot)
 {
     if (!is_operation(a, slot) || operation_granules(a, slot) == 0)
@@ -93,8 +95,8 @@ static bool notice_mark(struct pg_arena *a, uint32_t slot)
                               (uint32_t)operation_granules(a, slot));
 }
 
-/* Mark the blobs that a slot owns. After it has fired, the entry owns the blob of a timer, or the
- * notice blob of an operation. */
+/* Mark the blobs that a slot owns. If the slot has fired, the replay buffer entry owns the blob of
+ * a timer or the notice blob of an operation, so this blob is not marked here. */
 static bool blobs_mark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
@@ -121,7 +123,7 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     if (ctl_state(h->ctl) == PG_S_FREE)
         return true;
     if (UNLIKELY(is_parked(a, slot)))
-        c->payload_len = 0;       /* a kill interrupted its UNPARK */
+        c->payload_len = 0;       /* a kill interrupted the UNPARK of this slot */
     if (!slot_sound(a, h, c))
         return fault_set(why, "slots",
                          "an armed slot's topic, state, key or payload is invalid",
@@ -137,10 +139,11 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     return true;
 }
 
-/* Prefetch distances, in slots. Hardware prefetchers stop at the end of a page. */
+/* Prefetch distances, in slots. Software prefetching is needed because hardware prefetchers stop at
+ * the end of a page. */
 enum { NEAR = 24, FAR = 64 };
 
-/* Prefetch a slot far ahead, and the memory that a nearer slot refers to. */
+/* Prefetch a slot that is FAR slots away, and the memory to which a slot NEAR slots away refers. */
 static inline void key_fetch(const struct pg_arena *a, uint32_t slot)
 {
     if (UNLIKELY(slot + FAR >= a->slots.capacity))
@@ -168,7 +171,7 @@ int rebuild_keys(struct pg_arena *a, struct pg_fault *why)
 
 /* ---- places ------------------------------------------------------------------------------ */
 
-/* True if the deadline may be read. With PG_F_WALL it is in the blob. */
+/* True if the deadline may be read. For a slot with PG_F_WALL, the deadline is in the blob. */
 static bool has_deadline(const struct pg_arena *a, uint32_t slot)
 {
     return LIKELY(!(slot_hot(a, slot)->flags & PG_F_WALL)) || slot_readable(a, slot);
@@ -198,8 +201,8 @@ static int64_t slots_scan(struct pg_arena *a)
     return earliest_ns;
 }
 
-/* Start the wheel before the earliest deadline. Timers that came due while no daemon ran are then
- * in their own ticks and fire in order. */
+/* Set the wheel's clock before the earliest deadline. Timers that became due while no daemon was
+ * running are then in their own ticks and fire in order. */
 static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
@@ -261,7 +264,7 @@ static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
                      (uint64_t)h->wall_offset_ns);
 }
 
-/* Control word of the slot whose entry is committed; 0 = none. */
+/* Return the control word of the slot whose entry is the newest committed one; 0 = none. */
 static uint64_t fired_ctl(const struct pg_arena *a)
 {
     const uint64_t tail = a->header->replay_tail;
@@ -295,8 +298,9 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     return 1;
 }
 
-/* Complete the firing of a slot. A timer's blob belongs to the entry, so its slot becomes free. An
- * operation gave away only its notice blob, so its slot becomes an outcome. */
+/* Complete the firing of a slot. The entry owns a timer's blob, so the timer's slot becomes free.
+ * From an operation the entry took only the notice blob, so the operation's slot becomes an
+ * outcome. */
 static void fired_end(struct pg_arena *a, uint32_t slot)
 {
     struct pg_hot *h = slot_hot(a, slot);

@@ -5,14 +5,14 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* True if all rows that an armed slot or an outcome refers to exist. Only the size of its
- * blob is checked. */
+/* True if all rows to which an armed slot or an outcome refers exist. The function checks only the
+ * size of the blob. */
 bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
 bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c);
 
-/* The steps of pg_rebuild, in this order. Each returns 1, or 0 and fills *why.
- * rebuild_keys and rebuild_places are independent: two threads may run them at the same
- * time, each with its own fault. */
+/* The steps of pg_rebuild, in this order. Each returns 1, or fills *why and returns 0. rebuild_keys
+ * and rebuild_places are independent: two threads may run them at the same time, each with its own
+ * *why. */
 int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 int rebuild_keys(struct pg_arena *a, struct pg_fault *why);
 int rebuild_places(struct pg_arena *a, struct pg_fault *why);

@@ -1,10 +1,11 @@
 /* redo.c - apply the frames of a snapshot and of the WAL to a new arena.
  *
- * A frame describes the state after a change, in slots, rows and positions of the arena that wrote
- * it. The parts of a snapshot may be from different moments: all changes after its start are
- * applied again, and the last frame of each object is right. The tickets of a slot only rise, so an
- * older timer never replaces a younger one. Derived state, including key hashes, is built at the
- * end. Frames are untrusted input: everything that they refer to is checked first. */
+ * A frame describes the state after a change, with the numbers of slots, rows and positions in the
+ * arena that wrote the frame. The parts of a snapshot may be from different moments. Therefore all
+ * changes since its start are applied again, and after the last frame of an object its state is
+ * right. The tickets in a slot only rise, so an older timer never replaces a younger timer. Derived
+ * state, including key hashes, is built at the end. Frames are untrusted: everything that a frame
+ * refers to is checked first. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -36,7 +37,7 @@ static bool refuse(const struct redo *r, const char *detail, uint64_t expected, 
     return fault_set(r->why, "redo", detail, r->frame->lsn, expected, found);
 }
 
-/* True in the snapshot; false in the WAL, which is redone after it. */
+/* True while redo is in the snapshot; false in the WAL, which is redone after the snapshot. */
 static bool in_snapshot(const struct redo *r) { return r->state->next_lsn == 0; }
 
 static bool below(const struct redo *r, const char *detail, uint64_t limit, uint64_t found)
@@ -86,13 +87,13 @@ static bool no_space(const struct redo *r, uint32_t granules)
                   (uint64_t)r->a->blobs.granules * PG_GRANULE, (uint64_t)granules * PG_GRANULE);
 }
 
-/* Account that a slot counts in; 0 = none. */
+/* Account in which a slot is counted; 0 = none. */
 static uint16_t account_named(const struct redo *r, uint32_t uid, unsigned counted)
 {
     return counted ? account_of(r->a, uid) : 0;
 }
 
-/* Count the slot in its account, so that an account with timers is not reused as idle. */
+/* Count the slot in its account. An account with timers does not look idle and is not reused. */
 static void slot_count(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
     if (slot_cold(a, slot)->account != 0)
@@ -115,7 +116,7 @@ static void slot_drop(struct pg_arena *a, uint32_t slot)
     blobs_give(&a->blobs, c->blob, slot_granules(c));
 }
 
-/* Free the slot, unless a younger timer has it. */
+/* Free the slot, unless a younger timer occupies it. */
 static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
     if (ticket_older(ticket, ctl_ticket(slot_hot(a, slot)->ctl)))
@@ -124,8 +125,8 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     slot_hot(a, slot)->ctl = ctl_of(ticket, PG_S_FREE);
 }
 
-/* Store the frame's timestamps, or `known` if it has none. A frame that was exported
- * without a WAL has none. */
+/* Store the frame's timestamps, or `known` if the frame has none. Frames of an export without a WAL
+ * have no timestamps. */
 static void timestamps_write(const struct redo *r, uint32_t slot, const struct pg_timestamps *known)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
@@ -140,12 +141,13 @@ static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
     return timestamps != NULL ? timestamps->armed_ns : j->armed_ns;
 }
 
-/* LSN of the add, for a frame without timestamps. 0 in a snapshot, whose frame
- * numbers are not LSNs. */
+/* LSN of the record that added the timer, for a frame without timestamps. The result is 0 in a
+ * snapshot, because the frame numbers of a snapshot are not LSNs. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
 /* ---- bulk loads ---------------------------------------------------------------------------- */
 
-/* Set the bit of a bulk load row. If the bulk load does not exist, a later frame removed it. */
+/* Set the bit of a bulk load row. If the bulk load does not exist, ignore the row: a later frame
+ * removed the bulk load. */
 static bool row_done(const struct redo *r, const struct pg_wal_row *row)
 {
     const uint32_t bulk_load = bulk_load_find(r->a, row->bulk_load);
@@ -206,7 +208,7 @@ static bool redo_bulk_load(const struct redo *r)
 
 /* ---- timers --------------------------------------------------------------------------------- */
 
-/* Store a timer in its slot. `bytes` holds its key and then its payload. */
+/* Store a timer in its slot. `bytes` is its key, followed by its payload. */
 static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const uint8_t *bytes)
 {
     struct pg_arena *a = r->a;
@@ -257,7 +259,8 @@ static bool redo_arm(const struct redo *r)
     return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
-/* Arm a parked timer. The frame holds the whole timer, because a snapshot may lack the slot. */
+/* Arm a parked timer. The frame has the whole timer, because the slot may be missing in the
+ * snapshot. */
 static bool redo_unpark(const struct redo *r)
 {
     const struct pg_wal_unpark *j = r->body;
@@ -309,9 +312,9 @@ static bool redo_end(const struct redo *r)
 
 /* ---- the replay buffer --------------------------------------------------------------------- */
 
-/* Record that a notice was written. *wanted tells whether redo has to make its entry: the entry
- * does not exist, and no frame so far says that it was sent. In a snapshot the topics may be ahead
- * of the entries, so entries do not change them. */
+/* Record that a notice was written. Set *wanted to true if redo has to write its entry: the entry
+ * does not exist, and no frame so far says that it was sent. In a snapshot, topics may be newer
+ * than entries, so the entries of a snapshot do not change topics. */
 static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
                         uint64_t sequence, bool *wanted)
 {
@@ -340,7 +343,8 @@ static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_ent
     at->commit = position + 1;
 }
 
-/* Fire a timer. The entry takes over the timer's blob without the extension at its start. */
+/* Fire a timer. The entry takes over the timer's blob, except for the extension at the blob's
+ * start. */
 static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
 {
     const struct pg_cold *c = slot_cold(a, j->slot);
@@ -396,7 +400,7 @@ static bool redo_entry(const struct redo *r)
     return true;
 }
 
-/* Drop sent entries. Nobody will ask for them, because subscribers see a new stream id. */
+/* Drop sent entries. No subscriber will ask for them, because subscribers see a new stream id. */
 static bool redo_sent(const struct redo *r)
 {
     const struct pg_wal_sent *j = r->body;
@@ -445,7 +449,7 @@ static bool redo_watch(const struct redo *r)
     return true;
 }
 
-/* End an operation. Only its notice keeps the result: redo restores no session that
+/* End an operation. The result is kept only in its notice, because redo restores no session that
  * could ask for it. */
 static bool redo_outcome(const struct redo *r)
 {
@@ -501,8 +505,8 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
     }
     memcpy(at, j + 1, j->key_len);
     l->key_len = j->key_len;
-    account_watch_key_counted(r->a, l->account, 1);      /* so that the account is
-                                                            not reused as idle */
+    /* Count the key, so that the account does not look idle and is not reused. */
+    account_watch_key_counted(r->a, l->account, 1);
     return true;
 }
 
@@ -515,7 +519,7 @@ static bool redo_watermark(const struct redo *r)
         return false;
     struct pg_watched *l = watermark_at(r->a, j->row);
     if (l->key_len == 0)
-        return true;              /* deleted before the snapshot reached its row */
+        return true;              /* the row was freed before the snapshot reached it */
     l->watermark = j->watermark;
     l->error = j->error;
     l->touched_s = j->flags & PG_WM_FORGOTTEN ? PG_NIL : 0;
@@ -744,8 +748,8 @@ int pg_redo_file(struct pg_arena *a, struct pg_redo *state, struct pg_walk *walk
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-/* Tickets to skip after a recovery. A power cut may have lost frames that used them. The WAL buffer
- * holds fewer frames than this. */
+/* Number of tickets to skip after a recovery. A power cut may have lost frames that issued tickets.
+ * The WAL buffer holds fewer frames than this number. */
 #define TICKETS_LOST (PG_WAL_BUFFER_MAX / 64)
 
 static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, struct pg_fault *why)
@@ -778,15 +782,15 @@ static uint32_t hash_in_topic(const struct pg_arena *a, uint32_t topic, unsigned
     return key_hash(a, topic_at(a, topic)->namespace_row, type, key, len);
 }
 
-/* Shift a time by `by`. The result may be negative: before the boot. 0 stays 0,
- * which means unknown. */
+/* Shift a time by `by`. The result may be negative, which is a time before the boot. 0 means
+ * unknown and stays 0. */
 static int64_t moved(int64_t t, int64_t by)
 {
     return t == 0 || __builtin_add_overflow(t, by, &t) ? 0 : t;
 }
 
-/* Shift the timestamps of a slot. With a virtual clock the real times are cleared, because nobody
- * can tell which boot they belong to. */
+/* Shift the timestamps of a slot. With a virtual clock the real times are cleared, because it is
+ * unknown which boot they belong to. */
 static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
 {
     struct pg_timestamps *timestamps = timestamps_at(a, slot);

@@ -1,9 +1,9 @@
 /* snapshot.c - copy all authoritative state of a live arena into frames, as a reader.
  *
- * The arena changes meanwhile, so the parts of a snapshot are from different moments. Every change
- * after the start LSN is redone from the WAL, and its frame describes the complete state after the
- * change. A row that was copied in the middle of a change is therefore harmless, as long as each
- * copy stays within bounds. A slot is copied whole or not at all. */
+ * The arena changes during the copy, so the parts of a snapshot are from different moments. Every
+ * change after the start LSN is redone from the WAL, and the frame of a change describes the
+ * complete state after the change. It is therefore harmless if a row is copied in the middle of a
+ * change, as long as each copy stays within bounds. A slot is copied whole or not at all. */
 
 #include "core/base/blobs.h"
 #include "core/base/common.h"
@@ -20,13 +20,13 @@
 #include "core/state/timers.h"
 #include "core/state/watermarks.h"
 
-/* The order of parts. Slots come before watermarks, because an operation that ends forgets its
- * own watch keys. Slots come before replay buffer entries, so that a timer which fires meanwhile
- * is in one of the two. */
+/* The order in which the parts are copied. Slots come before watermarks, because an operation that
+ * ends forgets its own watch keys. Slots come before replay buffer entries, so that a timer that
+ * fires in the meantime is found as a slot or as an entry. */
 enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
 
-/* Begin a frame and return its body; NULL if it does not fit. `timestamps` go to its
- * end, if not NULL. */
+/* Begin a frame and return its body; NULL if the frame does not fit. If `timestamps` is not NULL,
+ * copy them to the end of the frame. */
 static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
                               enum pg_wal_type type, uint64_t extra,
                               const struct pg_timestamps *timestamps)
@@ -58,8 +58,8 @@ static bool frame_end(struct pg_snapshot *s)
 
 /* ---- head and last ------------------------------------------------------------------------- */
 
-/* Set the start LSN. It includes the newest frame, whose effect may be pending, unless
- * the arena is quiet. */
+/* Set the start LSN. Unless the arena is quiet, redo includes the newest frame, because its effect
+ * may not have happened yet. */
 static void lsns_begin(const struct pg_arena *a, struct pg_snapshot *s)
 {
     if (!has_wal(a))
@@ -104,7 +104,8 @@ static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
     j->wall_origin_ns = h->wall_origin_ns;
 }
 
-/* Read the tail before `published`. They then differ by at most the replay buffer's capacity. */
+/* Read the tail first and `published` second. The two values then differ by at most the replay
+ * buffer's capacity. */
 static void head_counters(const struct pg_header *h, struct pg_wal_head *j)
 {
     j->now_ns = LOAD_RELAXED(&h->now_ns);
@@ -131,14 +132,15 @@ static bool head_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     return frame_end(s);
 }
 
-/* Set the end LSN. A frame gets its LSN before readers can see its effect, so redo up to the end
- * LSN covers everything that was copied. */
+/* Set the end LSN. A frame gets its LSN before readers can see its effect. Redo up to the end LSN
+ * therefore includes every effect that was copied. */
 static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
     if (j == NULL)
         return false;
-    atomic_thread_fence(memory_order_acquire);   /* behind all that was copied */
+    /* This acquire fence comes after the whole copy. */
+    atomic_thread_fence(memory_order_acquire);
     if (has_wal(a))
         s->end_lsn = wal_next_lsn(a) - 1;
     *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,
@@ -218,7 +220,7 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
     return true;
 }
 
-/* Read the head of an operation's blob; false if these bytes cannot be one. */
+/* Read the head of an operation's blob. Return false if the bytes cannot be such a head. */
 static bool operation_read(const struct pg_arena *a, const struct pg_cold *c,
                            struct pg_operation *op)
 {
@@ -228,8 +230,8 @@ static bool operation_read(const struct pg_arena *a, const struct pg_cold *c,
     return op->keys <= PG_WATCH_KEYS_MAX && operation_ext_bytes(op) == c->ext_len;
 }
 
-/* Copy a slot; false if there is no space. A slot that fails a bounds check has changed meanwhile
- * and is left out. */
+/* Copy a slot. Return false if there is no space. A slot that fails a bounds check has changed
+ * during the copy and is left out. */
 static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
                       const struct pg_cold *c, struct sink *out)
 {
@@ -294,7 +296,7 @@ static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
     return true;
 }
 
-/* Copy an entry. An entry that is gone was sent meanwhile, and is left out. */
+/* Copy an entry. If the entry is gone, it has been sent in the meantime and is left out. */
 static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_entry *live = replay_at(a, s->next);
@@ -326,9 +328,9 @@ static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *
     return frame_end(s);
 }
 
-/* Copy a block of bulk load rows. If the block passes to another bulk load meanwhile, it is left
- * out or copied with wrong bits. Both are harmless: the WAL removes the old bulk load and holds all
- * rows of the new one. */
+/* Copy a block of bulk load rows. If the block is reused for another bulk load during the copy, it
+ * is left out or copied with wrong bits. Both results are harmless: the WAL removes the old
+ * bulk load and contains all rows of the new bulk load. */
 static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_bulk_load_block *b = bulk_load_block_at(a, s->next);

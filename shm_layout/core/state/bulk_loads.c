@@ -1,9 +1,10 @@
-/* bulk_loads.c - bulk loads: which of their rows were done, remembered longer than the rows'
- * timers.
+/* bulk_loads.c - bulk loads. A bulk load remembers which of its rows are done, longer than the
+ * timers of these rows exist.
  *
- * A row's bit is set right after its effect. If a kill comes in between, the session still names
- * the row under way, and recovery sets the bit if it finds the effect (recover/in_doubt.c). Bits
- * are in blocks, found by bulk load and block number; a block is allocated for its first bit. */
+ * A row's bit is set right after the row's effect. If a kill interrupts this, the session still has
+ * the number of the current row, and recovery sets the bit if it finds the effect
+ * (recover/in_doubt.c). The bits are stored in blocks. A block is found by its bulk load and
+ * number, and is allocated when its first bit is set. */
 
 #include "core/state/bulk_loads.h"
 #include "core/base/answer.h"
@@ -43,7 +44,8 @@ static uint64_t block_rows(const struct pg_arena *a, uint32_t block)
     return rows;
 }
 
-/* Return 1 + the highest row done in a block; the block must have such a row. */
+/* Return 1 + the number of the highest row that is done in a block. At least one row of the block
+ * must be done. */
 static uint64_t block_upto(const struct pg_arena *a, uint32_t block)
 {
     uint32_t i = BLOCK_WORDS;
@@ -65,7 +67,7 @@ static bool block_is(const struct pg_arena *a, uint32_t block, uint32_t bulk_loa
            bulk_load_block_at(a, block)->number == number;
 }
 
-/* Return a block; PG_NIL = none of its rows was done. */
+/* Find a block of a bulk load by its number. Return PG_NIL if none of its rows is done. */
 static uint32_t block_find(const struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
     const uint32_t hash = block_hash(a, bulk_load, number);
@@ -80,8 +82,8 @@ static uint32_t block_find(const struct pg_arena *a, uint32_t bulk_load, uint64_
     return PG_NIL;
 }
 
-/* Do the same as block_find, faster if the block is the one that was found last: rows come in
- * order. */
+/* Do the same as block_find, but look first at the block that was found last. This is faster,
+ * because rows come in order. */
 static uint32_t block_near(struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
     const uint32_t near = a->bulk_load_block;
@@ -96,7 +98,7 @@ static void block_push_free(struct pg_arena *a, uint32_t block)
     a->free_bulk_load_block = block;
 }
 
-/* Take a free block; there must be one. */
+/* Take a free block. At least one block must be free. */
 static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
     const uint32_t block = a->free_bulk_load_block;
@@ -149,7 +151,7 @@ bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
     return true;
 }
 
-/* This search uses authoritative state only, because redo runs before a rebuild. */
+/* This search uses only authoritative state, because redo calls it before the rebuild. */
 bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row)
 {
     const uint32_t bulk_load = bulk_load_find(a, row->bulk_load);
@@ -228,8 +230,8 @@ void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bul
     a->metrics->bulk_loads++;
 }
 
-/* Raise token and state, which never fall. Each has a frame of its own, so that after a crash each
- * change is either complete or absent. */
+/* Raise the fencing token and the state. Neither of them ever falls. Each change has its own frame,
+ * so that after a crash each change is either complete or absent. */
 static void bulk_load_raise(struct pg_arena *a, struct pg_bulk_load *l, uint64_t fencing_token,
                             uint32_t state)
 {
@@ -367,22 +369,22 @@ bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, s
     return a->call.in_bulk_load;
 }
 
-/* A frame that armed or moved a timer already names its row. Rows that left no such frame need a
- * DONE frame. */
+/* A frame that armed or moved a timer contains the number of its row. This function writes a DONE
+ * frame if the row has no such frame. */
 void bulk_load_settle(struct pg_arena *a, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
     a->call.in_bulk_load = false;
-    if (!bulk_load_counts(status) && status != PG_ST_UNKNOWN)      /* UNPARK of a timer that is
-                                                                      gone */
+    /* UNKNOWN is the answer to an UNPARK of a timer that no longer exists. */
+    if (!bulk_load_counts(status) && status != PG_ST_UNKNOWN)
         return;
     if (has_wal(a) && (status == PG_ST_KEPT || status == PG_ST_UNKNOWN))
         wal_append_done(a, a->call.bulk_load, a->call.bulk_load_row);
     bulk_load_mark(a, a->call.bulk_load, a->call.bulk_load_row);
 }
 
-/* A CANCEL applies to every run, so a fencing token does not refuse it. A bulk load that does not
- * exist is not begun by it. */
+/* A CANCEL applies to every run of the bulk load, so it is not refused because of a fencing token.
+ * It does not begin a bulk load that does not exist. */
 bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
 {
     unsigned status = a->call.bulk_load_status;
@@ -402,7 +404,7 @@ bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, str
     return bulk_load_mark(a, a->call.bulk_load, row);
 }
 
-/* ---- recovery of the row under way -------------------------------------------------------- */
+/* ---- recovery of the current row --------------------------------------------------------- */
 
 static bool under_way(const struct pg_arena *a, const struct pg_session *s)
 {
@@ -427,7 +429,7 @@ void bulk_load_recover(struct pg_arena *a, const struct pg_session *s)
 
 /* ---- what is done -------------------------------------------------------------------------- */
 
-/* Pick the blocks with the lowest numbers from `from` on, in order. */
+/* Pick the blocks with the lowest numbers at or above `from`, in order. */
 uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t from,
                         uint32_t picked[BULK_LOAD_PARTS], uint64_t *next)
 {
@@ -520,8 +522,8 @@ static void block_link(struct pg_arena *a, uint32_t block)
     l->upto = block_upto(a, block) > l->upto ? block_upto(a, block) : l->upto;
 }
 
-/* A kill between the allocation of a block and its first bit leaves a block without rows, which is
- * freed here. */
+/* If a kill comes between the allocation of a block and the store of its first bit, the block has
+ * no rows. Such a block is freed here. */
 bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     a->metrics->bulk_loads = a->metrics->bulk_load_blocks = 0;
@@ -545,8 +547,9 @@ bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
-/* Compare the rows in blocks with the counts of the bulk loads. `mixed` multiplies each count with
- * a hash of its bulk load, so that errors in two bulk loads do not cancel out. */
+/* Compare the rows in blocks with the counts of the bulk loads. Each count is multiplied with a
+ * hash of its bulk load and added to `mixed`, so that errors in two bulk loads do not cancel
+ * out. */
 static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mixed,
                          struct pg_fault *fault)
 {

@@ -1,5 +1,5 @@
-/* bulk_loads.h - bulk loads: which of their rows were done, remembered longer than the rows'
- * timers. */
+/* bulk_loads.h - bulk loads. A bulk load remembers which of its rows are done, longer than the
+ * timers of these rows exist. */
 #ifndef PURGATORYD_STATE_BULK_LOADS_H
 #define PURGATORYD_STATE_BULK_LOADS_H
 
@@ -9,47 +9,50 @@
 
 uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NIL = none */
 uint32_t bulk_load_row_for_new(const struct pg_arena *a);               /* PG_NIL = no free row */
-/* Write a new bulk load into a free row; `fields` has its id, token, uid, namespace and state. */
+/* Write a new bulk load into a free row. `fields` contains its id, fencing token, uid, namespace
+ * and state. */
 void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bulk_load *fields);
-/* Find or begin the bulk load with the id of `wanted`, and raise its token and state to those of
- * `wanted` if these are higher. Returns its row or PG_NIL. *status = NONE, or the reason for a
- * refusal: DENIED, FENCED, QUOTA (the sender holds its share of the bulk loads), FULL_BULK_LOADS,
- * BUSY or WAL. */
+/* Find or begin the bulk load with the id of `wanted`. If the fencing token or the state of
+ * `wanted` is higher, raise it to that value. Return the row or PG_NIL. *status = NONE, or the
+ * reason for a refusal: DENIED, FENCED, QUOTA (the sender holds its share of the bulk loads),
+ * FULL_BULK_LOADS, BUSY or WAL. */
 uint32_t bulk_load_claim(struct pg_arena *a, const struct pg_bulk_load *wanted, unsigned *status);
-/* Answer a sender that holds its share of the bulk loads. */
+/* Answer a sender that already holds its share of the bulk loads. */
 void bulk_load_over_share(const struct pg_arena *a, struct pg_result *r);
-/* Forget a bulk load and its rows, with a WAL record. */
+/* Forget a bulk load and its rows, and write a WAL record. */
 void bulk_load_forget(struct pg_arena *a, uint32_t bulk_load);
-void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load); /* without a WAL record */
-/* Set a row's bit. Returns false if there is no free block for it. */
+void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load); /* as above, without a WAL record */
+/* Set the bit of a row. Return false if the bit needs a block and no block is free. */
 bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
-/* Return whether a row is done; needs authoritative state only. */
+/* Return whether a row is done. This uses only authoritative state. */
 bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row);
-/* Prepare a batch of rows, before its first record. namespace_row PG_NIL: do not begin the
- * bulk load, only look for it. */
+/* Prepare a batch of rows, before its first record. If namespace_row is PG_NIL, only look for the
+ * bulk load, do not begin it. */
 void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
                      uint32_t namespace_row);
-/* Return whether a PUT may do this row, before the PUT is applied; false: the record is
- * answered. */
+/* Return true if a PUT may do this row. Call this before the PUT is applied. False: the record has
+ * been answered. */
 bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
-/* Return whether a PUT or UNPARK with this status did its row, as its frame says. */
+/* Return whether a PUT or UNPARK that was answered with this status has done its row. Its frame
+ * then names the row. */
 static inline bool bulk_load_counts(unsigned status)
 {
     return (status != PG_ST_NONE && status <= PG_ST_EXTENDED) || status == PG_ST_PARKED ||
            status == PG_ST_UNPARKED;
 }
-/* Mark the row as done if the PUT or UNPARK with result `r` did it. */
+/* Mark the current row as done if the PUT or UNPARK with result `r` has done it. */
 void bulk_load_settle(struct pg_arena *a, const struct pg_result *r);
-/* Mark a row as done before its CANCEL is applied, so that no PUT does it later. Returns false if
- * the record is answered. */
+/* Mark a row as done before its CANCEL is applied, so that no later PUT does it. Return false if
+ * the record has been answered. */
 bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
-/* Return whether the row under way of a session is marked as done. */
+/* Return whether the current row of a session is marked as done. */
 bool bulk_load_has_row(const struct pg_arena *a, const struct pg_session *s);
-/* Mark the row under way of a session as done. */
+/* Mark the current row of a session as done. */
 void bulk_load_recover(struct pg_arena *a, const struct pg_session *s);
 #define BULK_LOAD_PARTS 64        /* most blocks in one reply to STATUS */
-/* Pick blocks from number `from` on, at most BULK_LOAD_PARTS, in order. Returns their number; *next
- * = block to go on from, UINT64_MAX = nothing is left. */
+/* Pick blocks with numbers from `from` on, at most BULK_LOAD_PARTS, in order. Return how many were
+ * picked. Set *next to the number of the block to continue from; UINT64_MAX = no blocks are
+ * left. */
 uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t from,
                         uint32_t picked[BULK_LOAD_PARTS], uint64_t *next);
 struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_load);

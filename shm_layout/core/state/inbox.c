@@ -1,9 +1,10 @@
-/* inbox.c - a session's inbox: outcomes, and CHECKs of CLIENT conditions, for the owner.
+/* inbox.c - the inbox of a session: outcomes, and CHECKs of CLIENT conditions, that the owner of
+ * the operations should receive.
  *
- * The inbox is a list through the operations' slots, oldest first, with a mark before the first
- * entry that was not sent in the current round. Entries leave the list when they are acknowledged
- * or when their session ends. In the second case they become orphans, and each is freed with a
- * record of its own. */
+ * The inbox is a linked list of operation slots, oldest first. `inbox_next` of the session is the
+ * first entry that has not been sent in the current round. Entries leave the list when they are
+ * acknowledged or when their session ends. In the second case they become orphans. Each orphan is
+ * freed with its own WAL record. */
 
 #include "core/state/inbox.h"
 #include "core/base/common.h"
@@ -78,8 +79,8 @@ static void orphan_free(struct pg_arena *a, uint32_t slot)
     outcome_free(a, slot);
 }
 
-/* Free an outcome that came into no inbox, or leave it to orphans_free if the WAL buffer is
- * full. */
+/* Free an outcome that belongs to no inbox. If the WAL buffer is full, leave this to
+ * orphans_free. */
 static void orphan_add(struct pg_arena *a, uint32_t slot)
 {
     if (!wal_buffer_full(a)) {
@@ -96,16 +97,16 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
     struct pg_operation *op = operation_at(a, slot);
     struct pg_session *s = session_find(a, op->session);
     if (s != NULL && op->in_inbox)
-        unlink_from(a, s, slot);  /* a CHECK that became an outcome has to be sent again */
+        unlink_from(a, s, slot);  /* this CHECK became an outcome; it has to be sent again */
     if (s != NULL)
         link_last(a, s, slot);
     else if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME && !op->in_inbox)
-        orphan_add(a, slot);      /* an outcome that is in a list is an orphan already */
+        orphan_add(a, slot);      /* an outcome that is in a list already is an orphan */
 }
 
-/* ---- the end of a session ---------------------------------------------------------------- */
+/* ---- when a session ends ----------------------------------------------------------------- */
 
-#define ORPHANS_PER_CALL 1024     /* as many as watchers in a call; about 30 us */
+#define ORPHANS_PER_CALL 1024     /* number freed per call, which takes about 30 us */
 
 bool orphans_free(struct pg_arena *a)
 {
@@ -119,7 +120,7 @@ bool orphans_free(struct pg_arena *a)
     return a->orphans != PG_NIL;
 }
 
-/* A rebuild needs no list of orphans: it frees every outcome without a session. */
+/* A rebuild needs no list of orphans, because it frees every outcome whose session has ended. */
 void inbox_drop(struct pg_arena *a, struct pg_session *s)
 {
     if (s->inbox_tail != PG_NIL) {
@@ -175,7 +176,7 @@ bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 /* ---- sending ------------------------------------------------------------------------------ */
 
 #define PER_MESSAGE 512
-#define BYTES_PREFETCH 8             /* outcomes between the prefetch of their bytes and the copy */
+#define BYTES_PREFETCH 8             /* prefetch bytes this many outcomes in advance */
 
 static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
 {
@@ -191,7 +192,7 @@ static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_out
                               .key_len = c->key_len, .key_type = c->key_type, .slot = slot};
 }
 
-/* Bytes for the watch keys of an outcome; a CHECK has none. */
+/* Number of bytes that the watch keys of an outcome need in the message; a CHECK needs none. */
 static uint32_t end_bytes(const struct pg_operation *op)
 {
     return op->cause == 0 ? 0 : operation_end_bytes(op->keys);
@@ -207,7 +208,7 @@ static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *
     memcpy(to + bytes, op + 1, end_bytes(op));
 }
 
-/* Pick the entries that fit into one message. Returns their number. */
+/* Pick the entries that fit into one message. Return the number of entries. */
 static uint32_t fitting(struct pg_arena *a, const struct pg_session *s, uint64_t size,
                         uint32_t slots[PER_MESSAGE])
 {
@@ -267,7 +268,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     return 0;
 }
 
-#define AGAIN_NS 1000000000       /* wait for an acknowledgement; doubles with each repetition */
+#define AGAIN_NS 1000000000       /* first wait for an acknowledgement; later doubled */
 #define REPEATS_DOUBLING 6        /* doublings; the longest wait is about a minute */
 
 static void inbox_repeat(struct pg_arena *a, struct pg_session *s)

@@ -19,10 +19,9 @@ struct put {
     uint32_t topic;
     uint8_t mode, time_kind;
     int64_t time_ns;
-    uint64_t ticket;              /* EXTEND: ticket that the timer must have; 0 = any timer, but no
-                                     operation */
-    uint16_t account;             /* account that the timer counts for; 0 = none */
-    bool limited;                 /* quotas apply */
+    uint64_t ticket;              /* EXTEND: required ticket; 0 = any timer, but no operation */
+    uint16_t account;             /* account in which the timer is counted; 0 = none */
+    bool limited;                 /* quotas apply to this record */
 };
 
 #endif

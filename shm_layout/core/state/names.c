@@ -1,8 +1,8 @@
 /* names.c - the tables of namespaces and topics, and the index from name to row.
  *
- * The index uses open addressing with linear probing. A cell holds a row number + 1; in this
- * numbering topics follow the namespaces. Nothing is ever erased from the index: when a topic's row
- * is given to another name, which is rare, the index is built again. */
+ * The index uses open addressing with linear probing. A cell holds a row number + 1. The row
+ * numbers of topics follow those of namespaces. No name is ever erased from the index. When a
+ * topic's row is reused for another name, which is rare, the whole index is built again. */
 
 #include "core/state/names.h"
 #include "core/base/answer.h"
@@ -15,7 +15,7 @@
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
 
-#define TOPIC_SCOPE (1ull << 32)  /* separates topics of namespace n from namespaces */
+#define TOPIC_SCOPE (1ull << 32)  /* hash scope of topics in namespace n: this bit | n */
 
 static uint64_t scope_of(uint32_t namespace_row)
 {
@@ -44,9 +44,9 @@ static uint32_t cell_of(const struct pg_arena *a, uint32_t ns, struct name name)
     return (uint32_t)hash & (a->name_cells - 1);
 }
 
-/* Find a topic of namespace row `ns`, or a namespace if ns = PG_NIL. Returns its row, where the
- * numbers of topics follow those of namespaces. PG_NIL: there is none, and *free_cell is the cell
- * for it. */
+/* Find a topic of namespace row `ns`, or a namespace if ns = PG_NIL. Return its row number; the row
+ * numbers of topics follow those of namespaces. If the name does not exist, return PG_NIL, and set
+ * *free_cell to the cell in which to store it. */
 static uint32_t name_find(const struct pg_arena *a, uint32_t ns, struct name name,
                           uint32_t *free_cell)
 {
@@ -144,13 +144,13 @@ static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
     return t->live == 0 && t->last_position <= a->header->replay_head;
 }
 
-/* Return a sum that grows whenever a topic may have become reusable. */
+/* Return a sum that rises whenever a topic may have become reusable. */
 static uint64_t ends_so_far(const struct pg_arena *a)
 {
     const struct pg_metrics *m = a->metrics;
-    /* Operations that have ended. Recovery restores operations but not the count of watches. The
-     * bias keeps the difference positive, so that the sum stays below UINT64_MAX, which means
-     * "never". */
+    /* Number of operations that have ended, plus a constant. Recovery restores the number of
+     * operations, but not the count of watches. The constant keeps the difference positive, so that
+     * the sum stays below UINT64_MAX, which means "never". */
     const uint64_t operations = m->watches + UINT32_MAX - m->operations;
     return m->cancels + m->replaces + operations + a->header->replay_head;
 }
@@ -168,8 +168,8 @@ static uint32_t topics_held(const struct pg_arena *a)
     return held;
 }
 
-/* Return whether the uid holds its share of the topics: it then gives up one of its own for a new
- * one. */
+/* Return whether the uid holds its share of the topics. If so, a new topic can only reuse the row
+ * of one of the uid's own topics. */
 static bool holds_its_share(const struct pg_arena *a)
 {
     const uint32_t share = share_of(a, a->topic_rows);
@@ -184,8 +184,8 @@ static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
     return PG_NIL;
 }
 
-/* Return whether the uid's share admits another topic. As in topic_row_for, a failed search is not
- * repeated until something has ended. */
+/* Return whether the uid may have another topic. As in topic_row_for, a failed search is repeated
+ * only after some timer, operation or notice has ended. */
 static bool topic_admitted(struct pg_arena *a, struct pg_result *why)
 {
     const uint64_t ends = ends_so_far(a);
@@ -208,8 +208,9 @@ static uint32_t topic_free_row(const struct pg_arena *a)
     return PG_NIL;
 }
 
-/* Return a free row, else the row of a topic without timers and notices, which loses its name. A
- * failed search is not repeated until something has ended, so that hostile names are cheap. */
+/* Return a free row. If there is none, return the row of a topic without timers and notices; that
+ * topic loses its name. A failed search is repeated only after something has ended, so that
+ * requests with hostile names are cheap. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
     const uint64_t ends = ends_so_far(a);
@@ -221,12 +222,13 @@ static uint32_t topic_row_for(struct pg_arena *a)
         return row;
     row = topic_reusable_row(a, own);
     if (row == PG_NIL) {
-        a->topics_stuck_at = ends;         /* not for a uid at its share: topic_admitted has found
-                                              it a reusable topic */
+        /* A uid at its share does not reach this line: topic_admitted has found a topic of its own
+         * to reuse. */
+        a->topics_stuck_at = ends;
         return PG_NIL;
     }
     STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
-    atomic_thread_fence(memory_order_release);   /* before the row gets another name */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes the next name of the row */
     names_rebuild(a);
     return row;
 }
@@ -305,7 +307,7 @@ uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *w
     return row;
 }
 
-/* Return the topic's row, where the numbers of topics follow those of namespaces. */
+/* Return the topic's row number; the row numbers of topics follow those of namespaces. */
 static uint32_t topic_find(const struct pg_arena *a, struct name ns, struct name topic)
 {
     const uint32_t row = names_find_namespace(a, ns);
@@ -339,7 +341,8 @@ void names_release(struct pg_arena *a, uint32_t topic)
 
 /* ---- readers ------------------------------------------------------------------------------ */
 
-/* Count a used row of namespace `ns`; a row of a reserved namespace is left out of both figures. */
+/* Count a used row of namespace `ns`. A row of a reserved namespace counts neither as a row nor as
+ * used. */
 static void row_counted(const struct pg_arena *a, struct pg_fill *fill, uint32_t ns)
 {
     if (ns < a->namespace_rows && name_reserved(namespace_name(a, ns)))
@@ -375,7 +378,7 @@ uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t 
     return PG_NIL;
 }
 
-/* A row may get another name meanwhile, and another incarnation with it. */
+/* During this function the row may be reused for another name. It then has another incarnation. */
 static bool topic_named(const struct pg_topic *t, uint32_t namespace_row, const char *name,
                         uint32_t len)
 {
@@ -399,8 +402,8 @@ uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const c
 
 /* ---- check -------------------------------------------------------------------------------- */
 
-/* The newest notice of a topic, while it is in the replay buffer, must name the topic and have its
- * sequence. */
+/* If the newest notice of a topic is still in the replay buffer, the notice must name the topic and
+ * have the topic's sequence. */
 static bool newest_sound(const struct pg_arena *a, uint32_t i)
 {
     const struct pg_topic *t = topic_at(a, i);
@@ -436,7 +439,8 @@ static bool namespace_found(const struct pg_arena *a, uint32_t i, struct pg_faul
            fault_set(fault, "names", "a namespace that the index does not find", i, i, 0);
 }
 
-/* The index finds each name, so if it uses as many cells as there are names, no cell is wrong. */
+/* The index finds each name. If it also has exactly as many used cells as there are names, no cell
+ * is wrong. */
 static bool cells_used(const struct pg_arena *a, uint32_t names, struct pg_fault *fault)
 {
     uint32_t used = 0;

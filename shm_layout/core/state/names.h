@@ -12,22 +12,22 @@ struct name {
 
 /* Check authoritative state: lengths within bounds, each topic in a namespace. */
 bool names_sound(const struct pg_arena *a, struct pg_fault *why);
-void names_rebuild(struct pg_arena *a);              /* the index, from the rows */
-/* Return the row of a namespace, or of a topic. Creates both if needed, for the uid of the running
- * call. PG_NIL: *why is the answer. */
+void names_rebuild(struct pg_arena *a);              /* builds the index from the rows */
+/* Return the row of a namespace, or of a topic. If needed, create the namespace and the topic for
+ * the uid of the running call. PG_NIL: *why contains the answer. */
 uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *why);
 uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic,
                      struct pg_result *why);
 /* Return the row of an existing namespace; PG_NIL = it does not exist. */
 uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
-/* Return whether the namespace may be in another shard: this arena does not have it and may not
- * create it. */
+/* Return whether the namespace may be in another shard: this arena does not have the namespace and
+ * may not create it. */
 bool names_elsewhere(const struct pg_arena *a, struct name ns);
 bool name_reserved(struct name name);
-/* While a topic is held, its row is not reused, as if it had a timer. */
+/* Until it is released, the topic's row is not reused, as if the topic had a timer. */
 void names_hold(struct pg_arena *a, uint32_t topic);
 void names_release(struct pg_arena *a, uint32_t topic);
-/* Set the settings of a namespace that set->fields selects. */
+/* Set those settings of a namespace that set->fields selects. */
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set);
 /* Store all settings of a frame, each with one store: other processes read them meanwhile. */
 void namespace_settings_store(struct pg_namespace *to, const struct pg_wal_namespace *from);

@@ -1,5 +1,6 @@
-/* namespace_stats.c - the contents of each namespace, counted and digested. Digests leave out
- * slots, rows, positions and hashes, which differ between arenas with the same contents. */
+/* namespace_stats.c - counts and digests of the contents of each namespace. The digests do not
+ * include the numbers of slots, rows and positions, or key hashes, because these differ between
+ * arenas with the same contents. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -17,7 +18,7 @@
 #include "core/state/watches.h"
 #include "core/state/watermarks.h"
 
-/* Hash two words and some bytes. `kind` separates objects of different kinds. */
+/* Hash two words and some bytes. `kind` makes the hashes of different kinds of objects distinct. */
 static uint64_t mark(uint64_t kind, uint64_t x, uint64_t y, const void *bytes, size_t len)
 {
     const uint64_t secret[2] = {x, y};
@@ -41,7 +42,7 @@ static uint64_t key_mark(const struct pg_arena *a, uint32_t slot)
     return mark(KEY, c->key_type, c->key_len, key, (size_t)c->key_len + c->payload_len);
 }
 
-/* The digest of a wall timer has its wall time instead of its deadline. */
+/* The digest of a wall timer includes its wall time instead of its deadline. */
 static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -53,7 +54,8 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
     return mark(TIMER, h->ctl, (uint64_t)at, about, sizeof about);
 }
 
-/* The digest of a SUM or CLIENT has no targets, which follow from the watermarks. */
+/* The digest of a SUM or CLIENT operation includes no targets, because its targets follow from the
+ * watermarks. */
 static uint64_t watch_mark(const struct pg_arena *a, const struct pg_operation *op, uint32_t watch)
 {
     const struct pg_watch *w = watch_at(a, watch);

@@ -1,4 +1,4 @@
-/* operation_bytes.h - layout of an operation's blob: struct pg_operation, the last watermark of
+/* operation_bytes.h - the layout of an operation's blob: struct pg_operation, the last watermark of
  * each key, the bitmaps of missing and failed keys, the bitmap of own keys, the shares of a SUM,
  * key, payload. */
 #ifndef PURGATORYD_OPERATION_BYTES_H
@@ -46,7 +46,7 @@ static inline struct pg_share *shares_of(struct pg_operation *op)
     return (struct pg_share *)((uint8_t *)(op + 1) + bitmaps_space(op->keys, op->has_own));
 }
 
-/* Bytes of the blob before the key. */
+/* Number of bytes before the key in the blob. */
 static inline uint32_t operation_ext_bytes(const struct pg_operation *op)
 {
     return ext_bytes(op->condition, op->keys, op->has_own);

@@ -2,13 +2,13 @@
  * times out, whichever comes first, and exactly once.
  *
  * The semantics are those of Kafka's DelayedOperationPurgatory. A watermark is stored before its
- * watchers are visited, and an operation that ends leaves all its keys at once. A watcher's place
- * is the watermark at which it has to be visited next. Watchers that need no visit have places
- * beyond all watermarks: PARKED, the places of failed keys, and MET.
+ * watchers are visited, and an operation that ends leaves all its keys at once. The place of a
+ * watcher is the watermark at which the watcher has to be visited next. Watchers that need no visit
+ * have places above all possible watermarks: PARKED, the places of failed keys, and MET.
  *
- * Only the keys' watermarks and errors decide whether an operation holds or fails. For ALL, ANY and
- * QUORUM never both are true, because a key that has reached its target counts as reached even if
- * it has failed. A SUM that holds and fails at once is satisfied. */
+ * Only the keys' watermarks and errors decide whether an operation holds or fails. ALL, ANY and
+ * QUORUM never hold and fail at the same time, because a key that has reached its target counts as
+ * reached even if it has failed. A SUM that holds and fails at the same time is satisfied. */
 
 #include "core/state/operations.h"
 #include "core/base/answer.h"
@@ -58,8 +58,7 @@ uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
 
 /* ---- bounded work ------------------------------------------------------------------------ */
 
-#define KEYS_PER_VISIT 8          /* keys of one operation that cost as much as a visit to another
-                                     operation */
+#define KEYS_PER_VISIT 8          /* number of keys that cost as much as a visit */
 
 static void work_done(struct pg_arena *a, uint32_t visits)
 {
@@ -74,7 +73,8 @@ static uint64_t gained(const struct pg_share *s, uint64_t watermark)
     return gain < s->cap ? gain : s->cap;
 }
 
-/* Return the sum of the keys' gains, at most UINT64_MAX; *unfinished = keys below their caps. */
+/* Return the sum of the keys' gains, at most UINT64_MAX. Set *unfinished to the number of keys
+ * below their caps. */
 static uint64_t sum_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *unfinished)
 {
     const struct pg_share *share = shares_of(op);
@@ -122,9 +122,9 @@ static bool condition_holds(const struct pg_arena *a, struct pg_operation *op)
     return op->condition != PG_C_CLIENT && enough_reached(a, op);
 }
 
-/* Return the error of the first failed key if so many keys have failed that the condition cannot
- * hold any more; 0 = it can. SUM and CLIENT need every key. The other conditions do not need a key
- * that has failed after it reached its target. */
+/* If so many keys have failed that the condition can no longer hold, return the error of the first
+ * failed key; else 0. SUM and CLIENT need every key. For the other conditions, a key that failed
+ * after it reached its target does not count as failed. */
 static uint32_t error_now(const struct pg_arena *a, const struct pg_operation *op)
 {
     const bool targets = has_targets(op->condition);
@@ -144,7 +144,7 @@ static enum pg_cause cause_of(uint32_t error)
     return error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED;
 }
 
-/* Return whether the condition holds already (*error = 0) or has failed already. */
+/* Return true if the condition holds (*error = 0) or has failed (*error = the error). */
 static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *error)
 {
     const bool holds = condition_holds(a, op);
@@ -152,7 +152,7 @@ static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t
     return holds || *error != 0;
 }
 
-/* ---- where watchers stand ------------------------------------------------------------------ */
+/* ---- places of watchers ------------------------------------------------------------------- */
 
 static uint64_t clamp_add(uint64_t a, uint64_t b)
 {
@@ -160,8 +160,9 @@ static uint64_t clamp_add(uint64_t a, uint64_t b)
     return __builtin_add_overflow(a, b, &sum) || sum > PARKED ? PARKED : sum;
 }
 
-/* Each unfinished key waits for its share of the missing sum: while no key has gained its share,
- * the sum cannot be reached. So a watcher is visited O(keys x log threshold) times. */
+/* Place of a key in a SUM. Each unfinished key waits for its share of the missing sum, because the
+ * sum cannot be reached before some key has gained its share. So the watchers of an operation are
+ * visited O(keys x log threshold) times. */
 static uint64_t sum_target(const struct pg_share *s, uint64_t watermark, uint64_t share)
 {
     const uint64_t gain = gained(s, watermark);
@@ -182,8 +183,8 @@ static uint64_t sum_share(const struct pg_arena *a, struct pg_operation *op)
 }
 
 /* Return the place of a watcher of ALL, ANY or QUORUM. In an ANY, a watcher whose target is reached
- * stays below the watermark, where the next visit ends the operation. In an ALL a failed key keeps
- * its place, because the failure ends the operation. */
+ * keeps a place at or below the watermark, so that the next visit ends the operation. In an ALL,
+ * the watcher of a failed key keeps its place, because the failure ends the operation. */
 static uint64_t target_place(const struct pg_arena *a, const struct pg_operation *op, uint32_t x)
 {
     const uint64_t target = watch_target(watch_at(a, x)->target);
@@ -195,7 +196,7 @@ static uint64_t target_place(const struct pg_arena *a, const struct pg_operation
 
 static void key_met(struct pg_operation *op) { op->unmet -= op->unmet != 0; }
 
-/* Return the next place of the n-th watcher of an operation. */
+/* Return the next place of watcher x, which is the n-th watcher of the operation. */
 static uint64_t next_target(const struct pg_arena *a, struct pg_operation *op, uint32_t x,
                             uint32_t n, uint64_t share)
 {
@@ -241,9 +242,9 @@ static bool is_missing(const struct pg_arena *a, struct pg_operation *op, uint32
     }
 }
 
-/* Record each key's watermark, and which keys are missing or have failed, unless that is recorded
- * already. Mark own keys as forgotten, so that they go with their last watcher. This comes before
- * the store that ends the operation, so a crash leaves no own key behind. */
+/* Record each key's watermark, and which keys are missing or have failed. Mark the operation's own
+ * keys as forgotten, so that they are freed with their last watcher. All this comes before the
+ * store that ends the operation, so that a crash leaves no own key behind. */
 static void keys_leave(struct pg_arena *a, struct pg_operation *op)
 {
     const uint8_t *own = own_of(op);
@@ -272,7 +273,8 @@ static void watches_release(struct pg_arena *a, struct pg_operation *op)
     op->first_watch = PG_NIL;
 }
 
-/* The notice's blob was taken when the operation was armed, so ending needs no memory. */
+/* Write the notice into its blob. The blob was allocated when the operation was armed, so that an
+ * operation needs no new memory to end. */
 struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned flags)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -318,7 +320,7 @@ static void count_end(struct pg_arena *a, enum pg_cause cause)
     a->metrics->operations--;
 }
 
-/* End an operation that is in no bucket of the wheel. */
+/* End an operation that is not in the wheel. */
 static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cause,
                             uint32_t error)
 {
@@ -337,7 +339,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     if (op->notice_blob != PG_NIL)
         notice_write(a, slot, op);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_OUTCOME);
-    atomic_thread_fence(memory_order_release);   /* before its watch records serve others */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of its watch records */
     watches_release(a, op);
     if (index_find_id(&a->index, h->hash, slot, &at))
         index_erase(&a->index, &at);
@@ -354,15 +356,16 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
 }
 
 /* Return whether the WAL frame and the notice of the operation's end can be written now. The replay
- * buffer counts only the blobs of its own entries, so it counts the notice's blob from now on. */
+ * buffer counts only the blobs of its own entries. The notice's blob will count as soon as the
+ * notice is an entry, so the replay buffer needs space for it. */
 bool operation_may_end(struct pg_arena *a, uint32_t slot)
 {
     const uint64_t granules = operation_granules(a, slot);
     return !wal_buffer_full(a) && (granules == 0 || replay_make_space(a, granules * PG_GRANULE));
 }
 
-/* Return whether the outage affects the operation. It does not if the operation was due before the
- * outage, or was armed after the outage and comes due after it. */
+/* Return whether the outage affects the operation. The outage has no effect on an operation that
+ * was due before it, or that was armed after it and is due after it. */
 bool operation_waits(const struct pg_arena *a, uint32_t slot)
 {
     const int64_t deadline_ns = slot_hot(a, slot)->deadline_ns;
@@ -370,8 +373,8 @@ bool operation_waits(const struct pg_arena *a, uint32_t slot)
     return deadline_ns > a->hold_after_ns && !(later && deadline_ns > a->hold_upto_ns);
 }
 
-/* An advance or failure that has not visited this operation yet may decide it: its condition takes
- * precedence over the deadline. */
+/* An advance or a failure may not have visited this operation yet. The operation's condition is
+ * therefore checked first, and takes precedence over the deadline. */
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -387,8 +390,8 @@ bool operation_expire(struct pg_arena *a, uint32_t slot)
 
 /* ---- CLIENT conditions ----------------------------------------------------------------------- */
 
-/* The owner has at most one CHECK at a time; if a watermark moves meanwhile, it gets another one
- * later. */
+/* Ask the owner with a CHECK. The owner has at most one CHECK at a time. If a watermark moves
+ * before the owner has answered, the owner receives another CHECK later. */
 static void ask(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -407,7 +410,7 @@ void operation_answered_no(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
     const bool moved = op->check == PG_K_MOVED;
-    PG_ASSERT(op->check != PG_K_NONE, "operations", "only a CHECK that was asked is answered");
+    PG_ASSERT(op->check != PG_K_NONE, "operations", "an answered CHECK was sent before");
     inbox_remove(a, slot);
     op->check = PG_K_NONE;
     if (moved)
@@ -437,8 +440,8 @@ bool key_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct
     return true;
 }
 
-/* Only the owner may complete an operation, since the key may belong to another session's
- * operation. */
+/* Only the owner may complete an operation, because the key may now belong to an operation of
+ * another session. */
 bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
                          uint64_t version, struct pg_result *r)
 {
@@ -459,9 +462,8 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
 
 /* ---- arming ------------------------------------------------------------------------------- */
 
-#define BORN 0x80000000u          /* marks a row of a->call.rows[] that this call created */
-#define FEW 8                     /* up to this many rows are compared with each other; more use a
-                                     hash set */
+#define BORN 0x80000000u          /* flag in a->call.rows[]: this call created the row */
+#define FEW 8                     /* up to so many rows are compared; more are hashed */
 
 static uint32_t row_at(const struct pg_arena *a, uint32_t n) { return a->call.rows[n] & ~BORN; }
 
@@ -473,13 +475,14 @@ static bool among_first(const struct pg_arena *a, uint32_t row, uint32_t count)
     return false;
 }
 
-/* Return the cells of the hash set for `count` rows: a power of two, at most half of them used. */
+/* Return the number of cells in the hash set for `count` rows. It is a power of two; at most half
+ * of the cells are used. */
 static uint32_t seen_cells(uint32_t count)
 {
     return 1u << (33 - (uint32_t)__builtin_clz(count));
 }
 
-/* Add the n-th row to the set; return whether it was there already. */
+/* Add the n-th row to the hash set. Return whether the row was already in the set. */
 static bool seen_before(struct pg_arena *a, uint32_t count, uint32_t row, uint32_t n)
 {
     const uint32_t mask = seen_cells(count) - 1;
@@ -498,7 +501,7 @@ static bool row_repeats(struct pg_arena *a, uint32_t count, uint32_t row, uint32
     return count <= FEW ? among_first(a, row, n) : seen_before(a, count, row, n);
 }
 
-#define ANSWERED PG_ST_NONE       /* instead of a status: the result has the answer */
+#define ANSWERED PG_ST_NONE       /* instead of a status: the record has been answered */
 
 static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done,
                              struct pg_result *r)
@@ -537,7 +540,7 @@ static void rows_undo(struct pg_arena *a, uint32_t done)
             watermark_free(a, row_at(a, done));
 }
 
-/* Put a watcher in its first place, and note whether the operation may have to end at once. */
+/* Link a watcher at its first place, and note whether the operation may have to end immediately. */
 static inline void target_join(struct pg_arena *a, struct watch *w, struct pg_operation *op,
                                uint32_t x)
 {
@@ -549,15 +552,15 @@ static inline void target_join(struct pg_arena *a, struct watch *w, struct pg_op
     watch_link(a, x, place);
 }
 
-/* Write base and cap of the n-th key of a SUM. */
+/* Write base and cap of the n-th key's share of a SUM. */
 static inline void share_write(struct pg_operation *op, uint32_t n, const wire_watch_key *k,
                                uint64_t watermark)
 {
     shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? watermark : k->target, k->cap};
 }
 
-/* Take records in the order of the keys, because the bits of the owner's bitmaps have that order.
- * The watchers of SUM and CLIENT are placed once all keys are known. */
+/* Take watch records in the order of the keys, because the bitmaps that the owner receives have
+ * this order. The watchers of SUM and CLIENT are placed after all keys are known. */
 static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct pg_operation *op)
 {
     const bool targets = has_targets(w->condition);
@@ -577,7 +580,7 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
             target_join(a, w, op, x);
         if (w->condition == PG_C_SUM)
             share_write(op, n, k, watermark_of(a, x)->watermark);
-        own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* a full byte after eight keys */
+        own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* eight keys fill the byte */
         if (w->has_own && n % 8 == 7)
             own_of(op)[n / 8] = (uint8_t)own;
         at += sizeof *k + k->key_len;
@@ -588,7 +591,7 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
         watches_place(a, op, false);
 }
 
-/* In the message the payload follows the key, so one copy takes both. */
+/* The payload directly follows the key in the message, so key and payload are copied together. */
 static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, uint32_t notice)
 {
     struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
@@ -626,7 +629,7 @@ static bool watch_admitted(struct pg_arena *a, const struct watch *w, struct pg_
            quota_admits(a, w->put, watch_granules(w) + watch_notice_granules(w), PG_NIL, r);
 }
 
-/* Take both blobs or neither. */
+/* Allocate both blobs or none of them. */
 static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob, uint32_t *notice)
 {
     *notice = PG_NIL;
@@ -642,7 +645,8 @@ static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob,
     return false;
 }
 
-/* Write authoritative state and answer of a new operation, the control word last. */
+/* Write the authoritative state and the answer of a new operation. The control word is written
+ * last. */
 static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
                                 uint32_t blob, uint32_t notice, struct pg_result *r)
 {
@@ -668,7 +672,7 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     return slot;
 }
 
-/* End a new operation at once if it has nothing to wait for; its notice has space. */
+/* End a new operation immediately if it does not have to wait. Its notice has space. */
 static void settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -764,8 +768,9 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
 
 /* ---- triggers ------------------------------------------------------------------------------ */
 
-/* End an operation and count it in the trigger's answer. Meanwhile the upper half of the count
- * holds its slot + 1, from which a rebuild knows whether the end is counted. */
+/* End an operation and count it in the trigger's answer. Until the operation is counted, the upper
+ * half of the count contains its slot + 1. If a kill interrupts this, the rebuild can therefore
+ * decide whether to count the operation. */
 static void end_counted(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error,
                         struct pg_result *r)
 {
@@ -783,7 +788,7 @@ void trigger_recover(const struct pg_arena *a, struct pg_result *r)
     STORE_RELEASE(&r->deadline_ns, (int64_t)(uint32_t)r->deadline_ns + ended);
 }
 
-/* Return whether a watcher whose target is reached ends its operation. */
+/* Return whether a watcher whose target is reached causes its operation to end. */
 static bool ends_by(const struct pg_arena *a, uint32_t x)
 {
     struct pg_operation *op = operation_at(a, watch_at(a, x)->slot);
@@ -797,7 +802,7 @@ static bool ends_by(const struct pg_arena *a, uint32_t x)
     }
 }
 
-/* Move a watcher whose target is reached to its next place; its operation continues to wait. */
+/* Move a watcher whose target is reached to its next place. The operation continues to wait. */
 static void waits_on(struct pg_arena *a, uint32_t x)
 {
     const uint32_t slot = watch_at(a, x)->slot;
@@ -813,9 +818,9 @@ static void waits_on(struct pg_arena *a, uint32_t x)
     }
 }
 
-/* Return whether a visit fits into this call, and charge for it. Only an end needs space in WAL
- * buffer and replay buffer. A visit looks at all keys of the operation, except when an ALL or
- * QUORUM continues to wait. */
+/* Return whether a visit fits into this call, and charge the visit. Only a visit that ends the
+ * operation needs space in the WAL buffer and the replay buffer. A visit examines all keys of the
+ * operation, except if an ALL or QUORUM continues to wait. */
 static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
 {
     const uint32_t slot = watch_at(a, x)->slot;
@@ -828,8 +833,8 @@ static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
     return true;
 }
 
-/* Return the first watcher whose target the key has reached, even if the key's failure has moved
- * its place; PG_NIL = none. */
+/* Return the first watcher whose target the key's watermark has reached, even if a failure of the
+ * key has moved the watcher's place; PG_NIL = none. */
 static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched *l)
 {
     const bool reached = l->first != PG_NIL && watch_at(a, l->first)->target <= l->watermark;
@@ -839,8 +844,8 @@ static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched 
     return x == PG_NIL || watch_target(watch_at(a, x)->target) > l->watermark ? PG_NIL : x;
 }
 
-/* Visit every watcher whose target is reached. The row of a forgotten key may be freed with its
- * last watcher; its `first` is PG_NIL then. */
+/* Visit every watcher whose target is reached. If the key is forgotten, its row may be freed with
+ * the last watcher; then its `first` is PG_NIL. */
 static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
     const struct pg_watched *l = watermark_at(a, row);
@@ -865,18 +870,19 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, st
     return walk(a, row, r);
 }
 
-/* An advance of this key or another one may be under way, so watchers whose target is reached are
- * visited first, and a condition that holds does not fail. */
+/* Another record that advances a key may be unfinished. Watchers whose target is reached are
+ * therefore visited first, and an operation whose condition holds does not fail. */
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes_on,
                      struct pg_result *r)
 {
     const struct pg_watched *l = watermark_at(a, row);
-    if (!goes_on)                 /* a continued call must not set it again: the key may have been
-                                     forgotten since */
+    /* A continued call must not set the error again, because the key may have been forgotten since
+     * then. */
+    if (!goes_on)
         watermark_set(a, row, l->watermark, error);
     if (!walk(a, row, r))
         return false;
-    /* If another record clears the error meanwhile, no further operation fails. */
+    /* If another record clears the error in the meantime, no further operation fails. */
     while (l->first != PG_NIL && watch_at(a, l->first)->target <= PARKED && l->error == error) {
         const uint32_t x = l->first, slot = watch_at(a, x)->slot;
         uint32_t why;
@@ -891,8 +897,8 @@ bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes
     return true;
 }
 
-/* While a key is failed, advances skip its watchers; those whose target was reached in that time
- * are visited at the end. */
+/* While a key was failed, advances skipped its watchers. Watchers whose target was reached in that
+ * time are visited at the end. */
 bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_result *r)
 {
     const struct pg_watched *l = watermark_at(a, row);
@@ -920,7 +926,7 @@ static bool ended_key_write(const struct pg_arena *a, uint32_t slot, struct sink
     return true;
 }
 
-/* The keys of operations that were ended before a kill are at the beginning of `out`. */
+/* Skip the keys of operations that were ended before a kill. They are at the beginning of `out`. */
 static void ended_keys_skip(struct sink *out, int64_t count)
 {
     while (count-- > 0 && sink_take(out, 2u + out->bytes[out->used + 1]) != NULL)
@@ -1022,7 +1028,7 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
             watch_claimed(a, x) || watch_at(a, x)->key_row >= a->watermark_rows ||
             watermark_of(a, x)->key_len == 0)
             return fault_set(why, "operations",
-                             "an operation leads to a watch record of another one", slot, n, x);
+                             "an operation leads to another operation's watch record", slot, n, x);
         watch_claim(a, x);
     }
     if (n != op->keys)
@@ -1032,9 +1038,10 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
                      operation_ext_bytes(op), slot_cold(a, slot)->ext_len);
 }
 
-/* The end of this operation was interrupted and has no space yet. Place its watchers so that the
- * next failure of any key ends it, and so does the next advance, however small, if the condition
- * holds. */
+/* A kill interrupted the end of this operation, and its frame or notice has no space yet. Place its
+ * watchers so that the next failure of any of its keys ends it. If the condition holds, the next
+ * advance also ends it, however small: in a SUM an advance of any key, otherwise of a key that has
+ * reached its target. */
 static void stand_ready(struct pg_arena *a, struct pg_operation *op, bool holds)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
@@ -1055,8 +1062,9 @@ static struct pg_result *trigger_of(const struct pg_arena *a, const struct pg_op
     return r;
 }
 
-/* The owner may have the CHECK, or may have answered it. It gets the CHECK again, and another one
- * if it answers "false", because a watermark may have moved without a CHECK. */
+/* The owner may already have the CHECK or may have answered it. Send the CHECK again. If the owner
+ * answers "false", it receives another CHECK, because a watermark may have moved without a
+ * CHECK. */
 static void ask_again(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -1069,7 +1077,7 @@ static void ask_again(struct pg_arena *a, uint32_t slot)
     watches_place(a, op, true);
 }
 
-/* End an operation whose end a kill prevented. */
+/* End an operation if a kill prevented its end. */
 static void settle_again(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -1091,7 +1099,7 @@ static bool armed_operation(const struct pg_arena *a, uint32_t slot)
     return ctl_state(slot_hot(a, slot)->ctl) == PG_S_ARMED && is_operation(a, slot);
 }
 
-/* Reset whatever an interrupted end had written. */
+/* Reset everything that an interrupted end has written. */
 static void armed_again(struct pg_arena *a, struct pg_operation *op)
 {
     op->cause = 0;
@@ -1102,7 +1110,8 @@ static void armed_again(struct pg_arena *a, struct pg_operation *op)
     watches_place(a, op, false);
 }
 
-/* Return whether a kill may have prevented the operation's end, or its owner has to be asked. */
+/* Return whether a kill may have prevented the operation's end, or the owner of the operation has
+ * to be asked. */
 static bool is_unsettled(const struct pg_arena *a, struct pg_operation *op)
 {
     uint32_t error;
@@ -1171,7 +1180,7 @@ static bool end_noted(const struct pg_arena *a, uint32_t slot)
     return noted;
 }
 
-/* An armed operation has one watch record per key, an ended one has none. */
+/* Check that an armed operation has one watch record per key, and an ended operation has none. */
 static bool chain_check(const struct pg_arena *a, uint32_t slot, bool armed, struct pg_fault *fault)
 {
     const struct pg_operation *op = operation_at(a, slot);
@@ -1179,7 +1188,7 @@ static bool chain_check(const struct pg_arena *a, uint32_t slot, bool armed, str
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++)
         if (n >= op->keys || x >= a->watch_rows || watch_at(a, x)->slot != slot)
             return fault_set(fault, "operations",
-                             "an operation leads to a watch record of another one", slot, n, x);
+                             "an operation leads to another operation's watch record", slot, n, x);
     return n == (armed ? op->keys : 0) ||
            fault_set(fault, "operations", "watch records of an operation", slot,
                      armed ? op->keys : 0, n);

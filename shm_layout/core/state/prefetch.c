@@ -1,10 +1,10 @@
-/* prefetch.c - fetches the memory that coming work will touch, for a set of ids at a time.
+/* prefetch.c - fetches the memory that later calls will access, for a set of ids at a time.
  *
- * The end of an operation touches about twenty cache lines, each known only from the previous one.
- * One operation at a time, that is twenty trips to memory; step by step over a set of operations,
- * the trips overlap (group prefetching: Chen, Ailamaki, Gibbons, Mowry 2004). These functions
- * change nothing, and what they fetch is a guess: an id need not belong to the object that the
- * caller has in mind. */
+ * The end of an operation accesses about twenty cache lines. The address of each line is known only
+ * from the line before. For one operation at a time, these are twenty memory latencies in sequence.
+ * If each step is done for a set of operations before the next step, the latencies overlap (group
+ * prefetching: Chen, Ailamaki, Gibbons, Mowry 2004). These functions change nothing. Their fetches
+ * are guesses: an id need not belong to the object that the caller expects. */
 
 #include "core/state/prefetch.h"
 #include "core/base/blobs.h"
@@ -16,9 +16,9 @@
 #include "core/state/timers.h"
 
 #define LINE 64
-#define CHAIN 8                   /* watch keys per operation that are fetched */
+#define CHAIN 8                   /* number of watch keys per operation that are fetched */
 
-/* Fetch both lines of an object that may cross a line border. */
+/* Fetch the first and the last cache line of an object that may cross a cache line border. */
 static inline void fetch_whole(const void *at, size_t bytes)
 {
     fetch(at);
@@ -46,7 +46,7 @@ static void fetch_slots(const struct pg_arena *a, const uint32_t *slots, uint32_
 
 /* ---- ends ------------------------------------------------------------------------------- */
 
-/* Fetch what the operation's end touches: head of the blob, place in the key index, cell of the
+/* Fetch what the operation's end accesses: head of the blob, place in the key index, cell of the
  * wheel. */
 static void fetch_operation(const struct pg_arena *a, uint32_t slot)
 {
@@ -56,8 +56,8 @@ static void fetch_operation(const struct pg_arena *a, uint32_t slot)
     fetch_whole(operation_at(a, slot), sizeof(struct pg_operation) + PG_GRANULE);
 }
 
-/* Fetch a watcher's neighbours in the treap and the row of its key. Returns the operation's next
- * watcher. */
+/* Fetch a watcher's neighbours in the treap and the row of its key. Return the next watcher of the
+ * operation. */
 static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
 {
     const struct pg_watch *w = watch_at(a, watch);
@@ -69,9 +69,9 @@ static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
     return w->sibling;
 }
 
-/* Fetch the watchers of all operations, one link of each chain at a time. A row with a single
- * watcher may be freed with it, so its place in the index is fetched as well, once the row is
- * here. */
+/* Fetch the watchers of all operations, one link of each chain at a time. A row whose only watcher
+ * leaves may be freed, so the row's place in the index is fetched as well, after the row has
+ * arrived. */
 static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t count)
 {
     for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
@@ -108,7 +108,8 @@ void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t cou
 
 /* ---- links ------------------------------------------------------------------------------ */
 
-/* A rebuild has not checked this state yet, so rows and records out of bounds are skipped. */
+/* The rebuild has not checked this state yet. Rows and records that are out of bounds are therefore
+ * skipped. */
 void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     uint32_t watches[PG_PREFETCH_MAX], rows[PG_PREFETCH_MAX], found = 0, known = 0;
@@ -131,7 +132,8 @@ void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t co
 
 /* ---- watermarks ------------------------------------------------------------------------------ */
 
-/* Collect the slots of the first watchers that will be reached; returns their number. */
+/* Collect the slots of the first watchers that the advances will reach. Return the number of
+ * slots. */
 static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
                               const uint64_t *reach, uint32_t count, uint32_t *slots)
 {
@@ -162,7 +164,8 @@ void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const
 
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
-/* Fetch the blob's last line, and the line behind it, where a free neighbour keeps its size. */
+/* Fetch the last cache line of each blob, and the line after it, where a free neighbour stores its
+ * size. */
 void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     fetch_slots(a, slots, count);
@@ -174,8 +177,8 @@ void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t
     }
 }
 
-#define FAR 48                    /* outcomes ahead whose slots are fetched */
-#define NEAR 24                   /* outcomes ahead whose operations are fetched */
+#define FAR 48                    /* prefetch slots this many outcomes in advance */
+#define NEAR 24                   /* prefetch operations this many outcomes in advance */
 
 void prefetch_news(struct pg_arena *a)
 {

@@ -1,13 +1,14 @@
 /* quotas.c - access to namespaces: owners, quotas, accounts and shares.
  *
- * A namespace keeps its own counts; an account keeps those of a uid over all namespaces. Each slot
- * and each watch key names its account, so a rebuild can count again. A record that frees something
- * (CANCEL, an end, an acknowledgement) is subject to no quota.
+ * A namespace counts what it contains; an account counts what a uid has in all namespaces. Each
+ * slot and each watch key stores the number of its account, so a rebuild can count again. No quota
+ * applies to a record that frees something (CANCEL, the end of an operation, an acknowledgement).
  *
- * A uid's share of a table bounds the rows that one uid may hold. Topics, namespaces and bulk loads
- * record the uid that created them, and sessions that of their peer; these rows are counted when
- * the uid wants another one. Among slots, a share bounds the operations that a uid's sessions own,
- * because an unacknowledged outcome keeps its slot. */
+ * A uid's share of a table limits the number of rows that one uid may hold. Topics, namespaces and
+ * bulk loads store the uid that created them, and sessions store the uid of their peer. The rows of
+ * a uid are counted when the uid needs another row. In the table of slots, the share limits the
+ * number of operations that a uid's sessions own, because an unacknowledged outcome occupies its
+ * slot. */
 
 #include "core/state/quotas.h"
 #include "core/base/answer.h"
@@ -89,8 +90,8 @@ static bool is_idle(const struct pg_account *c)
     return c->live == 0 && c->sessions == 0 && c->watch_keys == 0;
 }
 
-/* Return a row that was never used, else the idle row that was used longest ago; PG_NIL = neither
- * exists. */
+/* Return a row that was never used. If there is none, return the idle row whose last use is longest
+ * ago; PG_NIL = no row is idle. */
 static uint32_t row_for_new(const struct pg_arena *a, uint32_t home)
 {
     uint32_t oldest = PG_NIL;
@@ -125,8 +126,8 @@ static uint32_t account_home(const struct pg_arena *a, uint32_t uid)
     return (uint32_t)(id_mix(uid) % a->account_rows);
 }
 
-/* Return a uid's row; PG_NIL = it has none. A new uid gets the first free row from its home on, so
- * the search is short. */
+/* Return a uid's row; PG_NIL = the uid has no row. A new uid gets the first free row at or after
+ * its home row, so the search is short. */
 static uint32_t account_find(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t left = a->account_rows;
@@ -165,7 +166,7 @@ void account_session_opened(struct pg_arena *a, uint32_t uid)
     const uint32_t row = account_find(a, uid);
     if (row != PG_NIL)
         account_at(a, row)->sessions++;
-    account_of(a, uid);           /* a new account counts the open sessions itself */
+    account_of(a, uid);           /* if it creates the account, it counts open sessions */
 }
 
 void account_session_ended(struct pg_arena *a, const struct pg_session *s)
@@ -191,12 +192,12 @@ void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t
                                      tokens */
 #define SECOND_NS 1000000000
 
-/* A namespace or a uid: its quotas, and how much of them is used. */
+/* A namespace or a uid, with its quotas and how much of them is used. */
 struct payer {
     uint64_t timers, bytes, ops;  /* quotas; 0 = none */
     uint64_t live, used_bytes;
     struct pg_tokens *tokens;
-    unsigned first;               /* number of the quota of timers in enum pg_quota */
+    unsigned first;               /* enum pg_quota of the timer quota; others follow */
 };
 
 static struct payer payer_namespace(const struct pg_arena *a, uint32_t row)
@@ -214,8 +215,8 @@ static struct payer payer_uid(const struct pg_arena *a, uint16_t account)
                           &c->tokens, PG_Q_UID_TIMERS};
 }
 
-/* Set payers[0] to the namespace, and payers[1] to the uid if it has an account. Returns their
- * number. */
+/* Set payers[0] to the namespace and, if the uid has an account, payers[1] to the uid. Return the
+ * number of payers. */
 static uint32_t payers_of(const struct pg_arena *a, uint32_t namespace_row, uint16_t account,
                           struct payer payers[2])
 {
@@ -277,7 +278,8 @@ bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
     return true;
 }
 
-/* A change that does not increase the use is allowed, even if a quota was lowered below the use. */
+/* Return whether a change exceeds a quota. A change that does not increase the use is always
+ * allowed, even if the quota was lowered below the current use. */
 static bool grows_over(uint64_t used, uint64_t less, uint64_t more, uint64_t quota)
 {
     return quota != 0 && more > less && used - less + more > quota;
@@ -406,8 +408,9 @@ void quotas_rebuild_operations(struct pg_arena *a)
     }
 }
 
-/* Two counts per row, multiplied with a hash of the row and added up: equal sums mean equal counts
- * in every row, in any order. */
+/* Two counts per row. Each count is multiplied with a hash of its row, and the products are added
+ * up. If two such sums are equal, the counts of each row are equal. The order of the rows has no
+ * effect. */
 struct tally {
     uint64_t first, second;
 };
@@ -427,7 +430,8 @@ static bool tally_same(const struct tally *found, const struct tally *rows, cons
             fault_set(fault, "quotas", second, 0, found->second, rows->second));
 }
 
-/* Counts of namespaces and accounts: timers and bytes, watch keys and watch records. */
+/* Sums over the counts of rows. names: timers and bytes per namespace; accounts: timers and bytes
+ * per account; tables: watch keys and watch records per account. */
 struct tallies {
     struct tally names, accounts, tables;
 };

@@ -7,14 +7,15 @@
 #include "core/state/keys.h"
 
 enum { ACCESS_DENIED = 1, ACCESS_QUOTA = 2, ACCESS_RESERVED = 3 };
-/* Return the restrictions for a uid in a namespace (PG_NIL = one that does not exist); 0 = none. */
+/* Return the restrictions for a uid in a namespace; 0 = none. namespace_row PG_NIL = the namespace
+ * does not exist. */
 unsigned access_of(const struct pg_arena *a, uint32_t namespace_row, uint32_t uid);
 /* Call this when an owner or a quota has changed. */
 void restrictions_note(struct pg_arena *a);
-/* Return the number of a uid's account, opened if needed; 0 = all rows are in use. */
+/* Return the number of a uid's account, which is created if needed; 0 = all rows are in use. */
 uint16_t account_of(struct pg_arena *a, uint32_t uid);
-/* Replace *account, an account of `from`, by the account of the same uid in `to`. Returns false if
- * all rows of `to` are in use. */
+/* Replace *account, an account number of `from`, by the account number of the same uid in `to`.
+ * Return false if all rows of `to` are in use. */
 bool account_carry(struct pg_arena *to, const struct pg_arena *from, uint16_t *account);
 static inline uint32_t account_uid(const struct pg_arena *a, uint16_t account)
 {
@@ -32,23 +33,23 @@ static inline void account_watch_key_counted(struct pg_arena *a, uint16_t accoun
     if (LIKELY(account != 0))
         account_at(a, account - 1)->watch_keys += (uint32_t)sign;
 }
-uint32_t sessions_of(const struct pg_arena *a, uint32_t uid);           /* open sessions */
-/* Call these when a session of a uid has been opened, and when it has ended. */
+uint32_t sessions_of(const struct pg_arena *a, uint32_t uid);          /* number of open sessions */
+/* Call these after a session of a uid has been opened, and after a session has ended. */
 void account_session_opened(struct pg_arena *a, uint32_t uid);
 void account_session_ended(struct pg_arena *a, const struct pg_session *s);
-/* Count an operation that a session begins (+1) or ceases (-1) to own. */
+/* Count an operation: a session begins to own it (+1) or no longer owns it (-1). */
 void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t sign);
-/* Return how many rows of a table with `rows` rows the running call's uid may hold; UINT32_MAX = no
- * limit. */
+/* Return how many rows of a table with `rows` rows the uid of the running call may hold; UINT32_MAX
+ * = no limit. */
 uint32_t share_of(const struct pg_arena *a, uint32_t rows);
-/* Answer a uid that holds its share of a table. */
+/* Answer a uid that already holds its share of a table. */
 void share_refuse(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
                   struct pg_result *r);
-/* Return whether the running call's uid, which holds `held` rows, may have one more; false: *r is
- * the answer. */
+/* Return whether the uid of the running call, which holds `held` rows, may have another row. False:
+ * *r contains the answer. */
 bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
                   struct pg_result *r);
-/* Set the account of the batch's uid and its shares, before the first record. */
+/* Set the account and the shares of the batch's uid. Call this before the first record. */
 void account_begin(struct pg_arena *a);
 bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r);          /* returns
                                                                                         false */
@@ -56,8 +57,8 @@ bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r);       
                                                                                         false */
 bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r);          /* returns
                                                                                         false */
-/* Return whether the running batch's uid may have one more watch key or operation, or `count` more
- * watch records. A uid with a limit needs an account. */
+/* Return whether the uid of the running batch may have another watch key, another operation, or
+ * `count` more watch records. A uid with a limit needs an account. */
 static inline bool share_admits_watch_key(const struct pg_arena *a, struct pg_result *r)
 {
     if (a->call.watch_key_share == UINT32_MAX ||
@@ -84,19 +85,20 @@ static inline bool share_admits_operation(const struct pg_arena *a, struct pg_re
         return true;
     return share_refuse_operation(a, r);
 }
-/* Count one operation. Returns false if there is no account or a quota of operations is used up; *r
- * is the answer. */
+/* Charge one operation to the quotas. If there is no account, or a quota of operations is used up,
+ * store the answer in *r and return false. */
 bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
                   struct pg_result *r);
 /* Return whether a timer with that many granules may be armed in place of slot `old` (PG_NIL =
- * none); false: a quota is used up, and *r is the answer. */
+ * none). False: a quota is used up, and *r contains the answer. */
 bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, uint32_t old,
                   struct pg_result *r);
-/* Set counts to 0; linking slots and watch keys then counts them again. */
+/* Set all counts to 0. They are counted again when slots and watch keys are linked. */
 void quotas_rebuild(struct pg_arena *a);
-void quotas_rebuild_sessions(struct pg_arena *a);    /* call once all rows of sessions are sound */
-void quotas_rebuild_operations(struct pg_arena *a);  /* call once sessions have counted their
-                                                        operations */
+/* Call this after all session rows have been checked. */
+void quotas_rebuild_sessions(struct pg_arena *a);
+/* Call this after the operations of all sessions have been counted. */
+void quotas_rebuild_operations(struct pg_arena *a);
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
 #endif

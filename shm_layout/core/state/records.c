@@ -1,4 +1,5 @@
-/* records.c - the WAL's records: one for each change of the arena, and the bodies for snapshots. */
+/* records.c - the records of the WAL: one for each change of the arena, and the frame bodies of
+ * snapshots. */
 
 #include "core/state/records.h"
 #include "core/base/blobs.h"
@@ -94,7 +95,8 @@ struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)
     return j;
 }
 
-/* Copy at most op->keys records, because a reader may follow records that are reused meanwhile. */
+/* Copy the watch keys of an operation, at most op->keys. A reader may follow watch records that are
+ * reused in the meantime, so the chain itself gives no limit. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
                          const uint8_t *blob, struct pg_wal_watch_key *out)
 {
@@ -121,16 +123,16 @@ enum {
     ENDED = sizeof(struct pg_asked) + sizeof(struct pg_timestamps)
 };
 
-/* Return the timestamps at the end of the frame with this body; `n` = how many others stand behind
- * them. */
+/* Return the timestamps at the end of the frame with this body. After them, `n` further timestamps
+ * follow. */
 static struct pg_timestamps *frame_timestamps(void *body, uint32_t n)
 {
     const struct pg_frame_head *f = (const struct pg_frame_head *)body - 1;
     return (struct pg_timestamps *)((uint8_t *)body + f->bytes - sizeof *f) - 1 - n;
 }
 
-/* Write when the timer or operation was armed, into the frame and into the slot's row. Both come
- * before the control word. */
+/* Write the timestamps of a timer or operation into the frame and into the slot's row, before the
+ * control word is stored. */
 static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
     struct pg_timestamps timestamps = a->call.batch_timestamps;
@@ -147,7 +149,8 @@ static void timestamps_write(const struct pg_arena *a, uint32_t slot, void *body
     *frame_timestamps(body, 0) = *timestamps_at(a, slot);
 }
 
-/* Write the request that ends a timer before the `count` timestamps at the end of the frame. */
+/* Write which batch ends a timer. This is stored before the `count` timestamps at the end of the
+ * frame. */
 static void asked_write(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count,
                         bool asked)
 {
@@ -184,7 +187,8 @@ static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t bulk_load, ui
     return j;
 }
 
-/* Write which row of a bulk load the record under way is, if it is one. Returns the byte behind. */
+/* If the current record is a row of a bulk load, write the row. Return the address of the bytes
+ * after it. */
 static void *row_write(const struct pg_arena *a, void *at)
 {
     if (LIKELY(!a->call.in_bulk_load))
@@ -193,7 +197,7 @@ static void *row_write(const struct pg_arena *a, void *at)
     return (struct pg_wal_row *)at + 1;
 }
 
-/* The timer keeps its ticket and its timestamps; its payload is back. */
+/* The timer keeps its ticket and timestamps, and has its payload again. */
 void wal_append_unpark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -213,8 +217,8 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
     wal_frame_end(a);
 }
 
-/* Write key and payload from the blob. The payload of a timer being parked comes from the
- * message. */
+/* Write key and payload. They come from the blob. If the timer is being parked, its payload comes
+ * from the message. */
 static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_wal_arm *body)
 {
     const uint32_t retained = c->key_len + c->payload_len;
@@ -264,8 +268,8 @@ void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = slot_hot(a, slot);
-    const bool asked = cause != PG_END_DROPPED;      /* DROPPED may be written after a restart, so
-                                                        it names no sender */
+    /* DROPPED may be written after a restart, so it has no sender. */
+    const bool asked = cause != PG_END_DROPPED;
     struct pg_wal_end *body = wal_frame_begin_with(a, PG_WAL_END, 0, ENDED);
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->call.moment_ns,
                                 .slot = slot, .cause = cause,
@@ -391,7 +395,7 @@ void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t 
 void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
                 int64_t built_boot_ns, int64_t handed_boot_ns)
 {
-    if (!has_wal(a) || wal_buffer_full(a))         /* optional: recovery does not need it */
+    if (!has_wal(a) || wal_buffer_full(a))   /* the record is optional: recovery does not need it */
         return;
     struct pg_wal_replied *body = wal_frame_begin(a, PG_WAL_REPLIED, 0);
     *body = (struct pg_wal_replied){.session = session, .sequence = sequence, .count = count,
@@ -401,7 +405,7 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
     wal_buffer_settle(a);
 }
 
-/* This record is optional, so it leaves the last space in the WAL buffer to others. */
+/* Metrics are optional, so they leave the last space in the WAL buffer to other records. */
 void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
 {
     if (wal_buffer_refusal(a) != PG_ST_NONE || !has_wal(a))

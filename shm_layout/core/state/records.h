@@ -1,4 +1,5 @@
-/* records.h - the WAL's records: one for each change of the arena, and the bodies for snapshots. */
+/* records.h - the records of the WAL: one for each change of the arena, and the frame bodies of
+ * snapshots. */
 #ifndef PURGATORYD_STATE_RECORDS_H
 #define PURGATORYD_STATE_RECORDS_H
 
@@ -7,7 +8,7 @@
 #include "core/state/keys.h"
 #include "core/state/names.h"
 
-/* Each of these returns the fixed part of a frame's body. */
+/* Each of these functions returns the fixed part of a frame's body. */
 struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,
                                          uint32_t name_len);
 struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len);
@@ -22,13 +23,13 @@ struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
 
 /* Each wal_append_* writes one frame, immediately before the store that makes its effect visible,
  * and only if there is a WAL buffer: `if (has_wal(a)) wal_append_...`. That store must follow
- * before the next frame and before the end of the call. Both settle the frame: only then does the
- * group-commit thread see it. */
+ * before the next frame and before the end of the call. The next frame and the end of the call
+ * settle the frame: only then does the group-commit thread see it. */
 void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
                           struct name name);
 void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
-/* All fields of the timer are written except its control word. replaced: slot of the old timer,
- * PG_NIL = none. */
+/* The caller must have written all fields of the timer except its control word. replaced: slot of
+ * the old timer, PG_NIL = none. */
 void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
 void wal_append_unpark(struct pg_arena *a, uint32_t slot);
 void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
@@ -37,21 +38,22 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
 void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
                      int64_t handed_boot_ns);
 void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
-/* `fields` are those that the row will have. A new row passes its key, otherwise NULL. */
+/* `fields` are the fields that the row will have. `key` is the key of a new row, otherwise NULL. */
 void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
                           const struct key *key);
 void wal_append_gone(struct pg_arena *a, uint32_t row);
-/* Cause, error, end and missing keys of the operation are written. */
+/* The caller must have written the operation's cause, error, time of its end and missing keys. */
 void wal_append_outcome(struct pg_arena *a, uint32_t slot);
 void wal_append_session(struct pg_arena *a, const struct pg_session *s);
-/* All fields of the session are written except its id. */
+/* The caller must have written all fields of the session except its id. */
 void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id,
                        struct name name);
-/* The notice will become the newest entry. */
+/* The entry will be appended as the newest entry. */
 void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
 void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
-/* Copy an operation's watch keys to `out`. `op` may be a copy of the head of its blob. */
+/* Copy an operation's watch keys to `out`. `op` may be a copy of the head of the operation's
+ * blob. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
                          const uint8_t *blob, struct pg_wal_watch_key *out);
 

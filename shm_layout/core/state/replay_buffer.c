@@ -1,7 +1,8 @@
-/* replay_buffer.c - notices, kept in a ring until newer ones need their space.
+/* replay_buffer.c - a ring of notices. Notices are kept until newer notices need their space.
  *
- * `commit` alone decides: an entry with commit = position + 1 has fired, whatever the header says.
- * A rebuild completes what follows the commit: topic counters, tail, freeing the slot. */
+ * Only `commit` decides whether an entry exists: if commit = position + 1, the entry has fired,
+ * whatever the header contains. A rebuild completes the steps after the commit: it updates the
+ * topic counters and the tail, and frees the slot. */
 
 #include "core/state/replay_buffer.h"
 #include "core/base/blobs.h"
@@ -22,8 +23,8 @@ static void entry_forget_key(struct pg_arena *a, uint64_t position, const struct
         index_erase(&a->index, &at);
 }
 
-/* `commit` is cleared first, so that a reader sees that the entry is gone before its blob
- * changes. */
+/* Withdraw the oldest entry. `commit` is cleared first, so that a reader can see that the entry is
+ * gone before the entry's blob changes. */
 static void replay_withdraw(struct pg_arena *a)
 {
     const uint64_t head = a->header->replay_head;
@@ -31,7 +32,7 @@ static void replay_withdraw(struct pg_arena *a)
     const uint32_t granules = entry_granules(e);
 
     STORE_RELEASE(&e->commit, 0ull);
-    atomic_thread_fence(memory_order_release);   /* before the blob is reused */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the blob */
     STORE_RELEASE(&a->header->replay_head, head + 1);
     entry_forget_key(a, head, e);
     blobs_give(&a->blobs, e->blob, granules);
@@ -58,18 +59,19 @@ bool replay_make_space(struct pg_arena *a, uint64_t bytes)
 
 /* ---- appending --------------------------------------------------------------------------- */
 
-/* Store everything that follows from a committed entry; idempotent, because a rebuild repeats
- * it. */
+/* Store everything that follows from a committed entry. A rebuild repeats this, so it must be
+ * idempotent. */
 static void entry_settle(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);
     struct pg_topic *t = topic_at(a, e->topic);
-    STORE_RELEASE(&t->last_position, position + 1);  /* readers follow it to the entry */
+    STORE_RELEASE(&t->last_position, position + 1);  /* readers use it to find the entry */
     STORE_RELEASE(&t->sequence, e->sequence);
     STORE_RELEASE(&a->header->replay_tail, position + 1);
 }
 
-/* `fields` has no commit. The entry exists once commit is stored, last of all. */
+/* Append an entry. `fields` has no commit. The commit is stored last; from then on the entry
+ * exists. */
 uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
 {
     const uint64_t position = a->header->replay_tail;
@@ -78,8 +80,9 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
     struct pg_entry *e = replay_at(a, position);
     struct pg_topic *t = topic_at(a, fields->topic);
 
-    t->changed_boot_ns = a->call.real_boot_ns;     /* before the commit: a spare tail heartbeat is
-                                                      harmless, a missing one is not */
+    /* This store comes before the commit: an additional tail heartbeat is harmless, a missing one
+     * is not. */
+    t->changed_boot_ns = a->call.real_boot_ns;
     *e = *fields;
     e->sequence = t->sequence + 1;
     e->previous = t->last_position;
@@ -94,8 +97,9 @@ void replay_supersede(struct pg_arena *a, uint32_t id)
     a->replay_buffer[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
 }
 
-/* Entries that fired in one iteration have the same time, so they are counted together. Under a
- * virtual clock their real time of firing is unknown, and nothing is counted. */
+/* Count the time that entries waited to be sent. Entries that fired in one iteration have the same
+ * time, so they are counted together. Under a virtual clock the real time of firing is unknown, so
+ * nothing is counted. */
 static void queue_measure(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns)
 {
     uint64_t p = a->header->published;
@@ -129,7 +133,8 @@ static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
            e->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX;
 }
 
-/* A newer entry, and later an armed slot, takes the key over from an older entry. */
+/* Index the key of an entry. If several entries have the key, the index leads to the newest entry.
+ * If an armed slot has the key, the rebuild later lets the index lead to the slot. */
 static void entry_index(struct pg_arena *a, uint64_t position)
 {
     const struct pg_entry *e = replay_at(a, position);
@@ -138,7 +143,7 @@ static void entry_index(struct pg_arena *a, uint64_t position)
 
     if ((entry_flags(e) & (PG_E_SUPERSEDED | PG_E_OPERATION)) ||
         (e->ticket & 0xff) == PG_CAUSE_PUBLISHED)
-        return;                   /* CANCEL of an operation that ended answers UNKNOWN, not FIRED */
+        return;                   /* a CANCEL of an ended operation answers UNKNOWN, not FIRED */
     for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
          id = index_next(&a->index, e->hash, &at)) {
         const struct pg_entry *old = &a->replay_buffer[id - a->slots.capacity];
@@ -205,7 +210,7 @@ bool replay_settle(struct pg_arena *a, struct pg_fault *why)
                          h->replay_tail, h->replay_head);
     while (h->replay_head < h->published &&
            replay_at(a, h->replay_head)->commit != h->replay_head + 1)
-        h->replay_head++;         /* the entry was withdrawn, as only sent entries can be */
+        h->replay_head++;         /* the entry was withdrawn; only sent entries can be */
     return true;
 }
 
@@ -230,6 +235,6 @@ bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
     }
     *granules += own;
     return own * PG_GRANULE == a->header->replay_bytes ||
-           fault_set(fault, "replay buffer", "bytes that the replay buffer pins", 0,
+           fault_set(fault, "replay buffer", "bytes of the blobs in the replay buffer", 0,
                      own * PG_GRANULE, a->header->replay_bytes);
 }

@@ -1,4 +1,4 @@
-/* replay_buffer.h - notices, kept in a ring until newer ones need their space. */
+/* replay_buffer.h - a ring of notices. Notices are kept until newer notices need their space. */
 #ifndef PURGATORYD_STATE_REPLAY_BUFFER_H
 #define PURGATORYD_STATE_REPLAY_BUFFER_H
 
@@ -25,18 +25,18 @@ static inline uint32_t entry_granules(const struct pg_entry *e)
 {
     return blob_granules((uint64_t)e->key_len + e->payload_len);
 }
-/* Withdraw the oldest sent entries until one more entry with that many blob bytes fits. Returns
- * false if unsent entries are in the way. */
+/* Withdraw the oldest sent entries until there is space for another entry with that many blob
+ * bytes. Return false if unsent entries prevent this. */
 bool replay_make_space(struct pg_arena *a, uint64_t bytes);
-/* Append an entry, which takes over the blob (key at its start). Returns its position. */
+/* Append an entry. It takes over the blob, which begins with the key. Return the entry's
+ * position. */
 uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields);
-/* Mark an entry whose key was armed again, so that CANCEL does not answer FIRED. */
+/* Mark an entry whose key has been armed again, so that a CANCEL is not answered FIRED. */
 void replay_supersede(struct pg_arena *a, uint32_t id);
-/* Complete a half-done append, and skip withdrawn entries at the head. */
+/* Complete an interrupted append, and skip withdrawn entries at the head. */
 bool replay_settle(struct pg_arena *a, struct pg_fault *why);
-bool replay_rebuild(struct pg_arena *a, struct pg_fault *why); /* marks blobs in use, indexes
-                                                                  keys */
-/* Check all entries. Adds the granules of their blobs to *granules. */
+bool replay_rebuild(struct pg_arena *a, struct pg_fault *why); /* marks used blobs, indexes keys */
+/* Check all entries. Add the number of granules of their blobs to *granules. */
 bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 #endif

@@ -1,4 +1,4 @@
-/* session.c - clients' sessions and the memory of their last replies. */
+/* session.c - sessions of clients, and the memory of their last replies. */
 
 #include "core/state/session.h"
 #include "core/base/blobs.h"
@@ -52,7 +52,7 @@ static void rows_count(struct pg_arena *a)
 
 /* ---- replies ------------------------------------------------------------------------------ */
 
-/* A batch that is not completely applied has space for all keys that it may end. */
+/* Until a batch is completely applied, its reply has space for all keys that the batch may end. */
 uint32_t reply_granules(const struct pg_reply_memory *m)
 {
     if (m->count == 0 || m->extra_blob == PG_NIL)
@@ -91,8 +91,8 @@ static void extra_forget(struct pg_arena *a, struct pg_reply_memory *m)
     a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
 }
 
-/* Results are freed first: a batch whose sequence is remembered without results is refused when it
- * is sent again. */
+/* The results are freed first. If a kill follows, the batch has a stored sequence but no results,
+ * and is refused when it is sent again. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
 {
     answers_forget(a, m);
@@ -101,7 +101,8 @@ void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
     STORE_RELEASE(&m->count, 0u);
 }
 
-/* Clients send a batch again within seconds. */
+/* A client sends a batch again within seconds. Sessions that were silent for longer than RECENT_NS
+ * need no results. */
 #define RECENT_NS 60000000000
 
 static uint32_t session_answers(const struct pg_arena *a, const struct pg_session *s)
@@ -112,8 +113,8 @@ static uint32_t session_answers(const struct pg_arena *a, const struct pg_sessio
     return granules;
 }
 
-/* Return the session that was silent longest, among those with results and without a batch under
- * way; NULL = all were active within a minute. */
+/* Return the session that has been silent longest, among the sessions that have results and no
+ * running batch. NULL = each of them was active within the last minute. */
 static struct pg_session *silent_with_answers(const struct pg_arena *a,
                                               const struct pg_session *but)
 {
@@ -167,7 +168,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 {
     struct pg_session *s = session_of_nonce(a, nonce, uid);
     *why = (struct pg_result){0, 0};
-    if (s != NULL) {              /* the session may be opened by another process */
+    if (s != NULL) {              /* another process may open it now */
         s->pid = pid;
         s->grace_ns = grace_ns;
         return s;
@@ -190,7 +191,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     /* Bit 63 is set, so that an id is never 0. */
     const uint64_t id = (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions);
-    if (has_wal(a) && !wal_buffer_full(a))         /* optional: recovery does not need it */
+    if (has_wal(a) && !wal_buffer_full(a))   /* the record is optional: recovery does not need it */
         wal_append_opened(a, s, id, worker);
     STORE_RELEASE(&s->id, id);
     if (s - a->sessions >= a->session_rows)
@@ -204,7 +205,7 @@ bool session_may_end(const struct pg_arena *a)
     return !wal_buffer_full(a) || wal_stopped(a);
 }
 
-/* With the store of the id the session is gone; if a kill follows, a rebuild frees inbox and
+/* The session has ended when its id is cleared. If a kill follows, a rebuild frees its inbox and
  * replies. */
 void session_end(struct pg_arena *a, struct pg_session *s)
 {
@@ -289,7 +290,7 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
                      a->watermark_rows, s->intent[3]);
 }
 
-/* Repeat what follows from the last stores of a batch, or of a session's end. */
+/* Repeat the steps that follow the last store of a batch, or the store that ends a session. */
 static void session_settle(struct pg_arena *a, struct pg_session *s)
 {
     if (s->current <= s->last)
@@ -301,7 +302,7 @@ static void session_settle(struct pg_arena *a, struct pg_session *s)
     }
 }
 
-/* Mark the results and ended keys that a reply holds as in use. */
+/* Mark the results and the ended keys of a reply as in use. */
 static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
 {
     const struct pg_reply_memory *m = &a->replies[i];
@@ -365,7 +366,7 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
         if (session_at(a, i)->id != 0 && !session_sound(a, i, fault))
             return false;
         if (session_at(a, i)->id != 0 && i >= a->session_rows)
-            return fault_set(fault, "sessions", "a session is in a row behind the last one", i,
+            return fault_set(fault, "sessions", "a session is in a row after the last used row", i,
                              a->session_rows, i);
     }
     return blobs_check(&a->answers, answers, fault);

@@ -1,8 +1,9 @@
 /* timers.c - put, cancel, get and expire: keeps slot, key, blob, wheel and replay buffer
  * consistent.
  *
- * The release store of its control word arms a timer. Another one, or the commit of its replay
- * buffer entry, ends it. A rebuild derives everything else from these stores. */
+ * A release store of its control word arms a timer. Another store of the control word, or the
+ * commit of its replay buffer entry, ends the timer. A rebuild derives everything else from these
+ * stores. */
 
 #include "core/state/timers.h"
 #include "core/base/answer.h"
@@ -75,7 +76,7 @@ static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
 
 /* ---- time ------------------------------------------------------------------------------- */
 
-/* Return whether the slot's key, hashed in namespace row `ns`, has the slot's hash. */
+/* Return whether the slot's stored hash is the hash of its key in namespace row `ns`. */
 static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
 {
     const struct pg_cold *c = slot_cold(a, slot);
@@ -83,8 +84,8 @@ static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
            key_hash(a, ns, c->key_type, slot_key(a, slot), c->key_len) == slot_hot(a, slot)->hash;
 }
 
-/* The topic of an outcome may be reused by another namespace; then the hash of the key shows which
- * namespace the outcome came from. */
+/* The topic of an outcome may have been reused by another namespace. In this case, the hash of the
+ * key shows to which namespace the outcome belongs. */
 uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
 {
     uint32_t ns = slot_namespace(a, slot);
@@ -95,7 +96,7 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
     return ns < a->namespace_rows ? ns : PG_NIL;
 }
 
-/* Return a + b, clamped to int64. */
+/* Return a + b, limited to the range of int64. */
 static int64_t add_clamped(int64_t a, int64_t b)
 {
     int64_t sum;
@@ -129,7 +130,8 @@ static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
     return t < 0 ? 0 : t;
 }
 
-/* Uses the current wall offset; the slot's place in the wheel may be based on an older one. */
+/* Use the current wall offset. The slot's place in the wheel may be based on an older wall
+ * offset. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
 {
     if (slot_hot(a, slot)->flags & PG_F_WALL)
@@ -138,7 +140,7 @@ int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
     return t < 0 ? 0 : t;
 }
 
-/* Moving the deadline keeps the original arm time. */
+/* Set the deadline. The stored arm time stays the same. */
 void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
 {
     struct pg_hot *h = slot_hot(a, slot);
@@ -168,20 +170,20 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
         account_at(a, c->account - 1)->watches += (uint32_t)sign * operation_at(a, slot)->keys;
 }
 
-/* The store of FREE ends the timer; everything after it can be rebuilt. */
+/* The store of FREE ends the timer. A rebuild can repeat everything after this store. */
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 {
     struct pg_hot *h = slot_hot(a, slot);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_FREE);
-    atomic_thread_fence(memory_order_release);   /* before slot and blob are reused */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of slot and blob */
     if (give != 0)
         blobs_give(&a->blobs, slot_cold(a, slot)->blob, give);
     a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
     slots_give(&a->slots, slot);
 }
 
-/* End an armed timer. Its entry in the replay buffer keeps `keep` granules at the end of the blob.
- * Inline, because every timer comes here once. */
+/* End an armed timer. Its entry in the replay buffer takes over the last `keep` granules of the
+ * blob. This function is inline, because it is called once for every timer. */
 static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 {
     const int64_t armed_ns = armed_ns_of(slot_hot(a, slot), slot_cold(a, slot));
@@ -190,7 +192,7 @@ static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
     slot_free(a, slot, slot_granules(slot_cold(a, slot)) - keep);
 }
 
-/* A timer that is due already must not wait for the end of its tick, which a virtual clock may
+/* A timer that is already due must not wait for the end of its tick, which a virtual clock may
  * never reach. A wall timer is checked when its tick comes. */
 void slot_place(struct pg_arena *a, uint32_t slot)
 {
@@ -216,7 +218,7 @@ void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
     answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
 }
 
-/* Return whether the namespace parks a timer with this deadline; parking needs a WAL. */
+/* Return whether the namespace parks a timer with this deadline. Parking needs a WAL. */
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
     const uint64_t beyond_ns = namespace_at(a, p->key.namespace_row)->park_beyond_ns;
@@ -224,7 +226,7 @@ static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadlin
            (uint64_t)deadline_ns - (uint64_t)a->now_ns > beyond_ns;
 }
 
-/* Return the bytes of the payload that the arena stores. */
+/* Return how many bytes of the payload the arena stores. */
 static uint32_t payload_retained(const struct pg_arena *a, const struct put *p)
 {
     return UNLIKELY(a->call.parking != NULL) ? 0 : p->payload_len;
@@ -242,7 +244,8 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
         memcpy(at + p->key.len, p->payload, p->payload_len);
 }
 
-/* Write the fields first and the control word last: a slot without it is free. */
+/* Write the fields first and the control word last. Until the control word is stored, the slot is
+ * free. */
 static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const struct put *p,
                        int64_t deadline_ns, uint64_t ticket, uint32_t replaced)
 {
@@ -270,7 +273,7 @@ static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
     return blob_granules(ext + p->key.len + payload_retained(a, p));
 }
 
-/* Take the blob of a new slot. PG_NIL: the record is refused and answered. */
+/* Allocate the blob of a new slot. PG_NIL: the record has been refused and answered. */
 static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
                          struct pg_result *r)
 {
@@ -283,8 +286,8 @@ static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
     return blob;
 }
 
-/* Arm a new slot, instead of slot `replaced` (PG_NIL = none), and answer; the caller binds the key
- * to it. PG_NIL: refused. */
+/* Arm a new slot in place of slot `replaced` (PG_NIL = none), and answer the record. The caller
+ * then binds the key to the new slot. PG_NIL: refused. */
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                     uint32_t replaced, struct pg_result *r)
 {
@@ -308,8 +311,8 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     return slot;
 }
 
-/* Let the key lead to `slot`. `id` is the entry that key_find found for the key at `at`; PG_NIL =
- * none. */
+/* Let the key lead to `slot`. `id` is the id that key_find found for the key (PG_NIL = none), and
+ * `at` is the place of that id in the index. */
 static void key_bind(struct pg_arena *a, uint32_t hash, uint32_t id, const struct probe *at,
                      uint32_t slot)
 {
@@ -345,7 +348,8 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
     a->metrics->replaces++;
 }
 
-/* Only the deadline moves, and only to a later time; clock, topic and payload stay. */
+/* EXTEND changes only the deadline, and only to a later time. The clock, the topic and the payload
+ * stay. */
 static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                        uint32_t slot, struct pg_result *r)
 {
@@ -371,8 +375,8 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     a->metrics->extends++;
 }
 
-/* EXTEND moves an operation only with its ticket: without it, an operation that has ended would be
- * armed again as a timer. */
+/* Return whether the PUT may move an operation. EXTEND moves an operation only if it names the
+ * ticket. Otherwise an EXTEND of an operation that has ended would arm a timer. */
 static bool moves_operation(const struct put *p)
 {
     return p->mode == PG_MODE_KEEP || (p->mode == PG_MODE_EXTEND && p->ticket != 0);
@@ -406,8 +410,9 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
 
 /* ---- unpark --------------------------------------------------------------------------------- */
 
-/* Arm the parked timer in its own slot. The new blob starts like the stub's, so it may replace it
- * at any moment. A rebuild that finds the slot still parked drops the payload again. */
+/* Arm the parked timer in its own slot. The new blob begins with the same bytes as the old blob
+ * (the stub), so it may replace the stub at any moment. If a rebuild finds the slot still parked,
+ * it drops the payload again. */
 static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint32_t blob)
 {
     struct pg_hot *h = slot_hot(a, slot);
@@ -422,7 +427,7 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
     if (has_wal(a))
         wal_append_unpark(a, slot);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_ARMED);
-    atomic_thread_fence(memory_order_release);   /* before the stub's bytes serve others */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the stub's bytes */
     slot_counted(a, slot, 1);
     blobs_give(&a->blobs, old, stub);
     a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;
@@ -476,7 +481,7 @@ void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
 
 /* ---- expire ------------------------------------------------------------------------------- */
 
-/* Return whether a wall timer is due by the wall clock; else put it back into the wheel. */
+/* Return whether a wall timer is due by the wall clock. If not, put it back into the wheel. */
 static bool wall_reached(struct pg_arena *a, uint32_t slot)
 {
     const int64_t deadline_ns = timers_deadline_ns(a, slot);
@@ -524,8 +529,7 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
 
 /* ---- steps of the wall clock --------------------------------------------------------------- */
 
-#define STEP_NS 1000000           /* a smaller step counts as drift, corrected when the timer
-                                     fires */
+#define STEP_NS 1000000           /* a smaller step counts as drift; timers check it when due */
 
 static void wall_replace(struct pg_arena *a, uint32_t slot)
 {
@@ -596,8 +600,8 @@ bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 
 /* ---- check --------------------------------------------------------------------------------- */
 
-/* The place of a wall timer may differ from its wall deadline by drift, or by more while a step is
- * being applied. */
+/* The place of a wall timer in the wheel may differ from its wall deadline by drift. While a step
+ * of the wall clock is being applied, it may differ by more. */
 static bool wall_placed(const struct pg_arena *a, uint32_t slot)
 {
     const int64_t away_ns = timers_deadline_ns(a, slot) - slot_hot(a, slot)->deadline_ns;
@@ -668,13 +672,14 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
 
 /* ---- for readers --------------------------------------------------------------------------- */
 
-/* unpark() moves a parked slot to a blob with the payload before the slot counts as armed. Key and
- * payload of both blobs begin alike, so the reader takes the key of either, and no payload. */
+/* unpark() stores a blob with the payload in a parked slot before the slot counts as armed. Key and
+ * extension are the same in the old and the new blob. The reader therefore takes the key from
+ * either blob, and no payload. */
 struct pg_cold slot_cold_copy(const struct pg_arena *a, uint32_t slot, uint64_t ctl)
 {
     struct pg_cold c = *slot_cold(a, slot);
     if (UNLIKELY(ctl_state(ctl) == PG_S_PARKED)) {
-        atomic_thread_fence(memory_order_acquire);   /* before the new blob is read */
+        atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of the new blob */
         c.payload_len = 0;
     }
     return c;

@@ -11,7 +11,8 @@
 #include "core/arena.h"
 #include "core/state/keys.h"
 
-/* PG_E_LATE if the timer was armed and due before this start of the daemon, else 0. */
+/* PG_E_LATE if the timer was armed before this start of the daemon and was due before it, else
+ * 0. */
 static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
 {
     const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
@@ -19,7 +20,8 @@ static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *
 }
 #define NO_WALL INT64_MIN
 
-/* The scope in which a key is hashed, and the bits of the hash that are stored. */
+/* key_scope: the scope in which a key is hashed. key_hash_of: the bits of the hash that are
+ * stored. */
 static inline uint64_t key_scope(uint32_t namespace_row, unsigned type)
 {
     return (uint64_t)type << 32 | namespace_row;
@@ -27,40 +29,42 @@ static inline uint64_t key_scope(uint32_t namespace_row, unsigned type)
 static inline uint32_t key_hash_of(uint64_t hash) { return (uint32_t)(hash ^ hash >> 32); }
 uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
                   const void *bytes, size_t len);
-/* Apply a PUT: arm, replace, keep or extend a timer, as its mode says. *result is the answer. */
+/* Apply a PUT: arm, replace, keep or extend a timer, depending on the mode of the PUT. *result is
+ * the answer. */
 void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *result);
-/* Arm the parked timer of a key with the payload in `put`, if it has this ticket. */
+/* Arm the parked timer of a key with the payload in `put`, if the timer has this ticket. */
 void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
                    struct pg_result *result);
-/* Answer a CANCEL whose timer has fired; `id` is its entry. */
+/* Answer a CANCEL of a timer that has fired; `id` is the id of its entry. */
 void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r);
-/* Cancel the armed or parked timer in a slot, which the index has at `at`. */
+/* Cancel the armed or parked timer in a slot. `at` is the slot's place in the index. */
 void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
-/* Answer with ticket and deadline of a slot. */
+/* Answer with the ticket and the deadline of a slot. */
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
-/* Fire a due timer. Returns false, with nothing changed, if the replay buffer or the WAL buffer is
- * full; the timer then stays in the wheel. */
+/* Fire a due timer. If the replay buffer or the WAL buffer is full, change nothing and return
+ * false; the timer then stays in the wheel. */
 bool timer_expire(struct pg_arena *a, uint32_t slot);
 /* Record that the wall clock is offset_ns ahead of the arena's clock. */
 void wall_note(struct pg_arena *a, int64_t offset_ns);
-/* After a step of the wall clock: re-place wall timers in a bounded number of slots. Another step
- * begins the walk again. Returns whether slots are left. */
+/* After a step of the wall clock, place the wall timers again, in at most `budget` slots per call.
+ * If another step occurs, begin again at the first slot. Return whether slots are left. */
 bool wall_iteration(struct pg_arena *a, uint32_t budget);
 /* Return the id of the armed slot or of the replay buffer entry for a key; PG_NIL = neither
  * exists. */
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* Return the armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
-/* Return the deadline of an armed slot by the current wall clock; needs authoritative state
- * only. */
+/* Return the deadline of an armed slot by the current wall clock. This uses only authoritative
+ * state. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot);
 /* For a rebuild: let the key lead to a live, sound slot, and count the slot. timers_link_own
- * requires that no other slot has the key. timers_link_newest takes the slot with the newest ticket
- * and frees an older one with the same key; it refuses if the older one is an operation, which no
- * PUT replaces. */
+ * requires that no other slot has the key. timers_link_newest takes the slot with the newest
+ * ticket, and frees an older slot with the same key. It reports a fault if the older slot is an
+ * operation, because no PUT replaces an operation. */
 void timers_link_own(struct pg_arena *a, uint32_t slot);
 bool timers_link_newest(struct pg_arena *a, uint32_t newest, struct pg_fault *why);
-/* Check all slots and the key index. Adds the granules of all slots' blobs to *granules. */
+/* Check all slots and the key index. Add the number of granules of all slots' blobs to
+ * *granules. */
 bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 static inline uint32_t slot_granules(const struct pg_cold *c)
 {
@@ -75,7 +79,7 @@ static inline bool is_parked(const struct pg_arena *a, uint32_t slot)
 {
     return ctl_state(slot_hot(a, slot)->ctl) == PG_S_PARKED;
 }
-/* Return when a timer was armed, exact to 2^-24 of its wait. */
+/* Return when a timer was armed. The stored wait is exact to 2^-24 of its length. */
 static inline int64_t armed_ns_of(const struct pg_hot *h, const struct pg_cold *c)
 {
     const uint32_t bits = (uint32_t)c->wait_high << 16 | h->wait_low;
@@ -84,7 +88,8 @@ static inline int64_t armed_ns_of(const struct pg_hot *h, const struct pg_cold *
     const bool sound = (bits & INT32_MAX) < 0x5f000000;       /* 2^63; a NaN is above */
     return (int64_t)((uint64_t)h->deadline_ns - (uint64_t)(sound ? (int64_t)wait_ns : 0));
 }
-/* Store the arm time as a wait; the caller repeats this when the deadline moves. */
+/* Store the arm time as the wait from it to the deadline. If the deadline moves, the caller has to
+ * call this again. */
 static inline void armed_note(struct pg_hot *h, struct pg_cold *c, int64_t armed_ns)
 {
 #ifndef PG_UNMEASURED
@@ -97,30 +102,32 @@ static inline void armed_note(struct pg_hot *h, struct pg_cold *c, int64_t armed
     (void)h, (void)c, (void)armed_ns;
 #endif
 }
-/* Free an armed or ended slot, and `give` granules at its blob's start. */
+/* Free an armed or ended slot, and the first `give` granules of its blob. */
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give);
 void slot_place(struct pg_arena *a, uint32_t slot);      /* links a new slot in the wheel */
-void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns);    /* sets the deadline;
-                                                                                  the slot keeps its
-                                                                                  place in the
-                                                                                  wheel */
-/* Add (sign 1) or remove (-1) a live slot in the counts of its topic, namespace and account. */
+/* Set the deadline. The slot keeps its place in the wheel. */
+void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns);
+/* Add a live slot to the counts of its topic, namespace and account (sign 1), or remove it (-1). */
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
-/* Compute the deadline on the arena's clock. Returns false if it is past 2^63 - 1. */
+/* Compute the deadline on the arena's clock. Return false if the deadline is later than 2^63 - 1
+ * ns. */
 bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *deadline_ns);
-/* The last free slot is reserved for a replacement, which needs two slots for a moment. */
+/* The last free slot is reserved for replacements, because a replacement uses two slots for a
+ * moment. */
 static inline unsigned slots_status(const struct pg_arena *a, bool replacing)
 {
     if (UNLIKELY(slots_left(&a->slots) <= (replacing ? 0u : 1u)))
         return PG_ST_FULL;
     return UNLIKELY(next_number(a->header) == PG_TICKET_SHARD) ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
-/* Return the namespace of a slot in use, also of an outcome; PG_NIL = no namespace fits its key. */
+/* Return the namespace of a used slot, even of an outcome; PG_NIL = the slot's key fits no
+ * namespace. */
 uint32_t slot_home(const struct pg_arena *a, uint32_t slot);
-/* Return a reader's copy of a slot's cold half, where the reader has found this control word. */
+/* Return a reader's copy of the cold half of a slot. `ctl` is the control word that the reader
+ * found. */
 struct pg_cold slot_cold_copy(const struct pg_arena *a, uint32_t slot, uint64_t ctl);
-/* A reader's copy may mix two timers. Return whether all that it refers to is inside the arena, so
- * that the reader may follow it. */
+/* A reader's copy may mix two timers. Return whether everything that the copy refers to is inside
+ * the arena, so that the reader may access it. */
 bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
 
 #endif

@@ -1,9 +1,9 @@
-/* watches.c - the watchers of a key, ordered by the watermark that each waits for.
+/* watches.c - the watchers of a key, in the order of the watermarks for which they wait.
  *
- * A treap (Seidel, Aragon 1996) over record numbers, whose priority is a hash of the number.
- * Insertion with a rising target and removal of a known record take O(1) expected time, other
- * changes O(log watchers). The watcher with the lowest target is found at once. Nothing here ends
- * an operation. */
+ * The watchers form a treap (Seidel, Aragon 1996). Its nodes are watch records; the priority of a
+ * node is a hash of its record number. Insertion with a rising target and removal of a known record
+ * take O(1) expected time, other changes O(log watchers). The watcher with the lowest target is
+ * found immediately. No function here ends an operation. */
 
 #include "core/state/watches.h"
 #include "core/base/check.h"
@@ -21,9 +21,9 @@ static uint32_t priority(uint32_t watch)
 
 /* ---- records ----------------------------------------------------------------------------- */
 
-/* Put a chain of free records before the others. The list leads only from record to record, too
- * slow to prefetch. Therefore the first record of a chain also holds guesses of the starts of the
- * next three chains. */
+/* Put a chain of free records at the front of the free list. Prefetching along the list would be
+ * too slow, because each record only leads to the next record. Therefore the first record of a
+ * chain also contains guesses of where the next three chains start. */
 static inline void chain_push(struct pg_arena *a, uint32_t first, uint32_t last, uint32_t count)
 {
     PG_ASSERT(count <= a->watch_rows - watches_free(a), "watches",
@@ -43,7 +43,7 @@ static inline void chain_push(struct pg_arena *a, uint32_t first, uint32_t last,
 
 static inline void chain_fetch(const struct pg_arena *a, uint32_t first)
 {
-    const char *chain = (const char *)(a->watches + first);   /* the number may be PG_NIL */
+    const char *chain = (const char *)(a->watches + first);   /* `first` may be PG_NIL */
     __builtin_prefetch(chain, 1);
     __builtin_prefetch(chain + CHAIN_BYTES - 1, 1);
 }
@@ -54,7 +54,7 @@ static void watch_free(struct pg_arena *a, uint32_t watch)
     chain_push(a, watch, watch, 1);
 }
 
-/* Value of `left` in records that no operation has claimed. No record has this number. */
+/* Value of `left` in a record that no operation has claimed. It is not the number of any record. */
 #define UNCLAIMED (PG_NIL - 1)
 
 void watches_unclaim(struct pg_arena *a)
@@ -90,7 +90,8 @@ void watches_init(struct pg_arena *a)
         watch_free(a, i);
 }
 
-/* The free list is a chain of siblings, so its first records form the chain to return. */
+/* The free list is itself a chain of siblings, so its first `count` records form the chain to
+ * return. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count)
 {
     PG_ASSERT(count != 0 && count <= watches_free(a), "watches", "so many records are free");
@@ -101,7 +102,7 @@ uint32_t watches_take(struct pg_arena *a, uint32_t count)
     a->purgatory->free_watch = at(a, last)->sibling;
     a->purgatory->free_watches -= count;
     at(a, last)->sibling = PG_NIL;
-    chain_fetch(a, at(a, first)->parent);            /* taken after two other chains */
+    chain_fetch(a, at(a, first)->parent);            /* will be taken after two other chains */
     return first;
 }
 
@@ -141,7 +142,8 @@ static void rotate_up(struct pg_arena *a, struct pg_watched *l, uint32_t x)
     *inner = p;
 }
 
-/* Insert x behind all others: it takes over the part of the right spine with lower priority. */
+/* Insert x after all other watchers. Those nodes at the lower end of the right spine that have a
+ * lower priority become its left subtree. */
 static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     uint32_t parent = l->latest, below = PG_NIL;
@@ -155,7 +157,7 @@ static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
     l->latest = x;
 }
 
-/* Insert x as a leaf, and rotate it up. */
+/* Insert x as a leaf, then rotate it up until its parent's priority is not lower. */
 static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     const uint64_t target = at(a, x)->target;
@@ -172,7 +174,8 @@ static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
         rotate_up(a, l, x);
 }
 
-/* Targets usually rise. Watchers with equal targets are in the order of their arrival. */
+/* Usually targets rise, so x comes last. Watchers with equal targets are in the order in which they
+ * arrived. */
 void watch_link_among(struct pg_arena *a, uint32_t x)
 {
     struct pg_watched *l = watermark_at(a, at(a, x)->key_row);
@@ -182,8 +185,8 @@ void watch_link_among(struct pg_arena *a, uint32_t x)
         hang_between(a, l, x);
 }
 
-/* Return the neighbour of the first watcher. The first watcher has no left child, so its neighbour
- * is in its right subtree or is its parent. */
+/* Return the watcher after the first watcher. The first watcher has no left child, so the next
+ * watcher is in its right subtree or is its parent. */
 static uint32_t after_first(const struct pg_arena *a, uint32_t x)
 {
     uint32_t next = at(a, x)->right;
@@ -194,7 +197,8 @@ static uint32_t after_first(const struct pg_arena *a, uint32_t x)
     return next;
 }
 
-/* Return the neighbour of the latest watcher, in its left subtree or its parent. */
+/* Return the watcher before the latest watcher. It is in the left subtree of the latest watcher or
+ * is its parent. */
 static uint32_t before_latest(const struct pg_arena *a, uint32_t x)
 {
     uint32_t next = at(a, x)->left;
@@ -216,7 +220,7 @@ uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target)
     return found;
 }
 
-/* Replace x by its two subtrees, joined. */
+/* Replace x by the join of its two subtrees. */
 static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     uint32_t left = at(a, x)->left, right = at(a, x)->right, parent = at(a, x)->parent;
@@ -267,8 +271,9 @@ static bool watch_sound(const struct pg_arena *a, uint32_t x, struct pg_fault *f
     return true;
 }
 
-/* Return the number of nodes in the tree at `root`; more than a->watch_rows if the links form a
- * loop. Iterative, because the depth is logarithmic only in expectation. */
+/* Return the number of nodes in the tree at `root`. If the links form a loop, the result is larger
+ * than a->watch_rows. The function is iterative, because the depth is only expected to be
+ * logarithmic. */
 static uint64_t tree_size(const struct pg_arena *a, uint32_t root)
 {
     uint64_t count = 0;

@@ -1,16 +1,17 @@
-/* watches.h - the watchers of a key, ordered by the watermark that each waits for. */
+/* watches.h - the watchers of a key, in the order of the watermarks for which they wait. */
 #ifndef PURGATORYD_STATE_WATCHES_H
 #define PURGATORYD_STATE_WATCHES_H
 
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* Places of watchers that the next advance of their key need not visit, in ascending order. */
+/* Places of watchers that the next advance of their key does not have to visit, in ascending
+ * order. */
 #define PARKED (PG_WATERMARK_MAX + 1ull)  /* SUM, CLIENT: this key cannot change the outcome */
 #define FAILED_FROM PARKED                /* ANY, QUORUM: the key failed; place = this + target */
-#define MET UINT64_MAX                    /* ALL, QUORUM: the target is reached */
+#define MET UINT64_MAX                    /* ALL, QUORUM: the watcher's target is reached */
 
-/* Return the target of a watcher of ALL, ANY or QUORUM at `place`; MET stays MET. */
+/* Return the target of a watcher of ALL, ANY or QUORUM whose place is `place`. MET stays MET. */
 static inline uint64_t watch_target(uint64_t place)
 {
     return place > FAILED_FROM && place != MET ? place - FAILED_FROM : place;
@@ -22,12 +23,10 @@ static inline uint32_t watches_free(const struct pg_arena *a)            /* numb
 {
     return a->purgatory->free_watches;
 }
-/* Take a chain of `count` siblings from the free records; that many must be free. */
+/* Take a chain of `count` siblings from the free records. At least `count` records must be free. */
 uint32_t watches_take(struct pg_arena *a, uint32_t count);
-void watches_give(struct pg_arena *a, uint32_t first);                  /* gives back a whole
-                                                                           chain */
-void watch_link_among(struct pg_arena *a, uint32_t watch);              /* the key has other
-                                                                           watchers */
+void watches_give(struct pg_arena *a, uint32_t first);                  /* frees a whole chain */
+void watch_link_among(struct pg_arena *a, uint32_t watch);    /* its key must have other watchers */
 void watch_unlink_among(struct pg_arena *a, uint32_t watch);
 static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
 {
@@ -43,14 +42,14 @@ static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t targe
 static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
 {
     struct pg_watched *l = watermark_at(a, watch_at(a, watch)->key_row);
-    if (l->first == l->latest)    /* only watcher of its key */
+    if (l->first == l->latest)    /* the watcher is the only one of its key */
         l->root = l->first = l->latest = PG_NIL;
     else
         watch_unlink_among(a, watch);
 }
-/* Return the first of a key's watchers with a place above `target`; PG_NIL = none. */
+/* Return the first watcher of a key whose place is above `target`; PG_NIL = none. */
 uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target);
-/* For a rebuild: a record that no armed operation claims is free. */
+/* For a rebuild: records that no armed operation claims are free. */
 void watches_unclaim(struct pg_arena *a);
 static inline void watch_claim(struct pg_arena *a, uint32_t watch)
 {

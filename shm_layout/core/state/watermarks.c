@@ -1,8 +1,9 @@
 /* watermarks.c - watch keys: a bounded table of monotone watermarks that outlive their watchers.
  *
- * A row exists until it is forgotten, or until its time to live has passed since the last change or
- * watcher. The row of a failed key exists until it is cleared or forgotten. No row is evicted to
- * make space, so an advance before a watch is not lost. */
+ * A row exists until it is forgotten, or until its time to live has passed since its last change or
+ * the end of its last watcher. The row of a failed key exists until the failure is cleared or the
+ * key is forgotten. No row is evicted to make space, so the advance of a key that is not watched
+ * yet is not lost. */
 
 #include "core/state/watermarks.h"
 #include "core/base/answer.h"
@@ -31,7 +32,8 @@ static inline uint64_t word_of(const uint8_t *at)
     return word;
 }
 
-/* Most keys are short, and a call of memcmp costs more than comparing them. */
+/* Compare two keys. Most keys are short, so a call of memcmp would cost more than this
+ * comparison. */
 static inline bool same_bytes(const uint8_t *x, const uint8_t *y, uint32_t len)
 {
     if (LIKELY(len >= 8 && len <= 16))
@@ -66,7 +68,8 @@ uint32_t watermark_find(const struct pg_arena *a, const struct key *k)
 
 /* ---- birth and end --------------------------------------------------------------------- */
 
-/* Copy in two parts that may overlap: most keys are short, and a call of memcpy costs more. */
+/* Copy in two parts, which may overlap. Most keys are short, so a call of memcpy would cost
+ * more. */
 static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
 {
     if (len >= 8) {
@@ -82,7 +85,8 @@ static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
     }
 }
 
-/* Store the key in its row. Returns false if there is no space for a longer one. */
+/* Store the key in its row. Return false if a long key needs a blob and there is no space for
+ * it. */
 static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key *k)
 {
     if (k->len <= sizeof l->key) {
@@ -98,8 +102,9 @@ static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key
     return true;
 }
 
-/* Fetch a row that will be used some births later. The free list leads only from row to row, so a
- * free row also holds guesses of the rows behind the next one in its key field. */
+/* Prefetch a row that a later watermark_born will use. Each free row only leads to the next free
+ * row. Therefore the key field of a free row also contains guesses of the rows after the next
+ * row. */
 static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watched *l)
 {
     uint32_t row;
@@ -109,7 +114,8 @@ static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watc
     __builtin_prefetch(&guess->place, 1);
 }
 
-/* Return a free row; PG_NIL = the running batch gets none, and *why is the answer. */
+/* Return a free row. PG_NIL = the uid may not have another row, or no row is free; *why contains
+ * the answer. */
 static uint32_t row_for_new(const struct pg_arena *a, struct pg_result *why)
 {
     if (!share_admits_watch_key(a, why))
@@ -199,9 +205,8 @@ RARE void watermark_left_by_one(struct pg_arena *a, uint32_t row)
 {
     const struct pg_watched *l = watermark_at(a, row);
     if (l->touched_s == PG_NIL)
-        watermark_append(a, row, l->watermark, l->error, PG_NIL);      /* the operation that left
-                                                                          may have forgotten its own
-                                                                          key */
+        /* The operation that left may have forgotten its own key. */
+        watermark_append(a, row, l->watermark, l->error, PG_NIL);
 }
 
 void watermark_left_by_last(struct pg_arena *a, uint32_t row)
@@ -215,8 +220,9 @@ void watermark_left_by_last(struct pg_arena *a, uint32_t row)
 
 /* ---- changes ------------------------------------------------------------------------------- */
 
-/* The time of the change is stored first: a rebuild that finds the new watermark or error must not
- * drop a row that was forgotten before. */
+/* Set the watermark and the error. The time of the change is stored first: if a rebuild finds the
+ * new watermark or error, it must not drop the row, even if the row was forgotten before the
+ * change. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error)
 {
     struct pg_watched *l = watermark_at(a, row);
@@ -317,7 +323,7 @@ void watermarks_drop_forgotten(struct pg_arena *a)
     for (uint32_t row = 0; row < a->watermark_rows; row++)
         if (watermark_at(a, row)->key_len != 0 && watermark_at(a, row)->root == PG_NIL &&
             watermark_at(a, row)->touched_s == PG_NIL && !wal_buffer_full(a))
-            watermark_free(a, row);   /* else the next sweep frees it */
+            watermark_free(a, row);   /* otherwise the next sweep frees it */
 }
 
 bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)

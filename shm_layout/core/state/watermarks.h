@@ -9,7 +9,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/keys.h"
 
-/* Short keys are in the row, longer ones in a blob. */
+/* Short keys are stored in the row, longer keys in a blob. */
 static inline uint32_t watermark_granules(const struct pg_watched *l)
 {
     return l->key_len <= sizeof l->key ? 0 : blob_granules(l->key_len);
@@ -25,28 +25,29 @@ static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct p
     return (uint32_t)(l - a->watermarks);
 }
 uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL = none */
-/* Write `watch` with the watermark of a watch key, and the key behind it. Returns false if row or
- * blob is out of bounds, which a reader of a changing arena may see. */
+/* Write `watch` with the watermark of a watch key, followed by the key. Return false if the row or
+ * the blob is out of bounds, because a reader of a changing arena may see such values. */
 bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
                     struct sink *out);
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
-/* Create a row at watermark 0 in the running batch's account. PG_NIL: *why is the answer. With
- * `to_join` the row is forgotten until an operation joins it, so that it does not survive a kill in
- * between. */
+/* Create a row with watermark 0 in the account of the running batch. PG_NIL: *why contains the
+ * answer. With `to_join`, the row is marked as forgotten until an operation joins it, so that the
+ * row does not survive a kill before that. */
 uint32_t watermark_born(struct pg_arena *a, const struct key *key, bool to_join,
                         struct pg_result *why);
 void watermark_free(struct pg_arena *a, uint32_t row);                      /* the key must have no
                                                                                watcher */
-/* From this call on the row goes with its last watcher. */
+/* Mark the row as forgotten: from this call on, the row is freed with its last watcher. */
 static inline void watermark_forget(struct pg_arena *a, uint32_t row)
 {
     watermark_at(a, row)->touched_s = PG_NIL;
 }
-/* Change a row. The caller visits its watchers afterwards. */
+/* Set the watermark and the error of a row. The caller visits the row's watchers afterwards. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error);
-void watermark_clear(struct pg_arena *a, uint32_t row);                     /* clears its error */
-void watermark_drop(struct pg_arena *a, uint32_t row);      /* at once, or with its last watcher */
-/* Call watermark_left when a watcher left: it frees a forgotten row, or begins its time to live. */
+void watermark_clear(struct pg_arena *a, uint32_t row);                 /* clears the key's error */
+void watermark_drop(struct pg_arena *a, uint32_t row);  /* frees it now, or with its last watcher */
+/* Call watermark_left when a watcher has left. It frees a forgotten row, or starts the time to live
+ * of the row. */
 void watermark_left_by_last(struct pg_arena *a, uint32_t row);
 void watermark_left_by_one(struct pg_arena *a, uint32_t row);
 static inline void watermark_left(struct pg_arena *a, uint32_t row)
@@ -58,11 +59,11 @@ static inline void watermark_left(struct pg_arena *a, uint32_t row)
 }
 void watermarks_init(struct pg_arena *a, uint64_t ttl_ns);
 uint64_t watermark_ttl_ns(const struct pg_arena *a);
-bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why); /* marks blobs, fills index and
-                                                                      free list */
-void watermarks_drop_forgotten(struct pg_arena *a); /* frees forgotten rows without a watcher, which
-                                                       a crash may leave */
-/* Check the table. Adds the granules of long keys to *granules. */
+/* Mark the blobs of keys as used, and fill the index and the free list. */
+bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why);
+/* Free forgotten rows without a watcher, which a crash may leave. */
+void watermarks_drop_forgotten(struct pg_arena *a);
+/* Check the table. Add the number of granules of long keys to *granules. */
 bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 #endif

@@ -40,7 +40,7 @@ static uint64_t metrics_extra(const struct pg_wal_metrics *j)
            j->bucket_count * (uint64_t)sizeof(struct pg_wal_bucket);
 }
 
-/* Bytes after the body, computed from the body. */
+/* Number of bytes after the body, computed from the type and the body. */
 static uint64_t extra_bytes(const struct pg_frame_head *f)
 {
     const void *body = f + 1;
@@ -67,7 +67,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     }
 }
 
-/* Number of pg_timestamps that a frame of this type may have at its end. */
+/* Number of pg_timestamps that a frame of this type can have at its end. */
 static uint32_t timestamps_of(const struct pg_frame_head *f)
 {
     switch (f->type) {
@@ -81,7 +81,7 @@ static uint32_t timestamps_of(const struct pg_frame_head *f)
     }
 }
 
-/* Bytes of the pg_asked that may precede those timestamps. */
+/* Size of the optional pg_asked before the pg_timestamps at the end of the frame. */
 static uint64_t asked_bytes(const struct pg_frame_head *f)
 {
     return f->type == PG_WAL_END || timestamps_of(f) == 2 ? sizeof(struct pg_asked) : 0;

@@ -2,9 +2,9 @@
  *
  * All frames that were appended while the last sync ran form the next group. A group is written
  * over zeros that were written shortly before, so that a commit changes no file metadata. The first
- * failed call stops the thread for good: after a failed sync the content of the disk is unknown,
- * and a retry would hide that. The next start ends the segment and begins a new one. All system
- * calls on files go through struct pg_storage. */
+ * failed system call stops the thread for good: after a failed sync the content of the disk is
+ * unknown, and a retry would hide that. The next start ends the segment and begins a new one. All
+ * system calls on files go through struct pg_storage. */
 #define _GNU_SOURCE
 #include "core/base/check.h"
 #include "core/base/common.h"
@@ -22,29 +22,31 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLICE 1048576u               /* bytes of zeros per write */
-#define PAGE 4096u                   /* page of the page cache; at least a sector */
+#define SLICE 1048576u               /* number of zero bytes per write */
+#define PAGE 4096u                   /* page of the page cache; not less than a disk sector */
 #define NAME_BYTES 32
-#define NEW "segment.new"            /* name of the next segment until it has its header */
+#define NEW "segment.new"            /* name of the next segment until its header is written */
 
 struct pg_group_commit {
     struct pg_storage storage;
     struct pg_arena *arena;
     struct pg_wal_buffer *wal_buffer;
-    uint64_t position;               /* WAL buffer position up to which everything is on disk */
+    uint64_t position;               /* WAL buffer position; all frames before it are on disk */
     uint64_t lsn;                    /* LSN of the newest frame on disk */
     uint64_t group;                  /* number of the newest group on disk */
     uint64_t at;                     /* offset of the next group in the open segment */
-    uint64_t zeros;                  /* offset up to which zeros were written */
+    uint64_t zeros;                  /* zeros have been written up to this offset */
     uint64_t end;                    /* size of the open segment */
     uint32_t salt;                   /* salt of the open segment */
     int directory, file;             /* descriptors, -1 = none; `file` is the open segment */
     uint64_t wal_segment_bytes;      /* size of later segments */
-    enum pg_storage_call call;       /* the last call that failed, and its errno */
+    enum pg_storage_call call;       /* the system call that failed last, and its errno */
     int error;
-    int wake, moved;                 /* eventfds: wake the thread; report commits to the daemon */
+    int wake, moved;                 /* eventfds: wakes the thread; reports commits to the daemon */
     atomic_bool kicked, stopping;
-    atomic_uint pauses, paused;      /* requested pause, odd = pause; last one seen */
+    /* Number of requested changes (odd = a pause is requested), and the last number that the thread
+     * has seen. */
+    atomic_uint pauses, paused;
     bool threaded;
     pthread_t thread;
     _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
@@ -68,7 +70,7 @@ static int64_t system_pwrite(void *context, int file, const void *bytes, uint64_
     return pwrite(file, bytes, count, (off_t)at);
 }
 
-/* On file systems that cannot preallocate, the zeros that follow allocate the space. */
+/* If the file system cannot preallocate, space is allocated when the zeros are written. */
 static int system_fallocate(void *context, int file, uint64_t bytes)
 {
     int result = fallocate(file, 0, 0, (off_t)bytes);
@@ -121,7 +123,7 @@ static bool failed(struct pg_group_commit *c, enum pg_storage_call call, int err
     return false;
 }
 
-/* Repeat a call that a signal interrupted. Such a call has had no effect. */
+/* Repeat a system call that a signal interrupted. An interrupted call has had no effect. */
 #define UNINTERRUPTED(result, expression)                                                  \
     do                                                                                     \
         (result) = (expression);                                                           \
@@ -137,8 +139,8 @@ static bool open_file(struct pg_group_commit *c, int *file, int directory, const
 static void close_file(struct pg_group_commit *c, int *file)
 {
     if (*file >= 0)
-        c->storage.close(c->storage.context, *file); /* a failed close loses nothing:
-                                                        all data was synced */
+        /* A failed close loses nothing, because all data was synced before. */
+        c->storage.close(c->storage.context, *file);
     *file = -1;
 }
 
@@ -187,8 +189,8 @@ static void name_of(uint64_t first_lsn, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "%016" PRIx64 ".wal", first_lsn);
 }
 
-/* Keep at least one slice of zeros ahead of the next group. Each call writes at most two slices, so
- * that no commit waits long. */
+/* Keep at least one slice of zeros after the start of the next group. A call writes at most two
+ * slices, so that no commit waits long. */
 static bool zeros_keep_ahead(struct pg_group_commit *c)
 {
     uint64_t from = c->zeros > c->at ? c->zeros : c->at;
@@ -202,7 +204,7 @@ static bool zeros_keep_ahead(struct pg_group_commit *c)
     return true;
 }
 
-/* Return the arena's clock and set *wall_ns to the wall clock, both as the daemon read them
+/* Return the arena's clock and set *wall_ns to the wall clock: the values that the daemon read
  * last. */
 static int64_t clocks(const struct pg_group_commit *c, int64_t *wall_ns)
 {
@@ -250,7 +252,7 @@ static bool new_file_joins(struct pg_group_commit *c, uint64_t first_lsn)
     return result == 0 ? sync_directory(c) : failed(c, PG_CALL_RENAME, errno);
 }
 
-/* Begin a segment. The header is synced before the rename, so a file with a segment's name always
+/* Begin a segment. The header is synced before the rename, so every file with the name of a segment
  * has a valid header. */
 static bool segment_begin(struct pg_group_commit *c)
 {
@@ -269,8 +271,8 @@ static bool segment_begin(struct pg_group_commit *c)
     return true;
 }
 
-/* End the open segment with a SEAL. Readers stop at the SEAL, and a segment without one
- * has no successor. */
+/* End the open segment with a SEAL. Readers stop at the SEAL. A segment without a SEAL has no
+ * successor. */
 static bool segment_end(struct pg_group_commit *c)
 {
     struct pg_frame_head seal;
@@ -282,7 +284,7 @@ static bool segment_end(struct pg_group_commit *c)
     return true;
 }
 
-/* Bytes left in the open segment, minus the space reserved for its SEAL. */
+/* Number of bytes left in the open segment, without the space reserved for its SEAL. */
 static uint64_t segment_space(const struct pg_group_commit *c)
 {
     uint64_t end = c->end - sizeof(struct pg_frame_head);
@@ -299,7 +301,8 @@ static bool segment_ready(struct pg_group_commit *c)
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-/* Remove the frames that the files already held before a restart. Return the remaining bytes. */
+/* Remove the frames that were in the WAL files before a restart. Return the number of bytes
+ * left. */
 static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uint64_t bytes)
 {
     uint64_t known = 0;
@@ -315,8 +318,9 @@ static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uin
     return bytes - known;
 }
 
-/* Copy the appended frames as one sealed group into c->buffer. *bytes is the group's size; it is 0
- * if no frame up to position *upto is new. */
+/* Copy the appended frames as one sealed group into c->buffer. Set *upto to the position up to
+ * which frames were read, and *bytes to the size of the group. *bytes is 0 if all frames read were
+ * on disk before. */
 static bool group_collect(struct pg_group_commit *c, uint64_t *bytes, uint64_t *upto, uint64_t *lsn)
 {
     uint8_t *frames = c->buffer + PG_GROUP_HEAD;
@@ -356,8 +360,8 @@ static bool group_write(struct pg_group_commit *c, uint64_t bytes)
     return true;
 }
 
-/* Publish a commit: its frames may be acknowledged, and the daemon may reuse their space in the
- * ring. The release stores order both after the sync. */
+/* Publish a commit. Then its frames may be acknowledged, and the daemon may overwrite them in the
+ * ring. The release order puts both stores after the sync. */
 static void committed(struct pg_group_commit *c, uint64_t position, uint64_t lsn)
 {
     c->position = position;
@@ -406,7 +410,8 @@ static const char *const call_names[] = {
     [PG_CALL_WRITE] = "pwrite", [PG_CALL_SYNC] = "fdatasync", [PG_CALL_RENAME] = "rename",
     [PG_CALL_SYNC_DIR] = "fsync of the directory"};
 
-/* Check that files whose walk ended at `end` can belong to this arena. */
+/* Check that the WAL files can belong to this arena. `end` is the state after all of them were
+ * read. */
 static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, struct pg_fault *why)
 {
     const struct pg_wal_buffer *s = c->wal_buffer;
@@ -429,7 +434,8 @@ static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, str
     return true;
 }
 
-/* Offset after the last confirmed group in the segment where the walk ended. */
+/* Offset after the last confirmed group in the last segment. A group is confirmed if the arena's
+ * committed_lsn covers it. */
 static uint64_t confirmed_end(const struct pg_group_commit *c, const struct pg_walk *end)
 {
     struct pg_walk w = {0};
@@ -442,11 +448,11 @@ static uint64_t confirmed_end(const struct pg_group_commit *c, const struct pg_w
     return w.at;
 }
 
-/* End the segment in which the walk ended, after its last whole group. After a failed sync the page
- * cache may call bytes clean that the disk does not hold. Therefore everything after the last
- * confirmed group is written again, and the whole page in which that group ends. The SEAL is
- * written after the sync: after a torn group it would look like damage. A segment without a group
- * is left alone, because the next segment takes its name. */
+/* End the last segment after its last whole group. After a failed sync, the page cache may treat
+ * bytes as clean that are not on the disk. Therefore everything after the last confirmed group is
+ * written again, together with the whole page in which that group ends. The SEAL is written after
+ * the sync: a SEAL after a torn group would look like damage. A segment without a group is left
+ * unchanged, because the next segment takes its name. */
 static bool segment_leave(struct pg_group_commit *c, const struct pg_walk *end)
 {
     uint64_t from = confirmed_end(c, end) / PAGE * PAGE;
@@ -483,8 +489,8 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
     return s->state == PG_WAL_RUNNING;
 }
 
-/* True if no timer was ever armed, no key published or watched, and no bulk load begun. Names
- * alone do not count. */
+/* True if no timer was ever armed, no watermark published, no key watched, and no bulk load begun.
+ * Names alone do not count. */
 static bool holds_nothing(const struct pg_arena *a)
 {
     const struct pg_header *h = a->header;
@@ -540,14 +546,14 @@ static void wait_for_kick(struct pg_group_commit *c)
     eventfd_t kicks;
 
     eventfd_read(c->wake, &kicks);
-    atomic_exchange(&c->kicked, false);  /* before the WAL buffer is read, so that a later
-                                            kick is not lost */
+    /* Clear `kicked` before the WAL buffer is read, so that a later kick is not lost. */
+    atomic_exchange(&c->kicked, false);
 }
 
 static bool pausing(struct pg_group_commit *c) { return atomic_load(&c->pauses) % 2 != 0; }
 
-/* Wait until no pause is requested. The next pause may be requested before the thread sees that
- * this one has ended, so each pause has its own number. */
+/* Wait until no pause is requested. The daemon may request the next pause before the thread sees
+ * that the current pause has ended, so each pause has its own number. */
 static void wait_paused(struct pg_group_commit *c)
 {
     unsigned pause;

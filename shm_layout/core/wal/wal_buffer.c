@@ -1,10 +1,11 @@
-/* wal_buffer.c - the WAL buffer, a ring in the arena. Every effect is recorded in it first.
+/* wal_buffer.c - the WAL buffer, a ring in the arena. Each change has a frame in it before it takes
+ * effect.
  *
  * The order of stores is: the complete frame, then `appended`, then the store that commits the
- * effect, then `tail` (with the next frame or at the end of the call). A crash at any
- * instruction therefore leaves at most one frame in doubt, and the arena shows whether its
- * effect happened. The disk is never ahead of the arena, and the arena is ahead of the disk by
- * at most the content of the ring. */
+ * effect, then `tail` (when the next frame begins or the call ends). A crash at any instruction
+ * therefore leaves at most one frame in doubt, and the arena shows whether its effect happened. The
+ * disk never has an effect that the arena lacks, and the arena is ahead of the disk by at most the
+ * content of the ring. */
 
 #include "core/wal/wal_buffer.h"
 #include "core/base/answer.h"
@@ -30,8 +31,8 @@ static uint64_t before_end(const struct pg_wal_buffer *s, uint64_t position)
     return s->size - (position & (s->size - 1));
 }
 
-/* Return where the next frame at or after `position` begins. No frame wraps around. The bytes
- * before the ring's end are a PAD, or too few even for a frame head. */
+/* Return the position at which the next frame at or after `position` begins. No frame wraps around:
+ * the bytes left before the ring's end are a PAD frame or fewer than a frame head needs. */
 static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
 {
     const uint64_t left = before_end(a->wal_buffer, position);
@@ -40,8 +41,8 @@ static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
     return position;
 }
 
-/* Position for a frame of `whole` bytes. If it does not fit before the ring's end,
- * the rest is padded. */
+/* Return the position for a frame of `whole` bytes. If the frame does not fit before the ring's
+ * end, fill the rest of the ring with padding. */
 static uint64_t place_for(const struct pg_arena *a, uint64_t whole)
 {
     const uint64_t position = a->wal_buffer->appended, left = before_end(a->wal_buffer, position);
@@ -118,8 +119,9 @@ void wal_frame_end(struct pg_arena *a)
 {
     STORE_RELEASE(&a->wal_buffer->appended, a->wal_buffer_end);
     STORE_RELEASE(&a->wal_buffer->next_lsn, a->wal_buffer->next_lsn + 1);
-    atomic_thread_fence(memory_order_release);   /* before the effect: a snapshot that has it knows
-                                                    the number */
+    /* This release fence comes before the effect. A snapshot that contains the effect therefore
+     * reads this next_lsn or a later one. */
+    atomic_thread_fence(memory_order_release);
 }
 
 /* ---- the group-commit thread's side -------------------------------------------------------- */
@@ -193,8 +195,8 @@ static bool frame_sound(const struct pg_arena *a, uint64_t at, uint64_t end, str
     return true;
 }
 
-/* Check all frames from `committed` to `end`. *lsn = LSN of the last frame; 0 = the range is
- * empty. */
+/* Check all frames from `committed` to `end`. Set *lsn to the LSN of the last frame; 0 = no
+ * frames. */
 static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
                          struct pg_fault *fault)
 {
@@ -233,8 +235,9 @@ bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **
                      at + (*frame)->bytes, s->appended);
 }
 
-/* Store next_lsn first: if a kill interrupts this, the next start reaches the same decision. If the
- * frame is kept, `tail` moves over it with the next frame, or at the end of the rebuild. */
+/* Store next_lsn first: if a kill interrupts this function, the next start then makes the same
+ * decision. If the frame is kept, `tail` moves over it when the next frame begins, or at the end of
+ * the rebuild. */
 void wal_buffer_decide(struct pg_arena *a, const struct pg_frame_head *frame, bool made)
 {
     struct pg_wal_buffer *s = a->wal_buffer;
@@ -248,7 +251,7 @@ bool wal_buffer_doubts(const struct pg_arena *a)
     return a->wal_buffer->tail != a->wal_buffer->appended;
 }
 
-/* Store next_lsn first, for the reason given at wal_buffer_decide. */
+/* Store next_lsn first, for the same reason as in wal_buffer_decide. */
 void wal_buffer_decide_as(struct pg_arena *a, const struct pg_arena *decided)
 {
     const struct pg_wal_buffer *as = decided->wal_buffer;
@@ -263,7 +266,7 @@ static bool timestamps_sound(const struct pg_arena *a, struct pg_fault *fault)
         if (ctl_live(slot_hot(a, i)->ctl) &&
             timestamps_at(a, i)->add_lsn >= a->wal_buffer->next_lsn)
             return fault_set(fault, "wal_buffer",
-                             "a timer was added by a later record than the last",
+                             "a timer's LSN is later than the LSN of the last frame",
                              i, a->wal_buffer->next_lsn, timestamps_at(a, i)->add_lsn);
     return true;
 }

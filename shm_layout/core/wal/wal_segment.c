@@ -1,10 +1,10 @@
 /* wal_segment.c - the format of WAL files: frames in groups, groups in WAL segments.
  *
- * The functions are pure: bytes in, bytes out. A group is what one commit writes; it counts as a
- * whole or not at all. Group n + 1 is written only after group n is on disk, so a power cut can
- * tear only the newest group. Invalid bytes are therefore a torn tail, unless a frame of a later
- * group follows: then the medium has lost data. Clients do not know the salt, so no client can
- * forge a frame inside a payload. */
+ * The functions only read and write bytes in memory. A group is the set of frames that one commit
+ * writes; it counts as a whole or not at all. Group n + 1 is written only after group n is on disk,
+ * so a power cut can tear only the newest group. Invalid bytes are therefore a torn last group,
+ * unless a frame of a later group follows. In that case the storage medium has lost data. Clients
+ * do not know the salt, so no client can forge a frame inside a payload. */
 #include "core/base/check.h"
 #include "core/base/common.h"
 
@@ -57,13 +57,13 @@ void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_w
 void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn)
 {
     *seal = (struct pg_frame_head){.bytes = sizeof *seal, .lsn = lsn, .type = PG_WAL_SEAL};
-    frame_seal(seal, salt, group + 1);               /* a SEAL takes the place of the next group */
+    frame_seal(seal, salt, group + 1);               /* a SEAL has the number of the next group */
 }
 
 /* ---- one frame, one group ------------------------------------------------------------------ */
 
-/* The frame at offset `at`, if it ends by `end`, has this file's salt and a correct
- * checksum; else NULL. */
+/* Return the frame at offset `at` if it ends at or before `end`, has this file's salt and has a
+ * correct checksum. Otherwise return NULL. */
 static const struct pg_frame_head *frame_at(const struct pg_walk *w, uint64_t at, uint64_t end)
 {
     const struct pg_frame_head *f = (const void *)(w->bytes + at);
@@ -81,7 +81,8 @@ static bool is_record(const struct pg_frame_head *f)
     return f->type > PG_WAL_SEAL && f->type < PG_WAL_TYPES;
 }
 
-/* The body of the GROUP frame at w->at if it begins the next group; else NULL. */
+/* Return the body of the GROUP frame at w->at if this frame begins the next group. Otherwise return
+ * NULL. */
 static const struct pg_wal_group *next_group(const struct pg_walk *w)
 {
     const struct pg_frame_head *f = frame_at(w, w->at, w->size);
@@ -95,8 +96,8 @@ static const struct pg_wal_group *next_group(const struct pg_walk *w)
     return g->bytes <= w->size - w->at - PG_GROUP_HEAD ? g : NULL;
 }
 
-/* Check that all frames of the group are present. *bad = offset of the first invalid frame, or the
- * group's end; *lsn = LSN of the last valid frame. */
+/* Check that all frames of the group are present. Set *bad to the offset of the first invalid
+ * frame, or to the group's end, and *lsn to the LSN of the last valid frame. */
 static bool is_whole(const struct pg_walk *w, const struct pg_wal_group *g, uint64_t *bad,
                      uint64_t *lsn)
 {
@@ -133,7 +134,7 @@ static void damaged(struct pg_walk *w, uint64_t bad_to, uint64_t next_lsn)
     w->lost_to = next_lsn - 1;
 }
 
-/* Decide whether the bytes from w->at on, which begin no whole group, are the end, torn or
+/* No whole group begins at w->at. Decide whether the WAL ends there, a group is torn or data is
  * damaged. */
 static void look_behind(struct pg_walk *w)
 {
@@ -180,7 +181,7 @@ static bool header_is_sound(const struct pg_wal_segment *h, struct pg_fault *why
     return true;
 }
 
-/* Check that a segment continues where the walk ended. */
+/* Check that a segment is the successor of the segment that was read last. */
 static bool follows(struct pg_walk *w, const struct pg_wal_segment *h, struct pg_fault *why)
 {
     if (h->magic != w->header.magic)
@@ -214,7 +215,7 @@ int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct 
     return 1;
 }
 
-/* Enter the next group, or set w->state to the reason why there is none. */
+/* Enter the next group, or set w->state to the reason why there is no next group. */
 static bool enter_group(struct pg_walk *w)
 {
     const struct pg_wal_group *g = next_group(w);
