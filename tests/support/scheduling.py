@@ -5,7 +5,7 @@ A pytest plugin, for runs with `-n` and for several runs at the same time. A tes
 fixture of their module run in one worker, so that the fixture is created once. These tests come
 first, because such a fixture may take minutes: a guest machine, containers, packages.
 
-Tests in tests/spark share one JVM. They need a run of their own, because each worker of
+Tests in tests/spark share one JVM. They run in a process of their own, because each worker of
 pytest-xdist imports all files that it collects. So no other process imports PySpark.
 """
 

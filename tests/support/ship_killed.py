@@ -55,7 +55,7 @@ def forked(wal: Path, root: Path, step: int = 0) -> bool:
     pid = os.fork()
     if pid == 0:
         count = killed_at(step)
-        os.fsync = lambda fd: count("os.fsync", ())  # a sync has no effect on what survives a kill
+        os.fsync = lambda fd: count("os.fsync", ())  # a sync does not change what survives a kill
         sys.addaudithook(count)
         ship(wal, root)
         os._exit(0)

@@ -22,8 +22,7 @@ SMALL_PLANS = INTERPRETED | {
     "spark.sql.parquet.columnarReaderBatchSize": "256",
 }
 MANY_PLANS = {
-    # A plan becomes garbage when its query ends, so the young generation is large. Compiled code is
-    # never discarded.
+    # A plan becomes garbage as soon as its query has ended. Java never discards compiled code.
     "spark.driver.extraJavaOptions": f"-Xms600m -Xmn300m -XX:ReservedCodeCacheSize=200m {JAVA}",
 }
 """Settings of the session that runs many small plans."""
