@@ -59,7 +59,8 @@ def connect(path: Path) -> socket.socket:
 
 
 def shake_hands(path: Path, kind: bytes = b"DEALER", identity: bytes = b"") -> socket.socket:
-    """Return a connection after its handshake. Raises OSError if it was refused."""
+    """Return a connection after its handshake. Raises OSError if the daemon refused the
+    connection."""
     connection = connect(path)
     connection.sendall(GREETING + ready(kind, identity))
     taken = 0
@@ -144,7 +145,7 @@ def many_connections(path: Path) -> Iterator[None]:
 
 
 def long_routing_id(path: Path) -> Iterator[None]:
-    """Use a routing id of megabytes, which precedes every message."""
+    """Use a routing id of several megabytes, which precedes every message."""
     connection = shake_hands(path, identity=b"i" * (4 * MIB))
     while True:
         connection.sendall(frame(PING) * 10)

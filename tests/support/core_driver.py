@@ -59,7 +59,7 @@ class Fault(Exception):
 
 
 class Answer(NamedTuple):
-    """struct pg_result."""
+    """The fields of struct pg_result."""
 
     ticket: int
     status: Status
@@ -158,7 +158,7 @@ class Core:
 
     @property
     def secret(self) -> Any:
-        """struct pg_private."""
+        """Return the struct pg_private."""
         return ffi.cast("struct pg_private *", self._secret)
 
     @property
@@ -175,7 +175,7 @@ class Core:
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
     def rows_of_sessions(self) -> Any:
-        """struct pg_session[]."""
+        """Return the array of struct pg_session."""
         return ffi.cast("struct pg_session *", self._secret + self.secret.rows_offset)
 
     # ---- lifecycle ----

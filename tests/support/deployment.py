@@ -74,7 +74,7 @@ def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
 
 @dataclass
 class Deployment:
-    """The arenas of a deployment whose daemons do not run, and its table."""
+    """The arenas and the table of a deployment whose daemons do not run."""
 
     directory: Path
     config: Config

@@ -104,7 +104,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
     applied = armed + plan.real_offset_ns - rng.integers(100, 5_000, n)
     fate = rng.choice(FATES, n)
     fate[-1] = OPEN
-    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # the next timer replaces it
+    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # the timer after each replaced one
     replaced = np.full(n, NIL)
     replaced[replacing] = replacing
     operation = np.isin(fate, (SATISFIED, FAILED)) | ((fate == EXPIRED) & (np.arange(n) % 10 == 0))
@@ -163,7 +163,7 @@ def _batches(plan: Plan, notices: Longs) -> Rows:
 
 def _answers(plan: Plan, rows: Rows) -> Rows:
     """Assign request batches to timers that a request ended, one batch for each 5 ms. Return the
-    answers.
+    rows of the answers.
 
     Every third batch is answered twice.
     """

@@ -1,4 +1,4 @@
-"""Open the arena of a daemon that does not run, as its start does."""
+"""Open the arena of a daemon that does not run, as a start of the daemon does."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Command(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """struct pg_result."""
+    """The fields of struct pg_result."""
 
     status: int
     ended: int  # number of ended operations, or the deadline
@@ -213,7 +213,7 @@ class Purgatory(Core):
 
     @property
     def pool(self) -> Any:
-        """struct pg_purgatory."""
+        """Return the struct pg_purgatory."""
         return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")[0]
 
     def once(self, message: bytes, uid: int = UID) -> bytes | None:

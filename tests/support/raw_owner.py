@@ -51,7 +51,7 @@ def watch(key: bytes, watched: bytes, target: int, mode: int = Condition.ALL) ->
 
 
 class Raw:
-    """An owner of operations that sends nothing without a request of the test."""
+    """An owner of operations. It never sends a message that the test has not requested."""
 
     def __init__(self, demo: Daemon, grace_ns: int = 0) -> None:
         self.endpoint = demo.paths.cmd_endpoint

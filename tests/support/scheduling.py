@@ -21,7 +21,7 @@ import pytest
 
 SPARK = Path(__file__).resolve().parents[1] / "spark"
 IMPORTER = pytest.StashKey[str]()
-"""The first test or test file after which this process had PySpark imported."""
+"""The first test or test file after which PySpark was imported in this process."""
 FOREIGN = pytest.StashKey[list[str]]()
 """The IMPORTER of each process that imported PySpark but ran no Spark tests."""
 

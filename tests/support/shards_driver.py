@@ -1,5 +1,5 @@
 """The shards of a deployment, and a ledger of what they must still do. Resharding must not change
-it."""
+this ledger."""
 
 from __future__ import annotations
 

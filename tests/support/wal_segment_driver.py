@@ -1,4 +1,4 @@
-"""WAL segments on disk for the C core in private memory: group commit writes them, and a walk reads
+"""WAL segments on disk for the C core in private memory: group commit writes them, and `Walk` reads
 them."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WAL_BUFFER_BYTES: int = lib.PG_WAL_BUFFER_MIN
 
 
 class Walked(NamedTuple):
-    """Result of a walk over segments."""
+    """Result of reading segments."""
 
     refused: bool  # the last file was refused; `damaged`: records are missing
     damaged: bool
@@ -30,14 +30,15 @@ class Walked(NamedTuple):
 
 
 class Walk:
-    """A walk over segments that are given one after another."""
+    """A reader of segments that are given one after another."""
 
     def __init__(self) -> None:
         self.w = ffi.new("struct pg_walk *")
         self._why = ffi.new("struct pg_fault *")
 
     def read(self, segments: Iterable[Any]) -> Walked:
-        """Read whole files, given as writable buffers, until the walk cannot continue in a file."""
+        """Read whole files, given as writable buffers. Stop at a file that the reader cannot
+        continue with."""
         refused, groups = False, []
         for segment in segments:
             view = memoryview(segment)

@@ -370,8 +370,8 @@ class Cell:
         self._failed_calls = self.world.disk.failed
 
     def started(self, arena: Any) -> None:
-        """Record that a daemon process has opened its arena. Check that a new stream has a
-        reason."""
+        """Record that a daemon process has opened its arena. If the stream is new, check that there
+        is a reason."""
         self._refused = 0
         self._arena = arena
         self._tap()
@@ -777,7 +777,8 @@ class Cell:
     def _check_sessions(self) -> None:
         """Check that connected clients kept their sessions.
 
-        A client that has lost a frame is not checked: without operations it sends nothing again.
+        A client that has lost a frame is not checked, because without operations it sends nothing
+        again.
         """
         for number, client in enumerate(self.clients):
             lossy = any(end.lossy for end in client.ends)
@@ -787,7 +788,7 @@ class Cell:
     def _check_deserted(self) -> None:
         """Check that each client has ended the sessions that it replaced.
 
-        Each late copy of a HELLO may have opened an additional session.
+        One additional session is allowed for each late copy of a HELLO.
         """
         rows = self._arena.sessions()
         left = wire.decode_sessions(rows, len(rows) // wire.SESSION_INFO.size)

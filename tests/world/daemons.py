@@ -227,7 +227,7 @@ class SimulatedDaemon:
         self.config = self.next_config
         self.observe.starting()
         fuse, self.fuse = self.fuse, Fuse()
-        self.fuse.left = fuse.left  # the planned kill of the new process
+        self.fuse.left = fuse.left  # keep the planned kill for the new process
         self.fuse.signal_left, self.fuse.on_signal = fuse.signal_left, self._on_signal
         self.frozen = False
         self.starts += 1
@@ -391,8 +391,8 @@ class SimulatedDaemon:
             self.freezes += 1
 
     def thaw(self, read_in_ns: int = 0) -> None:
-        """Let the process continue. Its sockets read the messages that arrived during the freeze
-        `read_in_ns` later."""
+        """Let the process continue. After `read_in_ns`, its sockets read the messages that arrived
+        during the freeze."""
         if self.alive and self.frozen:
             assert self.transport is not None
             self.frozen = False
@@ -551,7 +551,8 @@ class SimulatedDaemon:
         return self.snapshot
 
     def dooms_snapshot(self) -> bool:
-        """Return whether the snapshot process that begins will be killed. Count it if so."""
+        """Return whether the snapshot process that begins will be killed. Each True reduces
+        `doomed_snapshots` by one."""
         self.doomed_snapshots -= (doomed := self.doomed_snapshots > 0)
         return doomed
 

@@ -18,7 +18,7 @@ class Delivered:
 
 @dataclass
 class Deliveries:
-    """The judge of one subscriber."""
+    """The judge of the notices that one subscriber receives."""
 
     oracle: Oracle
     stream: Callable[[], int]
@@ -75,7 +75,7 @@ class Deliveries:
         at.next = last + 1
 
     def finish(self) -> None:
-        """Check finally that each notice of the current stream has arrived or was reported as
+        """Check at the end that each notice of the current stream has arrived or was reported as
         lost."""
         self._judge_unseen()
         for place, sent in self.unsent.items():

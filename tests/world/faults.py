@@ -265,8 +265,8 @@ def kill_daemon(cell: Cell, calls: int) -> None:
 
 
 def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
-    """Kill the daemon or cut the power. Then kill the next process after `calls` calls of its
-    start, perhaps a start with other sizes."""
+    """Kill the daemon or cut the power. Then kill the next process during its start, after `calls`
+    calls. This start may have other sizes."""
     if not cell.daemon.alive:
         return
     if cut:
@@ -434,7 +434,7 @@ def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
 
 @contextmanager
 def _import(cell: Cell) -> Iterator[Errors]:
-    """Import an export over an arena in use, or over a used WAL."""
+    """Let the next start import an export, although an arena or a WAL already exists."""
     cell.daemon.import_path = _export(cell)
     yield (ArenaInUse, WalMismatch)
     cell.daemon.import_path = None
@@ -656,7 +656,7 @@ def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
 
 
 def rot(cell: Cell, file: int, byte: float, cut: bool, dead: bool = False) -> None:
-    """Change a byte of a WAL file on the medium, and perhaps cut the power.
+    """Change a byte of a WAL file on the medium. `cut`: cut the power soon after that.
 
     `dead`: change a byte that the newest snapshot made superfluous, in the first segment that a
     recovery reads.
@@ -672,8 +672,8 @@ def rot(cell: Cell, file: int, byte: float, cut: bool, dead: bool = False) -> No
 
 
 def _rot_dead(cell: Cell, byte: float) -> tuple[File, int] | None:
-    """Change a byte that the newest snapshot made superfluous. Return (file, position); None if
-    there is no such byte."""
+    """Change a byte that the newest snapshot made superfluous. Return (file, position); None if no
+    such byte exists."""
     files = cell.world.disk.folder(_wal(cell)).now
     snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
     older = files[snapshots[-1]].older if snapshots else {}
@@ -692,7 +692,7 @@ def _wal(cell: Cell) -> Path:
 
 def _costs(cell: Cell) -> bool:
     """Return whether the damage may lose changes: it affects both retained snapshots, or records
-    that are newer than the begin of the newest undamaged snapshot."""
+    that are newer than the beginning of the newest undamaged snapshot."""
     files = cell.world.disk.folder(_wal(cell)).now
     damaged = [file for file, _ in cell.rots]
     snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))

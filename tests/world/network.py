@@ -340,7 +340,7 @@ class SimulatedTransport:
         """Functions that deliver the messages that the kernel has received but the socket has not
         read."""
         self._unread_of: set[int] = set()
-        """Numbers of the connections with such messages."""
+        """Numbers of the connections that have unread messages."""
         self.alive = True
         self.watch_due_ns = FOREVER_NS
 

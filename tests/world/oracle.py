@@ -103,8 +103,8 @@ class Timer:
         return earliest_ns - self.slack_ns, latest_ns + self.slack_ns + self.rounding_ns
 
     def due(self, now_ns: int) -> bool:
-        """Return whether the timer may have fired by this time. For a wall deadline always True,
-        because judge_wall() judges it."""
+        """Return whether the timer may have fired by this time. Return True for every wall
+        deadline, because judge_wall() judges it."""
         return self.wall_ns is not None or self.deadline_ns - self.slack_ns <= now_ns
 
 
@@ -655,7 +655,7 @@ class Oracle:
             self._require(not early, timer, "fired at wall time {}", wall_ns)
 
     def wall_steps(self, wall_ns: int) -> None:
-        """Record that the wall clock has reached this time, before it may be set back."""
+        """Record the time that the wall clock has reached, before the clock may be set back."""
         for timer in self.timers.values():
             timer.reached |= timer.wall_ns is not None and timer.wall_ns <= wall_ns + LATE_NS
 
@@ -717,7 +717,7 @@ class Oracle:
     # ---- operations ----------------------------------------------------------------------------
 
     def watch_key(self, name: str) -> Watched:
-        """Return the entry of a watch key."""
+        """Return the known facts about a watch key."""
         return self.watched.setdefault(name, Watched())
 
     def advancing(self, name: str, watermark: int) -> int:
@@ -749,7 +749,7 @@ class Oracle:
     def forgetting(self, name: str) -> Callable[[], None]:
         """Record a FORGET before it is sent. Return a function to call when the answer arrives.
 
-        Without an answer it may be applied at any time.
+        Until the answer arrives, the daemon may apply the FORGET at any time.
         """
         one = self.watch_key(name)
         one.sure = one.durable = 0
@@ -777,7 +777,7 @@ class Oracle:
         """Record a cancel of all operations on a watch key before it is sent. Return a function to
         call when the answer arrives.
 
-        Without an answer it may be applied at any time.
+        Until the answer arrives, the daemon may apply the cancel at any time.
         """
         one = self.watch_key(name)
         one.cancels += 1

@@ -475,7 +475,7 @@ def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
 def overfill(cell: Cell, client: int, key: int) -> None:
     """Arm more operations than the inbox of a session has space for, and cancel some soon after.
 
-    Calls that the daemon keeps refusing time out. The other operations expire.
+    A call that the daemon refuses each time ends with a timeout. The other operations expire.
     """
     one = cell.clients[client]
     if not one.usable or cell.virtual:
@@ -619,7 +619,7 @@ def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
         return
     if uid == ADMIN_UID and kind in ("stop", "drop"):
         return
-    if uid != ADMIN_UID or kind != "advance" or cell.now_ns() > 0:  # 0 cannot be moved back
+    if uid != ADMIN_UID or kind != "advance" or cell.now_ns() > 0:  # a clock at 0 cannot go back
         Stranger(cell, kind, uid, admin=admin, session=cell.clients[0].session_id)
 
 
