@@ -142,7 +142,7 @@ class Cell:
         self.deliveries: list[Deliveries] = []
         self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
         self.inherited: set[str] = set()
-        """Keys of operations that ended client processes left: a later process has to receive their
+        """Keys of operations whose client process has ended. A later process has to receive their
         outcomes."""
         self.at_durable_answer: Callable[[], None] | None = None
         """Function that causes a fault at the next durable answer to a client."""
