@@ -2,11 +2,12 @@
 
 python attacker.py ATTACK DIRECTORY NAME [UID]
 
-As root with a UID it becomes that user, but stays in its own group: a member of the daemon's.
+If root starts it with a UID, the program becomes that user but keeps its primary group, which is
+the daemon's group.
 
-It implements ZMTP 3 itself, so that it can send frames that no ZeroMQ library sends. It prints
-"ready" after its first blow, or after an earlier disconnect. It continues until a SIGTERM, connects
-again after each disconnect, and prints the number of blows at its end.
+It implements ZMTP 3 itself, so that it can send frames that no ZeroMQ library sends. A blow is one
+step of an attack. The program prints "ready" after its first blow, or after an earlier disconnect.
+It connects again after each disconnect. At SIGTERM it prints the number of blows, and ends.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + bytes((3, 0)) + b"NULL".ljust(20, b"\0
 PING = struct.pack("<IHHQQIHHIIqQQ", 0x51434750, 1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 MIB = 2**20
 Attack = Callable[[Path], Iterator[None]]
-"""An attack on the socket at a path; it yields after each blow."""
+"""An attack on the socket at a path. The generator yields after each blow."""
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Return one frame of ZMTP."""
+    """Return one ZMTP frame."""
     if len(body) > 255:
         return struct.pack(">BQ", flags | LONG, len(body)) + body
     return bytes((flags, len(body))) + body
@@ -58,7 +59,8 @@ def connect(path: Path) -> socket.socket:
 
 
 def shake_hands(path: Path, kind: bytes = b"DEALER", identity: bytes = b"") -> socket.socket:
-    """Return a connection after its handshake. Raises OSError if it was refused."""
+    """Return a connection after its handshake. Raises OSError if the daemon refused the
+    connection."""
     connection = connect(path)
     connection.sendall(GREETING + ready(kind, identity))
     taken = 0
@@ -71,7 +73,7 @@ def shake_hands(path: Path, kind: bytes = b"DEALER", identity: bytes = b"") -> s
 
 
 def endless(path: Path, part: bytes) -> Iterator[None]:
-    """Send one message whose parts never end."""
+    """Send one message that has endlessly many parts."""
     piece = frame(part, MORE) * max(1, MIB // (len(part) + 9))
     connection = shake_hands(path)
     while True:
@@ -89,7 +91,7 @@ def many_parts(path: Path) -> Iterator[None]:
 
 
 def flood(path: Path) -> Iterator[None]:
-    """Send requests without end, as fast as the socket takes them, and read the answers."""
+    """Send requests endlessly, as fast as the socket accepts them, and read the answers."""
     requests = frame(PING) * 1000
     connection = shake_hands(path)
     connection.setblocking(False)
@@ -143,7 +145,7 @@ def many_connections(path: Path) -> Iterator[None]:
 
 
 def long_routing_id(path: Path) -> Iterator[None]:
-    """Use a routing id of megabytes, which precedes every message."""
+    """Use a routing id of several megabytes, which precedes every message."""
     connection = shake_hands(path, identity=b"i" * (4 * MIB))
     while True:
         connection.sendall(frame(PING) * 10)
@@ -169,7 +171,7 @@ def empty_messages(path: Path) -> Iterator[None]:
 
 
 def subscription_flood(path: Path) -> Iterator[None]:
-    """Subscribe to prefixes without end, each of them new and of maximum length."""
+    """Subscribe endlessly to new prefixes of maximum length."""
     connection = shake_hands(path, b"SUB")
     for first in itertools.count(0, 500):
         names = (b"\1%0190d" % (first + i) for i in range(500))
@@ -186,7 +188,7 @@ def deaf_subscriber(path: Path) -> Iterator[None]:
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """Return the next message that is no command."""
+    """Return the next message part that is not a ZMTP command."""
     while True:
         (flags,) = taken(connection, 1)
         size = int.from_bytes(taken(connection, 8 if flags & LONG else 1))
@@ -206,7 +208,8 @@ def taken(connection: socket.socket, size: int) -> bytes:
 
 
 def dear_request(path: Path) -> tuple[socket.socket, bytes]:
-    """Return a connection, and a request of a few kilobytes whose answer has almost 8 MiB."""
+    """Return (connection, request). The request has a few kilobytes, and its answer has almost 8
+    MiB."""
     connection = connect(path)
     connection.sendall(GREETING + ready(b"DEALER"))
     taken(connection, len(GREETING))
@@ -253,7 +256,7 @@ def published(path: Path) -> Iterator[None]:
 
 
 def subscription_churn(path: Path) -> Iterator[None]:
-    """Subscribe to the same prefixes and unsubscribe, repeatedly."""
+    """Subscribe to the same prefix and unsubscribe from it, repeatedly."""
     connection = shake_hands(path, b"SUB")
     while True:
         connection.sendall((frame(b"\1same") + frame(b"\0same")) * 1000)
@@ -261,7 +264,7 @@ def subscription_churn(path: Path) -> Iterator[None]:
 
 
 def socket_of(attack: Attack) -> str:
-    """Return the socket that an attack targets."""
+    """Return the name of the socket that an attack targets: "pub" or "cmd"."""
     listening = (subscription_flood, subscription_churn, published, deaf_subscriber)
     return "pub" if attack in listening else "cmd"
 
@@ -303,9 +306,10 @@ def blows_of(attack: Attack, path: Path) -> Iterator[bool]:
 
 
 def end_at_sigterm(blows: list[int]) -> None:
-    """Wait for the signal in a separate thread.
+    """Wait for SIGTERM in a separate thread.
 
-    A handler would not run while the attack is blocked in a call that began just after the signal.
+    A signal handler would not run while the main thread is blocked in a call that began just after
+    the signal.
     """
     signal.sigwait({signal.SIGTERM})
     tell(str(blows[0]))
@@ -331,5 +335,5 @@ def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
 
 if __name__ == "__main__":
     if os.getppid() == 1:
-        sys.exit("the parent has ended and cannot end this")
+        sys.exit("the parent process has ended, so nothing would stop this attack")
     main(*sys.argv[1:])

@@ -1,4 +1,5 @@
-"""WALs without findings for the audit, their ledgers, and functions that ship them to a lake."""
+"""WALs in which the audit finds no error, their ledgers, and functions that ship the WALs to a
+lake."""
 
 from __future__ import annotations
 
@@ -84,12 +85,12 @@ def uuid(number: int) -> bytes:
 
 
 def by(number: int, story: Story) -> Story:
-    """Return the story with the arena of this daemon."""
+    """Return the story as if the daemon with this number had written it."""
     return story.having(wal=replace(story.wal, uuid=uuid(number)))
 
 
 def restarted(number: int, living: tuple[Record, ...]) -> Story:
-    """Return the arena that replaced CLEAN's, after a recovery."""
+    """Return the story of the arena that replaced the arena of CLEAN after a recovery."""
     later = {"shop": RECORDS["shop"], "late": topic(0, 0, "late", sequence=5),
              "fire_d": fire(5, 80 * S, 80 * S, position=5, sequence=6)}  # fmt: skip
     return by(number, Story(later, first_lsn=len(RECORDS) + 1, first=living, published=5))
@@ -140,7 +141,7 @@ def write_ledger(directory: Path, daemon: bytes, lines: list[Line]) -> None:
     folder = directory / f"daemon={daemon.hex()}"
     folder.mkdir(parents=True)
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    # the writer was killed in the middle of this line
+    # the last line is incomplete, as if its writer had been killed
     (folder / "host-1-0.jsonl").write_text(text + '{"op":"add","ticket":99,"na')
 
 

@@ -1,9 +1,11 @@
-"""Driver of an application on a Spark cluster: commands of the pipeline, and both writers.
+"""Driver program of an application on a Spark cluster: it runs commands of the pipeline, and both
+writers.
 
 python cluster_driver.py MASTER
 
-It uses relative paths in its working directory, as users do; its workers have other ones. It prints
-a line of JSON: the folders in which tasks ran, and the report of each command.
+It uses paths relative to its working directory, as users do; the Spark workers have other working
+directories. It prints a line of JSON: the folders in which tasks ran, and the report of each
+command.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ WITHOUT_SPARK = ("cold cancel",)
 
 
 def reported(master: str, name: str) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and lines of a command."""
+    """Run a command. Return (exit code, lines of JSON that it printed)."""
     arguments = [*f"pipeline {name} {COMMANDS[name]} --json".split()]
     arguments += () if name in WITHOUT_SPARK else ("--master", master)
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -58,15 +60,15 @@ def reported(master: str, name: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 def folder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the folder in which this task runs; it stays a moment, so that no worker takes all
-    tasks."""
+    """Yield the folder in which this task runs. The task waits a moment, so that no worker takes
+    all tasks."""
     for batch in batches:
         time.sleep(0.5)
         yield pa.RecordBatch.from_pydict({"cwd": [os.getcwd()] * batch.num_rows})
 
 
 def timers(spark: SparkSession, prefix: str) -> DataFrame:
-    """Return rows for each worker."""
+    """Return timers in one Spark partition for each worker."""
     return spark.range(0, ROWS, 1, WORKERS).selectExpr(
         f"concat('{prefix}', id) as key", "timestamp_seconds(4000000000) as deadline"
     )
@@ -82,7 +84,7 @@ def main(master: str) -> None:
     writer.options(name="demo", to="files").save("spool")
     writer = timers(spark, "added").write.format("purgatoryd").mode("append")
     writer.options(name="demo", directory=os.environ["PURGATORYD_DIR"]).save()
-    # until here plans were compiled, as is Spark's default
+    # so far, Spark has compiled the plans, which is its default
     for setting, value in INTERPRETED.items():
         spark.conf.set(setting, value)
     commands = {name: reported(master, name) for name in COMMANDS}

@@ -1,4 +1,4 @@
-"""A daemon that is a table, and a process that dies after its n-th effect."""
+"""A simulated daemon that keeps a table, and a process that dies after its n-th effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keys_in(rows: pa.Table) -> list[Key]:
 
 
 class TableDaemon:
-    """A daemon that keeps its promises about bulk loads, and no others. `added`: all timers ever
+    """A simulated daemon that keeps only the promises about bulk loads. `added`: all timers ever
     armed."""
 
     def __init__(self, name: str = "demo") -> None:
@@ -45,7 +45,7 @@ class TableDaemon:
     def open_bulk_load(
         self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
     ) -> None:
-        """Begin a run; there is one at a time."""
+        """Do nothing: the tests run only one bulk load at a time."""
 
     def add(self, bulk_load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
         """Arm the timers that were not armed before."""
@@ -67,7 +67,7 @@ class TableDaemon:
         return "ADDED"
 
     def uuids(self) -> list[str]:
-        """Return the uuid of its arena."""
+        """Return a list with the uuid of the daemon's arena."""
         return ["0" * 32]
 
     def fire(self) -> None:
@@ -77,7 +77,7 @@ class TableDaemon:
     def close_bulk_load(
         self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
     ) -> None:
-        """Close a bulk load: none of its timers is armed."""
+        """Close a bulk load: none of its rows is armed from now on."""
         self.closed.add(bulk_load)
 
     def forget_bulk_load(self, bulk_load: UUID, namespaces: Iterable[str]) -> None:
@@ -92,18 +92,18 @@ class TableDaemon:
 
 
 class Killed(BaseException):
-    """The process ended at this effect."""
+    """The simulated process has ended at this effect."""
 
 
 class Mortal:
-    """A process that can die after each effect on disk or on the daemon.
+    """A simulated process that can die after each effect on disk or on the daemon.
 
-    The n-th effect happens, and nothing after it, not even the code of a `finally`.
+    The n-th effect happens, but no later effect, not even in a `finally` block.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, daemon: object) -> None:
         self.effects = 0
-        self.last = 0  # 0: the process does not die
+        self.last = 0  # number of the last effect; 0: the process does not die
         self._patch = patch
         for where, name in (
             (tier, "replace_durably"), (tier, "write_durably"), (Path, "rename"),
@@ -126,7 +126,7 @@ class Mortal:
         return counted
 
     def run(self, action: Callable[[], object], last: int) -> bool:
-        """Run an action until it has had `last` effects; return True if it was killed."""
+        """Run an action until it has had `last` effects. Return True if it was killed."""
         self.effects, self.last = 0, last
         try:
             action()
@@ -141,7 +141,8 @@ class Mortal:
 
 
 def spark_of_python(patch: pytest.MonkeyPatch) -> None:
-    """Write rows without Spark: those of a bulk load are a table with the columns of the tier."""
+    """Replace Spark by functions that write the rows in Python. The rows of a bulk load are then a
+    table with the columns of the tier."""
     patch.setattr(cold, "stage_bulk_load", _stage_bulk_load)
     patch.setattr(cold, "stage_keys", _stage_keys)
     patch.setattr(cold, "check_again", lambda *_: None)
@@ -159,7 +160,7 @@ def _stage_bulk_load(rows: pa.Table, number: int, staged: Path) -> None:
 
 @dataclass
 class Wal:
-    """Simulated lake: rows of timers that were parked, and of those that ended."""
+    """A simulated lake: rows of timers that were parked, and rows of parked timers that ended."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     ended: list[dict[str, Any]] = field(default_factory=list)
@@ -222,7 +223,7 @@ def _write_hours(rows: list[dict[str, Any]], staged: Path) -> None:
 
 
 def living(tier: Tier, paths: list[str]) -> list[dict[str, Any]]:
-    """Return rows of files without a tombstone."""
+    """Return the rows of these files that no tombstone has ended."""
     ended: dict[tuple[Any, ...], int] = {}
     for part in tier.version().tombstones:
         for row in pq.read_table(tier.lake / part.path, partitioning=None).to_pylist():
@@ -237,7 +238,8 @@ def living(tier: Tier, paths: list[str]) -> list[dict[str, Any]]:
 
 
 def all_rows(tier: Tier, paths: list[str] | None = None) -> list[dict[str, Any]]:
-    """Return rows of files, including dead ones; of all files unless some are given."""
+    """Return all rows of these files, including rows that a tombstone has ended. None: all files of
+    the tier."""
     paths = [part.path for part in tier.version().rows] if paths is None else paths
     tables = (pq.read_table(tier.lake / path, partitioning=None) for path in paths)
     return [row for table in tables for row in table.to_pylist()]
@@ -274,7 +276,8 @@ FILED = StructType().add("key", "string").add("deadline", "timestamp").add("daem
 
 
 def filed(first: int, last: int, *daemons: str) -> pa.RecordBatch:
-    """Return rows of FILED, due long ago, whose daemons alternate."""
+    """Return rows with the columns of FILED. The deadlines are long past, and the daemons
+    alternate."""
     numbers = range(first, last)
     return pa.RecordBatch.from_pydict({
         "key": [f"k{i}" for i in numbers],

@@ -1,11 +1,13 @@
-"""Promote windows, each killed one step later than the previous one; then finish them.
+"""Promote windows of timers. Kill each promotion one step later than the previous promotion, then
+finish it.
 
 python cold_killed.py LAKE NAME
 
 A step is a change of a file, or the beginning or end of a request to the daemon. A window has
-timers that are due and timers that are not; one of these is cancelled between the kill and the next
-start. The program prints the number of steps. It is one process that forks: a new interpreter for
-each step would take minutes. Spark, which only writes rows, is replaced.
+timers that are due and timers that are not due. A timer that is not due is cancelled between the
+kill and the next start. The program prints the number of steps. It forks a child for each step,
+because a new interpreter for each step would take minutes. Spark would only write rows, so it is
+replaced by Python code.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ UNTIL_NS = NOW_NS + 2 * HOUR_NS
 
 
 def rows_of(window: int) -> pa.Table:
-    """Return the rows of a window: some due long ago, some in an hour."""
+    """Return the rows of a window: some timers have been due for an hour, and some become due in an
+    hour."""
     return pa.Table.from_pylist([
         {"namespace": "shop", "key_type": "str", "key": key_of(window, n), "topic": "t",
          "payload": b"", "deadline_ns": NOW_NS + (HOUR_NS if n in FAR else -HOUR_NS)}
@@ -51,7 +54,7 @@ def key_of(window: int, n: int) -> bytes:
 
 
 def counted(call: Callable[..., Any], count: Callable[[str, tuple[object, ...]], None]) -> Any:
-    """Return the call wrapped, so that its beginning and end are steps."""
+    """Wrap a call, so that its beginning and its end are steps."""
 
     def called(*args: Any) -> Any:
         count("os.rename", ())
@@ -65,11 +68,12 @@ def counted(call: Callable[..., Any], count: Callable[[str, tuple[object, ...]],
 def forked(
     action: Callable[[Tier, BulkLoader], object], lake: Path, name: str, step: int = 0
 ) -> bool:
-    """Run an action in a child, killed at a step unless it is 0; return True if it ended."""
+    """Run an action in a child process, which is killed at this step; 0: it is not killed. Return
+    True if the action ended."""
     pid = os.fork()
     if pid == 0:
         hot, count = BulkLoader(name), killed_at(step)
-        os.fsync = lambda fd: None  # a sync has no effect on what survives a kill
+        os.fsync = lambda fd: None  # a sync does not change which bytes survive a kill
         for call in CALLS:
             setattr(hot, call, counted(getattr(hot, call), count))
         tier = Tier(lake)
@@ -82,12 +86,13 @@ def forked(
 
 
 def bring(tier: Tier, hot: BulkLoader) -> object:
-    """Promote all timers that are due soon."""
+    """Promote all timers that become due before UNTIL_NS."""
     return promote(NO_SPARK, tier, UNTIL_NS, hot)
 
 
 def finish(window: int) -> Callable[[Tier, BulkLoader], object]:
-    """Return the actions after a kill: cancel one of the timers, and continue the promotion."""
+    """Return a function for the next start: cancel one of the timers, and continue the
+    promotion."""
 
     def after(tier: Tier, hot: BulkLoader) -> object:
         gone = rows_of(window).slice(FAR[window % len(FAR)], 1)
@@ -103,7 +108,7 @@ def finish(window: int) -> Callable[[Tier, BulkLoader], object]:
 
 
 def main(lake: Path, name: str) -> None:
-    """Check all steps. Raises AssertionError at the first step that leaves something behind."""
+    """Check all steps. Raises AssertionError at the first step after which the result is wrong."""
     with pytest.MonkeyPatch.context() as patch:
         spark_of_python(patch)
         small_pieces(patch, 5)

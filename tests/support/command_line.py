@@ -1,4 +1,4 @@
-"""The command line, in its own process and inside the test's."""
+"""The command line, in a process of its own and inside of the test's process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def cli(daemon: Daemon, *args: str, stdin: str = "") -> subprocess.CompletedProc
 
 
 def answer(daemon: Daemon, *args: str, code: Exit = Exit.DONE) -> Any:
-    """Return the one JSON object that a command prints; its exit code must be `code`."""
+    """Run a command that prints one JSON object. Return the object. The exit code must be
+    `code`."""
     done = cli(daemon, *args, "--json")
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -33,7 +34,7 @@ def command(*arguments: str) -> Result:
 
 
 def reported(*arguments: str, code: Exit = Exit.DONE) -> dict[str, Any]:
-    """Return the last line of a command with --json."""
+    """Run a command with --json. Return the JSON object in its last line."""
     result = command(*arguments, "--json")
     assert result.exit_code == code, result.output
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])

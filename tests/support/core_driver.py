@@ -1,4 +1,4 @@
-"""The C core in private memory: one arena, one handle, one clock that the test moves."""
+"""The C core in private memory: one arena, one handle, and one clock that the test moves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "shards": 1,
 }
 
-# Regions that a rebuild restores.
+# Regions with derived state, which a rebuild restores.
 DERIVED = (
     lib.PG_R_FREE_SLOTS, lib.PG_R_WHEEL, lib.PG_R_BUCKETS, lib.PG_R_CHUNKS,
     lib.PG_R_FREE_CHUNKS, lib.PG_R_INDEX, lib.PG_R_BLOB_HEAP, lib.PG_R_BLOB_MAP,
@@ -46,7 +46,7 @@ DERIVED = (
 
 
 class Fault(Exception):
-    """Broken invariant, or lack of space, that the core reports."""
+    """A broken invariant or a lack of space that the core reports."""
 
     def __init__(self, fault: Any) -> None:
         self.part = ffi.string(fault.part).decode()
@@ -59,7 +59,7 @@ class Fault(Exception):
 
 
 class Answer(NamedTuple):
-    """struct pg_result."""
+    """The fields of struct pg_result."""
 
     ticket: int
     status: Status
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A replay buffer entry with its names and bytes."""
+    """An entry of the replay buffer, with its namespace, topic, key and payload."""
 
     position: int
     ticket: int
@@ -104,7 +104,7 @@ class Row(NamedTuple):
 
 
 def split_infos(data: bytes) -> list[wire.Info]:
-    """Return all struct pg_info with their bytes in `data`."""
+    """Decode all struct pg_info in `data`, each with the bytes behind it."""
     infos: list[wire.Info] = []
     at = 0
     while at < len(data):
@@ -115,12 +115,12 @@ def split_infos(data: bytes) -> list[wire.Info]:
 
 
 def config_struct(**changes: Any) -> Any:
-    """Return struct pg_config with the defaults above."""
+    """Return a struct pg_config with DEFAULTS, except for these changes."""
     return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **DEFAULTS, **changes})
 
 
 class BulkLoadRecord(NamedTuple):
-    """Record of a bulk load in the arena."""
+    """A bulk load as the arena stores it."""
 
     fencing_token: int
     state: int
@@ -158,7 +158,7 @@ class Core:
 
     @property
     def secret(self) -> Any:
-        """struct pg_private."""
+        """Return the struct pg_private."""
         return ffi.cast("struct pg_private *", self._secret)
 
     @property
@@ -175,7 +175,7 @@ class Core:
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
     def rows_of_sessions(self) -> Any:
-        """struct pg_session[]."""
+        """Return the array of struct pg_session."""
         return ffi.cast("struct pg_session *", self._secret + self.secret.rows_offset)
 
     # ---- lifecycle ----
@@ -188,7 +188,7 @@ class Core:
         layout_id: int = LAYOUT_ID,
         reader: bool = False,
     ) -> None:
-        """Return a new handle on the same bytes."""
+        """Attach the handle again to the same bytes, as a new daemon or a reader does."""
         done = lib.pg_attach(
             self.a, self._base, len(self.arena) if arena_bytes is None else arena_bytes,
             ffi.NULL if reader else self._secret,
@@ -201,7 +201,7 @@ class Core:
         self._need(lib.pg_rebuild(self.a, now_ns, self._fault))
 
     def migrated(self, **changes: Any) -> Core:
-        """Return the same contents in a new arena of other sizes."""
+        """Return a new arena with other sizes and the same contents."""
         to = Core(**{**self.config, **changes})
         if not lib.pg_migrate(to.a, self.a, to._fault):
             raise Fault(to._fault)
@@ -221,7 +221,8 @@ class Core:
         return wire.decode_namespace_set(now)
 
     def set_namespace_raw(self, body: bytes, uid: int = 0) -> tuple[int, tuple[int, int], bytes]:
-        """Do the same with any bytes behind the frame: return (error, its figures, settings)."""
+        """Call pg_set_namespace with any bytes as the body. Return (error, its two figures,
+        settings)."""
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
         error = lib.pg_set_namespace(self.a, ffi.from_buffer(body), len(body), uid, now, detail)
         return error, (detail[0], detail[1]), bytes(ffi.buffer(now))
@@ -277,7 +278,8 @@ class Core:
     def handle(
         self, message: bytes, *, uid: int = 1000, pid: int = 1, real_boot_ns: int = 0
     ) -> wire.Reply | int:
-        """Return the reply, or the virtual time to which the clock has to advance first."""
+        """Handle a message. Return the reply, or the virtual time to which the clock has to advance
+        first."""
         used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
         state = lib.pg_handle(
             self.a, ffi.from_buffer(message), len(message), uid, pid, real_boot_ns, real_boot_ns,
@@ -293,7 +295,7 @@ class Core:
     def advance(
         self, now_ns: int, *, wall_offset_ns: int | None = None, budget: int = PLENTY
     ) -> bool:
-        """Fire timers that are due. Return whether due work is left."""
+        """Fire timers that are due, at most `budget`. Return whether due work is left."""
         more = ffi.new("int *")
         offset = self.header.wall_offset_ns if wall_offset_ns is None else wall_offset_ns
         done = lib.pg_advance(self.a, now_ns, offset, now_ns, budget, more)
@@ -307,7 +309,7 @@ class Core:
     # ---- notices ----
 
     def notices(self, out_bytes: int = 1 << 20, parts_max: int = 64) -> tuple[list[Part], int]:
-        """Return messages of unsent notices, and the position behind them."""
+        """Return (messages with unsent notices, position behind the last notice in them)."""
         parts, upto = ffi.new("struct pg_part[]", parts_max), ffi.new("uint64_t *")
         count = lib.pg_notices(
             self.a, ffi.from_buffer(self._out), out_bytes, parts, parts_max, upto
@@ -337,7 +339,7 @@ class Core:
         lib.pg_published(self.a, upto, 0, 0)
 
     def publish_all(self) -> list[Part]:
-        """Publish all notices; return the messages."""
+        """Publish all notices. Return the messages."""
         parts: list[Part] = []
         while self.header.published < self.header.replay_tail:
             some, upto = self.notices()
@@ -346,7 +348,8 @@ class Core:
         return parts
 
     def entries(self) -> Iterator[Entry]:
-        """Yield the replay buffer, oldest first, from the bytes of the arena."""
+        """Yield the entries of the replay buffer, the oldest first, as they are stored in the
+        arena."""
         for position in range(self.header.replay_head, self.header.replay_tail):
             yield self.entry(position)
 
@@ -374,7 +377,7 @@ class Core:
         )  # fmt: skip
 
     def topic_rows(self) -> dict[int, Row]:
-        """Rows of the topic table in use, by row number."""
+        """Return the used rows of the topic table, by row number."""
         table = self.rows(lib.PG_R_TOPICS, "pg_topic")
         used = (i for i in range(self.config["topics"]) if table[i].name_len)
         return {i: self.topic_row(i) for i in used}
@@ -382,7 +385,7 @@ class Core:
     # ---- bulk loads ----
 
     def bulk_loads(self) -> dict[bytes, BulkLoadRecord]:
-        """Return the remembered bulk loads, by id, from the bits in the arena."""
+        """Return the bulk loads that the arena remembers, by id."""
         rows = self.rows(lib.PG_R_BULK_LOADS, "pg_bulk_load")
         table = range(self.header.regions[lib.PG_R_BULK_LOADS].count)
         return {
@@ -417,7 +420,7 @@ class Core:
     def replay(
         self, namespace: bytes, topic: bytes, first: int, last: int, out_bytes: int = 1 << 20
     ) -> tuple[int, int, list[wire.RawNotice]]:
-        """Replay a range; return (lost, got, notices) of one call."""
+        """Replay a range of sequences with one call. Return (lost, got, notices)."""
         ns = lib.pg_find_namespace(self.a, namespace, len(namespace))
         row = lib.pg_find_topic(self.a, ns, topic, len(topic))
         assert row != NIL
@@ -437,13 +440,15 @@ class Core:
     # ---- memory ----
 
     def image(self) -> tuple[bytes, bytes]:
-        """Return all shared bytes except counters and, behind them, histograms."""
+        """Return the bytes of (arena, private file), without the counters and histograms in the
+        arena."""
         first, last = (self.header.regions[r] for r in (lib.PG_R_METRICS, lib.PG_R_HISTOGRAMS))
         before, after = first.offset, last.offset + last.length
         return self.arena[:before] + self.arena[after:], bytes(self.private[:])
 
     def free_runs(self) -> list[int]:
-        """Return the lengths in granules of the free stretches of payload memory."""
+        """Return the lengths, in granules, of the free ranges between used granules of payload
+        memory."""
         granules = self.header.regions[lib.PG_R_BLOBS].count
         bits = int.from_bytes(self.region(lib.PG_R_BLOB_MAP), "little")
         text = format(bits, "b").zfill(granules)[::-1][:granules]

@@ -1,4 +1,4 @@
-"""A client of a core in private memory, and the records of its batches."""
+"""A client of a core in private memory, and functions that encode the records of its batches."""
 
 from __future__ import annotations
 

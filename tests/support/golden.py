@@ -1,7 +1,8 @@
-"""Every byte of the formats, without any name: `python tests/support/golden.py` prints it as JSON.
+"""A description of all formats to the byte, without names of fields. `python
+tests/support/golden.py` prints it as JSON.
 
-tests/support/golden.json is the stored copy. A change of names does not change it; a change of a
-format shows in its diff, and needs a new version of that format.
+tests/support/golden.json is the stored copy. A change of names does not change the description. A
+change of a format shows in the diff of the stored copy, and needs a new version of that format.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ GOLDEN = Path(__file__).with_suffix(".json")
 
 
 def numbers() -> dict[str, Any]:
-    """Return sizes and offsets of all structs, values of all enums and constants, in layout.h's
-    order."""
+    """Return sizes and offsets of all structs, and values of all enums and constants, in the order
+    of layout.h."""
     header = layout.HEADER.read_text()
     enums = re.findall(r"^enum (\w+) \{", header, re.MULTILINE)
     constants = re.findall(r"^#define (\w+) ", header, re.MULTILINE)
@@ -56,7 +57,7 @@ def digest(data: bytes) -> str:
 
 
 class Traffic:
-    """The first message of each kind, and a digest of all, in both directions."""
+    """The first message of each kind, and a digest of all messages, in both directions."""
 
     def __init__(self) -> None:
         self.first: dict[str, str] = {}
@@ -70,7 +71,8 @@ class Traffic:
         self._all.update(message)
 
     def listen(self, stack: ExitStack) -> None:
-        """Record all messages from and to a core of the drivers, until the stack is closed."""
+        """Record all messages to and from the cores of the test drivers, until `stack` is
+        closed."""
         send, part, split = Purgatory.send, Core._part, purgatory_driver.split_mail
 
         def noted_send(core: Purgatory, message: bytes, *rest: Any) -> bytes:
@@ -96,7 +98,8 @@ class Traffic:
 
 
 def requests(core: Core, traffic: Traffic) -> None:
-    """Send the requests that the scripted run does not send, and record their replies."""
+    """Record the kinds of requests that the scripted run does not send, and replies to some of
+    them."""
     for message in (
         wire.encode_hello(bytes(range(16)), 3, b"worker"),
         wire.encode_query(4, 0, b"n", "far"),
@@ -117,7 +120,7 @@ def requests(core: Core, traffic: Traffic) -> None:
 
 
 def frame_sizes(directory: Path) -> dict[str, str]:
-    """Return the sizes of each type of frame in WAL and snapshots."""
+    """Return the sizes in bytes of the frames in the WAL and its snapshots, by frame type."""
     sizes = defaultdict(set)
     for path in sorted(directory.iterdir()):
         data, at = path.read_bytes(), lib.PG_WAL_SEGMENT_HEAD
@@ -128,7 +131,8 @@ def frame_sizes(directory: Path) -> dict[str, str]:
 
 
 def golden() -> dict[str, Any]:
-    """Return everything, from one scripted run whose clocks and secrets are fixed."""
+    """Return the description of all formats, from one scripted run with fixed clocks and
+    secrets."""
     traffic = Traffic()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Host, "random_bits", return_value=0x5A17))

@@ -1,4 +1,4 @@
-"""Parts of a virtual machine for tests: a kernel, an initramfs, the process of QEMU."""
+"""Parts of a virtual machine for tests: a kernel, an initramfs, and the QEMU process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def kernels() -> Iterator[tuple[Path, Path]]:
-    """Yield the host's readable kernels, the newest first, with their modules."""
+    """Yield (kernel image, folder of its modules) for each readable kernel of the host, the newest
+    first."""
     for image in sorted(Path("/boot").glob("vmlinuz-*"), reverse=True):
         modules = Path("/lib/modules") / image.name.removeprefix("vmlinuz-")
         if os.access(image, os.R_OK) and (modules / "modules.dep").exists():
@@ -27,7 +28,7 @@ def cpio_entry(
 
 
 def cpio_end() -> bytes:
-    """Return the end of an initramfs."""
+    """Return the entry that ends an initramfs."""
     return cpio_entry("TRAILER!!!", b"", 0)
 
 

@@ -1,4 +1,4 @@
-"""Interrupts of calls: an exception at a chosen line, and programs that receive signals."""
+"""Interrupts of client calls: by an exception at a chosen line, or by signals to a program."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Interrupted(BaseException):
 
 
 class Interrupt:
-    """Raises at the nth line of project code that this thread begins. `where`: prefixes of file
-    names."""
+    """A context that raises Interrupted at the nth line of project code that this thread begins.
+    `where`: prefixes of the file names that count as project code."""
 
     def __init__(self, number: int, where: tuple[str, ...] = (OURS,)) -> None:
         self._left = number
@@ -57,9 +57,10 @@ class Interrupt:
 def interrupted(
     call: Callable[[int], Any], prepare: Iterable[Callable[[int], Any]] = ()
 ) -> Iterator[tuple[int, Any, Interrupted | None]]:
-    """Make the call once for each of its lines, and raise an exception at that line.
+    """Make a call again and again, and interrupt it one line later each time.
 
-    Yields the number of the line, the result, and the exception. The last call has no exception.
+    Yields (number of the line, result, exception). The last call is not interrupted and has no
+    exception.
     """
     for number in itertools.count():
         found, error = None, None
@@ -81,7 +82,7 @@ Step = Callable[[Any, int], Any]
 
 
 def run(program: str, *arguments: str) -> str:
-    """Run a program and return its output. The limit only ends a program that hangs."""
+    """Run a Python program and return its output. The time limit only ends a program that hangs."""
     command = (sys.executable, "-c", program, *arguments)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False
@@ -104,12 +105,12 @@ class Effect(NamedTuple):
     """A call, and how a test checks that it was done."""
 
     before: list[Step]
-    """Calls that prepare it."""
+    """Calls that prepare the call."""
     call: Step
     returns: Callable[[Any], bool]
     """Function that tells whether a completed call may return this value."""
     look: list[Step]
-    """Calls that query its effect; the last one shows it. None for a call that only reads."""
+    """Calls that query the effect; the last query shows it. Empty for a call that only reads."""
     seen: Callable[[Any], bool]
     """Function that tells whether the last query shows the effect."""
 
@@ -123,7 +124,7 @@ def watched(c: Any, n: int) -> Any:
 
 
 def keep(c: Any, n: int) -> Any:
-    """Keep a watched operation as attribute `watched`."""
+    """Watch an operation, and store it as attribute `watched` of the client."""
     found = watched(c, n)
     if not inspect.isawaitable(found):
         c.watched = found
@@ -160,7 +161,8 @@ def never(_: Any) -> bool:
 
 
 def cancelled(found: Any) -> bool:
-    """Return whether cancel_many(), or the BulkResult of an interrupted one, found armed timers."""
+    """Return whether all timers were cancelled. `found`: result of cancel_many(), or the BulkResult
+    of an interrupted call."""
     found = found.cancels() if isinstance(found, BulkResult) else found
     return bool(found == [CancelResult.CANCELLED])
 

@@ -1,7 +1,7 @@
 """A build of the next minor version, to test the conversion from today's formats.
 
-Its layout has an additional region, additional fields at the end of namespaces and sessions, and
-another type of record. Nothing else differs.
+Its layout has an additional region, additional fields at the end of pg_namespace and pg_session,
+and an additional WAL record type. Nothing else differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ APPENDED = {
 
 
 def later_layout(header: str) -> str:
-    """Return layout.h of the next minor version."""
+    """Return the text of layout.h for the next minor version."""
     for version in ("PG_ABI_MINOR", "PG_WAL_MINOR"):
         header = replaced(header, rf"(#define {version}) \d+", rf"\1 {ABI[1] + 1}")
     for struct, end in APPENDED.items():
@@ -46,7 +46,8 @@ def edit(path: Path, pattern: str, by: str) -> None:
 
 
 def make(folder: Path) -> Mapping[str, str]:
-    """Build it in `folder`; return the environment in which Python imports it."""
+    """Build the next minor version in `folder`. Return the environment variables with which Python
+    imports it."""
     package = folder / "purgatoryd"
     shutil.copytree(
         ROOT / "shm_layout", package / "shm_layout", ignore=shutil.ignore_patterns("*.so")

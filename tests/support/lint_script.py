@@ -1,4 +1,4 @@
-"""Scripts of `make lint` as modules."""
+"""Import of scripts of `make lint` as modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ FOLDER = Path(__file__).resolve().parents[2] / ".ci"
 
 
 def lint_script(name: str) -> ModuleType:
-    """Return a script of .ci as a module. Scripts import each other."""
+    """Return a script of .ci as a module. The folder is put on the path because scripts import each
+    other."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")

@@ -1,7 +1,8 @@
-"""Features of the machine that tests need: without one, the test is skipped with the reason.
+"""Features of the machine that tests need. A test whose feature is missing is skipped, and reports
+the reason.
 
-$PURGATORYD_REQUIRE names required features, comma-separated (`all` = all of them): without one of
-them, the test fails.
+$PURGATORYD_REQUIRE names required features, separated by commas (`all` = all features). A test
+fails if it needs a required feature that is missing.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ VARIABLE = "PURGATORYD_REQUIRE"
 SO_PASSRIGHTS = 83
 CGROUPS = Path("/sys/fs/cgroup")
 CPUSETS = CGROUPS / "cpuset" if (CGROUPS / "cpuset").exists() else CGROUPS
-"""Folder in which cgroups have CPUs, in version 1 or 2."""
+"""Folder of the cgroups that can have CPUs of their own, in cgroup version 1 or 2."""
 BROWSERS = ("chromium", "chromium-headless-shell")
 
 
 def _runs(*command: str) -> Callable[[], bool]:
-    """Return a probe: the command exists and ends well."""
+    """Return a probe that is true if the command exists and ends with exit code 0."""
 
     def probe() -> bool:
         try:
@@ -58,7 +59,8 @@ def _on_path(command: str) -> Callable[[], bool]:
 
 
 def _drops_pages() -> bool:
-    """Return whether the file system evicts pages; a file system in memory does not."""
+    """Return whether the file system of temporary files evicts pages. A file system in memory does
+    not."""
     with tempfile.TemporaryFile() as file:
         file.write(bytes(1 << 16))
         file.flush()
@@ -93,8 +95,8 @@ def _refuses_descriptors() -> bool:
 
 
 def _gives_cpus() -> bool:
-    """Return whether cgroups that we create can have CPUs of their own."""
-    given = CPUSETS / "cgroup.subtree_control"  # the file of version 2
+    """Return whether this process can create cgroups with CPUs of their own."""
+    given = CPUSETS / "cgroup.subtree_control"  # exists in version 2
     if given.exists() and "cpuset" not in given.read_text().split():
         return False
     return os.access(CPUSETS / "cgroup.procs", os.W_OK)
@@ -115,7 +117,7 @@ def _has_java() -> bool:
     return True
 
 
-# By feature: the probe, and a description of what is missing.
+# For each feature: (probe, text that says what is missing).
 PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
     "pidns": (
@@ -182,9 +184,9 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
 
 
 def needs(feature: str, reason: str = "") -> None:
-    """Skip the running test unless the machine has `feature`, a key of PROBES.
+    """Skip the running test if the machine lacks `feature`, a key of PROBES.
 
-    `reason`: why the test needs it. If the feature is required, the test fails instead.
+    `reason`: why the test needs the feature. If the feature is required, the test fails instead.
     """
     if _present(feature):
         return
@@ -195,7 +197,7 @@ def needs(feature: str, reason: str = "") -> None:
 
 
 def required() -> set[str]:
-    """Return the features in $PURGATORYD_REQUIRE; an unknown name fails the test."""
+    """Return the features in $PURGATORYD_REQUIRE. An unknown name lets the test fail."""
     named = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := named - {*PROBES, "all"}:
         pytest.fail(f"{VARIABLE}: unknown {sorted(unknown)}; known are {sorted(PROBES)}")

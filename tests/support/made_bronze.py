@@ -1,4 +1,5 @@
-"""Generated bronze: lifecycles of every kind as rows of a WAL, in files of a lake."""
+"""Generated bronze tables: rows like those of a WAL, with lifecycles of every kind, as files of a
+lake."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ Rows = dict[str, Longs]
 MS, S = 10**6, 10**9
 BOOT_NS = 5_000 * S
 WALL_NS = 1_760_000_400 * S
-"""Wall clock at the time BOOT_NS of the boot clock."""
+"""Time of the wall clock when the boot clock shows BOOT_NS."""
 NIL = -(2**63)
-"""Placeholder for null."""
+"""Placeholder for a null value."""
 TIMEOUTS_NS = np.array([S, 2 * S, 5 * S, 20 * S])
 """Timeouts of topics t0, t1, ..."""
 WORDS: dict[str, list[str]] = {
@@ -34,8 +35,8 @@ EXPIRED, SATISFIED, FAILED, CANCELLED, ACKNOWLEDGED, PUBLISHED = range(6)
 REPLACED, OPEN = 6, 7
 FATES = np.array([CANCELLED] * 80 + [EXPIRED] * 8 + [REPLACED] * 4 + [OPEN] * 3
                  + [SATISFIED] * 3 + [FAILED] * 2)  # fmt: skip
-"""Final states of a hundred lifecycles. Every tenth of the expired ones, and all that were
-satisfied or failed, are operations."""
+"""Final states of a hundred lifecycles. Every tenth expired lifecycle, and each satisfied or failed
+lifecycle, is an operation."""
 REPLACED_TIMESTAMPS = (
     "session", "worker", "sent_ns", "received_ns", "applied_ns", "done_ns", "armed_ns",
     "deadline_ns",
@@ -46,9 +47,9 @@ REPLACED_TIMESTAMPS = (
 class Plan:
     """Parameters of the generated rows.
 
-    `slow_worker`: its calls wait half a second longer in the request queue. `real_offset_ns`: the
-    real boot clock minus the arena's. `unsent_rows`: number of records between the last final state
-    and the first batch of notices.
+    `slow_worker`: number of the worker whose calls wait half a second longer in the request queue;
+    -1: none. `real_offset_ns`: the real boot clock minus the arena's clock. `unsent_rows`: number
+    of records between the last final state and the first batch of notices.
     """
 
     timers: int
@@ -67,7 +68,7 @@ class Plan:
 
 
 def rows_of(plan: Plan) -> Rows:
-    """Return all rows in the order of LSN; every column has a number, NIL where a row has no
+    """Return all rows in the order of their LSNs. Every column contains numbers; NIL stands for no
     value."""
     rng = np.random.default_rng(plan.seed)
     adds = _adds(plan, rng)
@@ -86,7 +87,8 @@ def rows_of(plan: Plan) -> Rows:
 
 
 def _held_up(rows: Rows, count: int) -> Rows:
-    """Move batches of notices to the end, after `count` records of types of a later version."""
+    """Move batches of notices to the end, behind `count` records whose type belongs to a later
+    version."""
     sent = rows["kind"] == SENT
     last_ns = rows["at_ns"].max()
     between = {"kind": np.full(count, UNKNOWN), "at_ns": np.full(count, last_ns)}
@@ -102,7 +104,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
     applied = armed + plan.real_offset_ns - rng.integers(100, 5_000, n)
     fate = rng.choice(FATES, n)
     fate[-1] = OPEN
-    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # each replaced timer by the next one
+    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # the timer after each replaced one
     replaced = np.full(n, NIL)
     replaced[replacing] = replacing
     operation = np.isin(fate, (SATISFIED, FAILED)) | ((fate == EXPIRED) & (np.arange(n) % 10 == 0))
@@ -120,7 +122,8 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
 
 
 def _final_states(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
-    """Return one row per final state except replacements, which are adds."""
+    """Return one row for each final state, except for replaced timers: the row of a replacement is
+    an add."""
     ended = np.isin(adds["fate"], (CANCELLED, EXPIRED, SATISFIED, FAILED))
     rows = {name: column[ended] for name, column in adds.items()}
     fate, n = rows["fate"], int(ended.sum())
@@ -138,7 +141,7 @@ def _final_states(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _notices(final_states: Rows) -> Longs:
-    """Assign positions to notices, and return the time at which each was sent, by position."""
+    """Assign positions to notices. Return the time at which each notice fired, by position."""
     fired = np.flatnonzero(np.isin(final_states["kind"], (FIRE, OUTCOME)))
     fired = fired[np.argsort(final_states["at_ns"][fired], kind="stable")]
     final_states["position"] = np.full(len(final_states["kind"]), NIL)
@@ -147,7 +150,7 @@ def _notices(final_states: Rows) -> Longs:
 
 
 def _batches(plan: Plan, notices: Longs) -> Rows:
-    """Return batches of notices: those that fired within 2 ms share one."""
+    """Return batches of notices. Notices that fired in the same 2 ms share a batch."""
     first = np.flatnonzero(np.diff(notices // (2 * MS), prepend=-1))
     upto = np.append(first[1:], len(notices)) if len(first) else first
     at = notices[upto - 1] + 30_000
@@ -159,9 +162,10 @@ def _batches(plan: Plan, notices: Longs) -> Rows:
 
 
 def _answers(plan: Plan, rows: Rows) -> Rows:
-    """Assign batches to ended timers: the request came in a batch of the last 5 ms.
+    """Assign request batches to timers that a request ended, one batch for each 5 ms. Return the
+    rows of the answers.
 
-    Every third batch is answered again.
+    Every third batch is answered twice.
     """
     asks = (rows["kind"] == END) | (rows.get("replaced", np.full(len(rows["kind"]), NIL)) != NIL)
     batch = 1 + 2 * ((rows["at_ns"] - BOOT_NS) // (5 * MS)) + (rows["kind"] == END)
@@ -181,7 +185,8 @@ def _answers(plan: Plan, rows: Rows) -> Rows:
 
 
 def _some_of(adds: Rows, fate: int, kind: int, rng: np.random.Generator) -> Rows:
-    """Return rows about a half of the timers with that fate, 1 us after they were armed."""
+    """Return rows of this kind for about half of the timers with this fate, 1 us after they were
+    armed."""
     chosen = (adds["fate"] == fate) & (adds["kind"] == ARM) & (rng.random(len(adds["fate"])) < 0.5)
     ticket, armed = adds["ticket"][chosen], adds["armed_ns"][chosen]
     return {
@@ -191,7 +196,7 @@ def _some_of(adds: Rows, fate: int, kind: int, rng: np.random.Generator) -> Rows
 
 
 def _strays(adds: Rows, rng: np.random.Generator) -> list[Rows]:
-    """Return rows that end nothing: acknowledgements, a published notice, types of a later
+    """Return rows that end no timer: acknowledgements, a published notice, record types of a later
     version."""
     acknowledged = _some_of(adds, SATISFIED, END, rng)
     acknowledged["cause"] = np.full(len(acknowledged["kind"]), ACKNOWLEDGED)
@@ -210,8 +215,8 @@ def _stacked(parts: list[Rows]) -> Rows:
 
 
 def _link(rows: Rows, timers: int) -> None:
-    """Set add_lsn of the final states, and the columns of replaced lifecycles in the adds that
-    replaced them."""
+    """Set add_lsn in the rows of final states. Copy the columns of each replaced timer into the row
+    of the add that replaced it."""
     added = np.flatnonzero(np.isin(rows["kind"], (ARM, WATCH)))
     row_of = np.zeros(timers + 1, dtype=np.int64)
     row_of[rows["ticket"][added]] = added
@@ -230,7 +235,7 @@ def _link(rows: Rows, timers: int) -> None:
 
 
 def table_of(plan: Plan, rows: Rows, segment: int) -> pa.Table:
-    """Return rows of one segment in the newest schema of bronze."""
+    """Return the rows of one segment as a table with the newest schema of bronze."""
     count = len(rows["lsn"])
     same = {"daemon": plan.daemon, "node": plan.node, "clock": plan.clock, "epoch": 1,
             "segment": segment}  # fmt: skip
@@ -248,7 +253,7 @@ def table_of(plan: Plan, rows: Rows, segment: int) -> pa.Table:
 
 
 def _named(plan: Plan, rows: Rows) -> dict[str, pa.Array]:
-    """Return the columns that are no numbers."""
+    """Return the columns that do not contain numbers."""
     of_timer = rows["topic"] != NIL
     wall = rows["at_ns"] - BOOT_NS + WALL_NS
     words = {name: _words(rows[name], words) for name, words in WORDS.items() if name in rows}
@@ -283,7 +288,7 @@ def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def segments_of(plan: Plan) -> list[tuple[Manifest, pa.Table]]:
-    """Return all segments, in order."""
+    """Return (manifest, table) of each segment, in order."""
     rows = rows_of(plan)
     total = len(rows["lsn"])
     starts = range(0, total, plan.segment_rows)
@@ -315,8 +320,8 @@ def _known(rows: Rows, name: str) -> list[int]:
 
 
 def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa.Table]:
-    """Return a snapshot that is redone from `start_lsn` on, with the timers armed at
-    `taken_lsn`."""
+    """Return a snapshot with the timers that were armed at `taken_lsn`; a redo after it begins at
+    `start_lsn`."""
     rows = rows_of(plan)
     before = rows["lsn"] <= taken_lsn
     final_states = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
@@ -331,7 +336,7 @@ def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa
 
 
 def put(lake: Lake, segment: tuple[Manifest, pa.Table]) -> None:
-    """Put a segment into a lake."""
+    """Write the files of a segment into a lake."""
     manifest, table = segment
     file = lake.data(manifest)
     reported = lake.root / "manifests" / f"daemon={manifest.daemon}" / f"{manifest.name}.json"

@@ -1,4 +1,4 @@
-"""A container that boots systemd, made from this machine's own /usr."""
+"""A container that boots systemd from the /usr of this machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 BOOT_S = 300
 BOOTED = 42
 PYTHON, VENV = "/opt/python", "/opt/venv"
-"""Paths of our interpreter and our packages in the container: units see neither /root nor /home."""
+"""Paths in the container of the Python interpreter and packages that run this test. Units of the
+container see neither /root nor /home."""
 
 _ALLOWED = "--capability=CAP_IPC_LOCK", "--rlimit=MEMLOCK=infinity", "--rlimit=RTPRIO=99"
-"""Rights that units need and a container does not have by default."""
+"""Rights that the units need, but that a container does not have by default."""
 _UNIT = """\
 [Service]
 Type=oneshot
@@ -39,9 +40,10 @@ def make_root(root: Path) -> None:
 
 
 def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
-    """Boot, run one command, and end. `binds`: our folders, by their path inside.
+    """Boot the container, run one command, and end. `binds`: folders of this machine, by path in
+    the container.
 
-    Return False if systemd did not start.
+    Return False if systemd did not boot and run the command.
     """
     unit = _UNIT.format(command=command, code=BOOTED)
     (root / "etc/systemd/system/check.service").write_text(unit)
@@ -57,12 +59,13 @@ def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
 
 
 def python_of(root: Path, source: Path) -> dict[str, str]:
-    """Write /opt/bin/python, which has our packages; return the folders that it needs."""
+    """Write /opt/bin/python, a script that runs Python with the packages of this test. Return the
+    folders that it needs, by path in the container."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     path = f"/opt/source/src:{VENV}/lib/{version}/site-packages"
     script = root / "opt/bin/python"
     script.parent.mkdir()
-    own = f"LD_LIBRARY_PATH={PYTHON}/lib PYTHONPATH={path}"  # /usr may also have a libpython
+    own = f"LD_LIBRARY_PATH={PYTHON}/lib PYTHONPATH={path}"  # /usr may contain another libpython
     script.write_text(f'#!/bin/sh\n{own} exec {PYTHON}/bin/{version} "$@"\n')
     script.chmod(0o755)
     return {PYTHON: sys.base_prefix, VENV: sys.prefix, "/opt/source": str(source)}

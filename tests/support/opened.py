@@ -1,4 +1,4 @@
-"""Open the arena of a daemon that does not run, as its start does."""
+"""Open the arena of a daemon that does not run, as a start of the daemon does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from purgatoryd.shm_layout.arena import Arena
 
 
 def opened(opening: Opening) -> Arena:
-    """Open the arena under its lock, which ends with this call. Raises as open_arena does."""
+    """Open the arena under its lock, and release the lock. Raises the same errors as open_arena."""
     with owned(opening) as held:
         return open_arena(held)

@@ -1,4 +1,4 @@
-"""Run a part of a test as another user: in a forked child that dropped root."""
+"""Run a part of a test as another user, in a forked child that has dropped root."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ T = TypeVar("T")
 def run_as(
     uid: int, work: Callable[[], T], *, gid: int | None = None, groups: Sequence[int] = ()
 ) -> T:
-    """Return the result of `work`, called as uid `uid`, or raise its exception.
+    """Call `work` as the user `uid`. Return its result, or raise its exception.
 
-    `gid` is its primary group, the uid's number unless given. `work` may only use modules that the
-    test has imported: other users may not be able to read the interpreter's files.
+    `gid`: primary group of the user; default: the number of the uid. `groups`: supplementary
+    groups. `work` may only use modules that the test has already imported, because other users may
+    not be able to read the interpreter's files.
     """
     needs("root", "to become another user")
     read_fd, write_fd = os.pipe()
@@ -31,7 +32,7 @@ def run_as(
     with os.fdopen(read_fd, "rb") as pipe:
         reported = pipe.read()
     _, status = os.waitpid(child, 0)
-    assert reported, f"the child ended with status {status} and said nothing"
+    assert reported, f"the child ended with status {status} and reported no result"
     result, error = pickle.loads(reported)
     if error is not None:
         raise error
@@ -46,7 +47,8 @@ def _become(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 
 def _answer(write_fd: int, work: Callable[[], object]) -> NoReturn:
-    """Send the result and exit, without returning into the frames of the test runner."""
+    """Send the result or the exception, and exit: the child must not return into the test
+    runner."""
     try:
         try:
             reported = pickle.dumps((work(), None))

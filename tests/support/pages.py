@@ -1,6 +1,6 @@
-"""Writes every page, table and picture of the docs that comes from the code: `make docs`.
+"""Write all pages, tables and pictures of the docs that are generated from the code: `make docs`.
 
-GENERATED maps each file to a function that makes its text from the current one.
+GENERATED maps each file to a function that returns the new text of the file from its current text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHOWN_AS = {
     "allow_uids": "everybody",
     "allow_gids": "everybody",
 }
-"""Defaults that the daemon derives."""
+"""Descriptions of the defaults that the daemon computes."""
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -50,7 +50,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def settings_page(_: str) -> str:
-    """Return the page of settings: default, limits and meaning of each."""
+    """Return the page of settings: the default, limits and meaning of each setting."""
     about = attribute_docs(config.Config)
     parts = [
         "# Settings\n",
@@ -81,7 +81,7 @@ def settings_page(_: str) -> str:
 
 
 def attribute_docs(kind: type) -> dict[str, str]:
-    """Return the strings below the attributes of a class, on one line each."""
+    """Return the docstrings of a class's attributes, each as one line."""
     found = re.findall(
         r'^    (\w+): [^\n]*\n    """(.*?)"""$', inspect.getsource(kind), re.MULTILINE | re.DOTALL
     )
@@ -89,12 +89,12 @@ def attribute_docs(kind: type) -> dict[str, str]:
 
 
 def with_flags(text: str) -> str:
-    """Return a text in which fields of Config have the names of their flags."""
+    """Return the text with the names of flags instead of the names of Config's fields."""
     return re.sub(r"`(\w+)`", lambda found: f"`{FLAG_OF.get(found[1], found[1])}`", text)
 
 
 def default_of(name: str) -> str:
-    """Return the default of a field of Config as it is written."""
+    """Return the default of a field of Config, as the page shows it."""
     value = config.DEFAULTS[name]
     if name in _SHOWN_AS or value in ("", ()):
         return _SHOWN_AS.get(name, "none")
@@ -113,7 +113,7 @@ def limits_of(name: str) -> str:
 
 
 def written(name: str, value: object) -> str:
-    """Return a value as a flag takes it, large numbers with separators."""
+    """Return a value in the notation of its flag. Large numbers have separators."""
     if isinstance(value, bool) or not isinstance(value, int):
         return str(value).lower()
     kind = TYPE_OF[name]
@@ -152,7 +152,7 @@ def _errors(kind: type[errors.PurgatorydError], depth: int = 0) -> Iterator[tupl
 
 
 def remedy(kind: type) -> str:
-    """Return what the docstring of an error tells to do."""
+    """Return the "What to do:" part of an error's docstring."""
     return " ".join((inspect.getdoc(kind) or "").partition("What to do: ")[2].split())
 
 
@@ -160,7 +160,7 @@ def remedy(kind: type) -> str:
 
 
 def between_marks(page: str, name: str, text: str) -> str:
-    """Return a page with `text` between its marks of that name."""
+    """Return the page with `text` between the begin and end comments `name`."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     before, _, rest = page.partition(begin)
     _, found, after = rest.partition(end)
@@ -169,7 +169,7 @@ def between_marks(page: str, name: str, text: str) -> str:
 
 
 def alarms() -> Iterator[tuple[str, str, str]]:
-    """Return each alarm with its severity and description."""
+    """Yield (alarm, severity, description) of each alarm."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
             about = " ".join(rule["annotations"]["description"].split())
@@ -177,19 +177,19 @@ def alarms() -> Iterator[tuple[str, str, str]]:
 
 
 def metrics_page(page: str) -> str:
-    """Return the page of metrics with its tables."""
+    """Return the page of metrics with its generated tables."""
     text = table(("alarm", "severity", "meaning and remedy"), alarms())
     return between_marks(exposition.refresh(page), "alarms", text)
 
 
 def promises() -> Iterator[tuple[str, str, str]]:
-    """Return each promise, its tests in `make test`, and its other tests."""
+    """Yield (text, tests in `make test`, other tests) of each promise."""
     for one in tomllib.loads(PROMISES.read_text())["promise"]:
         yield one["text"], one["quick"], one["longer"]
 
 
 def development_page(page: str) -> str:
-    """Return the page with the table of promises."""
+    """Return the page of development with the table of promises."""
     head = ("promise", "in `make test`", "in `make test-all` and longer runs")
     return between_marks(page, "promises", table(head, promises()))
 

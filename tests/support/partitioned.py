@@ -1,4 +1,4 @@
-"""A deployment whose namespace "default" has partitions."""
+"""A deployment in which the namespace "default" can have several partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from purgatoryd.clients import Admin
 
 
 def start_partitioned(daemon: StartDaemon, partitions: int, *options: str) -> Daemon:
-    """Start "demo": with one partition a daemon without shards, else two shards."""
+    """Start the daemon "demo": without shards if `partitions` is 1, otherwise with two shards."""
     if partitions == 1:
         return daemon("demo", *options)
     real = daemon("demo", "--shards", "2", *options)

@@ -1,8 +1,8 @@
 """Create the pictures of docs/img: `python tests/support/pictures.py [SECONDS]`, with the project's
 folder on PYTHONPATH.
 
-web.png is the page of `purgatoryd web`, of a daemon that has worked for SECONDS; report.png is the
-page that `make report` has written, down to its second daemon.
+web.png shows the page of `purgatoryd web` for a daemon that has worked for SECONDS. report.png
+shows the page that `make report` has written, cut off above its second daemon.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "img"
 REPORT = ROOT / "build" / "report.html"
 SETTINGS = ("--capacity", "200000", "--payload-memory", "24M")
-# By namespace: timers in a batch, median of their delays in seconds, cancelled share.
+# For each namespace: (timers in a batch, median of their delays in seconds, fraction cancelled).
 LOADS = {
     "orders": (400, 8.0, 0.8), "leases": (150, 30.0, 0.5), "retries": (60, 1.5, 0.1),
     "reminders": (30, 20_000.0, 0.0),
@@ -42,9 +42,9 @@ LOADS = {
 BATCHES_PER_S = 20
 WIDTH = 1240
 SECOND = "h2 >> nth=1"
-"""Selector of the second daemon of the report."""
+"""Selector of the heading of the report's second daemon."""
 COLOURS = 256
-"""Number of colours of a picture, which reduces its size to a third."""
+"""Number of colours of a picture. The limit reduces the file size to a third."""
 
 
 def work(namespace: str, done: threading.Event) -> None:
@@ -63,7 +63,7 @@ def work(namespace: str, done: threading.Event) -> None:
 
 @contextmanager
 def at_work(daemon: Daemon) -> Iterator[threading.Event]:
-    """Run a daemon with loads, and a client that does not acknowledge."""
+    """Let clients work with a daemon, and one more client that does not acknowledge outcomes."""
     done = threading.Event()
     threads = [threading.Thread(target=work, args=(name, done)) for name in LOADS]
     with Raw(daemon) as slow:

@@ -1,9 +1,9 @@
-"""A promotion that dies after a step, with all processes that Spark runs for it.
+"""A promotion that kills itself after a step, together with all processes that Spark runs for it.
 
 python promote_killed.py LAKE NAME UNTIL_NS STEP
 
-STEP is stage_slice (Spark has written the rows of the window) or add (the daemon has the first
-ones).
+STEP is stage_slice (Spark has written the rows of the window) or add (the daemon has received the
+first rows).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from purgatoryd.pipeline.tier import Tier
 
 
 def deadly(step: Callable[..., Any]) -> Callable[..., None]:
-    """Return a step after which the process is killed."""
+    """Wrap a step, so that the process is killed after it."""
 
     def taken(*args: Any) -> None:
         step(*args)
@@ -36,7 +36,7 @@ def deadly(step: Callable[..., Any]) -> Callable[..., None]:
 
 
 def main(lake: str, name: str, until_ns: str, step: str) -> None:
-    """Promote until killed."""
+    """Promote timers due before `until_ns` until the process is killed."""
     hot, patch = BulkLoader(name), pytest.MonkeyPatch()
     small_pieces(patch, 5)
     where: Any = hot if step == "add" else promote

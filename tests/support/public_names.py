@@ -1,6 +1,6 @@
 """The names that users can type or read: `python tests/support/public_names.py` prints them.
 
-tests/support/public_names.txt is the stored copy: a change of the interface shows in its diff.
+tests/support/public_names.txt is the stored copy. A change of the interface shows in its diff.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def public(cls: type) -> set[str]:
 
 
 def commands(command: click.Command, title: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield each command without subcommands, with its words."""
+    """Yield (words, command) of each command that has no subcommands."""
     if not isinstance(command, click.Group):
         yield title, command
         return
@@ -65,7 +65,8 @@ def metrics() -> Iterator[str]:
 
 
 def members(name: str, value: object) -> Iterator[str]:
-    """Yield a class of the clients' API with its methods and attributes, or a function."""
+    """Yield the name of a class or function of the clients' API. For a class, also yield its
+    members."""
     yield name
     if inspect.isclass(value) and not issubclass(value, BaseException):
         for member in sorted(vars(value)):
@@ -132,8 +133,7 @@ def text() -> str:
 
 
 def printed() -> str:
-    """Return the same text from a new process, because it imports all modules, including
-    PySpark."""
+    """Return text() from a new process, because text() imports all modules, including PySpark."""
     return subprocess.run(
         [sys.executable, __file__], check=True, stdout=subprocess.PIPE, text=True
     ).stdout

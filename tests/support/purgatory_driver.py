@@ -1,4 +1,5 @@
-"""The purgatory in private memory: sessions that send batches, read inboxes, acknowledge."""
+"""The purgatory in private memory: sessions that send batches, read inboxes and acknowledge
+outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message, struct_format
 ALL, ANY, SUM, CLIENT = lib.PG_C_ALL, lib.PG_C_ANY, lib.PG_C_SUM, lib.PG_C_CLIENT
 QUORUM = lib.PG_C_QUORUM
 BASE_NOW = 2**64 - 1
-"""As the base of a SUM's key: the watermark at the time of arming."""
+"""Value for the base of a SUM's key: use the watermark at the time of arming."""
 
 NAMES = [(b"n", b"t"), (b"other", b"t")]
 UID = 1000
@@ -40,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Key(NamedTuple):
-    """A watch key of an operation: target, or a SUM's base and cap."""
+    """A watch key of an operation. `target`: for a SUM, the base. `cap`: only for a SUM."""
 
     name: bytes
     target: int
@@ -49,22 +50,22 @@ class Key(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A record and what it adds to the byte area."""
+    """A record, and the bytes that it adds to the byte area of a batch."""
 
     record: bytes
     area: bytes
 
 
 class Answer(NamedTuple):
-    """struct pg_result."""
+    """The fields of struct pg_result."""
 
     status: int
-    ended: int  # or the deadline
+    ended: int  # number of ended operations, or the deadline
     ticket: int
 
 
 class Mail(NamedTuple):
-    """One record of an OUTCOMES message; cause 0 is a CHECK."""
+    """One record of an OUTCOMES message. If the cause is 0, the record is a CHECK."""
 
     ticket: int
     cause: int
@@ -85,7 +86,7 @@ class Mail(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """An operation's notice."""
+    """The notice of an ended operation."""
 
     ticket: int
     cause: int
@@ -173,7 +174,7 @@ def extend(key: bytes, delay_ns: int, ticket: int) -> Command:
 
 class Reply(NamedTuple):
     answers: list[Answer]
-    ended: dict[int, list[bytes]]  # keys that CANCEL_FOR_KEY ended, by number of the record
+    ended: dict[int, list[bytes]]  # keys ended by CANCEL_FOR_KEY, by record number
     data: bytes
 
 
@@ -193,7 +194,7 @@ def split_ended(data: bytes) -> dict[int, list[bytes]]:
 
 
 class Purgatory(Core):
-    """A core with watch keys, whose real clock is its virtual one."""
+    """A core with watch keys. Its virtual clock is also its real clock."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**{**DEFAULTS, **config})
@@ -212,11 +213,11 @@ class Purgatory(Core):
 
     @property
     def pool(self) -> Any:
-        """struct pg_purgatory."""
+        """Return the struct pg_purgatory."""
         return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")[0]
 
     def once(self, message: bytes, uid: int = UID) -> bytes | None:
-        """Return the reply; None = send the same message again."""
+        """Handle a message. Return the reply; None = send the same message again."""
         used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
         state = lib.pg_handle(
             self.a, ffi.from_buffer(message), len(message), uid, 1, self.now_ns, self.now_ns,
@@ -230,19 +231,21 @@ class Purgatory(Core):
     def send(
         self, message: bytes, between: Callable[[], object] | None = None, uid: int = UID
     ) -> bytes:
-        """Return the reply, after as many calls as needed; `between` runs between them."""
+        """Send a message until the core replies. Return the reply. `between` runs before each
+        repetition."""
         for _ in range(10_000):
             reply = self.once(message, uid)
             if reply is not None:
                 return reply
             (between or self.publish_all)()
-        raise AssertionError("the message has no end")
+        raise AssertionError("the core asked for the same message 10,000 times")
 
     def sweep(self) -> None:
         lib.pg_sweep(self.a, self.now_ns, self._cursor, self.config["watermarks"])
 
     def mail(self, size: int = 1 << 20) -> dict[int, list[Mail]]:
-        """Return all outcomes not yet sent in this round, by session."""
+        """Return all outcomes that the core has not sent yet, by session. mail_again() makes it
+        send them again."""
         found: dict[int, list[Mail]] = {}
         session = ffi.new("uint64_t *")
         while used := lib.pg_inbox(self.a, session, self._mail, size):
@@ -256,7 +259,7 @@ class Purgatory(Core):
             lib.pg_inbox_to(self.a, one)
 
     def verdicts(self, since: int) -> Iterator[Verdict]:
-        """Yield operations' notices in the replay buffer from a position on."""
+        """Yield the notices of operations in the replay buffer, beginning at position `since`."""
         for position in range(since, self.header.replay_tail):
             entry = self.entry(position)
             flags = (
@@ -275,16 +278,16 @@ class Purgatory(Core):
                 elapsed_ns,
             )  # fmt: skip
 
-    # ---- what stands in the arena ----
+    # ---- contents of the arena ----
 
     def operation(self, slot: int) -> Any:
-        """Return struct pg_operation of a slot that has one."""
+        """Return the struct pg_operation of a slot that contains an operation."""
         blob = self.rows(lib.PG_R_COLD, "pg_cold")[slot].blob
         at = self._base + self.header.regions[lib.PG_R_BLOBS].offset + blob * lib.PG_GRANULE
         return ffi.cast("struct pg_operation *", at)
 
     def operations(self) -> list[int]:
-        """Return slots of armed and ended operations."""
+        """Return the slots of all armed and ended operations."""
         hot = self.rows(lib.PG_R_HOT, "pg_hot")
         return [
             slot for slot in range(self.header.capacity + 1)
@@ -292,7 +295,7 @@ class Purgatory(Core):
         ]  # fmt: skip
 
     def watermarks(self) -> Iterator[tuple[bytes, Any]]:
-        """Yield watch keys and their rows (struct pg_watched)."""
+        """Yield (watch key, its row as struct pg_watched)."""
         rows = self.rows(lib.PG_R_WATERMARKS, "pg_watched")
         blobs = self.region(lib.PG_R_BLOBS)
         for i in range(self.config["watermarks"]):
@@ -304,13 +307,14 @@ class Purgatory(Core):
                 yield key[:length], rows[i]
 
     def rows_of_sessions(self) -> dict[int, int]:
-        """Return the number of messages in the inbox of each open session."""
+        """Return the number of messages in the inbox of each open session, by session id."""
         rows = ffi.cast("struct pg_session *", self._secret + self.secret.rows_offset)
         all_rows = (rows[i] for i in range(self.secret.sessions))
         return {row.id: row.inbox_count for row in all_rows if row.id}
 
     def counts(self) -> dict[str, int]:
-        """Return all counts that have to return to their initial values."""
+        """Return the counts that must have their initial values once all timers and operations are
+        gone."""
         m, p = self.metrics, self.pool
         return {
             "live": m.live, "operations": m.operations, "outcomes": m.outcomes,
@@ -347,7 +351,7 @@ def split_mail(message: bytes, session: int) -> Iterator[Mail]:
 
 
 class Owner:
-    """One session."""
+    """An owner of operations: one session."""
 
     def __init__(self, core: Purgatory, nonce: int = 1, uid: int = UID) -> None:
         self.core = core
@@ -358,13 +362,14 @@ class Owner:
         self.sequence = wire.decode_welcome(reply.body).last
         self.newest = b""
         self.behind = 0
-        """Number of batches between the next one and the oldest one without an answer."""
+        """Number of batches between the next batch and the oldest unanswered batch."""
 
     def _ask(self, message: bytes, between: Callable[[], object] | None = None) -> bytes:
         return self.core.send(message, between, self.uid)
 
     def message(self, commands: Sequence[Command], rows: bytes = b"") -> bytes:
-        """Return the next batch as bytes; `rows`: rows of a bulk load for its records."""
+        """Return the next batch as bytes. `rows`: the bulk load rows to which its records
+        belong."""
         self.sequence += 1
         names = wire.encode_names(NAMES)
         self.newest = (
@@ -382,11 +387,11 @@ class Owner:
         return self.reply(self._ask(self.message(commands), between)).answers
 
     def bulk_load(self, rows: tuple[bytes, int, int], *commands: Command) -> list[Answer]:
-        """Send a batch of a bulk load's rows: (id, first row, fencing_token)."""
+        """Send a batch with rows of a bulk load. `rows`: (id, first row, fencing token)."""
         return self.reply(self._ask(self.message(commands, wire.ROWS.pack(*rows)))).answers
 
     def ask_bulk_load(self, bulk_load: bytes, action: int, **about: Any) -> wire.BulkLoadInfo:
-        """Send a BULK_LOAD message; `about`: namespace, fencing_token, start."""
+        """Send a BULK_LOAD message. `about`: namespace, fencing_token, start."""
         reply = wire.decode_reply(
             self._ask(wire.encode_bulk_load(1, self.id, bulk_load, action, **about))
         )
@@ -423,7 +428,7 @@ class Owner:
 
 
 def handle(core: Purgatory, message: bytes, now_ns: int, received_ns: int | None = None) -> int:
-    """Call the core as the daemon does."""
+    """Handle a message as the daemon does. Return the core's state after it."""
     reply, used, wait = bytearray(MESSAGE_MAX), ffi.new("uint64_t *"), ffi.new("int64_t *")
     times_ns = (now_ns if received_ns is None else received_ns, now_ns)
     bytes_in, bytes_out = ffi.from_buffer(message), ffi.from_buffer(reply)

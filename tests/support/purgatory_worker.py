@@ -1,6 +1,7 @@
-"""Processes that a test starts, lets work, and kills: `python purgatory_worker.py JOB ...`
+"""Worker processes that a test starts and kills while they work: `python purgatory_worker.py JOB
+...`
 
-They report their work on stdout, one line for each step, before they continue.
+A worker writes a line to stdout after each step, before it continues.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ KEYS = [f"shared:{n}" for n in range(8)]
 
 
 def start(job: str, *args: object) -> subprocess.Popen[str]:
-    """Start a worker process; its stdout is text."""
+    """Start a worker process. Its stdout is a pipe that gives text."""
     command = [sys.executable, str(Path(__file__)), job, *map(str, args)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def say(*words: object) -> None:
-    """Write one line with one system call, so that it is complete or missing."""
+    """Write one line with one system call, so that the line is either complete or missing."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def advance(*pairs: str) -> None:
-    """Advance each of key=watermark."""
+    """Advance watch keys. `pairs`: "key=watermark"."""
     with Purgatory("demo", namespace="broker") as p:
         for pair in pairs:
             key, watermark = pair.split("=")
@@ -39,7 +40,7 @@ def advance(*pairs: str) -> None:
 
 
 def own(count: str, timeout: str) -> None:
-    """Arm operations, one of them with a CLIENT condition, and then only wait."""
+    """Arm operations, one of them with a client condition. Then wait for the kill."""
     p = Purgatory("demo", namespace="broker")
     for n in range(int(count)):
         p.watch(f"own:{n}", AllOf({"never": 1}), float(timeout), topic="ends")
@@ -50,7 +51,7 @@ def own(count: str, timeout: str) -> None:
 
 
 def churn(seed: str) -> None:
-    """Arm and trigger at random, without end."""
+    """Arm and trigger operations at random, endlessly."""
     rng = random.Random(seed)
     with Purgatory("demo", namespace="broker") as p:
         deeds: list[Callable[[str], object]] = [
@@ -68,7 +69,8 @@ def churn(seed: str) -> None:
 
 
 def arm(p: Purgatory, rng: random.Random, keys: list[str]) -> None:
-    """Arm operations and print their keys: the parent relies on the end of each printed one."""
+    """Arm an operation, and print its ticket. The parent process relies on the end of each printed
+    operation."""
     targets = {key: rng.randint(1, 1000) for key in keys}
     conditions: list[Callable[[], AnyCondition]] = [
         lambda: AllOf(targets),

@@ -1,4 +1,4 @@
-"""An owner of operations without the client library, which sends only what a test requests."""
+"""An owner of operations without the client library. It sends only what a test requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DELAY_NS = 10**12
 
 
 def record(op: int, key: bytes, area: bytes = b"", **fields: int) -> Record:
-    """Return a record with str key and its part of the byte area."""
+    """Return (record with a str key, its part of the byte area)."""
     f = dict.fromkeys(
         ("mode", "time_kind", "flags", "payload_len", "ext_len", "time_ns", "value"), 0
     )
@@ -39,7 +39,7 @@ def trigger(op: Op, key: bytes, value: int = 0) -> Record:
 
 
 def watching(ext: bytes, mode: int = Condition.ALL, **fields: int) -> Record:
-    """Return a WATCH with these bytes as watch keys."""
+    """Return a WATCH record with these bytes as its watch keys."""
     given = {"ext_len": len(ext), "time_kind": TimeKind.DELAY, "time_ns": DELAY_NS} | fields
     return record(Op.WATCH, b"w", ext, mode=mode, **given)
 
@@ -51,7 +51,7 @@ def watch(key: bytes, watched: bytes, target: int, mode: int = Condition.ALL) ->
 
 
 class Raw:
-    """An owner of operations that sends nothing by itself."""
+    """An owner of operations. It never sends a message that the test has not requested."""
 
     def __init__(self, demo: Daemon, grace_ns: int = 0) -> None:
         self.endpoint = demo.paths.cmd_endpoint
@@ -69,7 +69,7 @@ class Raw:
         self.socket.connect(self.endpoint)
 
     def reconnect(self) -> None:
-        """Open another connection, of which the daemon knows nothing yet."""
+        """Close the connection and open another connection, which the daemon does not know yet."""
         self.socket.close(0)
         self.pushed.clear()
         self.connect()
@@ -85,7 +85,7 @@ class Raw:
         self.socket.send(message)
 
     def receive(self, kind: Message) -> wire.Reply:
-        """Return the next message of a kind; OUTCOMES before it are stored."""
+        """Return the next message of a kind. Store OUTCOMES messages that arrive before it."""
         if kind == Message.OUTCOMES and self.pushed:
             return self.pushed.pop(0)
         while True:
@@ -99,7 +99,7 @@ class Raw:
         self.send(self.encode_batch(*records, session=session))
 
     def encode_batch(self, *records: Record, session: int = 0) -> bytes:
-        """Return the next batch."""
+        """Return the next batch as bytes."""
         self.sequence += 1
         head = wire.encode_frame(
             Message.BATCH, session or self.session, self.sequence, count=len(records), names=1,
@@ -108,7 +108,8 @@ class Raw:
         return head + NAMES + b"".join(r for r, _ in records) + b"".join(b for _, b in records)
 
     def results(self) -> list[tuple[int, int]]:
-        """Return (status, operations ended or deadline) per record of the next answer."""
+        """Return (status, number of ended operations or deadline) for each record of the next
+        answer."""
         reply = self.receive(Message.BATCH)
         assert reply.error == 0, reply
         return [(word & 0xFF, value) for word, value in wire.decode_results(reply.body)]
@@ -118,7 +119,7 @@ class Raw:
         return self.results()
 
     def outcomes(self) -> list[wire.RawOutcome]:
-        """Return the next outcomes that the daemon sends."""
+        """Return the outcomes in the next OUTCOMES message of the daemon."""
         reply = self.receive(Message.OUTCOMES)
         assert reply.session == self.session
         return wire.decode_outcomes(reply.body, reply.records)
@@ -128,6 +129,6 @@ class Raw:
         self.send(wire.encode_acks(session or self.session, acks))
 
     def ping(self, session: int | None = None) -> wire.Reply:
-        """Send a PING; its answer shows that earlier messages are done."""
+        """Send a PING. Its answer shows that the daemon has handled all earlier messages."""
         self.send(wire.encode_frame(Message.PING, self.session if session is None else session))
         return self.receive(Message.PING)

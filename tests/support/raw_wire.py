@@ -1,7 +1,7 @@
-"""A client that uses only the wire: struct and pyzmq, with offsets written out by hand.
+"""A client that uses only struct and pyzmq, with all formats of the wire protocol written by hand.
 
-It shares no code with the package, so it can send messages that the client library cannot, and a
-change of the wire cannot be hidden by formats that changed with it.
+It shares no code with the package. So it can send messages that the client library cannot send, and
+it fails if a change of the package changes the wire protocol.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
     @property
     def results(self) -> list[tuple[int, int, int]]:
-        """(status, ticket, deadline_ns) of each record of a batch."""
+        """Return (status, ticket, deadline_ns) of each record of a batch."""
         return [(word & 0xFF, word >> 8, at_ns) for word, at_ns in _RESULT.iter_unpack(self.body)]
 
     @property
@@ -51,12 +51,12 @@ class Answer(NamedTuple):
 
     @property
     def first_info(self) -> tuple[int, bytes]:
-        """(status, names, key and payload) of the first record of a query."""
+        """Return (status, bytes of names, key and payload) of the first record of a query."""
         return self.body[0], self.body[_INFO.size :]
 
     @property
     def newest_sequences(self) -> dict[tuple[bytes, bytes], int]:
-        """(namespace, topic) -> newest sequence, of an ADVANCE."""
+        """Return the newest sequences in the answer to an ADVANCE, by (namespace, topic)."""
         newest, at = {}, 0
         for _ in range(self.records):
             sequence, _, n, t = _TAIL.unpack_from(self.body, at)
@@ -71,7 +71,7 @@ def frame(
     version: int = VERSION, count: int = 0, names: int = 0, error: int = 0,
     names_bytes: int = 0, flags: int = 0, at_ns: int | None = None,
 ) -> bytes:  # fmt: skip
-    """The 64 bytes that begin a message."""
+    """Return the 64 bytes that begin a message."""
     if at_ns is not None:
         flags |= 1
     return _FRAME.pack(
@@ -93,7 +93,7 @@ def record(
 def put(
     key: bytes, delay_ns: int = HOUR_NS, payload: bytes = b"", name: int = 0
 ) -> tuple[bytes, bytes]:
-    """Return record and bytes of an add."""
+    """Return (record, bytes for the byte area) of an add."""
     head = record(
         PUT, len(key), name=name, time_kind=DELAY, payload_len=len(payload), time_ns=delay_ns
     )
@@ -101,7 +101,7 @@ def put(
 
 
 def cancel(key: bytes, name: int = 0) -> tuple[bytes, bytes]:
-    """Return record and bytes of a cancel."""
+    """Return (record, bytes for the byte area) of a cancel."""
     return record(CANCEL, len(key), name=name), key
 
 
@@ -155,7 +155,7 @@ class Raw:
         self.socket.send_multipart(parts)
 
     def receive(self) -> Answer:
-        """Return the next answer; raises zmq.Again if none arrives in time."""
+        """Return the next answer. Raises zmq.Again if no answer arrives in time."""
         (data,) = self.socket.recv_multipart()
         return answer(data)
 
@@ -164,7 +164,7 @@ class Raw:
         return self.receive()
 
     def hello(self, nonce: bytes | None = None) -> Answer:
-        """Open a session, and continue after the newest batch that the daemon applied."""
+        """Open a session. The next batch follows the newest batch that the daemon has applied."""
         nonce = os.urandom(16) if nonce is None else nonce
         found = self.ask(frame(HELLO) + nonce + bytes(16))
         if found.error == 0:

@@ -1,4 +1,4 @@
-"""A real daemon process on a private directory, for tests that need one."""
+"""A real daemon process with a private run directory, for tests that need a daemon."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from purgatoryd.shm_layout.wal import Contents, Frame, Walk, contents, segments,
 Value = TypeVar("Value")
 
 PATIENCE_S = 30.0
-"""Seconds after which a test fails because a fact has not become true. Tests do not wait that long
-otherwise."""
+"""Seconds after which a test fails because a fact has not become true. A passing test does not wait
+that long."""
 
 
 class DaemonFailed(Exception):
-    """The daemon ended, or reported nothing, before it was ready; `stderr` is its output."""
+    """The daemon ended before it was ready, or reported nothing in time. `stderr`: its output."""
 
     def __init__(self, code: int | None, stderr: str) -> None:
-        super().__init__(f"exit code {code}; it said:\n{stderr}")
+        super().__init__(f"exit code {code}; stderr:\n{stderr}")
         self.code = code
         self.stderr = stderr
 
 
 class Daemon:
-    """`purgatoryd run` as a child process; started and ready after construction."""
+    """`purgatoryd run` as a child process. The constructor starts it and waits until it is
+    ready."""
 
     def __init__(
         self,
@@ -61,17 +62,17 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Pid of the running daemon, or of the last one."""
+        """Pid of the daemon's newest process."""
         return self.process.pid
 
     @property
     def running(self) -> bool:
-        """True until the process has ended."""
+        """False once the process has ended."""
         return self.process.poll() is None
 
     @property
     def stderr(self) -> str:
-        """Output of the last process of this daemon to stderr so far."""
+        """Output that the newest process of this daemon has written to stderr so far."""
         return self._log.read_text()
 
     @property
@@ -79,19 +80,20 @@ class Daemon:
         return self.dir / f"{self.name}.stderr"
 
     def start(self, *args: str) -> None:
-        """Start the process, and wait until it is ready; `args` replace the earlier ones."""
+        """Start the process, and wait until it is ready. `args`, if any, replace the earlier
+        arguments."""
         self.args = args or self.args
         self.begin()
         self.await_ready()
 
     def begin(self) -> None:
-        """Start the process without waiting."""
+        """Start the process without waiting until it is ready."""
         arguments = ["run", "--name", self.name, *self.args]
         with self._log.open("wb") as log:
             self.process = begin(self.python, arguments, self.dir, self.env, log)
 
     def await_ready(self) -> None:
-        """Wait until a process from begin() is ready. Raises DaemonFailed."""
+        """Wait until the process that begin() started is ready. Raises DaemonFailed."""
         assert self.process.stdout is not None
         end = time.monotonic() + PATIENCE_S
         line = b""
@@ -108,11 +110,11 @@ class Daemon:
         assert line.startswith(b"ready"), line
 
     def stop(self) -> None:
-        """Send SIGTERM; the daemon must end cleanly, with exit code 0."""
+        """Send SIGTERM. The daemon must end cleanly, with exit code 0."""
         if self.running:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE_S)
-        assert code == 0, f"exit code {code}; it said:\n{self.stderr}"
+        assert code == 0, f"exit code {code}; stderr:\n{self.stderr}"
 
     def kill(self) -> None:
         """Send SIGKILL, as in a crash."""
@@ -120,12 +122,12 @@ class Daemon:
         self.process.wait(PATIENCE_S)
 
     def restart(self, *args: str) -> None:
-        """Stop cleanly and start; `args` replace the earlier ones."""
+        """Stop the daemon cleanly, and start it. `args`, if any, replace the earlier arguments."""
         self.stop()
         self.start(*args)
 
     def close(self) -> None:
-        """End a daemon that still runs, cleanly; its arena files stay."""
+        """Stop the daemon cleanly if it still runs. Its arena files stay."""
         try:
             if self.running:
                 self.stop()
@@ -137,14 +139,14 @@ class Daemon:
 
 
 def clean_environment(directory: Path) -> dict[str, str]:
-    """Return this environment without settings of the project, and with `directory` for the
-    sockets."""
+    """Return the environment of this process without settings of the project, with `directory` as
+    the run directory."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PURGATORYD_")}
     return inherited | {"PURGATORYD_DIR": str(directory)}
 
 
 def remove_arena_files(paths: Paths) -> None:
-    """Remove the existing arena files of a daemon, including unfinished ones."""
+    """Remove the arena files of a daemon that exist, including unfinished files."""
     births = (f"{paths.arena}.new", f"{paths.arena}.next", f"{paths.private}.new")
     for arena_file in (paths.arena, paths.private, *births):
         with contextlib.suppress(posix_ipc.ExistentialError):
@@ -152,7 +154,7 @@ def remove_arena_files(paths: Paths) -> None:
 
 
 def eventually(fact: Callable[[], Value], patience_s: float = PATIENCE_S) -> Value:
-    """Return the first true value of `fact`."""
+    """Call `fact` until it returns a true value. Return this value."""
     end_s = time.monotonic() + patience_s
     while not (value := fact()):
         assert time.monotonic() < end_s, "the expected fact did not become true"
@@ -175,8 +177,8 @@ def stats(daemon: Daemon) -> dict[str, int]:
 
 
 def notices(reader: Reader, namespace: str, topic: str, first: int = 1) -> list[wire.RawNotice]:
-    """Return all notices of a topic from sequence `first` on, from the replay buffer; none may be
-    lost."""
+    """Return all notices of a topic in the replay buffer, beginning at sequence `first`. No notice
+    may be lost."""
     _, last = reader.newest_sequences(namespace)[topic]
     lost, bodies = reader.replay(namespace, topic, first, last)
     assert lost == first - 1
@@ -185,7 +187,8 @@ def notices(reader: Reader, namespace: str, topic: str, first: int = 1) -> list[
 
 
 def sent(daemon: Daemon, namespace: str) -> int:
-    """Return how many notices of a namespace the socket has; 0 while any notice waits for it."""
+    """Return how many notices of a namespace were given to the socket; 0 while any notice of the
+    daemon still waits for the socket."""
     with contextlib.closing(Reader.attach(daemon.paths)) as reader:
         waiting = reader.header.replay_tail - reader.header.published
         return (
@@ -194,7 +197,7 @@ def sent(daemon: Daemon, namespace: str) -> int:
 
 
 def wal_frames(folder: Path) -> list[Frame]:
-    """Return the records in a daemon's folder: of all arenas, one after the other."""
+    """Return all records of the WAL in a daemon's folder, arena by arena."""
     found, walk = [], Walk()
     for file in segments(folder):
         if uuid_of(file.path) != walk.uuid:
@@ -206,12 +209,13 @@ def wal_frames(folder: Path) -> list[Frame]:
 
 
 def wal_entries(folder: Path) -> list[Contents]:
-    """Return the published notices, from the WAL in a daemon's folder."""
+    """Return the contents of all "entry" records of the WAL in a daemon's folder: the published
+    notices."""
     return [contents(frame) for frame in wal_frames(folder) if frame.kind == "entry"]
 
 
 def refused(start: Callable[[], object]) -> str:
-    """Return the error of a daemon that must not start: one line, no traceback."""
+    """Check that a start fails with an error of one line, without a traceback. Return the error."""
     with pytest.raises(DaemonFailed) as caught:
         start()
     assert caught.value.code not in (0, None)
@@ -240,7 +244,7 @@ def used(daemon: Callable[..., Daemon], *args: str) -> Daemon:
 
 
 def free_port() -> int:
-    """Return a free port of the loopback, the next one of which is also free."""
+    """Return a port of the loopback interface. The port and the next port are free."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -253,7 +257,7 @@ def free_port() -> int:
 
 
 class StartDaemon(Protocol):
-    """Starts a daemon; `args` are those of `purgatoryd run`."""
+    """A function that starts a daemon. `args`: arguments of `purgatoryd run`."""
 
     def __call__(
         self, name: str = "demo", *args: str, env: Mapping[str, str] | None = None

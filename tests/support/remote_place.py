@@ -1,4 +1,4 @@
-"""A daemon behind tcp with CURVE."""
+"""A daemon that clients reach over TCP with CURVE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UID = 4242
 
 
 class Place(NamedTuple):
-    """A daemon behind tcp, and the keys that may connect to it."""
+    """A daemon that clients reach over TCP, with what a client needs to connect."""
 
     daemon: Daemon
     remote: Remote
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def remote_place(daemon: StartDaemon, tmp_path: Path) -> Place:
-    """Start a daemon that accepts one key, by loopback."""
+    """Start a daemon that listens on the loopback interface and accepts one client key."""
     server = curve.generate(tmp_path / "server")
     client = curve.generate(tmp_path / "client")
     allowed = tmp_path / "allowed"

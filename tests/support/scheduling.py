@@ -1,12 +1,12 @@
-"""Order and grouping of tests that run at the same time.
+"""The order and grouping of tests that run in parallel.
 
-A pytest plugin, for runs with `-n` and for runs next to each other. A test with the mark `alone`
-runs while no other test of this checkout does; such tests come last. Tests that share a fixture of
-their module go to one worker, so that it is created once. They come first, because such a fixture
-may take minutes: a guest machine, containers, packages.
+A pytest plugin, for runs with `-n` and for several runs at the same time. A test with the mark
+`alone` runs while no other test of this checkout runs. Such tests come last. Tests that share a
+fixture of their module run in one worker, so that the fixture is created once. These tests come
+first, because such a fixture may take minutes: a guest machine, containers, packages.
 
 Tests in tests/spark share one JVM. They run in a process of their own, because each worker of
-pytest-xdist imports all files that it collects: no other process imports PySpark.
+pytest-xdist imports all files that it collects. So no other process imports PySpark.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pytest
 
 SPARK = Path(__file__).resolve().parents[1] / "spark"
 IMPORTER = pytest.StashKey[str]()
-"""First test, or test file, after which this process had imported PySpark."""
+"""The first test or test file after which PySpark was imported in this process."""
 FOREIGN = pytest.StashKey[list[str]]()
-"""The same for each process that had no test of Spark."""
+"""The IMPORTER of each process that imported PySpark but ran no Spark tests."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "alone: runs while no other test does")
+    config.addinivalue_line("markers", "alone: runs while no other test runs")
     config.stash[FOREIGN] = []
 
 
@@ -36,7 +36,7 @@ def of_spark(item: pytest.Item) -> bool:
 
 
 def _shares(item: pytest.Item) -> bool:
-    """Return whether a test uses a fixture that the tests of its file share."""
+    """Return whether a test uses a fixture that its file shares between tests."""
     known: dict[str, Sequence[pytest.FixtureDef[Any]]]
     known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     fixtures = (definitions[-1] for definitions in known.values())
@@ -47,7 +47,8 @@ def _shares(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Group tests before pytest-xdist looks; groups come first, tests that run alone last."""
+    """Group tests before pytest-xdist reads the groups. Put groups first, and tests that run alone
+    last."""
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.xdist_group("alone"))
@@ -66,8 +67,8 @@ def _place(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail if pytest-xdist does not group: each worker would then create the fixtures of
-    modules."""
+    """Fail if pytest-xdist ignores the groups, because each worker would then create the shared
+    fixtures."""
     if getattr(session.config.option, "loadgroup", False):
         grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
         assert all("@" in item.nodeid for item in grouped), "pytest-xdist does not know this pytest"
@@ -75,7 +76,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Wait for the test's lock; the time limit of the test begins afterwards."""
+    """Wait for the lock that the test needs. The time limit of the test begins after that."""
     folder = item.config.rootpath / "build"
     folder.mkdir(exist_ok=True)
     with (folder / "tests.lock").open("w") as lock:
@@ -105,8 +106,8 @@ def pytest_make_collect_report(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run if a process without tests of Spark imported PySpark. A worker only reports it:
-    pytest-xdist ignores its exit code."""
+    """Fail the run if a process that ran no Spark tests imported PySpark. A worker only reports
+    this to the main process, because pytest-xdist ignores the exit code of a worker."""
     config = session.config
     importer = config.stash.get(IMPORTER, None)
     if importer is not None and not any(map(of_spark, session.items)):
@@ -120,7 +121,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the report of a worker that has finished."""
+    """Store the report of a worker that has finished."""
     output = getattr(node, "workeroutput", {})  # a crashed worker has no output
     if "importer" in output:
         node.config.stash[FOREIGN].append(output["importer"])

@@ -1,4 +1,4 @@
-"""The service manager's side of NOTIFY_SOCKET."""
+"""A test's service manager, which receives the messages to NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from real_daemon import PATIENCE_S
 
 
 def readable(file: Any) -> bool:
-    """Return whether data, or the end of the file, can be read."""
+    """Return whether data or the end of the file can be read without waiting."""
     return bool(select.select([file], [], [], 0)[0])
 
 
 class Manager:
-    """A service manager's end of NOTIFY_SOCKET."""
+    """A service manager that listens on NOTIFY_SOCKET."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -26,16 +26,16 @@ class Manager:
         self.socket.settimeout(PATIENCE_S)
 
     def received(self) -> list[str]:
-        """Return all lines received so far."""
+        """Return all lines that have arrived since the last call."""
         lines: list[str] = []
         while readable(self.socket):
             lines += self.socket.recv(4096).decode().splitlines()
         return lines
 
     def hears(self, line: str) -> list[str]:
-        """Return all lines up to the first one with this beginning."""
+        """Wait for a line that begins with `line`. Return all lines up to it."""
         received: list[str] = []
-        # without a limit, heartbeats would continue the loop for ever
+        # without a time limit, heartbeats would keep this loop running forever
         end_s = time.monotonic() + 2 * PATIENCE_S
         while not any(one.startswith(line) for one in received):
             assert time.monotonic() < end_s, f"no {line} in {received[-20:]}"
@@ -44,7 +44,8 @@ class Manager:
 
 
 def fill(manager: Manager) -> None:
-    """Fill the queue with datagrams, of senders none of which is at its own limit."""
+    """Fill the queue of the manager with datagrams, each from another sender, so that no sender
+    reaches its own limit."""
     with contextlib.suppress(BlockingIOError):
         while True:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

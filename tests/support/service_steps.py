@@ -1,7 +1,7 @@
 """Steps of test_service.py that run inside its container and check the units.
 
-Writes {step: None, or the reason of its failure} as JSON to the given file. The steps depend on
-each other, in their order.
+It writes a JSON object to the given file: for each step null, or the reason of its failure. Each
+step depends on the steps before it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STATE = Path("/var/lib/purgatoryd")
 PROBED = STATE / "probed.json"
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 LOCKED = 0, errno.ENOMEM
-"""Allowed results of mlock: a container's limit may be lower than that of the unit."""
+"""Allowed results of mlock: the container's limit may be lower than the unit's limit."""
 REALTIME = "Max realtime priority +10"
 KEYS = "server", "worker"
 PORT = 47_431
@@ -88,7 +88,7 @@ def eventually(fact: Callable[[], Value]) -> Value:
 
 
 def another(pid: int, unit: str = "purgatoryd") -> int:
-    """Return the main process once it is ready and not `pid`."""
+    """Wait until a new main process runs, whose pid is not `pid`. Return its pid."""
     running = partial(shown, "SubState", unit)
     return eventually(lambda: (now := main_pid(unit)) != pid and running() == "running" and now)
 
@@ -100,7 +100,7 @@ def ticket_of(key: str, name: str = "default", namespace: str = "default") -> in
 
 
 def as_user(name: str, act: Callable[[], object]) -> str:
-    """Run `act` in a process of that user; return the name of its error, or ""."""
+    """Run `act` in a process of this user. Return the class name of its exception, or ""."""
     read_fd, write_fd = os.pipe()
     if os.fork() == 0:
         user = pwd.getpwnam(name)
@@ -246,7 +246,7 @@ def probe() -> None:
 
 
 def memory_of_a_node() -> None:
-    """Make all requests to the kernel that a daemon makes on a machine of several nodes."""
+    """Make all system calls for memory that a daemon makes on a machine with several NUMA nodes."""
     node = min(topology.read(None).memory_nodes)
     memory.prefer(node)
     with mmap.mmap(-1, 1 << 20) as mapping:
@@ -256,7 +256,7 @@ def memory_of_a_node() -> None:
 
 
 def no_priority() -> None:
-    """Make requests that the kernel refuses as EINVAL if the filter of system calls lets them
+    """Make a request that the kernel refuses with EINVAL if the unit's system call filter lets it
     pass."""
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(0))
 
@@ -271,7 +271,7 @@ def errno_of(act: Callable[[], None]) -> int:
 
 
 def drop_ins_of_the_docs_open_what_they_say() -> None:
-    """Check the drop-ins of the docs: remote clients, SCHED_FIFO, and locked memory."""
+    """Check that the drop-ins in the docs allow remote clients, SCHED_FIFO, and locked memory."""
     [remote] = re.findall(r"```ini\n(.*?)```", OPERATIONS.read_text(), re.DOTALL)
     drop_in("purgatoryd@far", f"{remote}RestrictRealtime=no\nLimitRTPRIO=10\n{PROBE}")
     keys = {name: purgatoryd("keygen", f"/var/lib/{name}.key")[1].strip() for name in KEYS}
@@ -320,7 +320,7 @@ ENDPOINT = "http://127.0.0.1:9464/metrics"
 
 
 def scraped() -> dict[str, float]:
-    """Return the scraped samples, name{labels} -> value."""
+    """Scrape the endpoint. Return the value of each sample, by name{labels}."""
     with urllib.request.urlopen(ENDPOINT, timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -328,7 +328,7 @@ def scraped() -> dict[str, float]:
 
 
 def reported(sample: str) -> float | None:
-    """Return a sample; None while nobody answers."""
+    """Return the value of a sample; None while the endpoint does not answer or lacks the sample."""
     try:
         return scraped()[sample]
     except (OSError, KeyError):
@@ -348,7 +348,7 @@ def the_endpoint_tells_whether_the_daemon_is_up() -> None:
     assert reported('purgatoryd_adds_total{daemon="web"}') == 1
     assert shown("ActiveState", "purgatoryd-metrics@web") == "active"
     assert shown("User", "purgatoryd-metrics@web") == "purgatoryd"
-    systemctl("start", "purgatoryd-metrics@other", check=False)  # at the same address
+    systemctl("start", "purgatoryd-metrics@other", check=False)  # its address is in use
     eventually(lambda: shown("ActiveState", "purgatoryd-metrics@other") == "failed")
     assert shown("ExecMainStatus", "purgatoryd-metrics@other") == "7"
     assert shown("NRestarts", "purgatoryd-metrics@other") == "0"
@@ -397,7 +397,7 @@ def a_unit_with_a_wal_has_its_timers_also_without_shared_memory() -> None:
 
 
 def forget_memory_of(name: str) -> None:
-    """Remove the daemon's memory, as a reboot does."""
+    """Remove the arena files of daemons whose name begins with `name`, as a reboot does."""
     found = [*Path("/dev/shm").glob(f"purgatoryd.{name}*")]
     assert found
     for path in found:
@@ -452,7 +452,7 @@ def has_far(shard: int) -> bool:
 
 
 def fires_meanwhile(shard: int) -> None:
-    """Arm a timer in this shard and wait until it fires."""
+    """Arm a timer in this shard, and wait until it fires."""
     name = name_in(shard)
     with Subscriber("many", namespace=name) as notices, Client("many", namespace=name) as client:
         client.add("near", delay=0.2)

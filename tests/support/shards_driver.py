@@ -1,4 +1,5 @@
-"""Shards, and a ledger of their obligations, which resharding must not change."""
+"""The shards of a deployment, and a ledger of what they must still do. Resharding must not change
+this ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LATE_NS = 2 * FAR_NS
 PARTS = b"parts"
 """The namespace whose keys are partitioned."""
 OWNED = b"n"
-"""Namespace of the owner's operations and of its bulk load: the first name of the driver."""
+"""The namespace of the owner's operations and bulk load: the first name in the driver's NAMES."""
 NONCE, UID, BULK_LOAD = 77, 4321, bytes(range(1, 17))
 SIZES = {
     "capacity": 128,
@@ -42,13 +43,13 @@ class Shards:
         self.placements = placements
 
     def of(self, namespace: bytes, key: bytes) -> Purgatory:
-        """Return the shard of a key."""
+        """Return the core of the shard to which a key belongs."""
         shards = self.placements[namespace]
         partition = int(lib.pg_partition(key, len(key), len(shards)))
         return self.cores[shards[partition]]
 
     def routes(self, to: Mapping[bytes, tuple[int, ...]], shard: int) -> dict[str, Route]:
-        """Return the routes from one shard to the new placement."""
+        """Return the routes from one shard to the new placement, by namespace."""
         mine = (name for name, shards in self.placements.items() if shard in shards)
         return {name.decode(): Route(to[name], fresh_topics=len(to[name]) > 1) for name in mine}
 
@@ -59,13 +60,14 @@ class Shards:
 
 def as_arena(core: Purgatory) -> Arena:
     """Return a core in private memory as an Arena, for functions that take one."""
-    arena = Arena.__new__(Arena)  # skips __init__, which needs arena files
+    arena = Arena.__new__(Arena)  # without __init__, which needs arena files
     arena._a, arena._base, arena._secret = core.a, core._base, core._secret
     return arena
 
 
 def as_core(arena: Arena) -> Purgatory:
-    """Return an arena in shared memory as a core of the drivers; valid while the arena is open."""
+    """Return an arena in shared memory as a core of the test drivers. It is valid while the arena
+    is open."""
     core = Purgatory()
     core.a, core._base, core._secret = arena.struct, arena._base, arena._secret
     core.arena, core.private = arena.mappings
@@ -74,19 +76,19 @@ def as_core(arena: Arena) -> Purgatory:
 
 
 def renamed(batch: bytes, session: int) -> bytes:
-    """Return the same batch of a session whose id has changed."""
+    """Return the batch with another session id."""
     return batch[:8] + session.to_bytes(8, "little") + batch[16:]
 
 
 class Ledger:
-    """Acknowledged timers and operations, and their results."""
+    """A record of acknowledged timers and operations, and of their results."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.given: set[int] = set()
         """Every ticket that any shard ever assigned."""
         self.expected: dict[int, tuple[bytes, bytes, bytes]] = {}
-        """Namespace, key and payload of each ticket that has to fire once."""
+        """For each ticket that still has to fire: (namespace, key, payload)."""
         self.sent: dict[tuple[str, str], int] = {}
         """Newest sequence of each topic of an unpartitioned namespace."""
         self.last = b""
@@ -111,7 +113,8 @@ class Ledger:
         self.given.add(ticket)
 
     def fill(self, shards: Shards) -> None:
-        """Add timers everywhere: fired and sent, fired and unsent, armed."""
+        """Add timers to all namespaces: fired and sent timers, fired but unsent timers, and armed
+        timers."""
         for stage, at_ns in enumerate((10 * MS, 20 * MS, FAR_NS)):
             for namespace in shards.placements:
                 for n in range(self.random.randint(1, 4)):
@@ -123,7 +126,7 @@ class Ledger:
             core.advance(25 * MS)
 
     def operate(self, shards: Shards) -> None:
-        """Create an owner with an armed operation, an armed one that is half satisfied, and an
+        """Create an owner with two armed operations, which are partly satisfied, and with an
         outcome."""
         core = shards.of(OWNED, b"")
         core.set_quotas(timers=50)
@@ -145,8 +148,8 @@ class Ledger:
     # ---- after ----
 
     def take(self, shards: Shards) -> None:
-        """Take all notices: each must come once, and in an unpartitioned namespace without a
-        gap."""
+        """Take all notices. Each notice must arrive once. In an unpartitioned namespace, no
+        sequence may be missing."""
         for core in shards.cores:
             for part in core.publish_all():
                 before = self.sent.get((part.namespace, part.topic), 0)
@@ -159,7 +162,8 @@ class Ledger:
                         assert due == (part.namespace.encode(), key, payload)
 
     def compare(self, shards: Shards) -> None:
-        """Check that everything armed is where the placement says, and nowhere else."""
+        """Check that each armed timer is in the shard that the placement names, and in no other
+        shard."""
         shards.check()
         for core in shards.cores:
             for info in core.scan():
@@ -169,11 +173,11 @@ class Ledger:
                 assert core is shards.of(namespace, key)
         armed = [key for key in self.expected.values() if not key[1].startswith((b"0", b"1"))]
         found = [info for core in shards.cores for info in core.scan()]
-        assert len(found) == len(armed) + 2  # both operations of the owner
+        assert len(found) == len(armed) + 2  # two operations of the owner
 
     def owner(self, shards: Shards) -> Owner:
-        """Return the owner after its return: it gets its answers again, and unacknowledged
-        outcomes."""
+        """Let the owner open its session again. Check that it receives its last answers and its
+        unacknowledged outcome again. Return the owner."""
         core = shards.of(OWNED, b"")
         owner = Owner(core, NONCE, UID)
         owner.newest = renamed(self.last, owner.id)
@@ -187,7 +191,8 @@ class Ledger:
         return owner
 
     def finish(self, shards: Shards) -> None:
-        """Let everything end as it would have without resharding."""
+        """Let all timers and operations end. Check that they end as they would have ended without
+        resharding."""
         owner = self.owner(shards)
         core = owner.core
         core.set_quotas(timers=50)

@@ -1,10 +1,11 @@
-"""Ship a WAL repeatedly, each time killed one step later; then start once more.
+"""Ship a WAL repeatedly. Kill each run one step later than the previous run, then start once more.
 
 python ship_killed.py WAL WORK
 
-A step changes or syncs a file: open for writing, fsync, rename, unlink, mkdir. After every second
-start the lake must be that of an undisturbed run, to the byte. The program prints the number of
-steps. It is one process that forks: a new interpreter for each step would take minutes.
+A step changes or syncs a file: open for writing, fsync, rename, unlink, mkdir. After each second
+start, the lake must be the same to the byte as after an undisturbed run. The program prints the
+number of steps. It forks a child for each step, because a new interpreter for each step would take
+minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def ship(wal: Path, root: Path) -> None:
 
 
 def killed_at(step: int) -> Callable[..., None]:
-    """Return a function that kills the process before its step of that number, counted from 1."""
+    """Return an audit hook that kills the process before its step `step`, counted from 1; 0: it
+    kills nothing."""
     left = step
 
     def count(event: str, arguments: tuple[object, ...]) -> None:
@@ -48,11 +50,12 @@ def killed_at(step: int) -> Callable[..., None]:
 
 
 def forked(wal: Path, root: Path, step: int = 0) -> bool:
-    """Ship in a child, killed at a step unless it is 0; return True if it ended."""
+    """Ship in a child process, which is killed at this step; 0: it is not killed. Return True if it
+    ended."""
     pid = os.fork()
     if pid == 0:
         count = killed_at(step)
-        os.fsync = lambda fd: count("os.fsync", ())  # a sync has no effect on what survives a kill
+        os.fsync = lambda fd: count("os.fsync", ())  # a sync does not change what survives a kill
         sys.addaudithook(count)
         ship(wal, root)
         os._exit(0)
@@ -62,7 +65,7 @@ def forked(wal: Path, root: Path, step: int = 0) -> bool:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Return every file under a folder."""
+    """Return the bytes of every file below a folder except LOCK, by relative path."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
@@ -71,8 +74,8 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def main(wal: Path, work: Path) -> None:
-    """Check all steps. Raises AssertionError at the first step that leaves something behind."""
-    # in this process, because otherwise each child would import Pandas for Arrow
+    """Check all steps. Raises AssertionError at the first step after which the lake is wrong."""
+    # in this process, so that Arrow imports Pandas once, not in each child
     ship(wal, work / "whole")
     whole, step = tree(work / "whole"), 1
     while not forked(wal, work / "lake", step):

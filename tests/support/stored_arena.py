@@ -1,4 +1,4 @@
-"""Stored arenas, exports and WALs of released versions, for a daemon of today."""
+"""Stored arenas, exports and WALs of released versions, for a start of the present version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unpacked(path: Path) -> bytearray:
 
 
 class Stored:
-    """The arena in a folder of tests/stored: two arena files, and a description of their
+    """The stored arena in a folder of tests/stored: two arena files, and a description of their
     contents."""
 
     def __init__(self, folder: Path) -> None:
@@ -32,16 +32,16 @@ class Stored:
         self.arena = unpacked(folder / "arena.xz")
         self.private = unpacked(folder / "private.xz")
         self.of_boot(HOST.boot_id())
-        for at in self.contents["uid_offsets"]:  # gives the sessions to this user
+        for at in self.contents["uid_offsets"]:  # let this user own the sessions
             self.private[at : at + 4] = os.geteuid().to_bytes(4, "little")
 
     def of_boot(self, boot: bytes) -> None:
-        """Set the boot to whose clock its deadlines refer."""
+        """Set the boot id: the deadlines are times on the clock of this boot."""
         at = self.contents["boot_id_offset"]
         self.arena[at : at + 16] = boot
 
     def lay_out(self, paths: Paths) -> None:
-        """Create the arena files of a daemon that was killed."""
+        """Write the arena files, as if the daemon had been killed."""
         for name, data, mode in (
             (paths.arena, self.arena, 0o640),
             (paths.private, self.private, 0o600),
@@ -51,14 +51,15 @@ class Stored:
             path.chmod(mode)
 
     def untouched(self, paths: Paths) -> bool:
-        """Return whether both arena files are unchanged, and have no new files next to them."""
+        """Return whether both arena files are unchanged, and no new files are next to them."""
         found_files = list(shm.MOUNT.glob(f"{paths.arena[1:]}*"))
         found = [(shm.MOUNT / name[1:]).read_bytes() for name in (paths.arena, paths.private)]
         return found == [self.arena, self.private] and len(found_files) == 2
 
 
 class StoredExport:
-    """The export in such a folder, written to `file`, and a description of its contents."""
+    """The stored export in a folder of tests/stored, written to `file`, with a description of its
+    contents."""
 
     def __init__(self, folder: Path, file: Path) -> None:
         self.contents: dict[str, Any] = json.loads((folder / "export.json").read_text())
@@ -67,7 +68,8 @@ class StoredExport:
 
 
 class StoredWal:
-    """The WAL in such a folder, copied to `directory`, and a description of its contents."""
+    """The stored WAL in a folder of tests/stored, copied to `directory`, with a description of its
+    contents."""
 
     def __init__(self, folder: Path, directory: Path) -> None:
         self.contents: dict[str, Any] = json.loads((folder / "wal.json").read_text())

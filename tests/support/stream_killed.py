@@ -1,8 +1,8 @@
-"""A stream that dies after it has stored a batch and before Spark logs the batch.
+"""A Spark stream that kills itself after it has stored a batch, before Spark logs the batch.
 
 python stream_killed.py WAL CHECKPOINT KEPT
 
-The process is killed, with all processes that Spark runs there.
+The kill also ends all processes that Spark runs for the stream.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from small_plans import SMALL_PLANS
 from purgatoryd.pipeline.session import session
 
 KILLED_AT = 1
-"""Number of the batch."""
+"""Number of the batch after which the stream is killed."""
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """Return rows sorted by segment and LSN."""
+    """Return the rows of a batch, sorted by segment and LSN."""
     return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[3:5])
 
 
 def keep(frame: DataFrame, number: int, retained: Path) -> None:
-    """Store a batch; a repeated batch has to be the same."""
+    """Store a batch in the folder `retained`. If Spark repeats a batch, its rows have to be the
+    same."""
     found, path = rows(frame), retained / str(number)
     if path.exists():
         assert pickle.loads(path.read_bytes()) == found
@@ -37,7 +38,7 @@ def keep(frame: DataFrame, number: int, retained: Path) -> None:
 
 
 def run(spark: SparkSession, wal: Path, checkpoint: Path, each: Any) -> None:
-    """Stream all sealed segments, and end."""
+    """Stream all sealed segments, then end. `each` is called with each batch."""
     reader = spark.readStream.format("purgatoryd").options(node="node", max_rows="2000")
     query = (
         reader.option("retention_hold", "stream")
@@ -51,7 +52,7 @@ def run(spark: SparkSession, wal: Path, checkpoint: Path, each: Any) -> None:
 
 
 def main(wal: Path, checkpoint: Path, retained: Path) -> None:
-    """Stream until killed."""
+    """Stream until the process is killed."""
 
     def each(frame: DataFrame, number: int) -> None:
         keep(frame, number, retained)

@@ -1,7 +1,7 @@
-"""Independent computation of silver and gold in DuckDB.
+"""An independent computation of the silver and gold tables in DuckDB.
 
-It joins final states with the adds themselves, instead of using the copies of their fields in the
-records of final states.
+It joins each final state with its add. The product instead uses the add's fields that the record of
+the final state repeats.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ WINDOW_SQL = "time_bucket(INTERVAL '5 minutes', {0}::TIMESTAMP)"
 
 
 class Oracle:
-    """DuckDB over the bronze of a lake: the table `bronze`, and `lifecycles` derived from it."""
+    """A DuckDB database with the table `bronze` of a lake, and the table `lifecycles` that is
+    computed from it."""
 
     def __init__(self, files: list[Path]) -> None:
         self.db = duckdb.connect()
@@ -96,7 +97,7 @@ class Oracle:
         return self.db.execute(sql).fetchall()
 
     def take(self, name: str, frame: DataFrame) -> list[str]:
-        """Store a DataFrame of Spark as a table; return its columns."""
+        """Store a Spark DataFrame as the table `name`. Return the names of its columns."""
         found: pa.Table = frame.toArrow()
         self.db.register("taken", found)
         self.db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM taken")
@@ -104,7 +105,8 @@ class Oracle:
         return list(found.column_names)
 
     def differing(self, name: str, sql: str) -> list[tuple[Any, ...]]:
-        """Return rows that only the table `name` has, or only `sql`: its columns."""
+        """Return some rows that only the table `name` or only the query `sql` has. Compare the
+        columns of `sql`."""
         names = ", ".join(column[0] for column in self.db.execute(sql).description or ())
         ours, theirs = f"SELECT {names} FROM {name}", f"SELECT {names} FROM ({sql})"
         return [
@@ -114,7 +116,7 @@ class Oracle:
 
 
 def same_schema(frame: DataFrame, table: Table) -> bool:
-    """Return whether names and types are those of the table, in order."""
+    """Return whether a DataFrame has the column names and types of `table`, in the same order."""
     ours = [(field.name, field.dataType) for field in frame.schema]
     return ours == [(field.name, field.dataType) for field in table.spark()]
 
@@ -126,7 +128,8 @@ def table(spark: SparkSession, lake: Lake, which: Table) -> DataFrame:
 def contents(
     spark: SparkSession, lake: Lake, tables: Iterable[Table] = TABLES
 ) -> dict[str, list[str]]:
-    """Return the values that do not depend on chance: rows, counts, minima and maxima."""
+    """Return the values that do not depend on chance, by table: rows, counts, and the minima and
+    maxima of sketches."""
     found = {}
     for which in tables:
         rows = table(spark, lake, which)

@@ -1,13 +1,13 @@
-"""Start `python -m purgatoryd.cli` without importing it again.
+"""Start `python -m purgatoryd.cli` quickly, by a fork of a process that has already imported it.
 
-Importing takes most of the CPU time of a daemon, or of a command, that a test starts. A template
-process has imported the package; each process of pytest has one for daemons and one for commands.
-It forks a child, which gets its own arguments, environment, working directory and files, and is a
-child of the process that asked.
+Imports take most of the CPU time of a daemon or command that a test starts. A template is a process
+that has imported the package. Each pytest process has a template for daemons and a template for
+commands. On request, a template forks a child, which gets its own arguments, environment, working
+directory and files. The child becomes a child of the requesting process.
 
-A process is started in the ordinary way if a fork would differ from it: another interpreter, a
-variable that only a new interpreter or the loader reads, or a caller whose limits, user, umask,
-CPUs, signals or namespaces are not those of the template.
+A process is started in the ordinary way if a fork would behave differently. Reasons are another
+interpreter, a variable that only a new interpreter or the loader reads, or a caller whose limits,
+user, umask, CPUs, signals or namespaces differ from the template's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMANDS = tuple(
     for name in ("app", "timers", "notices", "arena", "purgatory", "namespaces", "sessions")
 )
 OF_A_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "COVERAGE", "COV_", "TZ", "LANG", "LC_")
-"""Prefixes of variables that only the start of an interpreter reads."""
+"""Prefixes of environment variables that are read only when an interpreter starts."""
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNew", "Secc", "Cpus")
 _SET_CHILD_SUBREAPER = 36
 _LARGEST = 1 << 17
@@ -50,16 +50,16 @@ class Process(Protocol):
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """Return the pipe that it prints to."""
+        """Return the pipe that receives the output of the process."""
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code of the process; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end and return its exit code."""
+        """Wait until the process has ended. Return its exit code."""
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -74,7 +74,7 @@ class Forked:
         self._ended = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code of the process; None while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -83,7 +83,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end and return its exit code. Raises TimeoutExpired."""
+        """Wait until the process has ended. Return its exit code. Raises TimeoutExpired."""
         if self.poll() is None:
             poller = select.poll()
             poller.register(self._ended, select.POLLIN)
@@ -94,7 +94,7 @@ class Forked:
         return code
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._ended, sig)
 
@@ -155,7 +155,8 @@ def _of_a_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def surroundings() -> list[str]:
-    """List what a child inherits from this thread, apart from files, environment and directory."""
+    """Return what a child inherits from this thread, except for files, environment and working
+    directory."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     files = [Path("/proc/self", name).read_text() for name in ("limits", "cgroup", "oom_score_adj")]
     spaces = [os.readlink(space) for space in sorted(Path("/proc/self/ns").iterdir())]
@@ -165,7 +166,7 @@ def surroundings() -> list[str]:
 
 
 class Template:
-    """A template process, which ends with this process of pytest."""
+    """A template process. It ends when this pytest process ends."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules, self._lock = modules, Lock()
@@ -174,7 +175,8 @@ class Template:
         self._channel: socket.socket | None = None
 
     def usable(self, env: Mapping[str, str]) -> bool:
-        """Return whether a child of the template would inherit what a child of the caller does."""
+        """Return whether a child of the template would inherit the same as a child of the
+        caller."""
         return (
             os.getpid() == self._owner
             and _of_a_start(env) == self._started
@@ -184,17 +186,17 @@ class Template:
     def fork(
         self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], files: Sequence[int]
     ) -> int:
-        """Have the template fork a child of this process, which gets `files` as stdin, stdout and
-        stderr; they are closed here. Returns its process id."""
+        """Let the template fork a child of this process. The child gets `files` as stdin, stdout
+        and stderr, and this process closes them. Return the pid of the child."""
         request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env)}
         try:
             with self._lock:
                 channel = self._channel = self._channel or self._start()
-                _adopt(1)  # the child's own parent ends at once: this process becomes the next one
+                _adopt(1)  # the child's parent ends at once, then this process becomes its parent
                 try:
                     socket.send_fds(channel, [json.dumps(request).encode()], files)
                     pid = int(channel.recv(64))
-                    channel.recv(64)  # the child's own parent has ended
+                    channel.recv(64)  # the child's first parent has ended
                 finally:
                     _adopt(0)
         finally:
@@ -219,7 +221,7 @@ _COMMANDS = Template(COMMANDS)
 
 
 def _adopt(orphans: int) -> None:
-    """With 1, make orphans among the descendants of this process its children; with 0, do not."""
+    """Set whether this process becomes the parent of orphans among its descendants: 1 yes, 0 no."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, orphans, 0, 0, 0)
 
 
@@ -227,7 +229,8 @@ def _adopt(orphans: int) -> None:
 
 
 def serve(channel: socket.socket) -> Any:
-    """Fork one child for each request; returns the request in the child, None at the end."""
+    """Fork a child for each request. Return the request in the child. Return None in the template
+    when no more requests can come."""
     while True:
         message, files, _, _ = socket.recv_fds(channel, _LARGEST, 3)
         if not message:
@@ -244,7 +247,8 @@ def serve(channel: socket.socket) -> Any:
 
 
 def _fork_again(channel: socket.socket) -> None:
-    """End the first child; return in the second one, once it has its parent."""
+    """Fork a second child, and end the first child. Return in the second child once it has its new
+    parent."""
     first = os.getpid()
     if second := os.fork():
         channel.send(str(second).encode())
@@ -254,7 +258,7 @@ def _fork_again(channel: socket.socket) -> None:
 
 
 def _become(files: Sequence[int]) -> None:
-    """Take stdin, stdout and stderr, and close all other files."""
+    """Use `files` as stdin, stdout and stderr, and close all other files."""
     for standard, file in enumerate(files):
         os.dup2(file, standard)
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)

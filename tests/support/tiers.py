@@ -1,8 +1,9 @@
-"""The tiers of the tests: `check` is part of `test`, and `test` of `all`.
+"""The tiers of the tests: tier `test` includes `check`, and tier `all` includes `test`.
 
 A pytest plugin. Each test file states the tier of its tests: `pytestmark =
-pytest.mark.tier("test")`. The same mark at a test, or at one of its parameters, wins over the
-file's. `--tier` selects a tier with all that it contains; without it all tests run.
+pytest.mark.tier("test")`. A tier mark at a test, or at a parameter of a test, takes precedence over
+the file's mark. `--tier` selects a tier with the tiers that it includes. Without `--tier`, all
+tests run.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ _ANYWHERE = re.compile(r'\bmark\.tier\("(\w+)"\)')
 
 
 def wide(*values: object) -> ParameterSet:
-    """Parameters of a test that only `make test-all` tries."""
+    """Return parameters of a test that only `make test-all` runs."""
     return pytest.param(*values, marks=pytest.mark.tier("all"))
 
 
 def sample(values: Iterable[object], chosen: Container[object]) -> list[object]:
-    """Return values of a parameter, or tuples of several: only the chosen ones keep the test's
-    tier."""
+    """Return all values of a parameter (or tuples, for several parameters). Values that are not in
+    `chosen` get the tier `all`."""
     rows = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
     return [value if value in chosen else wide(*row) for value, row in rows]
 
 
 def declared(source: str) -> str | None:
-    """Return the tier that a test file states, read from its text; None if it states none."""
+    """Return the tier that the text of a test file states; None if it states no tier."""
     found = _DECLARED.search(source)
     return found[1] if found and found[1] in TIERS else None
 
 
 def tier_of(item: pytest.Item) -> str:
-    """Return the tier of a parameter if it has one, else that of the test, else that of the
-    file."""
+    """Return the tier of the parameter; if it has no tier, the tier of the test, otherwise the tier
+    of the file."""
     own = [mark for mark in item.own_markers if mark.name == "tier"]
     mark = own[-1] if own else item.get_closest_marker("tier")
     assert mark is not None
@@ -50,16 +51,18 @@ def tier_of(item: pytest.Item) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", choices=TIERS, help="run the tests of this tier and those below")
-    parser.addoption("--above", choices=TIERS, help="leave out the tests of this tier and below")
+    parser.addoption("--tier", choices=TIERS, help="run the tests of this tier and lower tiers")
+    parser.addoption(
+        "--above", choices=TIERS, help="leave out the tests of this tier and lower tiers"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "tier(name): check, test or all: the first that runs it")
+    config.addinivalue_line("markers", "tier(name): check, test or all: lowest tier that runs it")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the import of a file none of whose tests is selected."""
+    """Do not import a file if none of its tests is selected."""
     selected = config.getoption("--tier")
     if selected is None or not re.fullmatch(r"test_\w+\.py", collection_path.name):
         return None
@@ -69,9 +72,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests of other tiers.
+    """Deselect the tests of tiers that are not selected.
 
-    Raises UsageError for a file without a tier, and for a test of `check` that starts a daemon.
+    Raises UsageError for a file without a tier, and for a test of tier `check` that starts a
+    daemon.
     """
     for path in {item.path for item in items}:
         if declared(path.read_text()) is None:

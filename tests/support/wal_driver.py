@@ -1,5 +1,5 @@
 """The WAL of a core in private memory: frames as group commit takes them, snapshots as another
-process writes them, and the redo of both into a new core."""
+process writes them, and a redo of frames and snapshots into a new core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NIL = 0xFFFFFFFF
 
 
 class Frame(NamedTuple):
-    """A frame with its body and the bytes behind it."""
+    """A frame of the WAL."""
 
     lsn: int
     type: int
@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
 
 def frames_of(data: bytes) -> Iterator[Frame]:
-    """Yield the frames of a buffer of whole ones."""
+    """Yield the frames of a buffer that contains only complete frames."""
     at = 0
     while at < len(data):
         head = ffi.from_buffer("struct pg_frame_head *", data[at : at + HEAD_BYTES])
@@ -40,7 +40,7 @@ def frames_of(data: bytes) -> Iterator[Frame]:
 
 
 class Wal:
-    """Takes a core's frames, and frees their space in the WAL buffer."""
+    """A WAL in memory. It takes a core's frames, and frees their space in the WAL buffer."""
 
     def __init__(self, core: Purgatory) -> None:
         self.core = core
@@ -54,7 +54,8 @@ class Wal:
         return lib.pg_wal_buffer_of(self.core.a)
 
     def take(self, out_bytes: int = FRAME_MAX, commit: bool = True) -> bytes:
-        """Return all appended frames; empty if there is no WAL buffer."""
+        """Take all frames that were appended since the last call, and return them. Empty if the
+        core has no WAL buffer."""
         taken = b""
         while self.wal_buffer:
             used = lib.pg_wal_buffer_copy(
@@ -72,7 +73,7 @@ class Wal:
 
 
 class Snapshot:
-    """A snapshot that a reader takes in parts while work continues."""
+    """A snapshot that a reader takes in parts while the core continues to work."""
 
     def __init__(self, core: Purgatory, *, quiet: bool = False) -> None:
         self.core = core
@@ -91,7 +92,8 @@ class Snapshot:
         return bool(self.cursor.done)
 
     def step(self, out_bytes: int) -> None:
-        """Return as many frames as fit; if none does, only the next one."""
+        """Take as many frames as fit into `out_bytes`; if no frame fits, take only the next
+        frame."""
         out = ffi.new("uint64_t[]", FRAME_MAX // 8)
         used = lib.pg_snapshot(self._reader, self.cursor, out, out_bytes)
         while used == 0 and not self.done:
@@ -106,7 +108,7 @@ class Snapshot:
 
 
 class Redo:
-    """A new core, and the frames that were redone into it."""
+    """A new core, and a redo of frames into it."""
 
     def __init__(self, snapshot: bytes, **changes: Any) -> None:
         first = next(frames_of(snapshot)).data
@@ -123,7 +125,7 @@ class Redo:
         self.begin()
 
     def begin(self) -> None:
-        """Start the frames that count, with the first one of the snapshot."""
+        """Begin the redo again: the next frame has to be the first frame of the snapshot."""
         self.state = ffi.new("struct pg_redo *")
 
     def frames(self, data: bytes) -> None:
@@ -153,7 +155,7 @@ class Redo:
 
 
 def twin(core: Purgatory, now_ns: int) -> Purgatory:
-    """Return a core on a copy of the same bytes, after a crash and a rebuild."""
+    """Return a copy of a core, as if the core had crashed and been rebuilt."""
     copy = Purgatory(**core.config)
     copy.arena[:] = core.arena[:]
     copy.private[:] = core.private[:]
@@ -162,7 +164,7 @@ def twin(core: Purgatory, now_ns: int) -> Purgatory:
     return copy
 
 
-# ---- the whole authoritative state, but for sessions -----------------------------------------
+# ---- the whole authoritative state, except for sessions --------------------------------------
 
 
 def authoritative_state(core: Purgatory) -> dict[str, Any]:
@@ -220,7 +222,8 @@ def _slots(core: Purgatory) -> Iterator[tuple[int, Any]]:
 
 
 def _timestamps(core: Purgatory) -> Iterator[tuple[int, Any]]:
-    """Yield timestamps without times of the real clock, which changes with a reboot."""
+    """Yield (ticket, timestamps) without times of the real clock, because a reboot changes the real
+    clock."""
     hot, timestamps = (
         core.rows(lib.PG_R_HOT, "pg_hot"),
         core.rows(lib.PG_R_TIMESTAMPS, "pg_timestamps"),
@@ -236,11 +239,11 @@ def _operation(core: Purgatory, slot: int) -> Any:
     records = core.rows(lib.PG_R_WATCHES, "pg_watch")
     keys, x = [], op.first_watch
     while x != NIL:
-        asked = op.condition == lib.PG_C_CLIENT  # then the place depends on the session
+        asked = op.condition == lib.PG_C_CLIENT  # its place in the tree depends on the session
         keys.append((0 if asked else records[x].target, records[x].key_row))
         x = records[x].sibling
     space = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")
-    noted = 8 * op.keys + 2 * ((op.keys + 7) // 8)  # set when an operation ends
+    noted = 8 * op.keys + 2 * ((op.keys + 7) // 8)  # these bytes are set when an operation ends
     extension = bytes(ffi.buffer(op + 1, space))[noted:]
     return (
         op.session, op.uid, op.threshold, op.armed_ns, op.condition, op.has_own,

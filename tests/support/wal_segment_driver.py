@@ -1,4 +1,5 @@
-"""Segments on disk under the C core in private memory: group commit, and walks over them."""
+"""WAL segments on disk for the C core in private memory: group commit writes them, and `Walk` reads
+them."""
 
 from __future__ import annotations
 
@@ -17,26 +18,27 @@ WAL_BUFFER_BYTES: int = lib.PG_WAL_BUFFER_MIN
 
 
 class Walked(NamedTuple):
-    """End of a walk over segments."""
+    """Result of reading segments."""
 
-    refused: bool  # a file was refused; `damaged` says whether records are missing
+    refused: bool  # the last file was refused; `damaged`: records are missing
     damaged: bool
     torn: bool
     lsn: int
-    lost: tuple[int, int]  # LSNs, both inclusive
-    bad: tuple[int, int]  # first and last byte
-    groups: list[memoryview]  # frames of each whole group
+    lost: tuple[int, int]  # first and last lost LSN
+    bad: tuple[int, int]  # first and last damaged byte
+    groups: list[memoryview]  # frames of each complete group
 
 
 class Walk:
-    """Reads segments, given one by one."""
+    """A reader of segments that are given one after another."""
 
     def __init__(self) -> None:
         self.w = ffi.new("struct pg_walk *")
         self._why = ffi.new("struct pg_fault *")
 
     def read(self, segments: Iterable[Any]) -> Walked:
-        """Read whole files in memory (writable buffers) until one cannot be continued."""
+        """Read whole files, given as writable buffers. Stop at a file that the reader cannot
+        continue with."""
         refused, groups = False, []
         for segment in segments:
             view = memoryview(segment)
@@ -56,12 +58,12 @@ class Walk:
 
 
 def segment_files(directory: Path) -> list[Path]:
-    """Return segment files, oldest first."""
+    """Return the segment files of a folder, oldest first."""
     return sorted(directory.glob("*.wal"))
 
 
 class GroupCommit:
-    """Group commit of a core with a WAL; it continues the segments in the directory."""
+    """Group commit of a core with a WAL. It continues the segments in the directory."""
 
     def __init__(self, core: Core, directory: Path) -> None:
         self.wal_buffer = lib.pg_wal_buffer_of(core.a)
@@ -88,7 +90,7 @@ class GroupCommit:
             raise Fault(self._why)
 
     def commit(self) -> int:
-        """Commit all appended records as one group; return the newest LSN on disk."""
+        """Commit all appended records as one group. Return the newest LSN on disk."""
         while lib.pg_group_commit_iterate(self.c):
             pass
         assert self.wal_buffer.state == lib.PG_WAL_RUNNING

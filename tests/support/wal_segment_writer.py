@@ -1,4 +1,4 @@
-"""Segments written byte by byte: records of any type, version and clock."""
+"""WAL segments that a test builds byte by byte, with records of any type, version and clock."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Record = tuple[int, bytes]
 
 
 def record(kind: str, rest: bytes = b"", **fields: Any) -> Record:
-    """Return type and body of a record; `rest` follows its struct."""
+    """Return (type, body) of a record. The body is its struct, followed by `rest`."""
     body = ffi.new(f"struct pg_wal_{kind} *", fields)
     return int(getattr(lib, f"PG_WAL_{kind.upper()}")), bytes(ffi.buffer(body)) + rest
 
 
 def names() -> list[Record]:
-    """Return the records of namespace `n` and its topic `t`, in rows 0."""
+    """Return the records of namespace `n` in row 0, and of its topic `t` in row 0."""
     return [
         record("namespace", b"n", row=0, name_len=1, owner_uid=0xFFFFFFFF),
         record("topic", b"t", row=0, name_len=1, incarnation=1),
@@ -37,9 +37,10 @@ def names() -> list[Record]:
 def arm(
     ticket: int, key: bytes = b"key", payload: bytes = b"", *, bulk_load: bytes = b"", **fields: Any
 ) -> Record:
-    """Return a timer, armed `ticket` microseconds after the segment's begin, due a second later.
+    """Return the record of a timer, armed `ticket` microseconds after the beginning of the segment
+    and due a second later.
 
-    It is row 0 of `bulk_load`, if there is one.
+    If `bulk_load` is given, the timer is row 0 of this bulk load.
     """
     at_ns = BOOT_NS + ticket * 1000
     given = {"ticket": ticket, "armed_ns": at_ns, "deadline_ns": at_ns + 10**9,
@@ -65,7 +66,7 @@ def segment(
     uuid: bytes = DAEMON,
     clock: int = lib.PG_CLOCK_BOOT,
 ) -> bytes:
-    """Return a segment whose records are in one group."""
+    """Return the bytes of a segment with all records in one group."""
     frames = [_frame(first_lsn + n, *one) for n, one in enumerate(records)]
     group = bytearray(_GROUP_HEAD) + b"".join(frames)
     clocks = {"boot_ns": BOOT_NS, "wall_ns": WALL_NS}
@@ -94,7 +95,7 @@ def _header(fields: dict[str, Any], major: int, minor: int) -> bytes:
 
 
 def write(directory: Path, data: bytes, first_lsn: int = 1) -> Path:
-    """Write the segment as a file of a WAL."""
+    """Write a segment as a file of the WAL in `directory`. Return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / file_name(first_lsn, SEGMENT)
     path.write_bytes(data)

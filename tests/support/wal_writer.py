@@ -1,9 +1,9 @@
-"""Write WALs byte by byte, without any of the project's code, to plant records that no daemon
-writes.
+"""Write WALs byte by byte, without the project's code, so that a test can write records that no
+daemon writes.
 
 Frames, groups, segments and snapshots have format 1.0, as in layout.h. A `Story` consists of
-records, each a type and a body; a test changes it where the WAL should be wrong. LSNs, groups and
-checksums are filled in when the files are written.
+records, each with a type and a body. A test changes the story where the WAL should be wrong. LSNs,
+groups and checksums are added when the files are written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
 
 
 class Record(NamedTuple):
-    """A frame before it has a number; `kind` is one of _TYPES."""
+    """A frame that has no LSN yet. `kind`: a name in _TYPES."""
 
     kind: str
     body: bytes
@@ -113,7 +113,8 @@ def end(
 
 
 def timestamps(add_lsn: int, armed_ns: int) -> bytes:
-    """Return the bytes behind the record of a final state: origin and time of the timer."""
+    """Return the bytes behind the record of a final state: LSN of the add, session, and times of
+    the timer."""
     return struct.pack("<QQqqqqq", add_lsn, 77, 0, 0, 0, armed_ns, 0)
 
 
@@ -226,7 +227,8 @@ def _group(number: int, before_lsn: int, frames: bytes, boot_ns: int, wall_ns: i
 
 @dataclass(frozen=True)
 class Wal:
-    """Arena of the files. `wall_offset_ns`: the wall clock minus the arena's clock."""
+    """The arena that the files belong to. `wall_offset_ns`: the wall clock minus the arena's
+    clock."""
 
     uuid: bytes = bytes(range(16))
     boot_id: bytes = bytes(range(16, 32))
@@ -250,7 +252,7 @@ class Wal:
         self, first_lsn: int, groups: Sequence[Sequence[Record]], *, first_group: int = 1,
         now_ns: int = 0, sealed: bool = True,
     ) -> bytes:  # fmt: skip
-        """Return a segment's bytes."""
+        """Return the bytes of a segment."""
         out, lsn = b"", first_lsn - 1
         for number, records in enumerate(groups, first_group):
             before, frames = lsn, b""
@@ -267,7 +269,8 @@ class Wal:
         self, start_lsn: int, records: Sequence[Record], *, next_ticket: int, end_lsn: int = 0,
         now_ns: int = 0, published: int = 0,
     ) -> bytes:  # fmt: skip
-        """Return a snapshot's bytes: all that was armed when the WAL was at `start_lsn`."""
+        """Return the bytes of a snapshot. `records`: all that was armed when the WAL was at
+        `start_lsn`."""
         first = head(self, start_lsn, next_ticket=next_ticket, now_ns=now_ns, published=published)
         whole = [first, *records]
         whole.append(last(len(whole), start_lsn, end_lsn or start_lsn - 1))
@@ -282,10 +285,11 @@ class Wal:
 class Story:
     """A WAL: named records in order, cut into segments, and its snapshots.
 
-    `cuts`: names of the records that begin a segment, each with the number of LSNs that are
-    missing before it, and the epoch. `first`, `closing`: records of all that is armed at the
-    beginning and at the end, in snapshots; None = there is no such snapshot. `copied`: number of
-    records that were written while the first snapshot was. `published`: number of earlier notices.
+    `cuts`: names of the records that begin a further segment, each with (number of LSNs that are
+    missing before the segment, epoch of the segment). `first`, `closing`: records in the snapshots
+    at the beginning and at the end, of all that is armed then; None = no such snapshot. `copied`:
+    number of records that were written while the first snapshot was written. `published`: number of
+    earlier notices.
     """
 
     records: dict[str, Record]
@@ -302,12 +306,12 @@ class Story:
         return replace(self, **changes)
 
     def instead(self, **records: Record | None) -> Story:
-        """Return the story with other records under these names, or without them."""
+        """Return the story with other records under these names. None removes a record."""
         retained = {name: records.get(name, record) for name, record in self.records.items()}
         return replace(self, records={n: r for n, r in retained.items() if r is not None})
 
     def then(self, after: str, *more: Record) -> Story:
-        """Return the story with more records behind that one."""
+        """Return the story with more records behind the record `after`."""
         records: dict[str, Record] = {}
         for name, record in self.records.items():
             records[name] = record
@@ -329,7 +333,7 @@ class Story:
             (directory / f"{lsn:016x}.wal").write_bytes(data)
             lsn += len(records)
         empty = self.wal.segment(lsn, [], first_group=len(self.cuts) + 2, sealed=False)
-        (directory / f"{lsn:016x}.wal").write_bytes(empty)  # the next segment of the daemon
+        (directory / f"{lsn:016x}.wal").write_bytes(empty)  # the segment after these records
         if self.closing is not None:
             self._snapshot(directory, lsn, self.closing)
 

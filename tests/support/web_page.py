@@ -1,4 +1,4 @@
-"""`purgatoryd web` as a process, and a client of it."""
+"""A process that runs `purgatoryd web`, and an HTTP client for its page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BASE = [sys.executable, "-m", "purgatoryd.cli", "web", "--name", "demo", "--json
 
 
 class Web:
-    """`purgatoryd web` of daemon demo, listening after construction."""
+    """`purgatoryd web` for the daemon "demo". It listens once the constructor has returned."""
 
     def __init__(self, daemon: Daemon, *args: str) -> None:
         self.process = subprocess.Popen(

@@ -17,7 +17,7 @@ REPORT_RUNS = 500
 
 
 class Steps(click.ParamType[list[int]]):
-    """`3,17,20`."""
+    """A list of step numbers, such as `3,17,20`."""
 
     name = "steps"
 
@@ -25,7 +25,7 @@ class Steps(click.ParamType[list[int]]):
         try:
             return [int(number) for number in str(value).split(",")]
         except ValueError:
-            self.fail(f"{value!r} are not numbers with commas")
+            self.fail(f"{value!r} is not a list of numbers separated by commas")
 
 
 def _say(text: str) -> None:
@@ -43,9 +43,9 @@ def _show(the_script: Script, numbers: list[int], found: Run) -> None:
 
 
 def minimise(failed: Run) -> None:
-    """Print the shortest script found that fails in the same way."""
+    """Find a short script that fails with the same exception class, and print it."""
     whole = script(failed.seed)
-    _say(f"seed {failed.seed} failed; looking for the steps that matter")
+    _say(f"seed {failed.seed} failed; searching for the steps that cause the failure")
     numbers = smallest(whole, lambda fewer: run(fewer).kind == failed.kind)
     _show(whole, numbers, run(part(whole, numbers)))
 
@@ -59,15 +59,17 @@ def _run_part(seed: int, numbers: list[int]) -> int:
 
 @click.command()
 @click.argument("seeds", type=Seeds())
-@click.option("--steps", type=Steps(), help="Run only these steps; SEEDS must be one seed.")
+@click.option(
+    "--steps", type=Steps(), help="Run only the steps with these numbers; SEEDS must be one seed."
+)
 @click.option(
     "--jobs",
     default=os.cpu_count(),
     show_default=True,
     help="Number of seeds that run at the same time.",
 )
-@click.option("--faults", type=int, help="Stop after this number of faults.")
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@click.option("--faults", type=int, help="Stop once the worlds have had this number of faults.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON on one line.")
 def main(
     seeds: tuple[int, int | None],
     steps: list[int] | None,
@@ -75,7 +77,7 @@ def main(
     faults: int | None,
     as_json: bool,
 ) -> None:
-    """Run the worlds of SEEDS, and count their faults. Exit with 1 if one of them failed."""
+    """Run the worlds of SEEDS, and count their faults. Exit with 1 if a world failed."""
     first, last = seeds
     if steps is not None:
         sys.exit(_run_part(first, steps))

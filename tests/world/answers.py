@@ -1,4 +1,4 @@
-"""Statuses that each kind of call may get. A refusal also needs a cause in the world."""
+"""The statuses that each kind of call may receive. A refusal also needs a cause in the world."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ANSWERS: dict[str, frozenset[Status]] = {
     "FORGET": frozenset({DONE, UNKNOWN}),
     "CANCEL_FOR_KEY": frozenset({DONE, UNKNOWN, Status.MORE}),
 }
-"""By kind of call: the statuses that are no refusal."""
+"""For each kind of call, the statuses that are not refusals."""
 ANY_CHANGE = frozenset({Status.DENIED, Status.BUSY})
 KEEPS = ANY_CHANGE | {
     Status.QUOTA, Status.WAL, Status.ARENA, Status.STOPPING, Status.FULL, Status.FULL_PAYLOAD
 }  # fmt: skip
-"""Refusals of calls that arm something."""
+"""Refusals that a call may receive if it arms a timer or an operation."""
 REFUSALS: dict[str, frozenset[Status]] = {
     **dict.fromkeys(("error", "replace", "keep", "extend"), KEEPS | {Status.TOO_FAR}),
     "cancel": ANY_CHANGE,
@@ -37,5 +37,5 @@ REFUSALS: dict[str, frozenset[Status]] = {
     "watch": KEEPS,
     **dict.fromkeys(("ADVANCE_KEY", "BUMP", "FAIL"), ANY_CHANGE | {Status.QUOTA, Status.WAL}),
     **dict.fromkeys(("CLEAR", "FORGET"), ANY_CHANGE),
-    "CANCEL_FOR_KEY": ANY_CHANGE | {Status.FULL_PAYLOAD},  # its answer has keys
+    "CANCEL_FOR_KEY": ANY_CHANGE | {Status.FULL_PAYLOAD},  # the keys in its answer need space
 }

@@ -1,6 +1,7 @@
 """One daemon of a world, with its clients, its subscribers, its operator, and its oracle.
 
-A world of shards has several cells on one machine; they share its clocks, its disk and its network.
+A world with shards has several cells on one machine. The cells share the clocks, the disk and the
+network of this machine.
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ if TYPE_CHECKING:
 NAMESPACE = "n"
 SESSION_GRACE_NS = 60 * S
 RESTART_NS = 200 * MS
-"""Time from the end of a daemon's process to the next start, as a supervisor does it."""
+"""Time between the end of a daemon's process and its restart by the simulated supervisor."""
 FORCED_AFTER = 3
-"""Refused starts after which an operator forces the next one."""
+"""Number of refused starts after which an operator forces the next start."""
 OPERATIONS_END_NS = 700 * S
 """Time after which every operation has expired."""
 RESUME_S = 20_000.0
-"""Longer than every world."""
+"""Time for which a daemon keeps a session that a later process may resume: longer than a world
+lasts."""
 ANYBODY = 2**32 - 1
-"""Owner of a namespace without an owner."""
+"""The `owner_uid` of a namespace that has no owner."""
 EMPTIED_AFTER = 6
-"""Refused starts after which an operator begins with an empty WAL."""
+"""Number of refused starts after which an operator starts the daemon with an empty WAL."""
 
 
 class Operator:
@@ -85,13 +87,13 @@ class Operator:
 
     @property
     def ends(self) -> list[End]:
-        """Connection of the operator, if it is made."""
+        """The operator's end of its connection, as a list with one element."""
         return [self._end]
 
     def ask(
         self, build: Callable[[int], bytes], report: Callable[[wire.Reply], object] = lambda _: None
     ) -> None:
-        """Send a request once there is a connection; `report` gets the reply if one comes."""
+        """Send a request as soon as a connection exists. `report` receives the reply, if any."""
         self._sequence += 1
         self._asked[self._sequence] = report
         self.unsent.append(build(self._sequence))
@@ -125,9 +127,9 @@ class Cell:
             self.usual, self, world.script.setting.commit_ns,
         )  # fmt: skip
         self.oracle.disk_failures = lambda: world.disk.failed
-        if world.script.setting.wal:  # these worlds try a full WAL buffer
+        if world.script.setting.wal:  # the WAL buffer may become full
             self.oracle.causes.add(Status.BUSY)
-        if world.script.setting.uids:  # each uid has its share of tables, and its own bulk loads
+        if world.script.setting.uids:  # each uid has limits, and owns its bulk loads
             self.oracle.causes |= {Status.QUOTA, Status.DENIED}
         if not self.virtual:
             self.oracle.outages = self.daemon.outages
@@ -135,30 +137,32 @@ class Cell:
         self.clients: list[SimulatedClient] = []
         self.guests: list[SimulatedClient] = []
         self.expected: tuple[type[PurgatorydError], ...] = ()
-        """Errors with which the next start may be refused; if there are any, only these."""
+        """If not empty: a refusal of the next start must raise one of these errors."""
         self.subscribers: list[SimulatedSubscriber] = []
         self.deliveries: list[Deliveries] = []
         self.operations: list[list[tuple[Operation, Any]]] = [[] for _ in range(CLIENTS)]
         self.inherited: set[str] = set()
-        """Keys of operations of ended processes whose outcome a later process has to get."""
+        """Keys of operations whose client process has ended. A later process has to receive their
+        outcomes."""
         self.at_durable_answer: Callable[[], None] | None = None
-        """Fault that happens at the next durable answer to a client."""
+        """Function that causes a fault at the next durable answer to a client."""
         self.dropped: set[int] = set()
-        """Clients of which an operator dropped a session."""
+        """Numbers of the clients whose session an operator has dropped."""
         self.finishing = False
         """True once all disturbances are over."""
         self._calm = 0
-        """Moment at which all clients were served again after the disturbances."""
+        """Moment (of the oracle) at which all clients had a session again after the disturbances; 0
+        before."""
         self.restarts = True
-        """True if a daemon that ended is started again."""
+        """True if a daemon that has ended is started again."""
         self.barred: int | None = None
-        """A client whose uid may not connect."""
+        """Number of the client whose uid may not connect; None if every uid may connect."""
         self.rots: list[tuple[File, int]] = []
-        """Damaged files of the WAL, and the position of the damage."""
+        """Each damaged file of the WAL, with the position of the damage."""
         self.may_lose_arena = self.rotten = self.draining = False
         self._arena_lost = self._restarting = False
         self._first_position = 0
-        """Position at which the current stream began."""
+        """Position in the replay buffer at which the current stream began."""
         self._refused = 0
         self._failed_calls = 0
         self._shards = shards
@@ -220,7 +224,7 @@ class Cell:
             self._subscribe(number)
 
     def client(self, number: int) -> SimulatedClient:
-        """A new process of a client."""
+        """Start a new process of a client."""
         world, setting = self.world, self.world.script.setting
         partition = self.number if self._shards > 1 else None
         client = SimulatedClient(
@@ -237,7 +241,7 @@ class Cell:
         return client
 
     def _session_lost(self, number: int, began: int) -> None:
-        """Check that the loss of a session of a client's process has a reason."""
+        """Check that an event of the world explains why a client's process has lost its session."""
         cut = self.oracle.cut > max(began, self._calm)
         leaves = self.clients[number].leaving  # the client itself sent BYE
         reason = cut or leaves or number in self.dropped or (self.finishing and not self._calm)
@@ -250,13 +254,13 @@ class Cell:
         return Resume(f"w{number}", RESUME_S, self._resumed, lambda _: self.inherited.clear())
 
     def _resumed(self, key: wire.Key, outcome: Outcome) -> None:
-        """Record the outcome of an operation of an earlier process."""
+        """Record the outcome of an operation that an earlier process of the client armed."""
         self.world.note("resumed", key, outcome.cause)
         self.inherited.discard(str(key))
         self._ended(self.oracle.operations[str(key)], outcome)
 
     def durable(self, client: int) -> bool:
-        """Return whether a client gets durable answers."""
+        """Return whether a client receives durable answers."""
         setting = self.world.script.setting
         return setting.wal and (setting.durable_namespace or setting.durable[client] is not False)
 
@@ -272,14 +276,14 @@ class Cell:
         self.subscribers[number:] = [subscriber, *self.subscribers[number + 1 :]]
 
     def renew_subscriber(self, number: int, topics: list[str] | None, *, whole: bool) -> None:
-        """End a subscriber's process; its successor subscribes to these topics."""
+        """End a subscriber's process, and start another process that subscribes to these topics."""
         self.subscribers[number].die()
         self._subscribe(number, topics, whole=whole)
 
     def _replay(self, topic: str, sequence: int) -> tuple[bool, int]:
-        """Return whether the daemon's replay buffer has a notice, and how many it has had.
+        """Return (notice is in the replay buffer, number of notices that the buffer received).
 
-        If the replay buffer cannot be read: (False, infinity).
+        If the replay buffer cannot be read, return (False, infinity).
         """
         unread = False, FOREVER_NS
         if not self.daemon.alive:
@@ -311,7 +315,7 @@ class Cell:
         deliveries.received(item.topic, item.seq, sent)
 
     def end_client(self, number: int) -> None:
-        """End a client's process without BYE: its open calls are in doubt."""
+        """End a client's process without BYE. The outcomes of its open calls are then in doubt."""
         one = self.clients[number]
         one.die()
         for call, report in one.unsettled:
@@ -327,7 +331,7 @@ class Cell:
         self.operations[number] = []
 
     def guest(self, uid: int) -> SimulatedClient:
-        """Start a client that has a session and makes no call."""
+        """Start a client that opens a session and makes no calls."""
         world = self.world
         partition = self.number if self._shards > 1 else None
         guest = SimulatedClient(
@@ -339,7 +343,7 @@ class Cell:
         return guest
 
     def end_guests(self, guests: list[SimulatedClient]) -> None:
-        """End these guests without BYE."""
+        """End the processes of these guests without BYE."""
         for guest in [one for one in guests if one.alive]:
             self.guests.remove(guest)
             guest.die()
@@ -351,12 +355,12 @@ class Cell:
             self.daemon.processes.end(client.host.pid)
 
     def begin_client(self, number: int) -> None:
-        """Start the client's next process."""
+        """Start a client's next process, if none is running."""
         if not self.clients[number].alive:
             self.clients[number] = self.client(number)
 
     def keys_of(self, client: int) -> list[str]:
-        """Return all keys of timers that belong to a client."""
+        """Return all timer keys that belong to a client."""
         return [name for name in self.oracle.keys if name.startswith(f"k{client}.")]
 
     # ---- events of the daemon ------------------------------------------------------------------
@@ -366,13 +370,14 @@ class Cell:
         self._failed_calls = self.world.disk.failed
 
     def started(self, arena: Any) -> None:
-        """Record that a process has its arena. A new stream needs a reason."""
+        """Record that a daemon process has opened its arena. If the stream is new, check that there
+        is a reason."""
         self._refused = 0
         self._arena = arena
         self._tap()
         sizes = [getattr(self.daemon.config, name) for name in Sizes._fields]
         self.oracle.served_with(Sizes(*sizes))
-        header = arena.header  # the process may be killed here, but not in the code below
+        header = arena.header  # this read may kill the process; the code below cannot
         stream_id = int(header.stream_id)
         before, self.oracle.stream_id = self.oracle.stream_id, stream_id
         if before != stream_id:
@@ -380,10 +385,10 @@ class Cell:
         if before not in (0, stream_id):
             if not self.may_lose_arena:
                 raise Violation(f"stream {before} was followed by {stream_id} without a reason")
-            if not self._arena_lost:  # a name was removed before the daemon was killed
+            if not self._arena_lost:  # an arena file lost its name, then the daemon was killed
                 self.lose_arena(memory=False)
             self.oracle.recovered(self.world.wrong_ns(self))
-            if self.rotten:  # damage at the end looks like a torn write
+            if self.rotten:  # damage at the end of the WAL looks like a torn write
                 self.oracle.forced()
         self._arena_lost = self.may_lose_arena = False
         self.check()
@@ -395,9 +400,9 @@ class Cell:
         self.world.seam.run(None, self._arena.check)
 
     def steadiness(self) -> tuple[object, ...]:
-        """Return figures that change whenever the daemon pauses or a call of the disk fails.
+        """Return values that change whenever the daemon pauses or a disk call fails.
 
-        The last one is True while the daemon does not run or cannot write.
+        The last value is True while the daemon does not run or cannot write to the disk.
         """
         disk, reaper = self.world.disk, self.daemon.reaper
         troubled = disk.full or bool(disk.troubles) or (reaper is None or bool(reaper.wal.errno))
@@ -405,7 +410,8 @@ class Cell:
         return (*paused, disk.failed, troubled or self.daemon.frozen)
 
     def named_again(self, steadiness: tuple[object, ...]) -> None:
-        """Check that the daemon, unless it paused, has given its arena files their names again."""
+        """Expect that the daemon, unless it has paused, has restored the names of its arena
+        files."""
         if steadiness == self.steadiness() and not steadiness[-1]:
             self.may_lose_arena = False
 
@@ -421,16 +427,18 @@ class Cell:
         self.world.schedule.after(MS, again)
 
     def committed(self, arena: Any) -> None:
-        """Record that a group was committed."""
+        """Record a group commit. If all frames are committed, all changes up to this time are
+        durable."""
         buffer, reaper = arena.wal_buffer, self.daemon.reaper
         if buffer is None or reaper is None:
             return
-        # the LSN is 0 before a first snapshot
+        # committed_lsn is 0 until the first snapshot is committed
         if reaper.wal.committed_lsn == int(buffer.next_lsn) - 1:
             self.oracle.committed()
 
     def ending(self, arena: Any) -> None:
-        """Record the virtual time of the last work of a process that ends, from its arena."""
+        """Record the virtual time at which an ending process last worked. Its arena has this
+        time."""
         self._virtual_ns = int(arena.header.now_ns) if self.virtual else 0
 
     def ended(self) -> None:
@@ -453,11 +461,11 @@ class Cell:
         if self.expected:
             if not isinstance(error, self.expected):
                 names = " or ".join(one.__name__ for one in self.expected)
-                raise Violation(f"a start was not refused as {names}: {text}")
+                raise Violation(f"a start was refused, but not with {names}: {text}")
         elif isinstance(error, WalCopied):
             self.daemon.as_restored = True
         elif self.daemon.import_path is not None and isinstance(error, (ArenaInUse, WalMismatch)):
-            self.daemon.import_path = None  # it was imported, and then the daemon was killed
+            self.daemon.import_path = None  # the export was imported before a kill
         elif "to start empty" in text:
             self.lose_arena()
         elif isinstance(error, ArenaTooSmall):
@@ -473,7 +481,7 @@ class Cell:
             raise Violation(f"a start was refused without a reason: {text}")
 
     def _force(self) -> None:
-        """Let an operator accept the records of the WAL before its damage."""
+        """Let an operator accept only those records of the WAL that precede its damage."""
         self.daemon.force = True
         self.may_lose_arena = True
         self.oracle.forced()
@@ -486,7 +494,8 @@ class Cell:
         self.oracle.forced()
 
     def move(self) -> None:
-        """Expect exactly the contents of an export of the stopped daemon."""
+        """Expect that the next start restores exactly what the export of the stopped daemon
+        contains."""
         self.oracle.committed()
         self._arena_lost = self.may_lose_arena = True
         self.daemon.lose_memory()
@@ -494,7 +503,8 @@ class Cell:
         self.inherited.clear()
 
     def lose_arena(self, *, memory: bool = True) -> None:
-        """Expect the loss of the arena, and of everything that no WAL has."""
+        """Expect the loss of the arena, and of all state that neither a WAL nor an export
+        contains."""
         self._arena_lost = self.may_lose_arena = True
         if memory:
             self.daemon.lose_memory()
@@ -505,7 +515,7 @@ class Cell:
     # ---- publications of the daemon ----------------------------------------------------------
 
     def _tap(self) -> None:
-        """Listen to all messages that the daemon gives to its notice socket."""
+        """Observe all messages that the daemon gives to its notice socket."""
         transport = self.daemon.transport
         assert transport is not None
         publish = transport.publish
@@ -547,7 +557,7 @@ class Cell:
         self.judge(call, status, word >> 8, int(pending.deadline_ns))
 
     def judge(self, call: Call, status: int, ticket: int, deadline_boot_ns: int) -> None:
-        """Pass an outcome to the oracle."""
+        """Pass the outcome of a call to the oracle."""
         self.world.note(call.kind, call.key, status, ticket)
         deadline_ns = deadline_boot_ns + self.begun_ns
         self.oracle.answer(call, status, ticket, deadline_ns, self.now_ns())
@@ -556,7 +566,8 @@ class Cell:
             self.at_durable_answer = None
 
     def ask(self, client: int, name: str, *, healed: bool = False) -> None:
-        """Query a key. `healed`: no disturbance can prevent the answer."""
+        """Query the timer of a key. `healed`: all disturbances are over, so an answer must
+        arrive."""
         starts, call = (
             self.daemon.starts,
             self.oracle.issue(Call("get", name, self.durable(client))),
@@ -578,7 +589,7 @@ class Cell:
         self.clients[client].get(name, report)
 
     def operation_ended(self, operation: Operation, found: Any) -> None:
-        """Record that the owner of an operation got its outcome, or will get none."""
+        """Record that the owner of an operation has received its outcome, or never will."""
         try:
             outcome = found.result(0)
         except PurgatorydError:
@@ -588,7 +599,8 @@ class Cell:
         self._ended(operation, outcome)
 
     def _ended(self, operation: Operation, outcome: Outcome) -> None:
-        """Queue an outcome for the oracle, because a client catches exceptions of callbacks."""
+        """Judge an outcome in an event of its own, because a client catches exceptions of
+        callbacks."""
         cause, now_ns = Cause[outcome.cause.upper()], self.now_ns()
         self.world.schedule.after(0, lambda: self.oracle.ended(operation, cause, now_ns))
 
@@ -622,7 +634,7 @@ class Cell:
         until(lambda: not any(c.alive and c.leaving for c in self.clients), "closed clients end")
         for number in range(CLIENTS):
             self.begin_client(number)
-        # A watch may find no place until one of the operations before it has expired.
+        # A watch may be refused for lack of space until an earlier operation has expired.
         if self.virtual and not self.world.comes_true(self._settled, 60 * S):
             self.advance_far(self.now_ns() + OPERATIONS_END_NS)
         until(self._settled, "all calls have an outcome", OPERATIONS_END_NS)
@@ -639,9 +651,9 @@ class Cell:
         self.world.pass_time(20 * S)
 
     def _notice_drops(self) -> None:
-        """Let each client make a request after the operator's last one.
+        """Let each client make a request after the operator's last request.
 
-        An idle client does not notice that its session was ended.
+        Without a request, a client does not notice that the operator has dropped its session.
         """
         until = self.world.until
         until(lambda: not self.operator.unsent, "the operator's requests are sent")
@@ -654,7 +666,7 @@ class Cell:
     def let_in(self) -> None:
         """Let every uid connect again.
 
-        A client that was refused has ended for good, so its successor starts.
+        A refused client does not connect again, so a new process of this client starts.
         """
         client, self.barred = self.barred, None
         if client is None:
@@ -666,7 +678,7 @@ class Cell:
         self.begin_client(client)
 
     def resume(self) -> None:
-        """Cancel a drain."""
+        """Let a draining daemon accept adds again."""
         if self.draining:
             self.draining = False
             self.operator.ask(lambda n: wire.encode_frame(Message.STOP, 0, n, flags=FLAG_RESUME))
@@ -677,7 +689,7 @@ class Cell:
         )
 
     def _ask_all(self) -> None:
-        """Query each key, so that no state is in doubt."""
+        """Query every key, so that the state of no key remains in doubt."""
         until = self.world.until
         for number in range(CLIENTS):
             for name in self.keys_of(number):
@@ -689,8 +701,8 @@ class Cell:
         )
 
     def _parked_rows(self) -> list[tuple[str, int, bytes]]:
-        """Return the parked rows of bulk loads: key, ticket and the payload that the world keeps
-        for them."""
+        """Return the parked rows of bulk loads, each as (key, ticket, payload that the oracle
+        expects)."""
         parked: list[tuple[str, int, bytes]] = []
         waiting: set[bytes] = set(self.oracle.rows)
 
@@ -739,7 +751,7 @@ class Cell:
         self.world.until(lambda: arrived, "the virtual clock moved")
 
     def close(self) -> None:
-        """End all sessions. Raises Violation if something is left."""
+        """End all sessions. Raises Violation if a session, timer or operation remains."""
         until = self.world.until
         until(self._all_ended, "all operations have an outcome")
         self.oracle.finish()
@@ -751,7 +763,7 @@ class Cell:
         self._check_deserted()
         for number in range(CLIENTS):
             self.end_client(number)
-        # sessions whose process the daemon does not watch end after their grace period
+        # A session ends only after its grace period if the daemon does not watch its process.
         self.world.pass_time(70 * S)
         for one in self.deliveries:
             one.finish()
@@ -765,17 +777,18 @@ class Cell:
     def _check_sessions(self) -> None:
         """Check that connected clients kept their sessions.
 
-        A client without an operation has nothing to send again if its last message was lost.
+        A client that has lost a frame is not checked, because without operations it sends nothing
+        again.
         """
         for number, client in enumerate(self.clients):
             lossy = any(end.lossy for end in client.ends)
             if not lossy and client.session_id not in self._arena.session_ids():
-                raise Violation(f"client {number} has lost its session, and was connected")
+                raise Violation(f"client {number} has lost its session although it was connected")
 
     def _check_deserted(self) -> None:
-        """Check that each client ended the sessions that it replaced.
+        """Check that each client has ended the sessions that it replaced.
 
-        A late copy of a HELLO opens another session.
+        One additional session is allowed for each late copy of a HELLO.
         """
         rows = self._arena.sessions()
         left = wire.decode_sessions(rows, len(rows) // wire.SESSION_INFO.size)
@@ -801,7 +814,7 @@ class Cell:
             raise Violation(f"left over: {left}")
 
     def die(self) -> None:
-        """Release the resources that the cell has outside of the world."""
+        """Release the real resources that the cell uses outside of the simulated world."""
         self.restarts = False
         for client in self.clients:
             client.die()

@@ -1,7 +1,8 @@
-"""A client process of the world: the real Core, Jobs, Session and Book, without a thread or a loop.
+"""A client process of the world: the real Core, Jobs, Session and Book, without a thread or an
+event loop.
 
-This class replaces the shell: it iterates when a message has arrived, when a call was started, and
-at the time that Jobs requests.
+SimulatedClient replaces the thread or event loop of a real client. It iterates when a message has
+arrived, when a call has been started, and at the time that Jobs requests.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ ITERATION_NS = 3_000
 """Time from an event to the iteration that it causes."""
 LIMIT_S = 5.0
 HASTY_S = 0.05
-"""Limit in seconds of the calls of an impatient client."""
+"""Time limit in seconds for each call of an impatient client."""
 QUEUE_LIMIT = 4096
 SHORT_QUEUE = 8
 KIND_OF: dict[Op, type[PendingTrigger[Any]]] = {
@@ -73,7 +74,8 @@ _UNASKED = _Unasked()
 
 
 class Begun(Started[Any]):
-    """A job of a client. Only its end is counted, because the pending calls report its result."""
+    """A started job of a client. It only counts errors, because the pending calls report the
+    results."""
 
     def __init__(self, job: Job[Any], client: SimulatedClient) -> None:
         super().__init__(job)
@@ -87,8 +89,8 @@ class Begun(Started[Any]):
 
 
 class SimulatedCore(Core):
-    """A Core that keeps to one partition, whatever the key, so that the cells of a world with
-    shards do not share one."""
+    """A Core that uses one partition for all keys, so that the cells of a world with shards do not
+    share a partition."""
 
     def __init__(self, *arguments: Any, partition: int | None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -119,7 +121,8 @@ class SimulatedClient:
         hidden: bool = False,
         owns: bool = True,
     ) -> None:
-        """`hidden`: in another pid namespace than the daemon. `owns`: it may own operations."""
+        """Start a client. `hidden`: it runs in another pid namespace than the daemon. `owns`: it
+        may own operations."""
         self.limit_s = HASTY_S if hasty else LIMIT_S
         self._queue_limit = queue_limit
         self.machine = machine
@@ -128,9 +131,9 @@ class SimulatedClient:
         self.ends: list[End] = []
         self.alive, self.frozen, self.leaving = True, False, False
         self.thawed_s = 0.0
-        """End of the last freeze."""
+        """End of the last freeze, on the client's monotonic clock."""
         self.begun = 0
-        """Moment at which the process began."""
+        """Moment (of the oracle) at which the process began."""
         self.errors = 0
         self._network = network
         self._uid, self._hidden = uid, hidden
@@ -145,7 +148,7 @@ class SimulatedClient:
         after = nothing if self.owner is None else self.owner.speak
         self.jobs = Jobs(self.core, after, listens=owns)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
-        """Calls without an outcome, and the callback that reports it."""
+        """Calls without an outcome, each with the callback that will report the outcome."""
         self._unpacked: set[Pending | BulkResult] = set()
         """Calls that were abandoned before they were packed."""
         self._iterations = 0
@@ -160,17 +163,17 @@ class SimulatedClient:
 
     @property
     def session(self) -> Session:
-        """The session of its only connection."""
+        """The session of the client's only connection."""
         return self.connection.session
 
     @property
     def session_id(self) -> int:
-        """Number of its session; 0 before the first one."""
+        """Number of the client's session; 0 before the first session."""
         return self.session.id if self.core.connections else 0
 
     def _connected(self, connection: Connection) -> None:
-        """Begin a connection; report when the daemon says that its session is gone."""
-        connection.admit = lambda: None  # type: ignore[method-assign]  # `usable` admits calls
+        """Prepare a new connection. Report it if the daemon later says that the session is gone."""
+        connection.admit = lambda: None  # type: ignore[method-assign]  # `usable` checks instead
         if self.owner is not None:
             self.owner.own(connection)
         session = connection.session
@@ -191,7 +194,7 @@ class SimulatedClient:
     # ---- the shell -----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Iterate soon."""
+        """Schedule an iteration soon."""
         self._iterate_in(ITERATION_NS)
 
     def _iterate_in(self, delay_ns: int) -> None:
@@ -244,7 +247,7 @@ class SimulatedClient:
         self, key: str, report: Callable[[Pending], None], *, topic: str, payload: bytes,
         mode: str, wait: bool, delay_ns: int | None = None, deadline: datetime | None = None,
     ) -> None:  # fmt: skip
-        """Add a timer; `report` gets the call once it has an outcome."""
+        """Add a timer. `report` receives the call as soon as its outcome is known."""
         entry = self.core.put(
             key, None, delay_ns, deadline, None, topic, payload, mode, collect=not wait
         )
@@ -285,7 +288,7 @@ class SimulatedClient:
     def watch_many(
         self, rows: list[Watch], report: Callable[[int, Pending], None]
     ) -> list[Operation]:
-        """Arm many operations; `report` gets the number of each row and its call."""
+        """Arm many operations. `report` receives (row number, call) for each row."""
         assert self.owner is not None
         armed = watch_rows(self.core, self.owner, rows)
         for number, one in enumerate(armed):
@@ -296,7 +299,7 @@ class SimulatedClient:
     def advance_many(
         self, watermarks: list[tuple[str, int]], report: Callable[[int, Pending], None]
     ) -> None:
-        """Advance many watch keys, in order; `report` gets the number of each row and its call."""
+        """Advance many watch keys, in order. `report` receives (row number, call) for each row."""
         entries = [
             prepare_trigger(self.core, PendingCount, Op.ADVANCE_KEY, key, watermark)
             for key, watermark in each_watermark(watermarks)
@@ -326,7 +329,7 @@ class SimulatedClient:
         self, rows: list[Any], topic: str, mode: str, bulk_load: BulkLoad | None,
         report: Callable[[BulkResult], None], *, wait: bool = True,
     ) -> None:  # fmt: skip
-        """Add many timers. Without `wait` the call ends before the answers have come."""
+        """Add many timers. Without `wait`, the call ends before the answers have arrived."""
         self._bulk(partitions.puts(self.core, rows, topic, mode, bulk_load), report, wait=wait)
 
     def cancel_many(self, keys: list[str], report: Callable[[BulkResult], None]) -> None:
@@ -347,7 +350,7 @@ class SimulatedClient:
     def bulk_load(
         self, bulk_load: bytes, action: BulkLoadAction, token: int, answered: Callable[[], None]
     ) -> None:
-        """Ask about a bulk load, or change it."""
+        """Query the status of a bulk load, or change the bulk load."""
         core, limit_s = self.core, self.limit_s
 
         def work() -> Job[Any]:
@@ -373,7 +376,7 @@ class SimulatedClient:
         self._begin(work())
 
     def get(self, key: str, report: Callable[[Any], None]) -> None:
-        """Query a timer; `report` gets the answered question."""
+        """Query a timer. `report` receives the answered question."""
         asked: list[Any] = []
 
         def ask() -> Any:
@@ -414,7 +417,8 @@ class SimulatedClient:
 
     @property
     def usable(self) -> bool:
-        """True once calls can be made: a client's constructor returns with its first session."""
+        """True once calls can be made. The constructor of a real client returns only with a
+        session."""
         if not self.alive or self.leaving or not self.core.connections:
             return False
         if self.session.welcome is None:
@@ -422,13 +426,13 @@ class SimulatedClient:
         try:
             self.core.check()
             Connection.admit(self.connection)
-        except PurgatorydError:  # its shard has not answered for a while
+        except PurgatorydError:  # the client's shard has not answered for a while
             return False
         return True
 
     @property
     def served(self) -> bool:
-        """True while it has a session."""
+        """True while the client has an open session."""
         return bool(self.core.connections) and self.session.state is State.OPEN
 
     @property
@@ -438,24 +442,25 @@ class SimulatedClient:
         return sum(sum(end.greetings.values()) - len(end.greetings) for end in self.ends)
 
     def want_durable(self, wanted: bool) -> None:
-        """Ask for durable answers; without a WAL the daemon refuses each batch then."""
+        """Request durable answers, or stop requesting them. A daemon without a WAL refuses each
+        batch that requests them."""
         self.core._durable = wanted
         for connection in self.core.connections:
             connection.session._wants_durable = wanted
 
     @property
     def resumable(self) -> bool:
-        """True while a later process can take its operations over."""
+        """True while a later process can take over the operations of this process."""
         return self._resumes and bool(self.core.connections) and self.session.original
 
     @property
     def closed(self) -> bool:
-        """True once BYE is answered."""
+        """True once the daemon has answered BYE."""
         states = [one.session.state for one in self.core.connections]
         return self.jobs.ended and states in ([], [State.CLOSED])
 
     def die(self) -> None:
-        """End the process, without BYE unless it was closed before."""
+        """End the process. It sends no BYE, unless the client was closed before."""
         self.alive = False
         if self.jobs.ended:
             self.core.close()

@@ -1,9 +1,10 @@
 """Measure which code of the product simulated worlds reach: see `make world-coverage`.
 
-Three groups are counted: the lines of the daemon's loop path, the lines of the client core, and the
-branches of recovery. `not_covered.toml` lists the code that worlds leave to other tests: functions
-of the shell, which are not counted, and branches that no world takes. Entries name functions and
-source text, so that they survive edits of other lines.
+Three groups of code are measured: the lines of the daemon's loop path, the lines of the client
+core, and the branches of recovery. `not_covered.toml` lists the code that worlds leave to other
+tests: functions of the shell (the code around the simulated parts), which are not counted, and
+branches that no world takes. Entries name functions and source text, so that they survive edits of
+other lines.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ GROUPS: dict[str, tuple[str, float, tuple[str, ...]]] = {
         "daemon/recovery.py", "daemon/replacement.py", "daemon/store.py", "daemon/wal_birth.py",
     )),
 }  # fmt: skip
-"""By group: the counted unit, the share that worlds have to reach, and the files.
+"""For each group: (unit to count, fraction that worlds have to reach, files).
 
-`other_group` in the list moves single functions.
+`other_group` in `not_covered.toml` moves single functions to another group.
 """
 
 
@@ -53,17 +54,17 @@ class Branch(NamedTuple):
     at: str
     """Text of the line that branches."""
     to: str
-    """Text of the next line, which was not reached from `at`."""
+    """Text of the line that was not reached from line `at`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Entries of the list that match the branch, the most exact one last."""
+        """The possible list entries for this branch, from the least to the most exact entry."""
         where = f"{self.file} {self.function}"
         return where, f"{where}: {self.at}", f"{where}: {self.at} -> {self.to}"
 
 
 class Listed:
-    """Contents of `not_covered.toml`, and which entries were used."""
+    """Contents of `not_covered.toml`, and a record of the entries that have been used."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.shell = _reasons(document["shell"], "functions")
@@ -72,12 +73,13 @@ class Listed:
         self._unused = {*self.shell, *self.missed, *self.moved}
 
     def is_shell(self, name: str) -> bool:
-        """Return whether a function, as `file name`, belongs to the shell."""
+        """Return whether a function belongs to the shell. `name`: "file function"."""
         self._unused.discard(name)
         return name in self.shell
 
     def group(self, name: str, usual: str) -> str:
-        """Return the group of a function, which is usually that of its file."""
+        """Return the group of a function. `usual`: the group of its file, to which most functions
+        belong."""
         self._unused.discard(name if name in self.moved else "")
         return self.moved.get(name, usual)
 
@@ -98,20 +100,21 @@ def _reasons(tables: list[dict[str, Any]], names: str) -> dict[str, str]:
 
 
 class Figures:
-    """Lines and branches of a group."""
+    """Numbers of lines and branches of a group."""
 
     def __init__(self) -> None:
         self.lines = self.lines_reached = self.branches = self.branches_taken = 0
 
     def add(self, summary: dict[str, int]) -> None:
-        """Add a function."""
+        """Add the numbers of a function."""
         self.lines += summary["num_statements"]
         self.lines_reached += summary["covered_lines"]
         self.branches += summary["num_branches"]
         self.branches_taken += summary["covered_branches"]
 
     def share(self, unit: str) -> float:
-        """Return the share of the lines that were reached, or of the branches that were taken."""
+        """Return the fraction of lines reached, or of branches taken. `unit`: "lines" or
+        "branches"."""
         if unit == "lines":
             return self.lines_reached / self.lines
         return self.branches_taken / self.branches
@@ -125,7 +128,7 @@ def _branches(file: str, function: str, found: dict[str, Any]) -> Iterator[Branc
 
 
 def measure(seeds: range) -> tuple[dict[str, Any], dict[int, str]]:
-    """Run worlds under coverage. Return its report by file, and the failures by seed."""
+    """Run worlds under coverage. Return (coverage report by file, failures by seed)."""
     files = sorted({file for _, _, files in GROUPS.values() for file in files})
     coverage = Coverage(data_file=None, branch=True, include=[str(ROOT / file) for file in files])
     with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +152,8 @@ class Result:
                 self._add(listed, group, file, report[file]["functions"])
 
     def _add(self, listed: Listed, group: str, file: str, functions: dict[str, Any]) -> None:
-        """Add a file. Statements outside of functions run at the import, and are not counted."""
+        """Add the functions of a file. Statements outside of functions run at import and are not
+        counted."""
         for function, found in functions.items():
             name = f"{file} {function}"
             if function and not listed.is_shell(name.partition("@")[0]):
@@ -176,11 +180,13 @@ def _document(listed: Listed, result: Result) -> dict[str, Any]:
 def _errors(listed: Listed, failures: dict[int, str]) -> list[str]:
     """Describe why the figures are invalid."""
     found = [f"seed {seed} failed: {failure}" for seed, failure in failures.items()]
-    return found + [f"{LIST.name} names nothing that was missed: {name}" for name in listed.unused]
+    return found + [
+        f"{LIST.name}: nothing missed matches the entry {name}" for name in listed.unused
+    ]
 
 
 def _gaps(listed: Listed, result: Result) -> Iterator[str]:
-    """Describe each group below its share, and each missed branch without a reason."""
+    """Describe each group below its demanded fraction, and each missed branch without a reason."""
     for group, (unit, least, _) in GROUPS.items():
         if (share := result.figures[group].share(unit)) < least:
             yield f"{group}: {share:.1%} of the {unit} were reached, {least:.0%} are demanded"
@@ -191,12 +197,12 @@ def _gaps(listed: Listed, result: Result) -> Iterator[str]:
 @click.command()
 @click.argument("seeds", type=Seeds())
 def main(seeds: tuple[int, int | None]) -> None:
-    """Run the worlds of SEEDS under coverage, and print the figures as JSON, and each missed branch
-    without a reason. Exit with 1 if a world failed, if a share is too small, if a branch has no
-    reason, or if the list is out of date."""
+    """Run the worlds of SEEDS under coverage. Print the figures as JSON, and each missed branch
+    that has no reason. Exit with 1 if a world failed, a group is below its demanded fraction, a
+    missed branch has no reason, or the list is out of date."""
     first, last = seeds
     if last is None:
-        raise click.BadParameter("needs an end")
+        raise click.BadParameter("the range of seeds needs an end")
     listed = Listed(tomllib.loads(LIST.read_text()))
     report, failures = measure(range(first, last + 1))
     result = Result(listed, report)

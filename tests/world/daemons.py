@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 WAKE_NS = 5_000
 """Time from an event to the first instruction of the loop."""
 SNAPSHOT_NS = 2_000_000
-"""Normal time between two steps of the process that writes snapshots."""
+"""Normal time between two steps of the snapshot process."""
 EVERY_UID = frozenset(range(CLIENTS))
-"""Uids of clients."""
+"""The uids of all clients."""
 _UNPLACED: Any = SimpleNamespace(
     look=lambda arena: None, settle=lambda *_: None, plan=SimpleNamespace(spin_ns=0)
 )
@@ -56,9 +56,9 @@ def bind(path: Path) -> None:
 
 
 def _let_go(file: ArenaFile) -> None:
-    """Close the lock and the descriptor of a dead process.
+    """Release the lock of a dead process's arena file, and close its descriptor.
 
-    A traceback may use its mapping, which then stays as long as the traceback.
+    A traceback may still refer to the mapping. The mapping then stays until the traceback is gone.
     """
     if file.fd >= 0:
         with suppress(OSError):
@@ -72,7 +72,8 @@ def _let_go(file: ArenaFile) -> None:
 def _close_commit(commit: GroupCommit) -> None:
     """Close the descriptors of a dead process's group commit.
 
-    Before it has opened any, its memory is zero; afterwards descriptor 0 is not among them.
+    A group commit that has opened no descriptor has zeroed memory; otherwise its descriptor is
+    above 0.
     """
     state = vars(commit).get("_c")
     if state is not None and lib.pg_group_commit_fd(state) > 0:
@@ -84,7 +85,7 @@ def _nothing() -> Generator[None, None, None]:
 
 
 class SnapshotProcess:
-    """The process that writes a snapshot, between the events of the world."""
+    """The process that writes a snapshot. It works in steps, between the events of the world."""
 
     def __init__(
         self, daemon: SimulatedDaemon, arena: str, directory: Path, keep: Keep, *, snapshot: bool
@@ -152,7 +153,7 @@ class SnapshotProcess:
 
 
 class SimulatedDaemon:
-    """One daemon's name, and the processes that have it one after the other."""
+    """A daemon name, and the processes that run under this name one after another."""
 
     def __init__(
         self,
@@ -182,10 +183,10 @@ class SimulatedDaemon:
         self.transport: SimulatedTransport | None = None
         self.processes: SimulatedProcesses | None = None
         self.pids: set[int] = set()
-        """Running client processes of this machine."""
+        """Pids of the running client processes."""
         self.frozen = False
         self.outages: list[tuple[int, int]] = []
-        """World times between which no loop ran."""
+        """Outages, each as the world times (begin, end) between which no loop ran."""
         self._out_since_ns: int | None = None
         self.starts = self.freezes = 0
         self.recoveries = 0
@@ -196,16 +197,16 @@ class SimulatedDaemon:
         self.as_restored = False
         """True if the next start accepts a copy of a WAL."""
         self.rivalled = False
-        """True if a rival process starts at the signal that arrives during the next start."""
+        """True if the signal that arrives during the next start makes a rival process start."""
         self.import_path: Path | None = None
-        """Export with which the next start begins."""
+        """Export that the next start imports; None: no import."""
         self.next_config = config
         """Configuration of the next start."""
         self.commit_ns = self._usual_commit_ns = commit_ns
         self.snapshot_ns = SNAPSHOT_NS
-        """Time between two steps of the process that writes snapshots."""
+        """Time between two steps of the snapshot process."""
         self.doomed_snapshots = 0
-        """Number of snapshot processes that will be killed before they are done."""
+        """Number of coming snapshot processes that will be killed before they finish."""
         self.next_uids = EVERY_UID
         """Uids that may connect to the next process."""
         self._stack = ExitStack()
@@ -221,12 +222,12 @@ class SimulatedDaemon:
     # ---- start and end -------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Start a process. Return False if it refused, or was killed."""
+        """Start a process. Return False if the process refused to start, or was killed."""
         assert not self.alive
         self.config = self.next_config
         self.observe.starting()
         fuse, self.fuse = self.fuse, Fuse()
-        self.fuse.left = fuse.left  # the planned kill of the new process
+        self.fuse.left = fuse.left  # keep the planned kill for the new process
         self.fuse.signal_left, self.fuse.on_signal = fuse.signal_left, self._on_signal
         self.frozen = False
         self.starts += 1
@@ -304,7 +305,7 @@ class SimulatedDaemon:
         self._stack.close()
 
     def terminate(self, calls: int) -> None:
-        """Send the process a signal to stop, which arrives after `calls` of its calls."""
+        """Send the process a signal to stop. It arrives after `calls` more calls of the process."""
         self.fuse.signal_left = calls
 
     def _on_signal(self) -> None:
@@ -318,7 +319,8 @@ class SimulatedDaemon:
                 self.seam.run(Fuse(), self._start_rival)
 
     def _start_rival(self) -> None:
-        """Start another process with the same name, from another run directory; it ends at once."""
+        """Start another process with the same name, as from another run directory. The process ends
+        at once."""
         host = SimulatedHost(self.machine, self.machine.next_pid())
         with owned(Opening(self.config, self.paths, host=host)) as opening:
             open_arena(opening).close()
@@ -350,9 +352,10 @@ class SimulatedDaemon:
         self.observe.ended()
 
     def _unwind(self, kind: type[BaseException], error: BaseException) -> None:
-        """Close what the process had open, as the kernel does.
+        """Close all that the process had open, as the kernel does.
 
-        Its `finally` blocks have no effect, because each call of a dead process raises Killed.
+        The `finally` blocks of the process have no effect, because each call of a dead process
+        raises Killed.
         """
         self.fuse.dead = True
 
@@ -373,7 +376,7 @@ class SimulatedDaemon:
 
     @property
     def sleeps_ns(self) -> int:
-        """The time that the loop means to sleep."""
+        """Time that the loop intends to sleep; 0 if the loop is awake."""
         until_ns = self.reaper.loop.until_ns if self.reaper is not None else None
         if until_ns is None:
             return 0
@@ -388,8 +391,8 @@ class SimulatedDaemon:
             self.freezes += 1
 
     def thaw(self, read_in_ns: int = 0) -> None:
-        """Let the process continue; `read_in_ns` later its sockets read the messages of the
-        meantime."""
+        """Let the process continue. After `read_in_ns`, its sockets read the messages that arrived
+        during the freeze."""
         if self.alive and self.frozen:
             assert self.transport is not None
             self.frozen = False
@@ -399,8 +402,8 @@ class SimulatedDaemon:
             self._iterate_soon()
 
     def _stands_still(self, from_ns: int = 0) -> None:
-        """Begin an outage, so long from now: a loop that sleeps notices the time that it lost
-        only from when it meant to wake up."""
+        """Begin an outage in `from_ns` nanoseconds. A sleeping loop loses only the time after its
+        intended wake-up."""
         if self._out_since_ns is None:
             self._out_since_ns = self.schedule.now_ns + from_ns
 
@@ -412,7 +415,7 @@ class SimulatedDaemon:
     # ---- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the loop, because a descriptor became readable."""
+        """Wake the loop, because a descriptor has become readable."""
         if self.alive and self._asleep and not self.frozen:
             self._iterate_soon()
 
@@ -433,7 +436,7 @@ class SimulatedDaemon:
         assert self.reaper is not None
         self._commit_later()
         if self._terminated and not self.reaper.loop.stop_requested:
-            raise Violation("a signal to stop is lost")
+            raise Violation("a signal to stop was lost")
         if self.reaper.loop.over:
             self.stop()
         elif until_ns is None:
@@ -455,7 +458,7 @@ class SimulatedDaemon:
     _slept = False
 
     def _news(self) -> frozenset[int]:
-        """Descriptor of the group commit, if it is readable."""
+        """Return the descriptor of group commit if it is readable, otherwise an empty set."""
         assert self.reaper is not None
         fds = self.reaper.wal.fds
         news, self._committed = self._committed, False
@@ -474,9 +477,9 @@ class SimulatedDaemon:
         self.schedule.after(max(0, wait_ns) + WAKE_NS, lambda: self._timed_out(number))
 
     def _missed_wakeup(self) -> bool:
-        """Return whether something arrived while the loop ran.
+        """Return whether a message or a commit arrived while the loop ran.
 
-        A loop that takes no commands does not wake up for them.
+        A loop that takes no commands does not wake up for commands.
         """
         assert self.reaper is not None
         assert self.transport is not None
@@ -526,8 +529,8 @@ class SimulatedDaemon:
         self._commit_later()
 
     def _watch_table(self) -> None:
-        """Save the state of the WAL buffer at a kill: a killed process does not record why its WAL
-        stopped."""
+        """Prepare to save the state of the WAL buffer at a kill. The state is restored afterwards,
+        because a killed process does not record why its WAL stopped."""
         self._saved: tuple[int, ...] | None = None
         self.machine.disk.table.killed = partial(self.seam.run, None, self._save_state)
 
@@ -548,7 +551,8 @@ class SimulatedDaemon:
         return self.snapshot
 
     def dooms_snapshot(self) -> bool:
-        """Return whether the process that begins to write a snapshot will be killed."""
+        """Return whether the snapshot process that begins will be killed. Each True reduces
+        `doomed_snapshots` by one."""
         self.doomed_snapshots -= (doomed := self.doomed_snapshots > 0)
         return doomed
 

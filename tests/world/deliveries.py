@@ -1,4 +1,4 @@
-"""Notices that subscribers receive: each once, in order, or the range that was lost."""
+"""Judge the notices of subscribers: each arrives once and in order, or is reported as lost."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from world.oracle import Oracle, Sent, Violation
 
 @dataclass
 class Delivered:
-    """Notices that one subscriber has received of one topic, in one stream."""
+    """Progress of one subscriber in one topic of one stream."""
 
     next: int
-    """Sequence of the next notice; 0 = any."""
+    """Sequence that the next notice must have; 0 = any."""
 
 
 @dataclass
 class Deliveries:
-    """Judges one subscriber."""
+    """The judge of the notices that one subscriber receives."""
 
     oracle: Oracle
     stream: Callable[[], int]
-    """The stream of the last notice."""
+    """Function that returns the stream of the last received notice."""
     replay: Callable[[str, int], tuple[bool, int]]
-    """Function that returns whether the replay buffer of the current stream has a notice of a
-    topic, and how many it has had."""
+    """Function that returns (notice is in the replay buffer of the current stream, number of
+    notices that the buffer received), for a topic and a sequence."""
     wanted: list[str] | None = None
     """Topics of the subscription; None = all."""
     topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
     before: dict[tuple[int, str], int] | None = None
     """Newest sequence of each topic when the subscriber was accepted; None until then."""
     unsent: dict[tuple[int, str, int], Sent] = field(default_factory=dict)
-    """Notices that it read before they were sent."""
+    """Notices that the subscriber read from the replay buffer before they were sent."""
     notices: int = 0
     lost: int = 0
 
     def opened(self) -> None:
-        """Record that the subscriber is accepted: it has to receive later notices."""
+        """Record that the subscriber has been accepted: it has to receive all later notices."""
         self.before = dict(self.oracle.newest)
 
     def received(self, topic: str, sequence: int, sent: Sent) -> None:
@@ -47,15 +47,16 @@ class Deliveries:
         if known is None:
             self.unsent[stream, topic, sequence] = sent
         elif known != sent:
-            raise Violation(f"{topic} {sequence}: received {sent}, sent was {known}")
+            raise Violation(f"{topic} {sequence}: received {sent}, but {known} was sent")
         at = self.topics.setdefault((stream, topic), Delivered(0))
         if at.next not in (0, sequence):
-            raise Violation(f"{topic}: received {sequence} where {at.next} comes next")
+            raise Violation(f"{topic}: received {sequence}, but {at.next} comes next")
         at.next = sequence + 1
         self.notices += 1
 
     def lagged(self, topic: str, first: int, last: int) -> None:
-        """Judge a lost range, or (last 0) the end of a stream."""
+        """Judge a range that the subscriber reports as lost. `last` 0: it reports the end of a
+        stream."""
         stream = self.stream()
         if last == 0:
             self.topics.pop((stream, topic), None)
@@ -67,12 +68,15 @@ class Deliveries:
             self.lost += 1
             has_it, fired = self.replay(topic, last)
             if has_it:
-                raise Violation(f"{topic}: lost up to {last}, which the replay buffer has")
+                raise Violation(
+                    f"{topic}: reported as lost up to {last}, which the replay buffer has"
+                )
             self.oracle.judge_loss((stream, topic), range(first, last + 1), fired)
         at.next = last + 1
 
     def finish(self) -> None:
-        """Judge the end: every notice of the current stream has arrived or is reported as lost."""
+        """Check at the end that each notice of the current stream has arrived or was reported as
+        lost."""
         self._judge_unseen()
         for place, sent in self.unsent.items():
             if place[0] == self.oracle.stream_id and self.oracle.sent.get(place) != sent:
@@ -82,12 +86,14 @@ class Deliveries:
                 continue
             newest = self.oracle.newest.get(
                 (stream, topic)
-            )  # None: all its notices were sent before the subscriber was accepted
+            )  # None: all notices of the topic were sent before the subscriber was accepted
             if newest is not None and at.next != newest + 1:
-                raise Violation(f"{topic}: the last is {newest}, received up to {at.next - 1}")
+                raise Violation(
+                    f"{topic}: the last notice is {newest}, but {at.next - 1} is the last received"
+                )
 
     def _judge_unseen(self) -> None:
-        """Judge the topics of the current stream of which nothing was received."""
+        """Check the topics of the current stream from which the subscriber has received nothing."""
         if self.before is None:
             return
         for (stream, topic), newest in self.oracle.newest.items():

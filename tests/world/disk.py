@@ -1,9 +1,10 @@
 """A simulated disk: it tears, reorders and loses unsynced writes, fails, and can be full.
 
-A file has the bytes that calls see (the page cache) and the bytes on the medium. A sector that was
-written but not synced is dirty: at a power cut the medium has its old or its new bytes. A failed
-sync leaves sectors that are clean in the page cache and old on the medium, as Linux does. Names
-that were created or removed since the last sync of their folder may be undone, the newest first.
+A file has two contents: the bytes that calls see (the page cache) and the bytes on the medium. A
+sector that was written but not synced is dirty: after a power cut the medium has its old or its new
+bytes. After a failed sync, some sectors are clean in the page cache but old on the medium, as on
+Linux. A power cut may undo the creation or removal of names since the last sync of their folder,
+the newest first.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class File:
         self.dirty: set[int] = set()
         """Sectors that a sync will write."""
         self.older: dict[File, int] = {}
-        """The other files of its folder when it was created, with the position of the last write to
-        each: that write may contain records that this file lacks."""
+        """The files that the folder contained when this file was created, each with the position of
+        its last write. This write may contain records that the new file lacks."""
         self.written_wall_ns = written_wall_ns
         self.began = 0
         """Position of the last write of group commit."""
@@ -57,25 +58,25 @@ class File:
         self.dirty.update(range(at // SECTOR, -(-end // SECTOR)))
 
     def write_group(self, at: int, count: int, written: int) -> None:
-        """Record that group commit wrote `written` of the `count` bytes of a group at `at`."""
+        """Record that group commit wrote `written` of `count` bytes at position `at`."""
         if at != self._goes_on_at:
             self.began = at
         self._goes_on_at = at + written if written < count else 0
 
     def change(self, at: int) -> None:
-        """Change a bit of the medium."""
+        """Flip a bit of the byte at this position."""
         self.medium[at] ^= 1
         self.now[at] ^= 1
 
     def sync(self) -> None:
-        """Write the dirty sectors, and the length."""
+        """Write the dirty sectors and the length to the medium."""
         self._fit()
         for sector in self.dirty:
             self._write_sector(sector)
         self.dirty.clear()
 
     def lose(self, rng: random.Random) -> None:
-        """Fail a sync: some dirty sectors are written, and all are marked clean."""
+        """Fail a sync: some dirty sectors are written, but all dirty sectors are marked clean."""
         self._fit()
         for sector in sorted(self.dirty):
             if rng.random() < 0.5:
@@ -83,7 +84,8 @@ class File:
         self.dirty.clear()
 
     def cut(self, rng: random.Random) -> None:
-        """Cut the power: each dirty sector, and the length, is old or new."""
+        """Cut the power. Each dirty sector then has its old or its new bytes; the length may also
+        be old."""
         if len(self.now) > len(self.medium) and rng.random() < 0.5:
             self._fit()
         for sector in sorted(self.dirty):
@@ -108,7 +110,7 @@ class File:
 
 @dataclass
 class Trouble:
-    """Failure of calls of one kind: the next `times` calls fail with this errno."""
+    """A planned failure of one kind of call: the next `times` calls fail with this errno."""
 
     errno: int
     times: int
@@ -120,7 +122,8 @@ class Folder:
 
     now: dict[str, File] = field(default_factory=dict)
     history: list[dict[str, File]] = field(default_factory=lambda: [{}])
-    """Possible names on the medium: those of the last sync, then those after each change."""
+    """Possible sets of names on the medium: the names at the last sync, then the names after each
+    later change."""
 
     def changed(self) -> None:
         self.history.append(dict(self.now))
@@ -142,12 +145,13 @@ class SimulatedDisk(Disk):
         self._seam = seam
         self._folders: dict[Path, Folder] = {}
         self.troubles: dict[str, Trouble] = {}
-        """By kind of call: "write", "sync", "rename", "sync_directory", "open", "read"."""
+        """Planned failures by kind of call: "write", "sync", "rename", "sync_directory", "open",
+        "read"."""
         self.full = False
         self.short_writes = 0
-        """Number of future writes that write only a part."""
+        """Number of coming writes of group commit that write only a part of their bytes."""
         self.failed = 0
-        """Calls that failed."""
+        """Number of calls that failed."""
         self.calls = 0
         self.table = _Table(self)
         self.storage = self.table.struct
@@ -155,7 +159,8 @@ class SimulatedDisk(Disk):
     # ---- faults --------------------------------------------------------------------------------
 
     def _call(self, kind: str) -> None:
-        """Count a call. Raises OSError if it fails, and Killed."""
+        """Count a call. Raises OSError if the call has to fail, and Killed if the process dies
+        here."""
         self._seam.cross()
         self.calls += 1
         trouble = self.troubles.get(kind)
@@ -178,8 +183,8 @@ class SimulatedDisk(Disk):
         self.full, self.short_writes = False, 0
 
     def rot(self, folder: Path, number: int, place: float) -> tuple[File, int] | None:
-        """Change a byte of one of a folder's files. Return the file and the position; None if there
-        is no file."""
+        """Damage a byte of one file in a folder. Return (file, position); None if no file can be
+        damaged."""
         names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
         files = [self.folder(folder).now[name] for name in names]
         files = [file for file in files if file.medium and not file.dirty]
@@ -191,7 +196,8 @@ class SimulatedDisk(Disk):
         return file, at
 
     def lose(self, folder: Path, number: int) -> str | None:
-        """Remove one of a folder's files for good. Return its name; None if there is none."""
+        """Remove one file from a folder, permanently. Return its name; None if the folder has no
+        file."""
         names = sorted(name for name in self.folder(folder).now if name[-1] in "lt")
         if not names:
             return None
@@ -201,7 +207,7 @@ class SimulatedDisk(Disk):
         return name
 
     def put(self, path: Path, data: bytes) -> None:
-        """Store a file on the medium, like one that was copied there."""
+        """Store a file on the medium, as if it had been copied there."""
         file = self.folder(path.parent).now[path.name] = File(self._wall_ns())
         file.write(data, 0)
         file.sync()
@@ -209,13 +215,13 @@ class SimulatedDisk(Disk):
 
     @contextmanager
     def mistaken(self, folder: Path, other: Path) -> Iterator[None]:
-        """Let a folder have the files of another one for a while."""
+        """Give a folder the files of another folder inside of the block."""
         right, self._folders[folder] = self.folder(folder), self.folder(other)
         yield
         self._folders[folder] = right
 
     def empty(self, folder: Path) -> None:
-        """Remove all files of a folder for good."""
+        """Remove all files of a folder, permanently."""
         self._folders[folder] = Folder()
 
     def cut(self) -> None:
@@ -228,8 +234,8 @@ class SimulatedDisk(Disk):
         self.troubles.clear()
 
     def digest_parts(self) -> Iterator[bytes]:
-        """Yield everything that the medium has, in a fixed order; folders are numbered, not
-        named."""
+        """Yield all names and bytes on the medium in a fixed order. Folders have numbers instead of
+        names."""
         for number, path in enumerate(sorted(self._folders)):
             names = self._folders[path].now
             for name in sorted(names):
@@ -319,7 +325,7 @@ class SimulatedDisk(Disk):
         self._seam.cross()
 
     def short(self, count: int) -> int:
-        """Return how many of `count` bytes a write of group commit writes."""
+        """Return how many of its `count` bytes a write of group commit writes."""
         if self.short_writes and count > SECTOR:
             self.short_writes -= 1
             self.failed += 1
@@ -327,7 +333,7 @@ class SimulatedDisk(Disk):
         return count
 
     def sync_file(self, file: File) -> None:
-        """Sync a file. Raises OSError, after which the contents of the medium are unknown."""
+        """Sync a file. Raises OSError: the contents of the medium are then unknown."""
         try:
             self._call("sync")
         except OSError:
@@ -357,7 +363,7 @@ class SimulatedDisk(Disk):
             file.now.extend(bytes(size - len(file.now)))
 
     def now_ns(self) -> int:
-        """World time."""
+        """Return the world time."""
         return self._schedule.now_ns
 
     def _file(self, path: Path) -> File:
@@ -398,10 +404,10 @@ class _Writer(io.RawIOBase):
 
 
 class _Table:
-    """struct pg_storage over a simulated disk: the calls of group commit.
+    """An implementation of struct pg_storage on a simulated disk, for the calls of group commit.
 
-    An exception cannot pass through C. So a call at which the process is killed fails, and calls
-    `killed` before it returns.
+    An exception cannot pass through C. So if the process is killed at a call, the call runs
+    `killed` and returns an error.
     """
 
     def __init__(self, disk: SimulatedDisk) -> None:

@@ -48,9 +48,10 @@ OPENS_NS = 10_000
 ATTEMPTS_NS = 8 * S
 """Time within which a daemon that cannot write its first snapshot gives up."""
 SLOW_SNAPSHOT = 10
-"""Ratio of a snapshot step to a commit on a slow disk."""
+"""Duration of a snapshot step on a slow disk, divided by the duration of a commit."""
 LEAVES_S = LIMIT_S + BYE_S + 0.1
-"""A client that is not frozen ends within so long of its clock once it is closed."""
+"""Longest time from the close of a client to its end, on the clock of a client that is not
+frozen."""
 UUID_BYTES = 16
 COPY_COMMIT_NS = 20 * MS
 OF_THE_WAL = frozenset({
@@ -59,18 +60,19 @@ OF_THE_WAL = frozenset({
 """Settings that a daemon without a WAL does not have."""
 NO_WAL: dict[str, Any] = {one.name: one.default for one in fields(Config) if one.name in OF_THE_WAL}
 NAMED_AGAIN_NS = 5 * S
-"""Time without a pause after which a daemon has named its arena files again."""
+"""Time without a pause after which a daemon has restored the names of its arena files."""
 SIZES = (
     "payload_bytes", "replay_capacity", "topics", "namespaces", "sessions", "watches", "watch_keys",
     "inbox", "accounts", "bulk_loads", "bulk_load_rows",
 )  # fmt: skip
 LARGER = {64: 2, 512: 2}
-"""By capacity: the factor of the other sizes to those of the first start."""
+"""For some capacities, the factor by which the other sizes exceed the sizes of the first start."""
 
 Errors = tuple[type[PurgatorydError], ...]
 """Errors with which a wrong start may be refused."""
 Wrong = AbstractContextManager[Errors]
-"""A context in which a start is wrong; it yields the errors that may refuse the start."""
+"""A context that makes the next start wrong. It yields the errors with which the start may be
+refused."""
 
 
 def _count(cell: Cell, kind: str) -> None:
@@ -127,8 +129,9 @@ def freeze_subscriber(cell: Cell, subscriber: int, span_ns: int) -> None:
 
 
 def cut(cell: Cell, client: int, span_ns: int) -> None:
-    """Break a client's connections, and the next ones as soon as a message has arrived; then freeze
-    the client for a while. The daemon thus receives a message whose connection is gone."""
+    """Break a client's connections, and break its new connections as soon as a message has arrived.
+    Then freeze the client for a while. The daemon thus receives a message whose connection is
+    gone."""
     break_(cell, client)
     for end in cell.clients[client].ends:
         end.disturbances.insert(0, Disturbance("cut", 1))
@@ -136,13 +139,14 @@ def cut(cell: Cell, client: int, span_ns: int) -> None:
 
 
 def kill_subscriber(cell: Cell, subscriber: int, topics: list[str] | None, whole: bool) -> None:
-    """Kill a subscriber; its successor begins at once."""
+    """Kill a subscriber's process, and start its next process at once."""
     _count(cell, "client")
     cell.renew_subscriber(subscriber, topics, whole=whole)
 
 
 def bar(cell: Cell, client: int, span_ns: int) -> None:
-    """Restart the daemon with settings that bar a client's uid, and later without."""
+    """Restart the daemon with settings that refuse a client's uid. Let the uid connect again
+    later."""
     uid = client if cell.world.script.setting.uids else 0
     if cell.barred is not None or uid == 0 or not cell.daemon.alive:
         return
@@ -158,8 +162,8 @@ def bar(cell: Cell, client: int, span_ns: int) -> None:
 
 
 def kill_client(cell: Cell, client: int, span_ns: int, doubled: int) -> None:
-    """Kill a client; its successor begins later, and the first `doubled` frames of the successor
-    arrive twice."""
+    """Kill a client's process. Its next process starts after `span_ns`, and the first `doubled`
+    frames of that process arrive twice."""
     if cell.clients[client].alive:
         cell.end_client(client)
         _count(cell, "client")
@@ -170,8 +174,8 @@ def kill_client(cell: Cell, client: int, span_ns: int, doubled: int) -> None:
 
 
 def leave(cell: Cell, client: int, span_ns: int, lost: int) -> None:
-    """Close a client while faults continue, and lose its next frames. It ends within its limits;
-    its successor begins later."""
+    """Close a client while faults continue, and lose its next `lost` frames. Check that it ends in
+    time. Its next process starts later."""
     one = cell.clients[client]
     if not one.usable or one.frozen or one.resumable:
         return
@@ -195,7 +199,7 @@ def leave(cell: Cell, client: int, span_ns: int, lost: int) -> None:
 
 
 def reuse_pid(cell: Cell, client: int) -> None:
-    """Kill a client, and give its pid to the next process at once."""
+    """Kill a client's process, and start its next process with the same pid at once."""
     one = cell.clients[client]
     if one.alive:
         cell.end_client(client)
@@ -205,8 +209,8 @@ def reuse_pid(cell: Cell, client: int) -> None:
 
 
 def drop_session(cell: Cell, client: int, late_ns: int) -> None:
-    """Have an operator end a client's session. Unless `late_ns` is 0, delay the next frames of the
-    client by this time, and end its session once more."""
+    """Let an operator end a client's session. Unless `late_ns` is 0, delay the client's next frames
+    by this time, and end the client's session once more."""
     session = cell.clients[client].session_id
     if cell.clients[client].alive and session:
         _count(cell, "client")
@@ -228,8 +232,8 @@ def drop_busy(cell: Cell, late_ns: int, **watches: Any) -> None:
 def ask_durably(cell: Cell, client: int, span_ns: int, lost: int) -> None:
     """Let a client request durable answers for a while from a daemon without a WAL.
 
-    Its batches are refused as a whole, and it replaces its session. `lost`: number of frames that
-    are lost after a batch and its answer.
+    The daemon refuses each batch as a whole, and the client replaces its session. `lost`: number of
+    frames to lose after a batch and its answer.
     """
     one = cell.clients[client]
     if one.usable:
@@ -247,7 +251,8 @@ def ask_durably(cell: Cell, client: int, span_ns: int, lost: int) -> None:
 def lose_answer(cell: Cell, client: int) -> None:
     """Lose the next message, break the connection, and end the session.
 
-    The repeated message finds no session, and may already have been applied.
+    When the client repeats the message, the session is gone, and the message may already have been
+    applied.
     """
     disturb(cell, client, "lose", 1, 0)
     cell.world.schedule.after(AGAIN_NS, partial(break_, cell, client))
@@ -255,13 +260,13 @@ def lose_answer(cell: Cell, client: int) -> None:
 
 
 def kill_daemon(cell: Cell, calls: int) -> None:
-    """Kill the daemon after `calls` of its calls into core, disk and sockets."""
+    """Kill the daemon after `calls` more calls into core, disk and sockets."""
     cell.daemon.fuse.left = calls
 
 
 def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
-    """Kill the daemon, or cut the power, and kill the next one while it starts, perhaps with
-    another size."""
+    """Kill the daemon or cut the power. Then kill the next process during its start, after `calls`
+    calls. This start may have other sizes."""
     if not cell.daemon.alive:
         return
     if cut:
@@ -273,7 +278,7 @@ def kill_start(cell: Cell, calls: int, capacity: int | None, cut: bool) -> None:
 
 
 def _resize(cell: Cell, capacity: int | None) -> None:
-    """Give the next start the sizes for this capacity; None: those of the last start."""
+    """Set the sizes of the next start for this capacity. None: keep the sizes of the last start."""
     if capacity is not None:
         usual, times = cell.usual, LARGER.get(capacity, 1)
         sizes = {name: times * getattr(usual, name) for name in SIZES}
@@ -281,10 +286,10 @@ def _resize(cell: Cell, capacity: int | None) -> None:
 
 
 def freeze_daemon(cell: Cell, span_ns: int, read_in_ns: int, late: bool) -> None:
-    """Freeze the daemon for `span_ns`; if `late`, until that time after its loop intends to wake
-    up.
+    """Freeze the daemon for `span_ns`. If `late`, count this time from the intended wake-up of the
+    loop.
 
-    Its sockets read the messages of the meantime `read_in_ns` after the freeze.
+    `read_in_ns` after the freeze, the sockets read the messages that arrived during the freeze.
     """
     if cell.daemon.alive:
         if late:
@@ -295,8 +300,8 @@ def freeze_daemon(cell: Cell, span_ns: int, read_in_ns: int, late: bool) -> None
 
 
 def stop_daemon(cell: Cell, capacity: int | None, asked: bool, publishes: bool) -> None:
-    """Stop the daemon cleanly, by a signal or by the STOP command; the next one may have another
-    size. `publishes`: notices are published just before."""
+    """Stop the daemon cleanly, by a signal or by the STOP command. The next start may have other
+    sizes. `publishes`: an operator publishes notices just before the stop."""
     if not cell.daemon.alive:
         return
     _count(cell, "stop")
@@ -311,15 +316,15 @@ def stop_daemon(cell: Cell, capacity: int | None, asked: bool, publishes: bool) 
 
 
 def terminate(cell: Cell, calls: int) -> None:
-    """Send the daemon a signal to stop, which arrives after `calls` of its calls."""
+    """Send the daemon a signal to stop. It arrives after `calls` more calls of the daemon."""
     if cell.daemon.alive:
         _count(cell, "stop")
         cell.daemon.terminate(calls)
 
 
 def drain(cell: Cell, span_ns: int, calls: int | None) -> None:
-    """Let the daemon refuse adds for a while. `calls`: a signal to stop arrives that many calls
-    later."""
+    """Let the daemon refuse adds for a while. `calls`: number of calls of the daemon until a signal
+    to stop arrives; None: no signal arrives."""
     _count(cell, "stop")
     cell.oracle.causes.add(Status.STOPPING)
     cell.draining = True
@@ -331,7 +336,7 @@ def drain(cell: Cell, span_ns: int, calls: int | None) -> None:
 
 def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
     """Open sessions of `count` more clients, which may fill the session table. An operator ends the
-    first of these sessions; the clients end together."""
+    first of these sessions. Later all these clients end at the same time."""
     guests = [cell.guest(uid) for _ in range(count)]
     _count(cell, "client")
     cell.world.schedule.after(span_ns // 2, partial(_drop_guest, cell, guests[0]))
@@ -339,7 +344,7 @@ def crowd(cell: Cell, count: int, uid: int, span_ns: int) -> None:
 
 
 def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
-    """Have an operator end the session of a guest; then the guest asks a question."""
+    """Let an operator end the session of a guest. Then let the guest query a key."""
     session = guest.session_id
     if guest in cell.guests and session:
         cell.operator.ask(lambda n: wire.encode_frame(Message.DROP, session, n))
@@ -347,8 +352,8 @@ def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
 
 
 def wrong_start(cell: Cell, kind: str) -> None:
-    """Stop the daemon and start it with a wrong setting, or on another machine: the start is
-    refused, and nothing changes."""
+    """Stop the daemon, and start it with a wrong setting or on another machine. Check that the
+    start is refused. Nothing else changes."""
     where, wrong = WRONG_STARTS[kind]
     if not where(cell) or not _stop_at_ease(cell):
         return
@@ -361,14 +366,14 @@ def _start_refused(cell: Cell, kind: str, expected: Errors) -> None:
     cell.expected = expected
     started = cell.daemon.start()
     cell.expected = ()
-    if started and kind != "too small":  # a smaller arena fits if little of the old one is in use
-        raise Violation(f"a start with another {kind} was not refused")
+    if started and kind != "too small":  # a smaller arena fits if few rows are in use
+        raise Violation(f"a wrong start ({kind}) was not refused")
     cell.daemon.stop()
 
 
 @contextmanager
 def _configured(cell: Cell, expected: Errors, **settings: Any) -> Iterator[Errors]:
-    """Set other settings for the next start; yield the errors that may refuse it."""
+    """Change settings of the next start. Yield the errors with which it may be refused."""
     usual = cell.daemon.next_config
     cell.daemon.next_config = replace(usual, **settings)
     yield expected
@@ -402,7 +407,7 @@ def _no_wal(cell: Cell) -> Wrong:
 
 @contextmanager
 def _another_wal(cell: Cell) -> Iterator[Errors]:
-    """Give a daemon without a WAL a WAL that another daemon wrote."""
+    """Let a daemon that has no WAL start with a WAL that another daemon wrote."""
     folder = cell.world.directory / "wal" / cell.daemon.config.name
     cell.world.disk.put(folder / f"{1:016x}{SEGMENT}", bytes(PAGE))
     with _configured(cell, (WalMismatch,), wal_dir=str(folder.parent)) as expected:
@@ -412,14 +417,14 @@ def _another_wal(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _wal_of_another(cell: Cell) -> Iterator[Errors]:
-    """Give a daemon the WAL of the other shard."""
+    """Let a daemon start with the WAL of the other shard."""
     with cell.world.disk.mistaken(_wal(cell), _wal(_other(cell))):
         yield (WalMismatch,)
 
 
 @contextmanager
 def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
-    """Let other users write to the WAL's folder, or to the one above."""
+    """Let other users write to the WAL's folder, or (`above`) to its parent folder."""
     folder = _wal(cell).parent if above else _wal(cell)
     mode = folder.stat().st_mode
     folder.chmod(0o777)
@@ -429,7 +434,7 @@ def _open_folder(cell: Cell, above: bool) -> Iterator[Errors]:
 
 @contextmanager
 def _import(cell: Cell) -> Iterator[Errors]:
-    """Import an export over an arena in use, or over a used WAL."""
+    """Let the next start import an export, although an arena or a WAL already exists."""
     cell.daemon.import_path = _export(cell)
     yield (ArenaInUse, WalMismatch)
     cell.daemon.import_path = None
@@ -444,10 +449,10 @@ def _copied_wal(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _no_birth(cell: Cell) -> Iterator[Errors]:
-    """Replace the birth file of a WAL, which shows that it is no copy, by a folder; undo it later.
+    """Replace the birth file of a WAL by a folder, and remove the folder later.
 
-    The birth file is on the real disk, where the next start also looks for segments: one is left
-    there.
+    The birth file shows that the WAL is not a copy. It is on the real disk, where the next start
+    also looks for segments, so an empty segment is left there.
     """
     path = _wal(cell) / wal_birth.NAME
     path.unlink()
@@ -467,7 +472,7 @@ def _other_boot(cell: Cell) -> Iterator[Errors]:
 
 @contextmanager
 def _other_boot_clock(cell: Cell) -> Iterator[Errors]:
-    """Boot with a clock that is behind the arena's."""
+    """Let the boot clock be behind the times in the arena."""
     machine = cell.world.machine
     usual = machine.boot_begun_ns
     machine.boot_begun_ns = cell.world.schedule.now_ns - MS
@@ -517,12 +522,13 @@ WRONG_STARTS: dict[str, tuple[Callable[[Cell], bool], Callable[[Cell], Wrong]]] 
     "boot id": (_anywhere, _other_boot),
     "boot clock": (_in_real_time, _other_boot_clock),
 }
-"""By kind: the worlds in which the fault makes sense, and the context that causes it."""
+"""For each kind: (function that tells whether a world can have the fault, context that causes
+it)."""
 
 
 def two_starts(cell: Cell, calls: int, lost: bool) -> None:
-    """Start the daemon of a name twice at once: the rival starts and ends after `calls` calls of
-    this one. `lost`: the arena is gone, so that there is no file to lock."""
+    """Start two processes of one daemon at the same time: a rival process starts and ends after
+    `calls` calls of the first process. `lost`: the arena is gone, so no file exists to lock."""
     if not _stop_at_ease(cell):
         return
     _count(cell, "stop")
@@ -536,8 +542,8 @@ def two_starts(cell: Cell, calls: int, lost: bool) -> None:
 
 
 def _stop_at_ease(cell: Cell) -> bool:
-    """Stop the daemon cleanly, unless it has trouble; return False if it was killed or had trouble
-    meanwhile."""
+    """Stop the daemon cleanly, unless a fault affects it. Return False if a fault or a kill
+    affected it before or during the stop."""
     disk, daemon = cell.world.disk, cell.daemon
     if not daemon.alive or cell.steadiness()[-1] or cell.may_lose_arena or cell.rotten:
         return False
@@ -550,7 +556,7 @@ def _stop_at_ease(cell: Cell) -> bool:
 
 
 def _copy_birth(folder: Path) -> None:
-    """Copy the file by which a WAL knows that it is no copy."""
+    """Replace the birth file of a WAL by a copy, so that the WAL looks like a copy."""
     path = folder / wal_birth.NAME
     copied = folder / "copied"
     copied.write_bytes(path.read_bytes())
@@ -558,7 +564,7 @@ def _copy_birth(folder: Path) -> None:
 
 
 def move(cell: Cell) -> None:
-    """Export a stopped daemon, remove its arena and its WAL, and start the next one with the
+    """Stop the daemon, export its arena, and remove arena and WAL. The next start imports the
     export."""
     daemon, disk = cell.daemon, cell.world.disk
     if not _stop_at_ease(cell):
@@ -576,7 +582,7 @@ def move(cell: Cell) -> None:
 
 
 def _export(cell: Cell) -> Path:
-    """Export the stopped daemon."""
+    """Export the arena of the stopped daemon. Return the path of the export."""
     saved = cell.world.directory / "export"
     with closing(Reader.attach(cell.daemon.paths)) as reader:
         save_export(reader, saved, cell.world.host())
@@ -586,8 +592,8 @@ def _export(cell: Cell) -> Path:
 
 
 def kill_snapshot(cell: Cell, more: int) -> None:
-    """Kill the process that writes a snapshot, and `more` of its successors. Unless `more` is 0,
-    kill the daemon as well: it needs a snapshot once it runs again."""
+    """Kill the process that writes a snapshot, and the next `more` snapshot processes. Unless
+    `more` is 0, kill the daemon as well: it needs a snapshot once it runs again."""
     _count(cell, "snapshot")
     cell.daemon.doomed_snapshots = more
     if more:
@@ -615,8 +621,8 @@ def disk(cell: Cell, kind: str, errno: int, times: int, span_ns: int) -> None:
 
 
 def fail_sync(cell: Cell, span_ns: int) -> None:
-    """Let a sync fail, start the daemon again with its arena, and cut the power at a later durable
-    answer: the changes before that answer have to be on the medium."""
+    """Let a sync fail, and restart the daemon with its arena. Cut the power at a later durable
+    answer: all changes before that answer have to be on the medium."""
     disk(cell, "sync", 5, 1, span_ns)
     cell.world.schedule.after(AGAIN_NS + span_ns, partial(_cut_later, cell))
 
@@ -638,7 +644,7 @@ def disk_full(cell: Cell, span_ns: int) -> None:
 
 
 def short_write(cell: Cell, times: int) -> None:
-    """Let the next writes of group commit write only a part."""
+    """Let the next writes of group commit write only a part of their bytes."""
     cell.world.disk.short_writes += times
 
 
@@ -650,10 +656,10 @@ def slow_disk(cell: Cell, commit_ns: int, span_ns: int) -> None:
 
 
 def rot(cell: Cell, file: int, byte: float, cut: bool, dead: bool = False) -> None:
-    """Change a byte of a WAL file on the medium, and perhaps cut the power.
+    """Change a byte of a WAL file on the medium. `cut`: cut the power soon after that.
 
-    `dead`: a byte that the newest snapshot made superfluous, in the segment with which a recovery
-    begins.
+    `dead`: change a byte that the newest snapshot made superfluous, in the first segment that a
+    recovery reads.
     """
     found = _rot_dead(cell, byte) if dead else cell.world.disk.rot(_wal(cell), file, byte)
     if found is None:
@@ -666,7 +672,8 @@ def rot(cell: Cell, file: int, byte: float, cut: bool, dead: bool = False) -> No
 
 
 def _rot_dead(cell: Cell, byte: float) -> tuple[File, int] | None:
-    """Change such a superfluous byte. Return file and position; None if there is none."""
+    """Change a byte that the newest snapshot made superfluous. Return (file, position); None if no
+    such byte exists."""
     files = cell.world.disk.folder(_wal(cell)).now
     snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
     older = files[snapshots[-1]].older if snapshots else {}
@@ -684,8 +691,8 @@ def _wal(cell: Cell) -> Path:
 
 
 def _costs(cell: Cell) -> bool:
-    """Return whether damage may cause a loss: damage of both retained snapshots, or of records
-    since the newest sound snapshot began."""
+    """Return whether the damage may lose changes: it affects both retained snapshots, or records
+    that are newer than the beginning of the newest undamaged snapshot."""
     files = cell.world.disk.folder(_wal(cell)).now
     damaged = [file for file, _ in cell.rots]
     snapshots = sorted(name for name in files if name.endswith(SNAPSHOT))
@@ -703,8 +710,8 @@ def _costs(cell: Cell) -> bool:
 
 
 def _arena_of(cell: Cell, file: File) -> bytes:
-    """Return the uuid of the arena that a file of a WAL describes: snapshots of an earlier arena do
-    not replace those of its successor. Damage of the file is undone in the answer."""
+    """Return the uuid of the arena that a WAL file describes, as it was before any damage.
+    Snapshots of an earlier arena do not replace snapshots of a later arena."""
     head = bytearray(file.medium[:PAGE])
     for damaged, at in cell.rots:
         if damaged is file and at < len(head):
@@ -721,8 +728,8 @@ def lose_file(cell: Cell, file: int) -> None:
 
 
 def ruin(cell: Cell, file: int, byte: float, lost: bool, cut: bool, span_ns: int) -> None:
-    """Damage or remove a file of the WAL, and end the daemon at once, so that the next one has to
-    read the WAL. `cut`: the arena is lost as well."""
+    """Damage or remove a file of the WAL, and end the daemon at once, so that the next start has to
+    read the WAL. `cut`: cut the power, so that the arena is lost as well."""
     if lost:
         lose_file(cell, file)
     else:
@@ -764,8 +771,8 @@ def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
 
 
 def cut_at_copy(cell: Cell, client: int, span_ns: int) -> None:
-    """Let messages of a client arrive twice while the disk is slow, and cut the power at the next
-    durable answer: it is on disk even if it answers the copy."""
+    """Let messages of a client arrive twice while the disk is slow. Cut the power at the next
+    durable answer. The change must be on disk even if the answer is to the second copy."""
     disturb(cell, client, "double", 3, 0)
     slow_disk(cell, COPY_COMMIT_NS, span_ns)
     power_cut(cell, AGAIN_NS, answered=True)
@@ -784,7 +791,7 @@ def lose_name(cell: Cell, private: bool) -> None:
 
 
 def step_wall(cell: Cell, by_ns: int) -> None:
-    """Set the wall clock."""
+    """Move the wall clock by `by_ns`."""
     _count(cell, "clock")
     for one in cell.world.cells:
         one.oracle.wall_steps(cell.world.machine.wall_ns(cell.world.schedule.now_ns))

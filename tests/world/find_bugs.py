@@ -1,8 +1,9 @@
 """Check that worlds find known bugs: see `make world-bugs`.
 
-Each file in bugs/ is a patch that brings one bug into the product; its first line describes it. The
-bug is applied to a copy of the tree, and worlds run in that copy, from each of START_SEEDS on,
-until one of them fails. A failure counts only if the same seed passes without the bug.
+Each file in bugs/ is a patch that brings one bug into the product. Its first line describes the
+bug. The patch is applied to a copy of the tree. From each of START_SEEDS on, worlds run in that
+copy, seed after seed, until a world fails. A failure counts only if the same seed passes without
+the bug.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ START_SEEDS = (10_000_000, 20_000_000, 30_000_000)
 LIMIT_S = 300
 """CPU seconds within which a bug has to be found from each start seed."""
 SEED_LIMIT_S = 30
-"""CPU seconds of one world. A world that needs more counts as failed."""
+"""Limit of CPU seconds for one world. A world that needs more counts as failed."""
 AT_ONCE = 2
 BEGINS, PASSED, FAILED = "begins", "passed", "failed"
 
 
 class Bug(NamedTuple):
-    """One patch."""
+    """A bug: one patch file."""
 
     path: Path
 
@@ -70,7 +71,7 @@ class Bug(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of one hunt."""
+    """The result of one hunt: the search for one bug from one start seed."""
 
     start_seed: int
     seeds: int
@@ -81,7 +82,7 @@ class Found(NamedTuple):
 
 
 def bugs() -> list[Bug]:
-    """Return all bugs, by name."""
+    """Return all bugs, sorted by name."""
     return [Bug(path) for path in sorted(BUGS.glob("*.patch"))]
 
 
@@ -89,8 +90,8 @@ def bugs() -> list[Bug]:
 
 
 def hunt(seed: int, limit_s: float) -> None:
-    """Run worlds from a seed on until one fails. Print a line before and after each: a world may
-    end the process, and the kernel ends one that hangs."""
+    """Run worlds from a seed on until a world fails. Print a line before and after each world,
+    because a world may end this process, and the kernel ends a process that hangs."""
     begun_s = time.process_time()
     while (now_s := time.process_time()) - begun_s < limit_s:
         _say(seed, round(now_s - begun_s, 2), BEGINS)
@@ -115,8 +116,8 @@ UNUSED = ("docs/", "examples/", "benchmarks/", "pipeline/")
 
 
 def copy(source: Path, to: Path, without: tuple[str, ...] = UNUSED) -> None:
-    """Copy a tree: the tracked files, or all files if it is a copy itself, and the compiled
-    core."""
+    """Copy a tree: its tracked files and its compiled core, or all files if the tree is itself a
+    copy."""
     if not (source / ".git").exists():
         shutil.copytree(source, to, symlinks=True)
         return
@@ -140,7 +141,7 @@ def _copy_one(path: Path, to: Path) -> None:
 
 @contextmanager
 def with_bug(pristine: Path, bug: Bug) -> Iterator[Path]:
-    """Yield a copy that has the bug, compiled."""
+    """Yield a compiled copy of the tree that contains the bug."""
     with tempfile.TemporaryDirectory(prefix="world-bug") as folder:
         tree = Path(folder) / "tree"
         copy(pristine, tree)
@@ -151,13 +152,13 @@ def with_bug(pristine: Path, bug: Bug) -> Iterator[Path]:
 
 
 def compile_core(tree: Path) -> None:
-    """Compile changed files of a copy."""
+    """Compile the changed C files of a copy."""
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
 
 
 def run_in(tree: Path, seed: int, limit_s: float) -> Found:
-    """Hunt in a copy."""
+    """Run a hunt in a copy of the tree, in a process of its own."""
     paths = os.pathsep.join([os.fspath(tree / "src"), os.fspath(tree / "tests")])
     process = subprocess.run(
         [sys.executable, "-m", "world.find_bugs", "--hunt", str(seed), "--seconds", str(limit_s)],
@@ -199,7 +200,7 @@ def _is_found(pristine: Path, seed: int) -> bool:
 def find(
     pristine: Path, starts: Iterable[int], limit_s: float, bug: Bug
 ) -> tuple[Bug, list[Found]]:
-    """Search one bug from each start seed."""
+    """Search for one bug from each start seed."""
     with with_bug(pristine, bug) as tree:
         found = []
         for start in starts:
@@ -225,7 +226,7 @@ def _report(text: str) -> None:
 
 
 def document(results: Iterable[tuple[Bug, list[Found]]]) -> dict[str, Any]:
-    """Return the results by the names of the bugs, as JSON."""
+    """Return the results for JSON, by the names of the bugs."""
     return {
         bug.name: {
             "kind": bug.kind, "description": bug.description, "files": bug.files,
@@ -241,7 +242,7 @@ def document(results: Iterable[tuple[Bug, list[Found]]]) -> dict[str, Any]:
     "--seconds", default=LIMIT_S, type=float, show_default=True, help="CPU seconds for each hunt."
 )
 @click.option(
-    "--start", "starts", multiple=True, type=int, help="Seeds from which each hunt starts."
+    "--start", "starts", multiple=True, type=int, help="Start seed of a hunt; can be repeated."
 )
 @click.option(
     "--jobs",
@@ -255,7 +256,7 @@ def main(
     names: tuple[str, ...], seconds: float, starts: tuple[int, ...], jobs: int,
     as_json: bool, seed: int | None,
 ) -> None:  # fmt: skip
-    """Find the bugs NAMES, or all. Exit with 1 if one is not found."""
+    """Hunt for the bugs NAMES, or for all bugs. Exit with 1 if a bug is not found."""
     if seed is not None:
         hunt(seed, seconds)
         return

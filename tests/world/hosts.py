@@ -16,7 +16,7 @@ EPOCH_NS = 1_700_000_000_000_000_000
 
 
 class Machine:
-    """Shared resources of the processes of one machine: boot clock, wall clock, disk."""
+    """Resources that all processes of one machine share: boot clock, wall clock, disk."""
 
     def __init__(self, schedule: Schedule, rng: random.Random, disk: SimulatedDisk) -> None:
         self.schedule = schedule
@@ -36,7 +36,7 @@ class Machine:
         self._reused: int | None = None
 
     def next_pid(self) -> int:
-        """Return a pid that no process of this machine has had, or the one to be reused."""
+        """Return the pid that is to be reused, or a pid that no process of this machine has had."""
         pid, self._reused = self._reused, None
         if pid is None:
             self._pid += 1
@@ -48,18 +48,18 @@ class Machine:
         self._reused = pid
 
     def reboot(self) -> None:
-        """Begin another boot: its clock starts again."""
+        """Begin another boot: the boot id changes, and the boot clock starts again."""
         self.boot_id = self.rng.randbytes(16)
         self.boot_begun_ns = self.schedule.now_ns - self.rng.randrange(10**9, 10**11)
         self.suspended_ns = 0
 
     def suspend(self, span_ns: int) -> None:
-        """Let time pass that only the boot clock and the wall clock count."""
+        """Suspend the machine: time passes only on the boot clock and the wall clock."""
         self.schedule.skip(span_ns)
         self.suspended_ns += span_ns
 
     def step_wall(self, by_ns: int) -> None:
-        """Set the wall clock."""
+        """Move the wall clock by `by_ns`."""
         self.wall_offset_ns += by_ns
 
     def drift(self, ppm: int) -> None:
@@ -68,16 +68,17 @@ class Machine:
         self._drifts_from_ns, self.drift_ppm = self.schedule.now_ns, ppm
 
     def wall_ns(self, now_ns: int) -> int:
-        """The wall clock at a world time."""
+        """Return the time that the wall clock shows at a world time."""
         drifted_ns = (now_ns - self._drifts_from_ns) * self.drift_ppm // 10**6
         return now_ns + self.wall_offset_ns + drifted_ns
 
 
 class SimulatedHost(Host):
-    """The host that one simulated process sees."""
+    """The host as one simulated process sees it."""
 
     def __init__(self, machine: Machine, pid: int, boot_offset_ns: int = 0) -> None:
-        """Create a host. `boot_offset_ns`: offset of the boot clock in another time namespace."""
+        """Create a host. `boot_offset_ns`: offset of the boot clock in the time namespace of the
+        process."""
         self.machine = machine
         self.disk = machine.disk
         self._pid = pid

@@ -1,7 +1,7 @@
-"""Small limits of the product, so that little work and few messages reach them.
+"""Small values for limits of the product, so that little work and few messages reach the limits.
 
-Each group of limits is a fault of its own: work is done in more parts, or refused, and the promises
-stay the same.
+Each group of limits is a fault of its own. The product then does its work in more parts or refuses
+work, but it must keep the same promises.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SMALL: dict[str, tuple[tuple[ModuleType, str, int], ...]] = {
         (session, "WAITING_MAX", 2),
     ),
 }  # fmt: skip
-"""By group: module or class with the limit, its name, and its small value."""
+"""For each group: (module that contains the limit, name of the limit, its small value)."""
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Simulated connections between clients and daemons: the daemon's transport, and its peers' ends.
 
-A connection carries frames in order and takes LATENCY_NS for each. Faults lose, double, delay or
-swap the frames of a connection, deliver them late, or break it; frames on the way are then lost.
+A connection delivers frames in order, LATENCY_NS after each was sent. Faults lose, double, delay or
+swap the frames of a connection, deliver frames late, or break the connection. Frames that have not
+arrived before the break are lost.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ LATENCY_NS = 20_000
 RECONNECT_NS = 10_000_000
 FOREVER_NS = 2**63 - 1
 COMMANDS, ADMIN, NOTICES = 0, 1, 2
-"""Sockets of a daemon, and their descriptors."""
+"""Sockets of a daemon. The numbers are also used as the descriptors."""
 HWM = 64
-"""Most answers that wait for one peer; more are dropped."""
+"""Maximum number of answers that wait for one peer; further answers are dropped."""
 
 
 def message_of(frame: bytes) -> int:
-    """Return the kind of a message."""
+    """Return the message kind of a frame; 0 if the frame is too short."""
     return int(wire.FRAME.unpack_from(frame)[2]) if len(frame) >= wire.FRAME.size else 0
 
 
@@ -47,7 +48,8 @@ class Disturbance:
 
 @dataclass(eq=False)
 class End:
-    """A peer's end: a client, its process, and the disturbances of its frames."""
+    """A peer's end of a connection, with the process of the peer and the disturbances of its
+    frames."""
 
     host: SimulatedHost
     uid: int
@@ -56,23 +58,23 @@ class End:
     connection: Connection | None = None
     received: deque[Any] = field(default_factory=deque)
     made: int = 0
-    """Number of connections made since the owner checked."""
+    """Number of connections made since the owner last checked."""
     queued: list[bytes] = field(default_factory=list)
     """Frames that wait for the next connection."""
     hidden: bool = False
-    """True if the daemon's kernel does not know the pid, because it is of another pid namespace."""
+    """True if the daemon cannot see the pid, because the process is in another pid namespace."""
     unready: int = 0
-    """Number of receives that return nothing although a message has arrived."""
+    """Number of coming receive calls that return nothing although a message has arrived."""
     lossy: bool = False
     """True if a frame was lost since the last connection was made."""
     disturbances: list[Disturbance] = field(default_factory=list)
     wake: Callable[[], None] = lambda: None
-    """Called when a frame has arrived, or a connection was made."""
+    """Function to call when a frame has arrived or a connection has been made."""
     retry: Callable[[], None] = lambda: None
-    """Called to connect again."""
+    """Function that connects again."""
     subjects: tuple[bytes, ...] = ()
     greetings: Counter[bytes] = field(default_factory=Counter)
-    """Number of arrivals of each HELLO."""
+    """For each HELLO, how many times it has arrived."""
 
     @property
     def pid(self) -> int:
@@ -81,7 +83,7 @@ class End:
 
 
 class Connection:
-    """One connection, from the end that made it to a daemon."""
+    """A connection from a peer's end to a daemon."""
 
     def __init__(self, number: int, end: End, transport: SimulatedTransport) -> None:
         self.number = number
@@ -99,20 +101,22 @@ class Network:
     def __init__(
         self, schedule: Schedule, seam: Seam, note: Callable[..., None] = lambda *_: None
     ) -> None:
-        """Create a network; `note` is called for each frame."""
+        """Create a network. `note` is called with each frame."""
         self.schedule = schedule
         self.seam = seam
         self._note = note
         self.listening: dict[str, SimulatedTransport] = {}
-        """Transports by endpoint."""
+        """Listening transports by endpoint."""
         self._waiting: dict[End, tuple[int, Callable[[], None]]] = {}
-        """Ends that no daemon has accepted: the time since when they try, and how to try again."""
+        """Ends that no daemon has accepted, each with (time of its first attempt, function that
+        tries again)."""
         self._made = 0
         self.disturbed: dict[str, int] = {}
-        """Frames disturbed, by kind."""
+        """Number of disturbed frames, by kind of disturbance."""
 
     def connect(self, end: End, endpoint: Callable[[], str]) -> None:
-        """Connect an end to the daemon that listens at its endpoint, and again after each break."""
+        """Connect an end to the daemon that listens at its endpoint. Connect it again after each
+        break."""
 
         def attempt() -> None:
             if end.connection is not None and end.connection.open:
@@ -120,7 +124,7 @@ class Network:
             place = endpoint()
             transport = self.listening.get(place)
             if not place:
-                return  # the end was closed
+                return  # the end has been closed
             if transport is None or transport.frozen:
                 self._waiting.setdefault(end, (self.schedule.now_ns, attempt))
             else:
@@ -138,15 +142,15 @@ class Network:
         self.schedule.after(LATENCY_NS, attempt)
 
     def changed(self) -> None:
-        """Let all waiting ends try again at their next RECONNECT_NS: a daemon may accept them
-        now."""
+        """Let each waiting end try again after its current RECONNECT_NS period, because a daemon
+        may accept it now."""
         waiting, self._waiting = self._waiting, {}
         for since_ns, attempt in waiting.values():
             left_ns = (since_ns - self.schedule.now_ns) % RECONNECT_NS
             self.schedule.after(left_ns, attempt)
 
     def break_connection(self, end: End) -> None:
-        """Break the connection of an end; it connects again."""
+        """Break the connection of an end. The end connects again after RECONNECT_NS."""
         connection = end.connection
         if connection is None or not connection.open:
             return
@@ -158,13 +162,13 @@ class Network:
         end.wake()
 
     def send(self, connection: Connection, frame: bytes) -> None:
-        """Carry a frame from the end that made a connection."""
+        """Carry a frame from the peer's end to the daemon."""
         transport = connection.transport
         self.carry(connection, frame, lambda: transport.arrived(connection, frame))
 
     def carry(self, connection: Connection, data: Any, deliver: Callable[[], None]) -> bool:
-        """Carry a frame over a connection, unless it breaks before. Return False if the frame is
-        lost."""
+        """Carry a frame over a connection, unless the connection breaks first. Return False if a
+        disturbance loses the frame."""
         self._note(*data) if isinstance(data, list) else self._note(data)
 
         def arrive() -> None:
@@ -205,7 +209,7 @@ class Network:
 
 
 class SimulatedChannel:
-    """A Channel of clients/channel.py over the simulated network."""
+    """An implementation of Channel (clients/channel.py) over the simulated network."""
 
     socket = monitor = None
 
@@ -254,7 +258,7 @@ class SimulatedChannel:
 
 
 class SimulatedSubscription:
-    """A Subscription of clients/channel.py over the simulated network."""
+    """An implementation of Subscription (clients/channel.py) over the simulated network."""
 
     sockets: ClassVar[tuple[()]] = ()
 
@@ -316,7 +320,7 @@ class SimulatedRequests:
 
 
 class SimulatedTransport:
-    """The daemon's sockets, and its peers."""
+    """The daemon's sockets, and the connections of its peers."""
 
     notices_fd = NOTICES
 
@@ -333,9 +337,10 @@ class SimulatedTransport:
         self.wake: Callable[[], None] = lambda: None
         self.frozen = False
         self._unread: deque[Callable[[], None]] = deque()
-        """Calls that deliver messages which the kernel has and the socket does not have yet."""
+        """Functions that deliver the messages that the kernel has received but the socket has not
+        read."""
         self._unread_of: set[int] = set()
-        """Connections of these messages."""
+        """Numbers of the connections that have unread messages."""
         self.alive = True
         self.watch_due_ns = FOREVER_NS
 
@@ -362,7 +367,7 @@ class SimulatedTransport:
     # ---- for the network -----------------------------------------------------------------------
 
     def accept(self, connection: Connection) -> None:
-        """Accept a connection of a peer."""
+        """Accept a connection from a peer."""
         self.connections[connection.number] = connection
 
     def lost(self, connection: Connection) -> None:
@@ -389,8 +394,8 @@ class SimulatedTransport:
         self.wake()
 
     def thaw(self, read_in_ns: int) -> None:
-        """Continue the process; `read_in_ns` later its socket reads the messages that the kernel
-        has."""
+        """Let the process continue. After `read_in_ns`, its sockets read the messages that the
+        kernel has received."""
         self.frozen = False
         self.network.schedule.after(read_in_ns, self._read)
 
@@ -461,7 +466,8 @@ class SimulatedTransport:
 
 
 class SimulatedProcesses:
-    """Processes of daemon/processes.py: the daemon is notified when those of clients end."""
+    """An implementation of Processes (daemon/processes.py). It reports client processes that
+    end."""
 
     fd = -1
 

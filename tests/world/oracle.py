@@ -1,14 +1,15 @@
-"""The oracle: the answers, notices and outcomes that the promises allow in a world.
+"""The oracle of a world: it judges answers, notices and outcomes by the promises of the product.
 
 It imports only constants of the product. Times are world time, or the daemon's virtual time. Each
-key of a timer belongs to one client, whose calls on it are applied in order. So the state of a key
-is known after each answer, unless an outcome is in doubt: then it is one of several. Each add has a
-payload of its own, and each operation a key of its own, so that every notice names its origin.
+timer key belongs to one client, and the daemon applies the client's calls on the key in order. So
+the state of a key is known after each answer, unless an outcome is in doubt; then several states
+are possible. Each add has its own payload and each operation has its own key, so that every notice
+shows what caused it.
 
     state of a key     None, or the timer that is armed under it
-    due                a timer whose deadline is past: it may have fired
-    durable            what a power cut cannot undo: it was answered as durable, or appended before
-                       the last commit
+    due                a timer whose deadline has passed: it may have fired
+    durable            a change that a power cut cannot undo: its answer was durable, or its record
+                       was appended before the last commit
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ NEW = frozenset({Status.ADDED, Status.REPLACED, Status.PARKED})
 CHANGES = (
     Status.ADDED, Status.REPLACED, Status.EXTENDED, Status.CANCELLED, Status.PARKED
 )  # fmt: skip
-"""Answers of calls that changed something, which are durable if the client asked for that."""
+"""Answers of calls that changed something. The change is durable if the client requested that."""
 IN_DOUBT = -1
 """Status of a call without an answer."""
 FOREVER_NS = 2**63
 ROUNDING_NS = 2_000
-"""Most by which a deadline may be rounded when it is carried over a reboot."""
+"""Maximum rounding error of a deadline when it is carried over a reboot."""
 BLOB_BYTES = 128
-"""Bytes that a key and a payload may take in addition to their own."""
+"""Bytes that the storage of a key and a payload may need in addition to their lengths."""
 LATE_NS = 1_000_000
-"""Most by which the wall clock may be behind the boot clock when a wall deadline is judged."""
+"""Maximum time by which the wall clock may be behind the boot clock when a wall deadline is
+judged."""
 
 
 class Violation(AssertionError):
-    """A promise is broken."""
+    """The product has broken a promise."""
 
 
 @dataclass(eq=False)
@@ -51,7 +53,7 @@ class Timer:
     topic: str
     payload: bytes = field(repr=False)
     deadline_ns: int
-    """Lower bound, until an answer names the exact deadline."""
+    """The deadline; only a lower bound until an answer names the exact deadline."""
     delay_ns: int = 0
     """Requested delay."""
     ticket: int = 0
@@ -59,31 +61,31 @@ class Timer:
     earliest_ns: int = FOREVER_NS
     """Deadline before its first extension."""
     durable_ns: int = FOREVER_NS
-    """Deadline before an extension that is not durable."""
+    """Deadline before the first extension that is not durable."""
     latest_ns: int = 0
-    """The latest deadline that an extension may have given it."""
+    """The latest deadline that an extension may have given the timer."""
     wall_ns: int | None = None
     reached: bool = False
     """True once the wall clock has reached its deadline, even if the clock is set back later."""
     slack_ns: int = 0
-    """Most by which a reboot may have moved the deadline earlier, because the wall clock was
+    """Maximum time by which reboots may have moved the deadline, because the wall clock was
     wrong."""
     rounding_ns: int = 0
-    """Most by which reboots may have moved the deadline later, by rounding."""
+    """Maximum time by which reboots may have moved the deadline later, because of rounding."""
     ended: str = ""
     """Reason why no notice may arrive: "cancelled", "replaced"."""
     ended_durably: bool = False
     durable: bool = False
     shaky: bool = False
-    """True if a power cut may have undone it; its ticket may then belong to another timer."""
+    """True if a power cut may have undone the add; the ticket may then belong to another timer."""
     exact: bool = False
     """True if an answer named its deadline."""
     parked: bool = False
-    """True if it is parked and only fires after it is unparked."""
+    """True if the timer is parked: it fires only after it has been unparked."""
     awaits_notice: bool = False
-    """True if an answer implies that it has fired, so that its notice has to arrive."""
+    """True if an answer implies that the timer has fired, so that its notice has to arrive."""
     fired: set[int] = field(default_factory=set)
-    """Streams in which it has fired."""
+    """Streams in which the timer has fired."""
 
     def extend(self, deadline_ns: int) -> None:
         """Move the deadline, as an extension does."""
@@ -101,7 +103,8 @@ class Timer:
         return earliest_ns - self.slack_ns, latest_ns + self.slack_ns + self.rounding_ns
 
     def due(self, now_ns: int) -> bool:
-        """Return whether it may have fired by then. The wall clock decides for wall deadlines."""
+        """Return whether the timer may have fired by this time. Return True for every wall
+        deadline, because judge_wall() judges it."""
         return self.wall_ns is not None or self.deadline_ns - self.slack_ns <= now_ns
 
 
@@ -110,21 +113,22 @@ State = Timer | None
 
 @dataclass(eq=False)
 class Call:
-    """A call on a key of a timer."""
+    """A call on a timer key."""
 
     kind: str
-    """"error", "replace", "keep" or "extend" of an add; "cancel" or "get"."""
+    """Kind of call: "cancel", "get", or the mode of an add ("error", "replace", "keep",
+    "extend")."""
     key: str
     durable: bool
     timer: Timer | None = None
     """The timer that an add arms."""
     ticket: int = 0
-    """Ticket of the timer that a cancel is for; 0 = any."""
+    """Ticket of the timer that a cancel names; 0: it names no ticket."""
     issued: int = 0
     """Moment at which the call was made."""
     answer: tuple[int, int, int, int] | None = None
-    """Status, ticket, deadline and time of its outcome, until it is judged in the order of the
-    calls."""
+    """Outcome as (status, ticket, deadline, time). It is kept until all earlier calls are
+    judged."""
     before: list[Timer] = field(default_factory=list)
     """Timers that may have been armed when the call was made."""
 
@@ -145,7 +149,7 @@ class Key:
         return [state for state in self.states if state is not None]
 
     def become(self, states: Iterable[State]) -> None:
-        """Change to other possible states."""
+        """Replace the possible states."""
         self.undurable += [state for state in self.states if state not in self.undurable]
         self.past += [state for state in self.states if state not in self.past]
         self.states = list(dict.fromkeys(states))
@@ -160,14 +164,14 @@ class Key:
         self.undurable.clear()
 
     def cut(self) -> None:
-        """Cut the power: any state since the last commit is possible."""
+        """Record a power cut: each state since the last commit is possible."""
         self.states += [state for state in self.undurable if state not in self.states]
         self.undurable.clear()
 
 
 @dataclass(eq=False)
 class Watched:
-    """Known state of a watch key."""
+    """Known facts about a watch key."""
 
     sure: int = 0
     """Highest acknowledged watermark."""
@@ -178,27 +182,27 @@ class Watched:
     """Sum of all bumps."""
     may_fail: bool = False
     forgets: int = 0
-    """Number of unanswered calls that forget it."""
+    """Number of unanswered calls that forget the watch key."""
     forgotten: int = 0
-    """Moment of the last answer to such a call."""
+    """Moment of the last answer to a call that forgets the watch key."""
     cancels: int = 0
-    """Number of unanswered calls that cancel all operations on it."""
+    """Number of unanswered calls that cancel all operations on the watch key."""
     may_hold: bool = False
-    """True if a client's own condition on it may be true."""
+    """True if a client's own condition on the watch key may be true."""
     history: list[tuple[int, int, int]] = field(default_factory=list)
-    """Time of sending, time of acknowledgement, and value of each watermark."""
+    """(time of sending, time of acknowledgement, value) of each watermark."""
 
     before_forget: int = 0
-    """Highest watermark that it may have had when it was to be forgotten."""
+    """Highest watermark that the key may have had when the last FORGET was sent."""
 
     @property
     def possible(self) -> int:
-        """Highest watermark that it may have."""
+        """Highest watermark that the key may have."""
         return self.highest + self.bumps
 
     def sure_at(self, now_ns: int, until_ns: int = 0) -> int:
-        """Return the highest watermark that was acknowledged before a time, or sent before it and
-        acknowledged until `until_ns`."""
+        """Return the highest watermark that was acknowledged before `now_ns`, or sent before
+        `now_ns` and acknowledged before `until_ns`."""
         marks = [
             mark
             for sent_ns, known_ns, mark in self.history
@@ -220,9 +224,9 @@ class Operation:
     deadline_ns: int
     ticket: int = 0
     armed: int = 0
-    """Moment at which an answer reported it as armed."""
+    """Moment at which an answer reported the operation as armed."""
     moved: bool = False
-    """True if its deadline was moved, or may have been."""
+    """True if its deadline was moved, or may have been moved."""
     cancelled: bool = False
     cause: Cause | None = None
     durable: bool = False
@@ -233,12 +237,12 @@ class Operation:
 
     @property
     def fatal(self) -> int:
-        """Number of its keys that have to fail until its condition cannot become true."""
+        """Smallest number of failed keys with which the condition cannot become true."""
         count = len(self.targets)
         return {"any": count, "quorum": count - self.need + 1}.get(self.kind, 1)
 
     def holds(self, watermark: Callable[[str], int]) -> bool:
-        """Return whether its condition is true."""
+        """Return whether the condition is true with these watermarks."""
         reached = [watermark(key) >= target for key, target in self.targets.items()]
         if self.kind == "all":
             return all(reached)
@@ -251,20 +255,20 @@ class Operation:
 
 @dataclass(eq=False)
 class Row:
-    """A row of a bulk load that was sent."""
+    """A row of a bulk load that a client has sent."""
 
     bulk_load: int
     key: str
     fired: set[int] = field(default_factory=set)
-    """Streams in which it has fired."""
+    """Streams in which the row has fired."""
 
 
 @dataclass(eq=False)
 class BulkLoad:
-    """A bulk load, of which each row is done once."""
+    """A bulk load. The daemon must add each of its rows only once."""
 
     done: dict[str, bytes] = field(default_factory=dict)
-    """Payload that was added, by the key of its row."""
+    """Added payloads, by the key of the row."""
     durable: set[str] = field(default_factory=set)
     """Keys of rows whose addition is durable."""
     sent: Counter[str] = field(default_factory=Counter)
@@ -273,14 +277,14 @@ class BulkLoad:
     """The highest fencing token that was sent."""
     may_be_closed: bool = False
     forgets: int = 0
-    """Number of unanswered calls that forget it."""
+    """Number of unanswered calls that forget the bulk load."""
     forgotten: int = 0
-    """Moment of the last answer to such a call."""
+    """Moment of the last answer to a call that forgets the bulk load."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A notice that was given to the socket."""
+    """A notice that the daemon gave to the socket."""
 
     ticket: int
     key: str
@@ -301,7 +305,7 @@ class Sizes(NamedTuple):
 
 
 class Oracle:
-    """Judges answers, notices and outcomes."""
+    """The judge of answers, notices and outcomes."""
 
     def __init__(self) -> None:
         self.keys: dict[str, Key] = {}
@@ -316,7 +320,7 @@ class Oracle:
         self.tickets: set[tuple[int, int]] = set()
         """Stream and ticket of each notice."""
         self.publications: dict[bytes, bool] = {}
-        """By payload of a notice without a timer: whether it was sent."""
+        """For each notice without a timer, by payload: True if the notice was sent."""
         self.awaited: set[bytes] = set()
         """Payloads of acknowledged publications that have no notice yet."""
         self.rows: dict[bytes, Row] = {}
@@ -325,10 +329,10 @@ class Oracle:
         """Bulk loads by number."""
         self.answers: Counter[str] = Counter()
         self.stream_id = 0
-        """Stream of the arena in use."""
+        """Stream id of the arena in use."""
         self.outages: list[tuple[int, int]] = []
-        """Times between which the daemon's loop did not run, if the product delays expiry for
-        them."""
+        """Outages as (begin, end) times: the daemon's loop did not run. Empty if the product does
+        not delay expiry after outages."""
         self._moment = 0
         self.cut = 0
         """Moment of the last loss of an arena."""
@@ -337,14 +341,14 @@ class Oracle:
         self.bytes_sent = 0
         """Total bytes of payloads and keys of all calls that arm something."""
         self.disk_failures: Callable[[], int] = lambda: 0
-        """Number of failed calls of the disk."""
+        """Function that returns the number of failed disk calls."""
         self.causes: set[Status] = set()
-        """Refusals that an earlier event may have caused."""
+        """Refusals that earlier events may have caused."""
         self.wall_moved = False
-        """True once the wall clock was set or drifted."""
+        """True once the wall clock has been set or has drifted."""
 
     def moment(self) -> int:
-        """Return a number that is higher than all before."""
+        """Return the next moment: a number that is higher than all numbers returned before."""
         self._moment += 1
         return self._moment
 
@@ -371,7 +375,7 @@ class Oracle:
         return call
 
     def doubt(self, name: str, now_ns: int) -> None:
-        """Record that the unanswered calls on a key have lost their caller."""
+        """Judge the unanswered calls on a key as in doubt, because their caller has ended."""
         for call in list(self.key(name).calls):
             self.answer(call, IN_DOUBT, 0, 0, now_ns)
 
@@ -395,7 +399,7 @@ class Oracle:
         elif status != IN_DOUBT:
             self.judge_status(call.kind, status, call)
         if call.issued < self.cut and not call.durable:
-            status = IN_DOUBT  # the arena that answered is lost
+            status = IN_DOUBT  # the arena that gave the answer is lost
         if status == IN_DOUBT:
             key.become([*key.states, *self._effects(call)])
             for timer in (*key.armed, *call.before) if call.kind == "extend" else ():
@@ -425,7 +429,7 @@ class Oracle:
     # ---- statuses ------------------------------------------------------------------------------
 
     def arming(self, key: str, payload: bytes = b"") -> None:
-        """Record a call that needs space for a key and a payload, before it is made."""
+        """Record a call that needs space for a key and a payload, before the call is made."""
         self.bytes_sent += BLOB_BYTES + len(key) + len(payload)
 
     def served_with(self, sizes: Sizes) -> None:
@@ -446,7 +450,7 @@ class Oracle:
             self._require(short, subject, "FULL_PAYLOAD after {} bytes", self.bytes_sent)
         elif status == Status.WAL:
             failed = self.disk_failures() or status in self.causes
-            self._require(failed, subject, "answered WAL, but the disk is well")
+            self._require(failed, subject, "answered WAL, but no disk call failed")
         elif status == Status.BUSY:
             many = len(self.operations) >= self.least.inbox
             self._require(many or status in self.causes, subject, "answered BUSY")
@@ -462,11 +466,17 @@ class Oracle:
         row = self.rows[payload]
         bulk_load = self.bulk_loads[row.bulk_load]
         if status == Status.BULK_LOADED:
-            self._require(bulk_load.sent[row.key] > 1, row, "was loaded by nobody else")
+            self._require(
+                bulk_load.sent[row.key] > 1, row, "answered BULK_LOADED, but sent only once"
+            )
         elif status == Status.FENCED:
-            self._require(token < bulk_load.newest_token, row, "fenced off by nobody")
+            self._require(
+                token < bulk_load.newest_token, row, "answered FENCED, but no newer token was sent"
+            )
         elif status == Status.CLOSED:
-            self._require(bulk_load.may_be_closed, row, "closed by nobody")
+            self._require(
+                bulk_load.may_be_closed, row, "answered CLOSED, but nobody closed the bulk load"
+            )
         else:
             self.judge_status("row", status, row)
 
@@ -508,7 +518,7 @@ class Oracle:
     def _same(
         self, call: Call, key: Key, ticket: int, deadline_ns: int, *, extended: bool = False
     ) -> list[Timer]:
-        """Check that the answer names the timer that is armed, and its deadline."""
+        """Check that the answer names the armed timer and its deadline."""
         named = self._named(call, key, ticket)
         if len(named) == 1 and named[0].exact and named[0].wall_ns is None and not extended:
             low_ns, high_ns = named[0].deadlines_ns
@@ -518,7 +528,8 @@ class Oracle:
         return named
 
     def _parked(self, call: Call, key: Key, ticket: int, deadline_ns: int) -> None:
-        """Record that a timer is parked. If several are possible, the deadline decides."""
+        """Record that a timer is parked. If several timers are possible, the deadline identifies
+        it."""
         named = self._named(call, key, ticket)
         key.become(named)
         near = [
@@ -530,8 +541,8 @@ class Oracle:
             timer.ticket, timer.parked = ticket, True
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
-        """The timers that a ticket may stand for; they may have fired since the answer. A shaky
-        timer's ticket may be that of a later one, which no answer has named."""
+        """Return the timers that a ticket may identify; they may have fired since the answer. A
+        shaky timer's ticket may belong to a later timer, which no answer has named."""
         known = list(dict.fromkeys((*key.armed, *call.before)))
         named = [timer for timer in known if timer.ticket == ticket]
         if all(timer.shaky for timer in named):
@@ -550,7 +561,8 @@ class Oracle:
         key.become([None])
 
     def _gone(self, call: Call, key: Key, status: int, now_ns: int) -> None:
-        """Judge FIRED or UNKNOWN: no timer is armed, or another one than the cancelled one."""
+        """Judge the answer FIRED or UNKNOWN: no timer is armed, or the armed timer is not the timer
+        that the call names."""
         if call.ticket in (0, *(timer.ticket for timer in key.armed)):
             self._await(key)
         left: list[State] = []
@@ -560,7 +572,9 @@ class Oracle:
                 left.append(state)
             elif state is None or state.due(now_ns):
                 left.append(None)
-        self._require(left, call, "{}, but armed is {}", Status(status).name, key.armed)
+        self._require(
+            left, call, "answered {}, but these are armed: {}", Status(status).name, key.armed
+        )
         key.become(left)
 
     def _await(self, key: Key) -> None:
@@ -574,15 +588,16 @@ class Oracle:
     def published(
         self, stream: int, topic: str, sequence: int, sent: Sent, boot_begun_ns: int, now_ns: int
     ) -> None:
-        """Judge a notice that was given to the socket; after a kill it may be a repetition."""
+        """Judge a notice that the daemon gave to the socket. After a kill it may be a repeated
+        notice."""
         place = (stream, topic, sequence)
         before = self.sent.get(place)
         if before is not None:
-            self._require(before == sent, place, "another notice: {} and {}", before, sent)
+            self._require(before == sent, place, "two different notices: {} and {}", before, sent)
             return
-        # the arena of a WAL continues the numbers
+        # an arena recovered from a WAL continues the sequences
         newest = self.newest.get((stream, topic), sequence - 1)
-        self._require(sequence == newest + 1, place, "follows {}", newest)
+        self._require(sequence == newest + 1, place, "follows sequence {}", newest)
         twice = (stream, sent.ticket) in self.tickets
         self._require(not twice, sent, "has two notices in one stream")
         self.newest[stream, topic] = sequence
@@ -590,7 +605,8 @@ class Oracle:
         self.tickets.add((stream, sent.ticket))
         if sent.cause == Cause.EXPIRED:
             self._require(sent.fired_boot_ns >= sent.deadline_boot_ns, sent, "fired early")
-            # A notice of an earlier boot has times that a moved wall clock converted.
+            # The times of a notice from an earlier boot were converted with a wall clock that had
+            # moved.
             converted = self.wall_moved and sent.fired_boot_ns + boot_begun_ns > now_ns
             due = sent.deadline_boot_ns + boot_begun_ns <= now_ns
             self._require(due or converted, sent, "sent early")
@@ -611,14 +627,14 @@ class Oracle:
         self._judge_notice(stream, self.timers[sent.payload], sent, now_ns)
 
     def judge_loss(self, topic: tuple[int, str], lost: range, fired: int) -> None:
-        """Judge the loss of a range of a stream's topic by a subscriber.
+        """Judge a range of notices that a subscriber lost. `topic`: (stream, topic).
 
-        If some of it was sent in this stream, the replay buffer has had more notices than it keeps:
-        `fired` notices.
+        If a notice of the range was sent in this stream, the replay buffer must have overflowed.
+        `fired`: number of notices that the buffer received.
         """
         if any((*topic, sequence) in self.sent for sequence in lost):
             full = fired > self.least.replay_capacity or self._may_be_short()
-            self._require(full, topic, "{} were lost after {}", lost, fired)
+            self._require(full, topic, "{} were lost after {} notices", lost, fired)
 
     def _judge_notice(self, stream: int, timer: Timer, sent: Sent, now_ns: int) -> None:
         same = timer.key == sent.key and (timer.shaky or timer.ticket in (0, sent.ticket))
@@ -639,7 +655,7 @@ class Oracle:
             self._require(not early, timer, "fired at wall time {}", wall_ns)
 
     def wall_steps(self, wall_ns: int) -> None:
-        """Record that the wall clock has reached this time, before it may be set back."""
+        """Record the time that the wall clock has reached, before the clock may be set back."""
         for timer in self.timers.values():
             timer.reached |= timer.wall_ns is not None and timer.wall_ns <= wall_ns + LATE_NS
 
@@ -665,22 +681,23 @@ class Oracle:
     def added_row(self, payload: bytes, issued: int, *, durable: bool) -> None:
         """Judge the answer ADDED to a row that was sent at the moment `issued`.
 
-        No other copy of it was added, unless an arena was lost or the bulk load forgotten.
+        No other copy of the row may have been added, unless an arena was lost or the bulk load was
+        forgotten.
         """
         row = self.rows[payload]
         bulk_load = self.bulk_loads.setdefault(row.bulk_load, BulkLoad())
         if bulk_load.forgets or issued < max(bulk_load.forgotten, 0 if durable else self.cut):
-            return  # the bulk load may be forgotten already
+            return  # the daemon may have forgotten the bulk load
         before = bulk_load.done.setdefault(row.key, payload)
         self._require(before == payload, row.key, "was added as {!r} and as {!r}", before, payload)
         if durable:
             bulk_load.durable.add(row.key)
 
     def managing_bulk_load(self, number: int, token: int, action: str) -> Callable[[], None]:
-        """Record a change of a bulk load before it is sent. Return a function to call with the
-        answer.
+        """Record a change of a bulk load before it is sent. Return a function to call when the
+        answer arrives.
 
-        Until then the bulk load may be forgotten, if that is the change.
+        If the change is FORGET, the daemon may forget the bulk load at any time until then.
         """
         one = self.bulk_loads.setdefault(number, BulkLoad())
         forgets = action == "forget"
@@ -700,11 +717,11 @@ class Oracle:
     # ---- operations ----------------------------------------------------------------------------
 
     def watch_key(self, name: str) -> Watched:
-        """Return the known state of a watch key."""
+        """Return the known facts about a watch key."""
         return self.watched.setdefault(name, Watched())
 
     def advancing(self, name: str, watermark: int) -> int:
-        """Record a watermark before it is sent. Return the moment."""
+        """Record a watermark before it is sent. Return the moment of sending."""
         one = self.watch_key(name)
         one.highest = max(one.highest, watermark)
         return self.moment()
@@ -715,11 +732,11 @@ class Oracle:
         """Judge the acknowledgement of a watermark that was sent at the moment `issued`."""
         one = self.watch_key(name)
         if issued < self.cut and not durable:
-            return  # the arena that answered is lost
+            return  # the arena that gave the answer is lost
         if one.forgets or issued < one.forgotten:
-            return  # the watch key may be forgotten already
+            return  # the daemon may have forgotten the watch key
         if watermark <= one.before_forget:
-            return  # no new value: the key is still forgotten with its last watcher
+            return  # not a new value: the key is still forgotten when its last watcher ends
         if watermark > one.sure:
             one.sure = watermark
             one.history.append((sent_ns, now_ns, watermark))
@@ -730,9 +747,9 @@ class Oracle:
                 self._outlasts(operation)
 
     def forgetting(self, name: str) -> Callable[[], None]:
-        """Record a FORGET before it is sent. Return a function to call with the answer.
+        """Record a FORGET before it is sent. Return a function to call when the answer arrives.
 
-        Without an answer it may be applied at any time.
+        Until the answer arrives, the daemon may apply the FORGET at any time.
         """
         one = self.watch_key(name)
         one.sure = one.durable = 0
@@ -758,9 +775,9 @@ class Oracle:
 
     def cancelling(self, name: str) -> Callable[[], None]:
         """Record a cancel of all operations on a watch key before it is sent. Return a function to
-        call with the answer.
+        call when the answer arrives.
 
-        Without an answer it may be applied at any time.
+        Until the answer arrives, the daemon may apply the cancel at any time.
         """
         one = self.watch_key(name)
         one.cancels += 1
@@ -773,7 +790,8 @@ class Oracle:
         return end
 
     def ended(self, operation: Operation, cause: Cause, now_ns: int) -> None:
-        """Judge the outcome of an operation; its owner and its topic get the same."""
+        """Judge the outcome of an operation. Its owner and its topic must receive the same
+        outcome."""
         if operation.cause is not None:
             same = operation.cause == cause
             self._require(same, operation, "has a second outcome: {!r}", cause)
@@ -794,9 +812,11 @@ class Oracle:
         elif cause == Cause.FAILED:
             failed = sum(self.watch_key(key).may_fail for key in operation.targets)
             enough = failed >= operation.fatal
-            self._require(enough, operation, "failed, but success was possible: {} did", failed)
+            self._require(
+                enough, operation, "failed, but success was possible: only {} keys failed", failed
+            )
         elif cause == Cause.CANCELLED:
-            self._require(operation.cancelled, operation, "cancelled by nobody")
+            self._require(operation.cancelled, operation, "cancelled, but nobody requested it")
 
     def _outlasts(self, operation: Operation) -> None:
         """Judge an operation that expired in a long outage.
@@ -831,8 +851,8 @@ class Oracle:
             bulk_load.durable.update(bulk_load.done)
 
     def arena_lost(self, wal: bool) -> None:
-        """Record the loss of the arena: uncommitted changes may be undone; without a WAL, all
-        are."""
+        """Record the loss of the arena. Uncommitted changes may be undone; without a WAL, all
+        changes are undone."""
         self.cut = self.moment()
         self.awaited.clear()
         self._keep_rows(lambda bulk_load: bulk_load.durable if wal else set())
@@ -854,8 +874,8 @@ class Oracle:
             operation.awaits_notice &= operation.durable
 
     def forced(self) -> None:
-        """Record that a damaged WAL was accepted: changes that it lacks may be undone, however
-        old."""
+        """Record that a damaged WAL was accepted. Changes that the WAL lacks may be undone, however
+        old they are."""
         for key in self.keys.values():
             key.states += [state for state in key.past if state not in key.states]
             key.states += [state for state in (None,) if state not in key.states]
@@ -887,20 +907,22 @@ class Oracle:
     # ---- the end -------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Judge the end: every deadline is past, and every daemon serves.
+        """Judge the final state: every deadline has passed, and every daemon serves.
 
-        Each acknowledged timer and operation must have ended in a way that a client was notified
-        of.
+        Each acknowledged timer and operation must have ended, and a client must have been notified
+        of its end.
         """
         for name, key in self.keys.items():
             self._require(None in key.states, name, "never fired: {}", key.armed)
         for timer in self.timers.values():
             lost = timer.awaits_notice and not timer.fired
-            self._require(not lost, timer, "was lost: it is not armed, and no notice came")
+            self._require(not lost, timer, "was lost: it is not armed, and no notice arrived")
         for bulk_load in self.bulk_loads.values():
             for row, payload in bulk_load.done.items():
                 self._require(self.rows[payload].fired, row, "a row of a bulk load was lost")
         for operation in self.operations.values():
             silent = operation.awaits_notice and operation.cause is not None
             self._require(not silent, operation, "its outcome has no notice")
-        self._require(not self.awaited, sorted(self.awaited), "were published, and no notice came")
+        self._require(
+            not self.awaited, sorted(self.awaited), "were published, but no notice arrived"
+        )

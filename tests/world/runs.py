@@ -17,7 +17,7 @@ from world.world import world_of
 
 
 class Seeds(click.ParamType[tuple[int, int | None]]):
-    """`7`, `1-1000`, or `1-` without an end."""
+    """A range of seeds: `7`, `1-1000`, or `1-` without an end."""
 
     name = "seeds"
 
@@ -75,7 +75,7 @@ def run_seed(seed: int) -> Run:
 
 
 def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Run]:
-    """Run many seeds, `jobs` at a time; yield each run as it ends."""
+    """Run many seeds, `jobs` at the same time. Yield each run when it ends."""
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
@@ -107,7 +107,8 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """Number of faults. A power cut is counted by the recoveries that follow it."""
+        """Number of faults. Power cuts are left out, because the recoveries that follow them are
+        counted."""
         return self.faults.total() - self.faults["power cut"]
 
     def document(self) -> dict[str, object]:
@@ -129,7 +130,8 @@ class Tally:
 
 
 def part(the_script: Script, numbers: list[int]) -> Script:
-    """Return the script with only some of its steps. The time before the others still passes."""
+    """Return the script with only the steps `numbers`. The waiting times of the other steps still
+    pass."""
     steps: list[Step] = []
     wait_ns, chosen = 0, set(numbers)
     for number, step in enumerate(the_script.steps):
@@ -141,10 +143,11 @@ def part(the_script: Script, numbers: list[int]) -> Script:
 
 
 def smallest(the_script: Script, failed: Callable[[Script], bool]) -> list[int]:
-    """Return the numbers of steps that still fail together, and do not without one of them.
+    """Return the numbers of steps that still fail together, but no longer fail without any one of
+    them.
 
-    This is the minimizing delta debugging of Zeller and Hildebrandt ("Simplifying and isolating
-    failure-inducing input", 2002), without its tests of subsets alone.
+    The algorithm is the minimizing delta debugging of Zeller and Hildebrandt ("Simplifying and
+    isolating failure-inducing input", 2002). It tests only complements of subsets, not the subsets.
     """
     numbers = list(range(len(the_script.steps)))
     size = len(numbers)

@@ -1,4 +1,4 @@
-"""Virtual time: events in the order of their times."""
+"""Virtual time: it runs events in the order of their times."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import heapq
 from collections.abc import Callable
 
 READ_NS = 50
-"""Time that reading the clock takes, so that work takes time."""
+"""Time that passes at each read of the clock, so that work takes virtual time."""
 
 
 class Schedule:
-    """All events of a world. Events of one moment run in the order in which they were added."""
+    """All events of a world. Events with the same time run in the order in which they were
+    added."""
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -23,7 +24,7 @@ class Schedule:
         heapq.heappush(self._events, (self.now_ns + max(0, delay_ns), self._added, event))
 
     def run(self, until_ns: int) -> None:
-        """Run all events up to a time, and move to it."""
+        """Run all events up to a time, and set the current time to it."""
         while self._events and self._events[0][0] <= until_ns:
             at_ns, _, event = heapq.heappop(self._events)
             self.now_ns = max(self.now_ns, at_ns)
@@ -36,5 +37,5 @@ class Schedule:
         return self.now_ns
 
     def skip(self, span_ns: int) -> None:
-        """Let time pass in which nothing runs: events that come due run afterwards."""
+        """Let time pass without running events: events that become due run afterwards."""
         self.now_ns += span_ns

@@ -1,6 +1,6 @@
 """The script of a world: its setting and its steps, all decided by the seed.
 
-Each step carries all its arguments, so any subset of the steps is a valid script. A step that is
+Each step contains all its arguments, so any subset of the steps is a valid script. A step that is
 impossible in the present state does nothing.
 """
 
@@ -22,26 +22,26 @@ STRANGE = (
     "short", "magic", "version", "unknown", "long", "hello", "stop", "sessions", "drop", "advance",
     "bulk_load", "ping",
 )  # fmt: skip
-"""Messages of strangers."""
+"""Kinds of messages that strangers send."""
 WRONG = (
     "clock", "clock without an arena", "shard", "too small", "no WAL", "another WAL",
     "WAL of another", "open folder", "open parent", "import", "copied WAL", "no birth", "boot id",
     "boot clock",
 )  # fmt: skip
-"""Faults of a wrong start."""
+"""Kinds of wrong starts."""
 
 SMALL_LIMITS = ("iteration", "window", "share", "memory", "first snapshot", "client")
-"""Groups of limits.py."""
+"""Names of the groups in limits.py."""
 
 FOR_GOOD = 1000
-"""Number of calls that fail in a row: more than are made until the disk is replaced."""
+"""Number of calls that fail in a row: more calls than a world makes before the disk is healed."""
 
 Arguments = dict[str, Any]
 Draw = Callable[[random.Random], Arguments]
 
 
 class Step(NamedTuple):
-    """One step. `wait_ns`: time that passes before it. `cell`: number of its cell."""
+    """One step. `wait_ns`: time that passes before the step. `cell`: number of its cell."""
 
     wait_ns: int
     kind: str
@@ -63,9 +63,9 @@ class Setting:
     virtual: bool
     shards: int
     durable: tuple[bool | None, ...]
-    """For each client, True if it asks for durable answers; None: if the daemon has a WAL."""
+    """For each client, whether it requests durable answers; None: only if the daemon has a WAL."""
     durable_namespace: bool
-    """True if the daemon gives durable answers to all."""
+    """True if the daemon gives durable answers to all clients."""
     boot_offsets_ns: tuple[int, ...]
     """Offset of CLOCK_BOOTTIME in each client's time namespace."""
     capacity: int
@@ -80,13 +80,13 @@ class Setting:
     commit_ns: int
     """Duration of a group commit."""
     hasty: tuple[bool, ...]
-    """For each client, True if its calls have a short limit."""
+    """For each client, True if its calls have a short time limit."""
     short_queue: bool
     """True if only a few calls of a client may wait for an answer."""
     resumes: bool
-    """True if a later process of client RESUMER takes over the operations of an earlier one."""
+    """True if a later process of client RESUMER takes over the operations of an earlier process."""
     hidden: tuple[bool, ...]
-    """For each client, True if it is in another pid namespace than the daemon."""
+    """For each client, True if it runs in another pid namespace than the daemon."""
     small_limits: tuple[str, ...]
     """Groups of product limits that are small."""
 
@@ -410,7 +410,7 @@ HEAVY: dict[str, tuple[int, Draw]] = {
 
 
 def script(seed: int, steps: int = 400) -> Script:
-    """The script of a seed."""
+    """Return the script of a seed."""
     rng = random.Random(seed)
     setting = _setting(rng, seed)
     work = dict(WORK)
@@ -432,9 +432,10 @@ def script(seed: int, steps: int = 400) -> Script:
         work["watch"] = (40, lambda rng: {**_watch(rng), "client": RESUMER})
         work["succeed"] = (8, _watch_only)
         faults["kill_client"] = (12, lambda rng: {**_kill(rng), "client": RESUMER})
-    # Each world lacks some kinds of faults, so that the other kinds meet without them.
+    # Each world omits some kinds of faults, so that the other kinds also occur without the omitted
+    # kinds.
     missing = {kind for kind in faults if rng.random() < 0.3}
-    if rng.random() < 0.4:  # without these faults, times are exact over a reboot
+    if rng.random() < 0.4:  # without these faults, times stay exact over a reboot
         missing |= OF_THE_WALL_CLOCK
     for kind in missing & set(faults):
         del faults[kind]

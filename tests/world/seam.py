@@ -1,9 +1,10 @@
 """Points at which a process can die: before and after each call into the core, the disk and
 sockets.
 
-A simulated process has a fuse. Each call through the seam burns it. When it is used up, the call
-raises Killed, at its begin or its end, and so does every later call of the process. So nothing that
-Python does while it unwinds, such as a `finally`, has an effect on the world.
+A simulated process has a fuse, which counts down at the beginning and the end of each call through
+the seam. When the fuse is used up, the call raises Killed, and so does every later call of the
+process. So code that runs while Python unwinds, such as a `finally` block, has no effect on the
+world.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """Number of calls until a process ends. `left` None: it does not end."""
+    """Number of calls until a process is killed. `left` None: no kill is planned."""
 
     def __init__(self) -> None:
         self.left: int | None = None
         self.dead = False
         self.calls = 0
         self.signal_left: int | None = None
-        """Number of calls until a signal arrives. None: none arrives."""
+        """Number of calls until a signal arrives. None: no signal arrives."""
         self.on_signal: Callable[[], None] = lambda: None
         self.files: list[Any] = []
         """Arena files that the process has opened."""
@@ -32,7 +33,7 @@ class Fuse:
         """Group commits that the process has begun."""
 
     def burn(self) -> None:
-        """Count a call. Raises Killed if the process is dead or ends at this call."""
+        """Count a call. Raises Killed if the process is dead or dies at this call."""
         self.calls += 1
         if self.dead:
             raise Killed
@@ -55,12 +56,12 @@ class Seam:
         self.running: Fuse | None = None
 
     def cross(self) -> None:
-        """Cross the seam, at the begin or the end of a call. Raises Killed."""
+        """Cross the seam at the beginning or the end of a call. Raises Killed."""
         if self.running is not None:
             self.running.burn()
 
     def crossed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function wrapped, so that its begin and its end cross the seam."""
+        """Wrap a function, so that its beginning and its end cross the seam."""
 
         def call(*arguments: Any) -> Any:
             if self.running is None:
@@ -73,7 +74,7 @@ class Seam:
         return call
 
     def run(self, fuse: Fuse | None, work: Callable[[], Any]) -> Any:
-        """Run `work` as the process of `fuse`; None: outside of all processes."""
+        """Run `work` in the process of `fuse`. None: run it outside of all processes."""
         before, self.running = self.running, fuse
         try:
             return work()
@@ -82,7 +83,7 @@ class Seam:
 
 
 class CrossedLibrary:
-    """The C core with calls that cross the seam. Constants are passed on."""
+    """The C core, whose functions cross the seam. Its constants are unchanged."""
 
     def __init__(self, library: Any, seam: Seam) -> None:
         self._library = library

@@ -31,19 +31,20 @@ MESSAGES: dict[str, bytes] = {
     "bulk_load": wire.encode_bulk_load(1, 0, b"\x7f" * 16, BulkLoadAction.STATUS),
 }
 MAY = {PLAIN_UID: {"sessions"}, ADMIN_UID: {"sessions", "bulk_load", "ping"}}
-"""Messages to which a uid gets an answer, by uid."""
+"""For each uid, the messages that it receives an answer to."""
 WITHOUT_SESSION = {"ping", "long"}
 """Messages to which the command socket replies, for every uid that may connect."""
 
 
 class Stranger:
-    """One peer that sends one message, and leaves once it is answered."""
+    """A peer that sends one message, and closes its connection when the reply arrives."""
 
     def __init__(self, cell: Cell, kind: str, uid: int, *, admin: bool, session: int) -> None:
         self._kind, self._uid = kind, uid
         self._may = kind in MAY.get(uid, ())
         self._may |= not admin and uid != UNKNOWN_UID and kind in WITHOUT_SESSION
-        # A virtual clock that was never advanced, or that belongs to a lost arena, is at 0.
+        # A virtual clock may be at 0, where an advance to 0 is allowed: it was never advanced, or
+        # its arena was lost.
         self._may |= kind == "advance" and uid == ADMIN_UID and cell.virtual
         self._foreign = session
         self._end = End(cell.world.host(), uid, ADMIN if admin else COMMANDS)
@@ -69,6 +70,6 @@ class Stranger:
             self._channel.close()
 
     def _judge(self, reply: wire.Reply) -> None:
-        """Judge a reply: unless the sender may have an answer, it must be a refusal."""
+        """Judge a reply. It must be a refusal, unless the sender may receive an answer."""
         if reply.error == WireError.NONE and not self._may:
             raise Violation(f"{self._kind} of uid {self._uid} was answered")

@@ -1,4 +1,4 @@
-"""A subscriber of the world: the real Inbox, over a simulated subscription."""
+"""A subscriber of the world: the real Inbox with a simulated subscription."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_NS = 10_000_000
 
 
 class SimulatedSubscriber:
-    """One subscriber process, which takes each notice at once unless it is slow."""
+    """One subscriber process, which takes each notice at once unless it is frozen."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class SimulatedSubscriber:
         whole: bool = False,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start a subscriber. `whole`: with all notices that the arena has, not only those from now
-        on; `opened` is called when it is accepted."""
+        """Start a subscriber. `whole`: it receives all notices in the arena, not only later
+        notices. `opened` is called when it is accepted."""
         self.machine = machine
         self.schedule = machine.schedule
         self.alive, self.frozen = True, False
@@ -48,7 +48,7 @@ class SimulatedSubscriber:
 
     @property
     def open(self) -> bool:
-        """Start to listen. Return True once it does."""
+        """True once the subscriber listens."""
         return self.inbox is not None
 
     def _open(self) -> None:

@@ -35,9 +35,9 @@ from world.strangers import ADMIN_UID, UNKNOWN_UID, Stranger
 
 WADE_OPERATIONS, WADE_ADVANCES, WADE_NEED = 60, 81, 10**7
 CROWD, PADDING = 25, "-" * 235
-"""Number of operations of each client, and a part of their keys that makes them long."""
+"""Number of operations of each client, and a text that makes their keys long."""
 OVERFULL, CANCELS = 80, 4
-"""Number of operations that exceed an inbox, and how many of them are cancelled."""
+"""Number of operations that exceeds an inbox, and number of these operations that are cancelled."""
 FAR = 10**9
 """A watermark that is never reached."""
 PARK_BEYOND_NS = 60 * S
@@ -46,7 +46,8 @@ SETTLE_NS = 5 * S
 
 
 def free(cell: Cell, client: int, key: object) -> str | None:
-    """Return the name of a client's key without an unanswered call; None if it has one."""
+    """Return the name of a client's key; None if the key has an unanswered call, or the client
+    cannot make calls."""
     name = f"k{client}.{key}"
     usable = cell.clients[client].usable and not cell.oracle.key(name).calls
     return name if usable else None
@@ -60,7 +61,7 @@ def _payload(cell: Cell, size: int) -> bytes:
 def _call(
     cell: Cell, client: int, kind: str, name: str, delay_ns: int, topic: str, size: int
 ) -> Call:
-    """Issue an add."""
+    """Create an add, and record it in the oracle."""
     deadline_ns = 0 if cell.virtual else cell.now_ns() + delay_ns
     timer = Timer(name, topic, _payload(cell, size), deadline_ns, delay_ns)
     return cell.oracle.issue(Call(kind, name, cell.durable(client), timer))
@@ -73,7 +74,7 @@ def add(
     cell: Cell, client: int, key: int, mode: str, delay_ns: int, topic: str, size: int, wait: bool,
     wall: bool,
 ) -> None:  # fmt: skip
-    """Add a timer, one in ten of them by the wall clock."""
+    """Add a timer. `wall`: if possible, give it a deadline on the wall clock."""
     name = free(cell, client, key)
     if name is None:
         return
@@ -93,7 +94,7 @@ def add(
 
 
 def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None:
-    """Add a timer at a later virtual time, and another one at the same time or later."""
+    """Add a timer at a later virtual time, and a second timer at the same time or later."""
     core = cell.clients[client].core
 
     for number in range(2):
@@ -110,7 +111,7 @@ def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None
 
 def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
     """Replace a timer several times, and perhaps cancel it, without waiting for an answer: the last
-    call decides. Later calls are small: they fit where the first one does not."""
+    call decides. Later calls are small: they may fit if the first call does not."""
     name = free(cell, client, key)
     if name is None:
         return
@@ -198,8 +199,8 @@ def flush(cell: Cell, client: int, raises: bool) -> None:
 def add_far(cell: Cell, client: int, key: int) -> None:
     """Add a timer with a deadline that no real clock reaches.
 
-    The client refuses it if it knows the daemon's time, otherwise the daemon does. A call that
-    would wait for such a time is refused as well.
+    The client refuses the timer if it knows the daemon's time; otherwise the daemon refuses it. A
+    call that has to wait for a time of a real clock is refused as well.
     """
     name = free(cell, client, key)
     if name is None or cell.virtual:
@@ -219,18 +220,18 @@ def add_far(cell: Cell, client: int, key: int) -> None:
         add(report=lambda _: None)
     except InvalidTime:
         return
-    raise Violation("a timer beyond the end of time was not refused")
+    raise Violation("a timer with a deadline beyond TIME_MAX_NS was not refused")
 
 
 def _check_time(cell: Cell, client: int) -> None:
     with suppress(InvalidTime):
         cell.clients[client].core.check_time(cell.now_ns())
-        raise Violation("a call may wait for a time of a real clock")
+        raise Violation("a call that waits for a time of a real clock was not refused")
 
 
 def _refused(cell: Cell, call: Call, pending: Any) -> None:
     if pending.error is None and pending.status in ARMED:
-        raise Violation("a timer beyond the end of time was armed")
+        raise Violation("a timer with a deadline beyond TIME_MAX_NS was armed")
     cell.answered(call, pending)
 
 
@@ -241,7 +242,7 @@ def watch(
     cell: Cell, client: int, kind: str, targets: dict[int, int], need: int, timeout_ns: int,
     topic: str | None, ahead: bool,
 ) -> None:  # fmt: skip
-    """Arm an operation. `ahead`: the watermarks have not reached its targets."""
+    """Arm an operation. `ahead`: its targets are above the present watermarks."""
     one = cell.clients[client]
     if not one.usable:
         return
@@ -301,7 +302,8 @@ def watch_many(
     cell: Cell, client: int, targets: dict[int, int], need: int, count: int, timeout_ns: int,
     padding: str = "",
 ) -> None:  # fmt: skip
-    """Arm many operations on the sum of the same keys. `padding`: a part of their keys."""
+    """Arm many operations on the sum of the same watch keys. `padding`: text to insert into the
+    operation keys."""
     one = cell.clients[client]
     if not one.usable:
         return
@@ -331,13 +333,13 @@ def advance_many(cell: Cell, client: int, keys: list[int], count: int) -> None:
 
 
 def _sent_ns(cell: Cell) -> int:
-    """Return the earliest time of sending a trigger: now, unless it may wait for earlier
-    answers."""
+    """Return the time by which a trigger has been sent: now, or FOREVER_NS if it may wait for
+    earlier answers."""
     return FOREVER_NS if cell.world.script.setting.short_queue else cell.now_ns()
 
 
 def _advance_rows(cell: Cell, client: int, steps: list[tuple[str, int]]) -> None:
-    """Raise watermarks, in order, each by its step."""
+    """Raise watermarks, in order. `steps`: (watch key, amount)."""
     rows: list[tuple[str, int]] = []
     issued: list[int] = []
     for name, by in steps:
@@ -372,7 +374,7 @@ def advance(cell: Cell, client: int, key: int, by: int) -> None:
 
 
 def bump(cell: Cell, client: int, key: int, by: int) -> None:
-    """Add to a watermark."""
+    """Add an amount to a watermark."""
     cell.oracle.watch_key(f"w{key}").bumps += by
     _trigger(cell, client, Op.BUMP, key, by)
 
@@ -384,19 +386,19 @@ def fail(cell: Cell, client: int, key: int) -> None:
 
 
 def clear(cell: Cell, client: int, key: int) -> None:
-    """End a failure."""
+    """Clear the failure of a watch key."""
     _trigger(cell, client, Op.CLEAR, key, 0)
 
 
 def forget(cell: Cell, client: int, key: int) -> None:
-    """Forget a watermark."""
+    """Forget a watch key and its watermark."""
     if cell.clients[client].usable:
         forgotten = cell.oracle.forgetting(f"w{key}")
         _trigger(cell, client, Op.FORGET, key, 0, forgotten)
 
 
 def cancel_for_key(cell: Cell, client: int, key: int) -> None:
-    """End all operations that watch a key."""
+    """Cancel all operations that watch a key."""
     if cell.clients[client].usable:
         end = cell.oracle.cancelling(f"w{key}")
         _trigger(cell, client, Op.CANCEL_FOR_KEY, key, 0, end)
@@ -432,7 +434,7 @@ def extend_operation(cell: Cell, client: int, number: int, span_ns: int) -> None
 
 
 def look(cell: Cell, client: int, number: int) -> None:
-    """Query an operation for its outcome without waiting, and request a callback at its end."""
+    """Query the outcome of an operation without waiting, and request a callback for its end."""
     found = _own(cell, client, number)
     if found is None:
         return
@@ -454,7 +456,7 @@ def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
     """Arm many operations on the sum of all keys, and raise one key many times in one batch.
 
     Each raise exceeds a sixth of the missing amount, so the daemon checks all operations each time,
-    and continues in the next iteration. A second batch waits behind.
+    and continues in the next iteration. A second batch waits in the meantime.
     """
     if not cell.clients[client].usable:
         return
@@ -466,14 +468,14 @@ def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
     left = [int(WADE_NEED * 0.82**n) for n in range(WADE_ADVANCES)]
     steps = [(f"w{key}", more - less) for more, less in pairwise(left)]
     for some in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
-        cell.clients[client].connection.packer.seal()  # each in a message of its own
+        cell.clients[client].connection.packer.seal()  # each part in a message of its own
         _advance_rows(cell, client, some)
 
 
 def overfill(cell: Cell, client: int, key: int) -> None:
     """Arm more operations than the inbox of a session has space for, and cancel some soon after.
 
-    Calls that stay refused time out. The other operations expire.
+    A call that the daemon refuses each time ends with a timeout. The other operations expire.
     """
     one = cell.clients[client]
     if not one.usable or cell.virtual:
@@ -499,7 +501,8 @@ def cancel_crowd(cell: Cell, key: int) -> None:
 
 
 def late_check(cell: Cell, client: int, key: int, span_ns: int) -> None:
-    """Ask a client for its own condition while it is frozen: its operation expires meanwhile."""
+    """Ask a client for its own condition while it is frozen. Its operation expires in the
+    meantime."""
     watch(cell, client, "client", {key: 1}, 1, 10 * MS, None, ahead=True)
     cell.world.schedule.after(5 * MS, cell.clients[client].freeze)
     cell.world.schedule.after(6 * MS, partial(let_hold, cell, (client + 1) % CLIENTS, key))
@@ -507,8 +510,9 @@ def late_check(cell: Cell, client: int, key: int, span_ns: int) -> None:
 
 
 def succeed(cell: Cell, key: int) -> None:
-    """Kill a client that owns an operation with a client condition. The daemon asks its successor
-    for that condition while it waits for the answer to its first watch."""
+    """Kill a client that owns an operation with a client condition. The daemon asks the client's
+    next process for that condition while the new process waits for the answer to its first
+    watch."""
     watch(cell, RESUMER, "client", {key: 1}, 1, 600 * S, None, ahead=True)
 
     def again() -> None:
@@ -534,7 +538,7 @@ def _id(number: int) -> bytes:
 def bulk_load(
     cell: Cell, client: int, number: int, first: int, count: int, token: int, delay_ns: int
 ) -> None:
-    """Add rows of a bulk load; each has to be done once."""
+    """Add rows of a bulk load. The daemon must add each row only once."""
     one = cell.clients[client]
     if not one.usable:
         return
@@ -584,7 +588,8 @@ def publish(cell: Cell, topic: str) -> None:
 
 
 def settle(cell: Cell) -> None:
-    """Let subscribers be undisturbed for a while: then they have received all that was sent."""
+    """Leave subscribers undisturbed for a while. Check that they have received all notices that
+    were sent."""
     for subscriber in cell.subscribers:
         subscriber.thaw()
         for end in subscriber.ends:
@@ -599,7 +604,7 @@ def settle(cell: Cell) -> None:
 
 
 def ping(cell: Cell) -> None:
-    """Query whether the loop runs."""
+    """Ask the daemon whether its loop runs."""
     cell.operator.ask(lambda n: wire.encode_frame(Message.PING, 0, n))
 
 
@@ -614,12 +619,13 @@ def stranger(cell: Cell, kind: str, uid: int, admin: bool) -> None:
         return
     if uid == ADMIN_UID and kind in ("stop", "drop"):
         return
-    if uid != ADMIN_UID or kind != "advance" or cell.now_ns() > 0:  # nobody goes back from 0
+    if uid != ADMIN_UID or kind != "advance" or cell.now_ns() > 0:  # a clock at 0 cannot go back
         Stranger(cell, kind, uid, admin=admin, session=cell.clients[0].session_id)
 
 
 def quota(cell: Cell, timers: int, ops: int, owner: int) -> None:
-    """Set quotas of the namespace and its owner, and the limit for parking."""
+    """Set the quotas and the owner of the namespace, and the delay beyond which timers are
+    parked."""
     changes = {"quota_timers": timers, "quota_ops": ops}
     if timers or ops:
         cell.oracle.causes.add(Status.QUOTA)

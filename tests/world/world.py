@@ -44,9 +44,9 @@ NAMING: tuple[tuple[Any, str], ...] = (
 
 @contextmanager
 def crossed(seam: Seam) -> Iterator[None]:
-    """Let calls into the core, and those that name arena files, cross the seam.
+    """Let calls into the core, and calls that change names of arena files, cross the seam.
 
-    The arena files that a process opens, and its group commits, are recorded.
+    Record the arena files that a process opens, and its group commits.
     """
     open_file, begin_commit = ArenaFile.__init__, wal.GroupCommit.__init__
 
@@ -72,13 +72,13 @@ def crossed(seam: Seam) -> Iterator[None]:
 
 
 def _patch(patched: ExitStack, owner: Any, name: str, new: Any) -> None:
-    """Replace an attribute until `patched` ends."""
+    """Replace an attribute until `patched` is closed."""
     patched.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, new)
 
 
 class World:
-    """One world; see world_of."""
+    """One world. Create it with world_of()."""
 
     def __init__(self, script: Script, directory: Path) -> None:
         self.script = script
@@ -111,7 +111,7 @@ class World:
         return table
 
     def host(self) -> SimulatedHost:
-        """The host of a new process."""
+        """Return the host of a new process."""
         return SimulatedHost(self.machine, self.machine.next_pid())
 
     def number(self) -> int:
@@ -142,7 +142,7 @@ class World:
         self._steps[step.kind](self.cells[step.cell], **step.arguments)
 
     def pass_time(self, span_ns: int) -> None:
-        """Run the events of a span."""
+        """Run the events of a time span."""
         self.schedule.run(self.schedule.now_ns + span_ns)
 
     def until(self, fact: Callable[[], object], name: str, limit_ns: int = 300 * S) -> None:
@@ -179,20 +179,20 @@ class World:
             cell.daemon.stop()
 
     def close(self) -> None:
-        """Release the resources that the world has outside of itself."""
+        """Release the real resources that the world uses outside of the simulation."""
         for cell in self.cells:
             cell.die()
 
     # ---- the wall clock ------------------------------------------------------------------------
 
     def wall_is_wrong(self, by_ns: int) -> None:
-        """Record that the wall clock was set or drifts."""
+        """Record that the wall clock was set or drifts, and is wrong by up to `by_ns`."""
         for cell in self.cells:
             self._wrong_ns[cell.number] = self._wrong_ns.get(cell.number, 0) + by_ns
             cell.oracle.wall_moved = True
 
     def wrong_ns(self, cell: Cell) -> int:
-        """Return by how much the wall clock may have become wrong since the last call for this
+        """Return the error that the wall clock may have gained since the last call for this
         cell."""
         drifts_ns = FAR_NS // 1000 if self.machine.drift_ppm else 0
         return self._wrong_ns.pop(cell.number, 0) + drifts_ns
@@ -237,7 +237,7 @@ def _steps() -> dict[str, Callable[..., None]]:
 
 @contextmanager
 def remembered_paths() -> Iterator[None]:
-    """Compute the paths of a daemon only once: clients look for theirs many times."""
+    """Compute the paths of a daemon only once, because clients look them up many times."""
     remembered = cache(paths.paths_in)
     with ExitStack() as patched:
         for module in (paths, route):
