@@ -1,4 +1,5 @@
-/* Tickets of shards, and merging the part of several arenas that belongs to one shard. */
+/* Test the tickets of shards, and the merge of those parts of several arenas that belong to one
+ * shard. */
 #include "check.h"
 #include "core/core.h"
 
@@ -195,7 +196,8 @@ static void all_keys_are_in_their_shard_once(void)
         world_close(&from[i]);
 }
 
-/* The merged arena has the same namespace statistics, and unsent notices are sent from it. */
+/* The merged arena has the namespace statistics of its source arena, and sends the notices that the
+ * source did not send. */
 static void notices_and_their_order_stay(void)
 {
     struct world from, to;

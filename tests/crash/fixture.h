@@ -7,7 +7,7 @@
 
 #define CLIENTS 2
 #define SESSIONS 3
-/* Upper bound of the answer pool's results that these fixtures use. */
+/* Maximum number of results in the answer pool that these fixtures use. */
 #define ANSWERS_MAX 1024
 
 enum shape { EMPTY, FULL, SHARED_BUCKET, SHARED_KEY, SHAPES };
@@ -27,10 +27,10 @@ struct fixture {
     uint64_t arena_bytes, secret_bytes;
     int64_t now_ns, offset_ns, real_ns;
     struct client clients[CLIENTS];
-    bool places_first;            /* a rebuild runs rebuild_places first */
+    bool places_first;            /* a rebuild runs rebuild_places before rebuild_keys */
 };
 
-/* Location of authoritative state, as pieces of both arena files. */
+/* Memory areas of the authoritative state, in both arena files. */
 struct piece {
     uint8_t *at;
     uint64_t bytes;
@@ -77,18 +77,21 @@ void fixture_blank(struct fixture *fx);
 void fixture_commit(struct fixture *fx);
 /* List the pieces of authoritative state. */
 void fixture_authoritative(const struct fixture *fx, struct authoritative *authoritative);
-/* Attach and rebuild as a starting daemon does, but with its two passes one after the other. */
+/* Attach and rebuild as a starting daemon does, but run the two passes of the rebuild one after the
+ * other. */
 bool fixture_recover(struct fixture *fx, int64_t now_ns, struct pg_fault *why);
 
 /* Name of an operation under test, by number; NULL after the last. */
 const char *call_name(uint32_t operation);
 /* Make a random call of this operation. */
 void call_make(struct fixture *fx, uint32_t operation, struct call *call);
-/* Copy a batch with only its first records. */
+/* Copy a batch, but only its first `records` records. */
 void call_prefix(const struct call *whole, uint32_t records, struct call *prefix);
-/* True if the call's effect depends on the time: it has delays, or puts that may be parked. */
+/* Return true if the call's effect depends on the time, because it has delays or puts that may be
+ * parked. */
 bool call_minds_when(const struct fixture *fx, const struct call *call);
-/* Run a call to its end. True if notices were published meanwhile to make space. */
+/* Run a call to its end. Return true if notices had to be published during the call to free
+ * space. */
 bool call_run(struct fixture *fx, const struct call *call, struct reply *reply);
 
 #endif

@@ -1,6 +1,6 @@
-/* step.c - single steps on x86-64. The trap flag raises SIGTRAP after every instruction;
- * the handler runs without the flag. The stepped code makes no system call, so no
- * instruction is missed. */
+/* step.c - run a function in single steps on x86-64. The trap flag raises SIGTRAP after every
+ * instruction; the signal handler runs without the flag. The function makes no system call, so
+ * SIGTRAP is raised for every instruction. */
 #define _GNU_SOURCE                /* for the names of registers */
 #include "step.h"
 
