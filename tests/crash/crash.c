@@ -294,17 +294,17 @@ static void wal_check(struct trial *t)
         return;
     frames_appended(&t->appended, &t->twin);
     if (!frames_tell(&t->appended, &t->twin, t->call.uid, &fault))
-        violated(t, "a record says what is not so", &fault);
+        violated(t, "a record disagrees with the arena", &fault);
     if (!frames_redo(&t->snapshot, &t->appended, &t->twin, &t->redo, &fault)) {
         violated(t, "the WAL cannot be redone", &fault);
         return;
     }
     if (!pg_check(t->redo.a, &fault))
-        violated(t, "not whole when redone", &fault);
+        violated(t, "not sound after redo", &fault);
     ledger_take_durable(&expected, t->twin.a, t->twin.a);
     ledger_take_durable(&found, t->redo.a, t->twin.a);
     if (!ledger_same(&found, &expected, &fault))
-        violated(t, "the WAL says something else", &fault);
+        violated(t, "redo of the WAL gives another state", &fault);
 }
 
 static void recovered_check(struct trial *t)
@@ -313,7 +313,7 @@ static void recovered_check(struct trial *t)
     struct pg_fault fault = {0};
     ledger_take(&found, t->twin.a, t->fresh);
     if (!t->whole_only && !ledger_between(&found, t->stages, t->stage_count, &fault))
-        violated(t, "recovered to a state that never was", &fault);
+        violated(t, "recovered to a state that never existed", &fault);
     if (!committed_stay(t))
         violated(t, "a committed notice has moved", NULL);
 }
@@ -328,21 +328,21 @@ static void recovery_check(struct trial *t)
         violated(t, "refused", &why);
         return;
     }
-    if (!whole(t, "not whole when recovered"))
+    if (!whole(t, "not sound after recovery"))
         return;
     recovered_check(t);
     wal_check(t);
     call_run(&t->twin, &t->call, &reply);
-    if (!whole(t, "not whole when repeated"))
+    if (!whole(t, "not sound after the repeated call"))
         return;
     if (!same_reply(t, &reply))
-        violated(t, "another answer", NULL);
+        violated(t, "the repeated call has another answer", NULL);
     if (!ledger_gapless(t->twin.a))
         violated(t, "a gap in a topic", NULL);
-    ledger_check(t, &t->after, "not the same when repeated");
+    ledger_check(t, &t->after, "state differs after the repeated call");
     if (drain(&t->twin, t->fresh) != t->fired)
         violated(t, "other notices fired", NULL);
-    ledger_check(t, &t->drained, "not the same at the end");
+    ledger_check(t, &t->drained, "state differs after all timers have fired");
 }
 
 /* ---- readers ------------------------------------------------------------------------------ */
@@ -352,7 +352,7 @@ static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
     struct trusted *known = &t->trusted[place];
     CHECK(place < WORDS_MAX);
     if (word != 0 && known->word == word && known->hash != hash)
-        violated(t, "a reader would trust what has changed", NULL);
+        violated(t, "a reader would trust changed data", NULL);
     *known = (struct trusted){word, hash};
 }
 
@@ -380,7 +380,7 @@ static void readers_check(struct trial *t)
     const struct pg_arena *a = t->fx.a;
     for (uint32_t i = 0; i < a->slots.capacity; i++)
         if (ctl_live(a->slots.hot[i].ctl) && !payload_sound(a, i))
-            violated(t, "a reader would take other bytes for a payload", NULL);
+            violated(t, "a reader would read other bytes as a payload", NULL);
     for (uint32_t i = 0; i < a->topic_rows; i++)
         if (!newest_found(a, i))
             violated(t, "a reader would miss the newest notice", NULL);
