@@ -95,9 +95,11 @@ bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32
         const struct pg_wal_watch *watch = (const struct pg_wal_watch *)(f + 1);
         if ((f->type == PG_WAL_ARM && !timestamps_recorded(f, fx, arm->slot, arm->ticket)) ||
             (f->type == PG_WAL_WATCH && !timestamps_recorded(f, fx, watch->slot, watch->ticket)))
-            return fault_set(why, "timestamps", "timestamps differ from the frame", f->lsn, 0, f->type);
+            return fault_set(why, "timestamps", "timestamps differ from the frame", f->lsn, 0,
+                             f->type);
         if (!timestamps_known(f))
-            return fault_set(why, "timestamps", "a timer without the record that armed it", f->lsn, 0, f->type);
+            return fault_set(why, "timestamps", "a timer without the record that armed it",
+                             f->lsn, 0, f->type);
         if (!uid_recorded(f, uid))
             return fault_set(why, "timestamps", "a frame with another uid", f->lsn, uid, f->type);
     }
