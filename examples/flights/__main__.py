@@ -3,8 +3,8 @@
     python -m examples.flights            a day live, the year, and a million timers under load
 
 Each part starts a daemon of its own. It compares the notices that a subscriber process received
-with the answers to the workers and with the oracle, and prints its tables. The exit code is 0 only
-if all of them agree.
+with the answers that the workers received and with the oracle, and prints its tables. The exit code
+is 0 only if notices, answers and oracle agree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PARTS = ("day", "year", "load")
 
 
 class Sizes(NamedTuple):
-    """Sizes of the parts: seconds of the live day, timers and longest delay under load."""
+    """Sizes of the parts: duration of the live day in seconds; number of timers and longest delay
+    of the part under load."""
 
     seconds: float
     timers: int
@@ -47,7 +48,7 @@ class Sizes(NamedTuple):
 
 
 class Run:
-    """Run parts one after the other, and collect their figures and problems."""
+    """Runs parts one after another, and collects their figures and problems."""
 
     def __init__(self, console: Console, directory: Path, sizes: Sizes) -> None:
         self._console = console
@@ -57,7 +58,7 @@ class Run:
         self.problems: list[str] = []
 
     def parts(self, chosen: tuple[str, ...]) -> None:
-        """Run the parts of these names. Raises DaemonFailed, ChildFailed."""
+        """Run the parts with these names. Raises DaemonFailed, ChildFailed."""
         if "day" in chosen or "year" in chosen:
             timetable = self._read()
             if "day" in chosen:
@@ -194,7 +195,7 @@ def _verdict(console: Console, problems: list[str], elapsed_s: float) -> int:
 
 @contextmanager
 def _failures(console: Console) -> Iterator[None]:
-    """Convert any error inside of the block to a last line and an exit code."""
+    """Convert any error inside of the block to a last line of output and an exit code."""
     try:
         yield
     except KeyboardInterrupt:

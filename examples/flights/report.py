@@ -1,4 +1,4 @@
-"""Output of the run: tables for people, plain values for --json."""
+"""The output of the run: tables for people, plain values for --json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 WORST = 5
 FEW_DEPARTURES = 20
-"""Fewest departures of a ranked carrier: with fewer, one late flight would make it the worst."""
+"""Minimum number of departures of a ranked carrier. With fewer departures, one late flight could
+make a carrier the worst."""
 
 LATENESS = "Lateness: time since the deadline"
 
@@ -165,7 +166,8 @@ def _ledger_rows(load: Load) -> dict[str, int | str]:
 
 
 def worst_carriers(flights: Iterable[Flight], late: set[str]) -> list[tuple[str, int, int]]:
-    """Return (carrier, departures, late departures), the largest share of late ones first."""
+    """Return (carrier, departures, late departures) for each carrier, with the largest share of
+    late departures first."""
     departures: Counter[str] = Counter()
     lates: Counter[str] = Counter()
     for flight in flights:
