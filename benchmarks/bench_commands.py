@@ -86,7 +86,7 @@ def round_of(number: int, others: Commands) -> Commands:
 
 
 def measured(rounds: int) -> dict[str, Any]:
-    """Return the spread of wall time and CPU time of each command, in ms."""
+    """Return median, minimum and maximum of the wall time and CPU time of each command, in ms."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         env = environment(directory)

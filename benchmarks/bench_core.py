@@ -37,7 +37,7 @@ WORKLOADS = ("ops", "mix", "pause", "bytes")
 SIZES = (100_000, 1_000_000, 10_000_000)
 
 T = TypeVar("T")
-Key = tuple[str, int, str]  # measure, pending, structure
+Key = tuple[str, int, str]  # (measure, number of pending timers, structure)
 Samples = dict[Key, list[float]]
 Medians = dict[Key, float]
 

@@ -93,7 +93,7 @@ class Bench:
         return sorted(trips), most
 
     def attacker(self, attack: str) -> list[str]:
-        """Return the command that attacks the daemon."""
+        """Return the command line of an attacker process."""
         uid = [str(next(self.uids))] if os.geteuid() == 0 else []
         return [sys.executable, str(ATTACKER), attack, str(self.directory), NAME, *uid]
 
@@ -145,7 +145,7 @@ def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the spread of each figure over the rounds."""
+    """Return median, minimum and maximum of each figure over the rounds."""
     return {name: spread([one[name] for one in rounds]) for name in rounds[0]}
 
 

@@ -233,7 +233,7 @@ class Worked:
 
 @dataclass(frozen=True)
 class Bench:
-    """A daemon to measure at work."""
+    """One way to use a daemon at work: the daemon, a client and a reader of its statistics."""
 
     pid: int
     owner: Purgatory

@@ -77,7 +77,7 @@ def one_round(ways: dict[str, Wait], count: int, seed: int) -> dict[str, dict[st
 
 
 def measured(rounds: int, count: int) -> Figures:
-    """Return the spread over the rounds, for each priority, way and quantile.
+    """Return median, minimum and maximum over the rounds, for each priority, way and quantile.
 
     "ratio" is the lateness with timerfd divided by the lateness with select, in each round.
     Real-time priority is left out if the system refuses it.

@@ -149,7 +149,8 @@ class Session:
         self.under_way.append(first)
 
     def take(self) -> int | None:
-        """Receive the next answer; return the first key of a batch that has to be sent again."""
+        """Receive the next answer. Return the first key of its batch if the batch must be sent
+        again, else None."""
         reply = wire.decode_reply(self.socket.recv())
         statuses = {word & 0xFF for word, _ in wire.RESULT.iter_unpack(reply.body)}
         if reply.error or not statuses <= {Status.ADDED, Status.KEPT, Status.BUSY}:
@@ -199,7 +200,7 @@ def recoveries(arguments: argparse.Namespace) -> dict[str, float]:
     with daemon(arguments.directory, arguments.pending, wal=True) as one:
         found = {"empty": one.start_s}
         add(f"ipc://{one.paths.cmd}", arguments.pending // BATCH, arguments.sessions, durable=True)
-        for source in ("segments", "snapshot"):  # the first recovery ends with a snapshot
+        for source in ("segments", "snapshot"):  # the first recovery ends by writing a snapshot
             one.end(signal.SIGKILL)
             one.lose_memory()
             found[source] = one.start()

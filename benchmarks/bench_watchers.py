@@ -39,7 +39,7 @@ FAR = 10**12
 REACHED = 2 * FAR
 PATIENCE_S = 60.0
 PROBE_GAP_S = 0.0002
-PROBER, DAEMON = 2, 1  # real-time priorities
+PROBER, DAEMON = 2, 1  # real-time priorities of the two processes
 
 
 # ---- the owner of the crowd, a process of its own -----------------------------------------
@@ -182,7 +182,7 @@ def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
         said, _ = process.communicate(timeout=PATIENCE_S)
         if int(said) != watchers:
             raise SystemExit(f"the advance ended {said.strip()} of {watchers}")
-        time.sleep(1.0)  # time for the owner's process to end
+        time.sleep(1.0)  # time in which the owner's process ends
         end_s = time.monotonic() + storm_s
         calm = probe(client, lambda: time.monotonic() >= end_s)
     return {
@@ -205,7 +205,7 @@ def one_crowd(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the spread of each figure, for each condition."""
+    """Return median, minimum and maximum of each figure, for each condition."""
     found: dict[str, Any] = {}
     for kind in ("all", "sum"):
         of_kind = [run for run in runs if run["condition"] == kind]

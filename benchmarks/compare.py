@@ -104,7 +104,7 @@ class Core:
 
 def record(op: int, key_len: int = 16, payload: int = 0, time_ns: int = 0, value: int = 0,
            mode: int = 0, ext: int = 0) -> bytes:  # fmt: skip
-    """Return struct pg_record with a bytes key."""
+    """Return the bytes of a struct pg_record for a key of type bytes."""
     return struct.pack(
         "<BBBBHBBIIqQ", op, mode, 1, key_len, 0, time_ns > 0, 0, payload, ext, time_ns, value
     )

@@ -141,8 +141,9 @@ static void print_ticks(const char *name, const int64_t *ticks_ns, int count)
 
 /* Planned cancels and expiries. The timers to cancel are in linked lists, one for each tick. */
 struct plan {
-    uint32_t lists[MIX_TICKS];    /* first timer to cancel at each tick */
-    uint32_t *next;               /* by timer id */
+    uint32_t lists[MIX_TICKS];    /* id of the first timer to cancel at each tick */
+    uint32_t *next;               /* id of the next timer to cancel at the same tick, for each
+                                     timer */
     uint64_t expiries;            /* number of expiries within the measured ticks */
 };
 

@@ -24,7 +24,8 @@ struct timers {
     uint32_t *places;             /* index in entries, for each id */
     uint32_t *free;
     uint32_t count, capacity, free_count;
-    void *block;                  /* memory of entries; entries[1] starts a cache line */
+    void *block;                  /* allocated memory of `entries`, placed so that entries[1] starts
+                                     a cache line */
 };
 
 static struct timers *create(uint32_t capacity, int64_t tick_ns)
@@ -73,8 +74,8 @@ static uint32_t least_child(const struct timers *t, uint32_t first)
     return least;
 }
 
-/* Move an entry down. The four groups of grandchildren are prefetched while the
- * children are compared. */
+/* Move an entry down to its place. Prefetch the four groups of grandchildren while comparing the
+ * children. */
 static void sink(struct timers *t, uint32_t i, struct entry e)
 {
     for (uint32_t first; (first = 4 * i + 1) < t->count;) {

@@ -113,8 +113,8 @@ static void cancel(struct timers *t, const uint32_t *ids, uint32_t count)
     }
 }
 
-/* Find the list with the earliest timers; NIL = all are empty. It is in the finest occupied
- * level. */
+/* Find the list with the earliest timers; NIL = all lists are empty. The finest occupied level has
+ * this list. */
 static uint32_t next_list(const struct timers *t, uint64_t *tick)
 {
     for (uint32_t level = 0; level < LEVELS; level++)

@@ -1,4 +1,4 @@
-"""CPU time of Spark's JVM, by the work of its threads."""
+"""Measure the CPU time of Spark's JVM, by the kind of work of its threads."""
 
 from __future__ import annotations
 

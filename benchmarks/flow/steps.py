@@ -114,7 +114,7 @@ def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int
 
 
 def tables(spark: SparkSession, lake: Path, folder: Path, events: int) -> Steps:
-    """Build the tables from bronze to gold, and sketches over silver."""
+    """Build the tables bronze, silver and gold, and compute sketches from silver."""
     bronze = str(lake / "bronze" / "*" / "*.parquet")
     for name in ("cold", "warm"):
         place = folder / name

@@ -1,5 +1,5 @@
-/* baseline.c - the common part of both earlier purgatory designs: requests, records and outcomes on
- * the wire, purges. */
+/* baseline.c - the code that the two earlier purgatory designs share: requests, handling of
+ * messages, outcomes and purges. */
 #include <time.h>
 
 #include "baseline.h"

@@ -129,7 +129,7 @@ def build() -> None:
 
 
 class Baseline:
-    """The earlier design `old` or `new`."""
+    """One of the two earlier designs, `old` or `new`."""
 
     def __init__(self, design: str, messages: Messages, now_ns: int) -> None:
         self._ffi: Any = FFI()
@@ -266,7 +266,7 @@ class Ours:
 
 
 def check_reply(reply: Bytes) -> None:
-    """Raise an error unless every record of a batch was applied."""
+    """Raise Refused unless every record of a batch was applied."""
     statuses = statuses_in(reply)
     if sum(map(statuses.count, DONE)) != len(statuses):
         raise Refused(f"statuses {sorted(set(statuses))}")

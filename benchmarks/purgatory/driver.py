@@ -19,7 +19,7 @@ LEAD_NS = 3_000 * MS
 """Time between the creation of the design and the first arrival of a request."""
 
 BEHIND_NS = 1_000 * MS
-"""Delay behind the schedule at which a run is stopped."""
+"""If a run falls this far behind its schedule, it is stopped."""
 
 WINDOWS_NS = {"daemon": (50 * MS, 50 * MS)}
 """Spans (before, after) a deadline. If an advance is sent within them, either outcome is right.
@@ -37,7 +37,8 @@ cause of its end."""
 
 NEVER_NS = np.iinfo(np.int64).max
 SILENCE_NS = 5_000 * MS
-"""Time after the last expected end at which missing outcomes count as lost."""
+"""Time after the last expected end of a request. Outcomes that are still missing then count as
+lost."""
 
 
 class RealClock:
@@ -96,8 +97,8 @@ class Driver:
         self._armed_ns: Longs = np.full(count, NEVER_NS)
         self._advanced_ns: Longs = np.full(count, NEVER_NS)  # in the order of schedule.order
         self._got: Longs = np.full(count, -1)  # requests in the order of their outcomes
-        self._got_ns: Longs = np.full(count, -1)  # times of these outcomes
-        self._states = np.full(count, 0, np.uint8)  # cause of the end, and ADVANCED
+        self._got_ns: Longs = np.full(count, -1)  # times at which they were received
+        self._states = np.full(count, 0, np.uint8)  # by request: cause of its end, and ADVANCED
         self._arrived = self._completed = self._ended = 0
         self._last_arrival_ns = self._repeated = self._iteration_ns = 0
 
@@ -135,8 +136,8 @@ class Driver:
     def _collect(self) -> None:
         """Take outcomes and acknowledge them.
 
-        A request's own keys were removed with it. A key that was advanced too late exists again,
-        and is forgotten here.
+        A request's own keys are removed when it ends. If an advance came too late, it has created
+        its key again, so this function forgets the key.
         """
         while length := self.core.inbox():
             got_ns = self.clock.now_ns()

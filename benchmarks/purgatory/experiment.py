@@ -68,7 +68,7 @@ class Schedule:
 
     @classmethod
     def of(cls, e: Experiment) -> Schedule:
-        """Draw exponential inter-arrival times and lognormal latencies."""
+        """Draw a random schedule: exponential inter-arrival times and lognormal latencies."""
         random = np.random.default_rng(e.seed)
         arrives = np.cumsum(random.exponential(1e9 / e.rate, e.requests)).astype(np.int64)
         median, upper = CASES[e.case]
@@ -100,8 +100,8 @@ class Result:
     """Figures of one run. Times without a unit in their name are seconds."""
 
     achieved: float  # requests per second / target rate; 1 = keeps up
-    drain_tail_ms: float  # from the last expected end to the receipt of the last outcome
-    late_p50_ms: float  # expiries: from the deadline to the receipt of the outcome
+    drain_tail_ms: float  # time from the last expected end to the receipt of the last outcome
+    late_p50_ms: float  # for expired requests: time from the deadline to the receipt of the outcome
     late_p99_ms: float
     late_max_ms: float
     cpu_per_million: float  # CPU time of the whole process per million requests

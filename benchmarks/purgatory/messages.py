@@ -130,7 +130,7 @@ class Messages:
         return at + len(flat)
 
     def hello(self, nonce: bytes) -> int:
-        """Write a HELLO."""
+        """Write a HELLO message."""
         message = wire.encode_hello(nonce)
         self._buffer[: len(message)] = message
         return len(message)

@@ -1,4 +1,4 @@
-"""The main job: the flights of 2013 through real daemons, in three parts.
+"""The main program: it sends the flights of 2013 through real daemons, in three parts.
 
     python -m examples.flights            a day live, the year, and a million timers under load
 
@@ -169,7 +169,7 @@ def main(json_file: Path | None, keep: Path | None, **options: Any) -> None:
 
 def _run(console: Console, chosen: tuple[str, ...], sizes: Sizes, json_file: Path | None) -> int:
     began_s = time.monotonic()
-    dataset_file("flights.csv.zip")  # fails at once if the data are not installed
+    dataset_file("flights.csv.zip")  # fail at once if the data are not installed
     with private_directory() as directory:
         run = Run(console, directory, sizes)
         run.parts(chosen)
@@ -211,14 +211,14 @@ def _failures(console: Console) -> Iterator[None]:
 
 
 def _console() -> Console:
-    """Return a console; without a terminal it has no control codes, and lines wide enough for every
-    table."""
+    """Return a console. If the output is not a terminal, it writes no control codes, and its lines
+    are wide enough for every table."""
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def _interrupt(*_: object) -> None:
-    """End the run; a second signal must not interrupt the cleanup."""
+    """End the run, and ignore further signals, which must not interrupt the cleanup."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

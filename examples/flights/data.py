@@ -3,11 +3,10 @@
 The files are found through the installed distribution's metadata; the package itself is never
 imported, because its import needs pkg_resources and pandas.
 
-FlightDataError
-|-- DatasetMissing      the distribution, or one of its files, is not installed
-|-- MalformedRow        a row that breaks an assumption of this package
-|-- UnknownZone         an airport without a usable time zone
-`-- ContradictoryFlight a key used twice, or a landing not after its departure
+FlightDataError |-- DatasetMissing      the distribution, or one of its files, is not installed |--
+MalformedRow        a row that is not as this package expects |-- UnknownZone         an airport
+without a usable time zone `-- ContradictoryFlight a key used twice, or a landing not after its
+departure
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ class FlightDataError(Exception):
 
 
 class DatasetMissing(FlightDataError):
-    """The data are not installed; `file` is None if the whole distribution is absent."""
+    """The data are not installed; `file` is the missing file, or None if the whole distribution is
+    missing."""
 
     def __init__(self, file: str | None) -> None:
         subject = f"{DISTRIBUTION}/data/{file}" if file else f"the distribution {DISTRIBUTION}"
@@ -147,7 +147,7 @@ def _parse_flight(
 
 
 def _clock_min(hhmm: str) -> int:
-    """Return minutes since midnight for a time of day without a colon: "517" -> 317."""
+    """Convert a time of day without a colon to minutes since midnight: "517" -> 317."""
     hour, minute = divmod(int(hhmm), 100)
     if not (0 <= hour < 24 and 0 <= minute < 60):
         raise ValueError(f"{hhmm!r} is no time of day")

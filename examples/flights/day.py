@@ -38,7 +38,7 @@ from zlib import crc32
 
 from examples.flights.events import Flight, Moment, in_order
 
-MARGIN_SIM_NS = 30_000_000_000  # shortest time between a landing and the deadline
+MARGIN_SIM_NS = 30_000_000_000  # shortest simulated time between a landing and its deadline
 
 
 class Pace(NamedTuple):
@@ -54,11 +54,11 @@ class Pace(NamedTuple):
     span_real_ns: int
 
     def boot_ns(self, unix_ns: int) -> int:
-        """Return the real time of a simulated instant, on CLOCK_BOOTTIME."""
+        """Convert a simulated instant to real time (CLOCK_BOOTTIME)."""
         return self.start_boot_ns + self.real_ns(unix_ns - self.first_unix_ns)
 
     def real_ns(self, sim_ns: int) -> int:
-        """Return the real length of a simulated duration, rounded down."""
+        """Convert a simulated duration to real time, rounded down."""
         return sim_ns * self.span_real_ns // self.span_sim_ns
 
     @property

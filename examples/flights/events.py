@@ -2,7 +2,8 @@
 
 A departure arms a timer for the scheduled arrival + 14.5 minutes; the landing cancels it. Delays
 are whole minutes, so a landing never falls on a deadline: it is half a minute before or after. A
-flight may depart after its own deadline (thousands did): its timer is due when it is armed.
+flight may depart after its own deadline (thousands did). Its timer is then due as soon as it is
+armed.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ def _watch(
 
 
 def judge(day: Day) -> None:
-    """Fill in `day.late_workers` and `day.problems`."""
+    """Compare the notices with answers, deadlines and the oracle; fill in `day.late_workers` and
+    `day.problems`."""
     day.problems += [*against_answers(day), *against_deadlines(day), *_against_oracle(day)]
     if len(day.late_workers) > LATE_WORKERS_ALLOWED:
         day.problems.append(

@@ -3,9 +3,9 @@
 In this mix, delays are lognormal with sigma 1, and nine timers in ten are cancelled at a uniform
 fraction of their delay. The median delay is 1 s instead of 5 s, and no delay exceeds 20 s (one in a
 thousand would), so that the run does not take long. If another longest delay is given, all delays
-are scaled. A key is the timer's number in 16 digits, a payload is its key three times: 16 and 48
-bytes. The answers that each worker receives and the notices of the subscriber are stored in arrays,
-indexed by the timer's number, so that a million timers are checked by comparing arrays.
+are scaled. A key is the timer's number in 16 digits (16 bytes), a payload is the key three times
+(48 bytes). The answers that each worker receives and the notices of the subscriber are stored in
+arrays, indexed by the timer's number, so that a million timers are checked by comparing arrays.
 
 Seven processes may share two cores. The workers use all CPU time that they get, so they run at a
 lower priority. Otherwise the measured times would include how long the daemon and the subscriber
@@ -247,7 +247,8 @@ class _Worker:
         )  # fmt: skip
 
     def work(self) -> None:
-        """Run until every add and every cancel is acknowledged."""
+        """Add all timers and send their cancels, until every add and every cancel is
+        acknowledged."""
         for start in range(0, len(self._keys), CHUNK):
             self._add(slice(start, min(start + CHUNK, len(self._keys))))
             self._cancel_due()

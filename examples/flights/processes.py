@@ -37,7 +37,7 @@ class ChildFailed(Exception):
 
 
 class Counts(NamedTuple):
-    """Work done by children: acknowledged adds and cancels, and notices received."""
+    """Counts of the work done by children: acknowledged adds and cancels, and received notices."""
 
     adds: int = 0
     cancels: int = 0
@@ -61,7 +61,7 @@ class Link:
         return self._pipe.recv()
 
     def send(self, kind: str, value: Any = None) -> None:
-        """Send one message to the parent."""
+        """Send one message to the parent; `kind` says what it contains."""
         self._pipe.send((kind, value))
 
     def count(self, adds: int = 0, cancels: int = 0, notices: int = 0) -> None:
@@ -177,7 +177,7 @@ class Crew:
 
 
 def _run(link: Link, target: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    # Ctrl-C is handled by the parent, which ends this process
+    # the parent handles Ctrl-C and ends this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         link.send(_RESULT, target(link, *args, **kwargs))

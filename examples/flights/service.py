@@ -89,7 +89,7 @@ def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterato
         try:
             _wait_ready(process, name)
             yield
-        finally:  # a dead daemon explains all other errors, so it is reported first
+        finally:  # if the daemon died, report this instead of errors that follow from it
             died, code = process.poll() is not None, _stop(process)
             if (died or code) and not isinstance(sys.exception(), KeyboardInterrupt):
                 raise DaemonFailed(name, code, log.read_text().strip())

@@ -55,7 +55,8 @@ class Partition:
         return self.end
 
     def copied(self, replica: str, offset: int) -> int:
-        """Record that a follower has the log up to `offset`. Return the high watermark."""
+        """Record that a follower has copied the log up to `offset`. Return the partition's high
+        watermark."""
         with self._mutex:
             self._copied[replica] = offset
             return min(self._copied.values())

@@ -96,7 +96,7 @@ def first_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> Non
 
 
 def second_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> None:
-    """Begin a generation without the member that does not join in time."""
+    """Begin a generation, and expel the member that does not join in time."""
     join(orders, 2, "member-1", "member-3")
     everybody = AllOf({f"joined/{member}": 2 for member in MEMBERS})
     outcome = purgatory.watch("join-2", everybody, HASTY_S).result()

@@ -46,7 +46,7 @@ struct disk {
     uint64_t calls;               /* number of calls so far */
     uint64_t fail_at;             /* number of the call that fails; 0 = none */
     int fail_errno;               /* errno of the failing call; 0 = it writes only a third */
-    bool full;                    /* no space can be allocated */
+    bool full;                    /* disk_fallocate fails with ENOSPC */
     uint64_t dead_at;             /* number of the call from which on all calls fail; 0 = none */
 };
 

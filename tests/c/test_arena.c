@@ -6,7 +6,7 @@
 enum { KEYS = 48, OUT = 1 << 20, LAYOUT = 4711, KINDS = 3 };
 
 struct timer {
-    uint64_t ticket;              /* 0 = not armed */
+    uint64_t ticket;              /* ticket of the armed timer; 0 = not armed */
     int64_t deadline_ns;          /* deadline on the arena's clock */
     int64_t wall_ns;              /* deadline on the wall clock; NO_WALL = none */
     uint32_t payload_len, topic;
@@ -592,7 +592,8 @@ static void damaged_previous(void)
     }
 }
 
-/* Private tables are converted in units of their row size. A row size of 0 would skip every row. */
+/* Private tables are converted row by row. A header with a row size of 0 would make the conversion
+ * skip every row. */
 static void rows_without_bytes_are_refused(void)
 {
     static const size_t at[] = {offsetof(struct pg_private, session_bytes),

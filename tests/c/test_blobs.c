@@ -85,7 +85,8 @@ static bool model_take(struct model *m, uint32_t granules, uint8_t fill)
     return true;
 }
 
-/* Free a blob. Its bytes must be unchanged, so no other blob overlaps it. */
+/* Free a blob. Check first that its bytes are unchanged, which shows that no other blob overlaps
+ * it. */
 static void model_give(struct model *m, uint32_t index)
 {
     struct blob b = m->blobs[index];
@@ -242,8 +243,8 @@ static void test_mark_refuses(void)
     model_free(&m);
 }
 
-/* Words of the allocator that a test damages. The pool has free blocks of 2 granules at 0 (listed
- * second) and at 4 (listed first), and one of 56 granules at 8. */
+/* The words of the allocator that the test damages, one at a time. The pool has free blocks of 2
+ * granules at 0 (listed second) and at 4 (listed first), and one of 56 granules at 8. */
 enum spoilt { SIZE, SIZE_AT_END, BACK_LINK, LOOP, OUTSIDE, MAP_BIT, PAST_END, FIRST, SECOND, USED,
               BLOCKS };
 

@@ -13,7 +13,7 @@ struct world {
     struct rng rng;
     struct disk disk;
     struct pg_storage storage;
-    struct pg_arena arena;        /* only the fields that the group-commit thread reads */
+    struct pg_arena arena;        /* only those fields are set that the group-commit thread reads */
     struct pg_header header;
     struct pg_private secret;
     struct pg_wal_buffer wal_buffer;
@@ -372,7 +372,8 @@ static void pause_thread(struct world *w)
     }
 }
 
-/* A pause may be requested before the thread has left the previous pause. */
+/* Request each pause at once after the previous one, when the thread may not yet have left that
+ * pause. */
 static void test_a_pause_right_behind_a_pause(void)
 {
     struct world *w = world_new(1);

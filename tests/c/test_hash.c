@@ -7,7 +7,7 @@
 
 #define KEY_BYTES 72
 
-static uint8_t rising[KEY_BYTES];   /* 0, 1, 2, ... */
+static uint8_t rising[KEY_BYTES];   /* bytes 0, 1, 2, ... */
 
 static uint64_t scope_of_rising(void)
 {

@@ -129,7 +129,7 @@ static void a_shard_that_is_not_there_is_refused(void)
 
 /* ---- merging ------------------------------------------------------------------------------ */
 
-/* Namespace "n" belongs to shard 0; the keys of "p" are spread over all shards. */
+/* Namespace "n" belongs to shard 0 as a whole; the keys of "p" are spread over all shards. */
 static const uint32_t whole[] = {0}, parts[] = {0, 1, 2, 1};
 
 struct scratch {

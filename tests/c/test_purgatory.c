@@ -23,9 +23,10 @@ struct command {
 
 struct operation {
     struct command watch;
-    uint64_t ticket;              /* 0 = not armed */
+    uint64_t ticket;              /* ticket of the armed operation; 0 = not armed */
     int64_t deadline_ns;
-    uint32_t session;             /* SESSIONS = the owner's session has ended */
+    uint32_t session;             /* index of the owner's session; SESSIONS = that session has
+                                     ended */
 };
 
 struct outcome {
@@ -55,7 +56,7 @@ struct world {
     uint32_t outcome_count;
     struct watermark watermarks[WATCHED];
     uint64_t satisfied;
-    bool hostile;                 /* payloads may hold any bytes */
+    bool hostile;                 /* the input may be damaged, so payloads may contain any bytes */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -615,7 +616,7 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         CHECK_EQUAL(w->outcomes[i].cause, o->ticket & 0xff);
         CHECK_EQUAL(w->outcomes[i].error, o->error);
     } else {
-        CHECK((uint32_t)o->version != 0);        /* number of CHECKs sent */
+        CHECK((uint32_t)o->version != 0);        /* the number of CHECK requests sent so far */
     }
     if (rng_below(&w->rng, 2))
         return;

@@ -8,7 +8,7 @@
 #include <pthread.h>
 
 enum { LAYOUT = 4711, MS = 1000000, KEYS = 24, WATCHED = 6, TOPICS = 3, FRAMES = 1 << 23,
-       WAITED_NS = 5 };           /* each message waits this long before it is applied */
+       WAITED_NS = 5 };           /* time in ns between receipt and application of each message */
 
 struct world {
     struct rng rng;
@@ -18,7 +18,7 @@ struct world {
     uint8_t *reply;
     uint64_t session, sequence;
     uint8_t greeted;
-    uint8_t stale;                /* initial content of the ring */
+    uint8_t stale;                /* value of all bytes of the ring before the test */
     int64_t now_ns;
     uint8_t *wal;             /* copies of the frames of the WAL buffer */
     uint64_t used, position, lsn;
@@ -255,7 +255,9 @@ static void world_open(struct world *w)
     CHECK_EQUAL(w->a->wal_buffer->next_lsn, 1);
     memset(w->a->ring, w->stale, 1 << 16);
     greet(w);
-    CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* creates the names */
+    CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* creates the
+                                                                                namespace and the
+                                                                                topic */
 }
 
 static void world_close(struct world *w)
@@ -408,7 +410,7 @@ struct doubt {
     enum pg_wal_type type;
     void (*prepare)(struct world *w);
     void (*act)(struct world *w);
-    bool finished;                /* the frame completes a missing effect */
+    bool finished;                /* the frame is enough to complete a missing effect */
 };
 
 static const struct doubt doubts[] = {

@@ -24,7 +24,8 @@ struct world {
     uint64_t now_tick;
     uint64_t fired_tick;          /* tick of the last fired timer that was armed early */
     uint32_t fired;
-    bool lively;                  /* callbacks arm, remove and refuse at random */
+    bool lively;                  /* callbacks arm timers, remove timers and refuse to fire, at
+                                     random */
 };
 
 static struct world *world_new(int64_t tick_ns, uint32_t fanout, uint32_t capacity, int64_t now_ns)
@@ -517,7 +518,7 @@ static void test_gradual_drain_spreads_the_work(void)
         worst = moved > worst ? moved : worst;
     }
     CHECK_EQUAL(x->fired, TIMERS);
-    CHECK(worst < 600);                  /* a coarse bucket has about 2560 timers */
+    CHECK(worst < 600);                  /* few, because a coarse bucket has about 2560 timers */
     verify(x);
     world_free(x);
 }

@@ -97,7 +97,7 @@ struct trial {
     struct reply reply;
     uint64_t statuses;            /* bit n: status n (enum pg_status) was returned */
     struct authoritative authoritative;
-    uint8_t *shadow;              /* authoritative state after the last change */
+    uint8_t *shadow;              /* copy of the authoritative state after the last change */
     struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
     uint32_t double_count, double_every;
@@ -174,7 +174,7 @@ static uint64_t authoritative_hash(const struct fixture *fx, const struct author
         hash = ledger_mix(hash, (uint64_t)l->error << 32 | l->touched_s);
         hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);
     }
-    for (uint32_t i = 2; i < t->count; i++)       /* all pieces except the header and the hot
+    for (uint32_t i = 2; i < t->count; i++)       /* all pieces after the header and the hot
                                                      slots */
         if (t->pieces[i].at != (uint8_t *)fx->a->watches &&
             t->pieces[i].at != (uint8_t *)fx->a->watermarks)

@@ -1,4 +1,5 @@
-/* fixture.h - tiny arenas with a history, and the calls that a kill may interrupt. */
+/* fixture.h - tiny arenas on which random calls have run, and the calls that the tests interrupt
+ * with a kill. */
 #ifndef PURGATORYD_FIXTURE_H
 #define PURGATORYD_FIXTURE_H
 
@@ -13,14 +14,14 @@
 enum shape { EMPTY, FULL, SHARED_BUCKET, SHARED_KEY, SHAPES };
 
 struct client {
-    uint64_t session, sequence;   /* sequence of the next batch */
+    uint64_t session, sequence;   /* session id, and sequence of the next batch */
     uint32_t uid;
 };
 
 struct fixture {
     struct rng rng;
     enum shape shape;
-    uint32_t lengths;             /* offset for the lengths of keys and payloads */
+    uint32_t lengths;             /* varies the lengths of keys and payloads between fixtures */
     struct pg_config config;
     struct pg_arena *a;
     uint8_t *arena, *secret;
@@ -64,7 +65,7 @@ struct reply {
     uint8_t body[4096];
 };
 
-/* Make an arena with a history that depends on shape and seed. */
+/* Make an arena and run random calls on it, which depend on shape and seed. */
 void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed);
 void fixture_close(struct fixture *fx);
 /* Make a second fixture of the same sizes, for recoveries. */
@@ -81,7 +82,7 @@ void fixture_authoritative(const struct fixture *fx, struct authoritative *autho
  * other. */
 bool fixture_recover(struct fixture *fx, int64_t now_ns, struct pg_fault *why);
 
-/* Name of an operation under test, by number; NULL after the last. */
+/* Return the name of an operation under test by its number; NULL if the number is too large. */
 const char *call_name(uint32_t operation);
 /* Make a random call of this operation. */
 void call_make(struct fixture *fx, uint32_t operation, struct call *call);

@@ -13,7 +13,7 @@
  * after a recovery such pairs must agree. Each pair is therefore in one fact. */
 enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW };
 struct fact {
-    uint64_t subject, state;      /* the low 3 bits of a subject are its enum subject_kind */
+    uint64_t subject, state;      /* the low 3 bits of `subject` are its enum subject_kind */
 };
 
 struct ledger {

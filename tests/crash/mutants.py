@@ -87,7 +87,7 @@ class Mutant(NamedTuple):
     column: int
     """Number of bytes between the first character of the line's text and the change."""
     text: str
-    """The line without its indentation."""
+    """The text of the line without its indentation."""
     begin: int
     end: int
     before: str
@@ -95,11 +95,11 @@ class Mutant(NamedTuple):
 
     @property
     def change(self) -> str:
-        """The change as text."""
+        """The change as text for the list."""
         return f"{_brief(self.before)} -> {self.after if len(self.after) < 80 else 'not (...)'}"
 
     def applied(self) -> bytes:
-        """The changed file."""
+        """Return the content of the changed file."""
         source = (ROOT / self.file).read_bytes()
         return source[: self.begin] + self.after.encode() + source[self.end :]
 
@@ -274,7 +274,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
 
 def listed(mutant: Mutant) -> dict[str, Any]:
-    """Return a row of the list, without a result."""
+    """Return the row of the list for a mutant, without a result."""
     return {
         "file": mutant.file, "line": mutant.line, "column": mutant.column,
         "change": mutant.change, "text": mutant.text, "fate": UNTRIED, "killed_by": None,
@@ -404,7 +404,7 @@ class Coverage:
         return set().union(*(self.tests(*place) for place in lines))
 
     def chosen(self, tests: set[str]) -> list[str]:
-        """Return the cheapest of these tests, within the limits."""
+        """Return the cheapest of these tests, as many as the limits allow."""
         per_function: Counter[str] = Counter()
         picked: list[str] = []
         spent_s = 0.0
@@ -454,7 +454,7 @@ class Trial(NamedTuple):
 
     killed_by: str | None
     tests: int
-    """Number of tests that were given to pytest."""
+    """Number of tests that pytest was asked to run."""
 
 
 def run_tests(tree: Path, tests: list[str]) -> Trial:
@@ -463,7 +463,7 @@ def run_tests(tree: Path, tests: list[str]) -> Trial:
         return Trial(None, 0)
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider",
-         "-p", "no:hypothesispytest", "-p", "no:anyio",  # the import takes a second of CPU
+         "-p", "no:hypothesispytest", "-p", "no:anyio",  # their import takes a second of CPU time
          f"--timeout={HANGS_S}", *tests],
         cwd=tree, env={**os.environ, "PYTHONPATH": os.fspath(tree / "src")}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -529,7 +529,8 @@ def draw_command(count: int, seed: int) -> None:
 @main.command("cover")
 @click.argument("tiers", nargs=-1, type=click.Choice([NEW, OLD]))
 def cover_command(tiers: tuple[str, ...]) -> None:
-    """Run the tests of TIERS, or of both, and record what they cover: half an hour or more."""
+    """Run the tests of TIERS, or of both tiers, and record which lines they cover. This takes half
+    an hour or more."""
     for tier in tiers or (NEW, OLD):
         measure(tier)
 

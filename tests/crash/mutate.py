@@ -44,7 +44,7 @@ FILES = [
     "replay_buffer.c", "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c",
     "timers.c", "watches.c", "records.c", "in_doubt.c",
 ]  # fmt: skip
-"""Files that store authoritative state while a daemon runs."""
+"""The files of the core that store authoritative state while a daemon runs."""
 
 FIELDS = {
     "ctl", "deadline_ns", "flags", "hash", "topic", "cold", "blob", "payload_len", "value",
@@ -176,7 +176,7 @@ class Statement:
 
     @property
     def brief(self) -> str:
-        """Beginning of the statement."""
+        """The beginning of the statement's text."""
         return (
             self.text if len(self.text) <= BRIEF else self.text[:BRIEF].rsplit(" ", 1)[0] + " ..."
         )
@@ -184,7 +184,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why a mutant has no visible effect."""
+    """The reason why a mutant has no visible effect."""
 
     text: str
     unseen: tuple[int, ...] = ()
@@ -225,7 +225,7 @@ class Mutant:
 
 
 def arguments(call: str) -> list[str]:
-    """Return the arguments of a call, which may contain calls."""
+    """Return the arguments of a call in C. An argument may contain calls."""
     parts, depth = [""], 0
     for c in call[call.index("(") + 1 : call.rindex(")")]:
         depth += (c in "([{") - (c in ")]}")
@@ -303,7 +303,7 @@ def mutants() -> Iterator[Mutant]:
 
 def guarded(lines: list[str], store: Statement) -> bool:
     """Return whether a store is the only statement of an if or a loop: a swap would move the other
-    statement into it."""
+    store into the if or loop."""
     before = next(line for line in reversed(lines[: store.first]) if line)
     return len(before) - len(before.lstrip()) < store.indent and not before.rstrip().endswith("{")
 
@@ -462,7 +462,7 @@ def _code(target: Path) -> bytes:
 
 @cache
 def reasons() -> dict[str, Reason]:
-    """Return the reasons of equivalent mutants, by name; each reason can be checked."""
+    """Return {mutant's name: reason} for the equivalent mutants. Each reason can be checked."""
     groups: list[dict[str, Any]] = tomllib.loads(EQUIVALENT.read_text())["equivalent"]
     found: dict[str, Reason] = {}
     for group in groups:

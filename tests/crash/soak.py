@@ -190,7 +190,7 @@ class Soak:
         self.workers: dict[subprocess.Popen[bytes], str] = {}
         self.started = self.daemon_kills = self.worker_kills = 0
         if KEEP in os.environ:
-            ship()  # ships the beginning of the WAL
+            ship()  # ship the beginning of the WAL
         for job in (*JOBS, *([EXPORTER] if KEEP in os.environ else [])):
             self.start(job)
 

@@ -92,7 +92,7 @@ def raw(data: bytes) -> None:
 
 
 def counted(decode: Callable[[bytes, int], object]) -> Callable[[bytes], None]:
-    """Return a decoder whose first byte is the number of expected items."""
+    """Return a decoder that takes the number of expected items from the first byte of its input."""
 
     def target(data: bytes) -> None:
         decode(data[1:], data[0] if data else 0)

@@ -226,8 +226,8 @@ static uint64_t wait_committed(struct pg_arena *a, struct pg_group_commit *c)
 static void append(struct pg_arena *a, struct pg_group_commit *c)
 {
     int unsynced = open(UNSYNCED, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    put(a, 0, 0);                          /* the first put also creates the names, with
-                                              frames of their own */
+    put(a, 0, 0);                          /* the first put also appends frames that create the
+                                              namespace and the topic */
     printf("ready\n");
     for (uint64_t n = 1;; n++) {
         put(a, n, PAYLOAD);

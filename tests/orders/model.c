@@ -64,7 +64,7 @@ enum kind { LOAD, EXCHANGE, ADD, WAIT };
 struct thread {
     ucontext_t context;
     uint8_t *stack;
-    struct view now, acquired, released;     /* acquired: joined at the next acquire fence;
+    struct view now, acquired, released;     /* acquired: joins `now` at the next acquire fence;
                                                 released: view at the last release fence */
     uint32_t fences;              /* number of fences that the thread has passed */
     uint64_t log;                 /* digest of all that the thread has read, which determines its
@@ -687,7 +687,7 @@ static void plain_load(const void *from, uint64_t bytes)
 
 /* ---- atomic accesses ----------------------------------------------------------------------- */
 
-/* The cell of an atomic word, which has just its bytes. */
+/* Returns the cell of an atomic word. It has exactly the bytes of the word. */
 static struct cell *word_of(uintptr_t at, uint32_t bytes)
 {
     const uintptr_t known = bytes == 1 ? (at & ~(uintptr_t)3) + 1 : at;
@@ -735,7 +735,8 @@ static bool atomic_store(uintptr_t at, uint32_t bytes, uint64_t value, int order
     struct shared *w = use(c, true);
     if (w == NULL)
         return false;
-    CHECK(c->writers == 1u << running);      /* two writers take exchanges */
+    CHECK(c->writers == 1u << running);      /* plain stores have one writer; words with two writers
+                                                use exchanges */
     order = order_at(place, false, true, order);
     race_check(w, true, true);
     message_add(w, value, releases(order), NULL);
@@ -855,7 +856,7 @@ int __wrap_memcmp(const void *a, const void *b, size_t bytes)
     return __real_memcmp(a, b, bytes);
 }
 
-/* Clang calls these in their place. */
+/* Clang calls these functions instead of memcpy, memmove and memset. */
 void *__tsan_memcpy(void *to, const void *from, size_t bytes)
 {
     return __wrap_memcpy(to, from, bytes);
@@ -866,7 +867,8 @@ void *__tsan_memmove(void *to, const void *from, size_t bytes)
 }
 void *__tsan_memset(void *at, int value, size_t bytes) { return __wrap_memset(at, value, bytes); }
 
-/* A broken assertion of the core is a fault of the execution; its thread does not go on. */
+/* Reports a broken assertion of the core as a fault of the execution; the thread does not
+ * continue. */
 _Noreturn void __wrap_assertion_failed(const char *part, const char *invariant);
 _Noreturn void __wrap_assertion_failed(const char *part, const char *invariant)
 {
@@ -875,7 +877,7 @@ _Noreturn void __wrap_assertion_failed(const char *part, const char *invariant)
     abort();
 }
 
-/* The kernel's lock of an eventfd orders its calls. */
+/* Calls on the same eventfd are ordered, because the kernel locks the eventfd. */
 int __wrap_eventfd_write(int fd, eventfd_t value);
 int __wrap_eventfd_read(int fd, eventfd_t *value);
 

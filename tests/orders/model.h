@@ -60,7 +60,7 @@ struct outcome {
 void model_watch(const void *from, uint64_t bytes);
 /* Reports a fault of this execution. The threads and `end` call it. */
 void model_fault(const char *found);
-/* Explores all executions, up to the first fault. */
+/* Explores all executions of a scenario, up to the first fault. */
 struct outcome model_explore(const struct scenario *s, struct mutation m);
 /* Writes to `out` all mutations that are possible in the last explored scenario; returns their
  * number. */
