@@ -42,7 +42,7 @@ PROBE_GAP_S = 0.0002
 PROBER, DAEMON = 2, 1  # real-time priorities of the two processes
 
 
-# ---- the owner of the crowd, a process of its own -----------------------------------------
+# ---- the owner of the crowd, a separate process -----------------------------------------
 
 
 def condition(kind: str, n: int) -> AllOf | SumOf:

@@ -160,8 +160,8 @@ class Messages:
         return self._keys(self._advance, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def forget(self, requests: Longs) -> int:
-        """Write a batch that forgets those own keys, because an advance after the request's end has
-        created them again."""
+        """Write a batch that forgets an own key of each request. An advance after the request's end
+        has created this key again."""
         return self._keys(self._forget, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def ack(self, outcomes: Rows) -> int:

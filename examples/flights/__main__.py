@@ -2,9 +2,9 @@
 
     python -m examples.flights            a day live, the year, and a million timers under load
 
-Each part starts a daemon of its own. It compares the notices that a subscriber process received
-with the answers that the workers received and with the oracle, and prints its tables. The exit code
-is 0 only if notices, answers and oracle agree.
+Each part starts a new daemon. It compares the notices that a subscriber process received with the
+answers that the workers received and with the oracle, and prints its tables. The exit code is 0
+only if notices, answers and oracle agree.
 """
 
 from __future__ import annotations

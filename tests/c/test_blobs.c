@@ -69,8 +69,8 @@ static uint32_t longest_run(const struct model *m)
     return longest;
 }
 
-/* Take a blob. The pool may refuse it only if no free run is long enough. This rule holds exactly
- * only while each size class lists fewer than 32 free blocks. */
+/* Take a blob. The pool may refuse it only if no free run is long enough. This rule is exact only
+ * while each size class lists fewer than 32 free blocks. */
 static bool model_take(struct model *m, uint32_t granules, uint8_t fill)
 {
     uint32_t at = blobs_take(&m->pool, granules);

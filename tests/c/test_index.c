@@ -85,8 +85,8 @@ static void model_check(const struct model *m)
     free(passed);
 }
 
-/* Make one random change: insert an id, erase one, or give its cell to another id
- * with the same hash. */
+/* Make one random change: insert an id, erase an id, or give the cell of an id to another id with
+ * the same hash. */
 static void model_step(struct model *m, struct rng *r, uint32_t hash_mask)
 {
     uint32_t id = (uint32_t)rng_below(r, m->ids), other = (uint32_t)rng_below(r, m->ids);

@@ -409,7 +409,8 @@ static void a_watch_key_is_born_without_an_error(void)
     arena_close();
 }
 
-/* A kill may come between the creation of a watch key and that of the watch that needs the key. */
+/* A kill may come after the creation of a watch key, but before the creation of the watch that
+ * needs the key. */
 static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
 {
     for (uint32_t watched = 0; watched < 2; watched++) {

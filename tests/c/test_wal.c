@@ -563,8 +563,8 @@ static void test_a_frame_in_a_ring_that_was_used(void)
 
 /* ---- an answer without its effect --------------------------------------------------------- */
 
-/* Return to the state in which the answer to the newest batch's only record is stored but the
- * record is not applied. */
+/* Return to a state in which the answer to the newest batch's only record is stored, but the record
+ * has not been applied. */
 static void answer_cut_off(struct world *w)
 {
     struct pg_session *s = session_find(w->a, w->session);
@@ -960,8 +960,7 @@ static void owned_operations(struct world *w)
         CHECK_EQUAL(watch(w, key, 1, 9, false), PG_ST_ADDED);
 }
 
-/* Fill the WAL buffer until one more frame, if it is as large as that of an advance, makes it
- * full. */
+/* Fill the WAL buffer until one more frame of an advance, or a larger frame, makes it full. */
 static void fill_to_the_limit(struct world *w)
 {
     const struct pg_wal_buffer *s = w->a->wal_buffer;

@@ -46,7 +46,7 @@ enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_
                  BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE };
 
 #define RECORDS_MAX 12
-/* Large enough for a payload that no arena of these fixtures can hold. */
+/* Large enough for a payload that does not fit into any arena of these fixtures. */
 #define MESSAGE_MAX 49152
 
 struct call {

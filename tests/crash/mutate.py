@@ -188,8 +188,8 @@ class Reason:
 
     text: str
     unseen: tuple[int, ...] = ()
-    """The numbers (from 1) of those of the mutant's stores whose targets are not read before all
-    its stores are done."""
+    """Numbers (from 1) of stores of the mutant. No code reads their targets before all stores of
+    the mutant are done."""
     holds: str = "1"
     """A condition in C that is true whenever execution reaches the mutant."""
 

@@ -87,7 +87,7 @@ static struct pg_frame frame_of(const struct world *w, uint32_t number, unsigned
                              .sequence = w->sequences[number] + 1};
 }
 
-/* Set the session's sequence to that of the batch that the daemon has answered. */
+/* Set the session's sequence to the sequence of the batch that the daemon has answered. */
 static void follow(struct world *w, uint32_t number, uint64_t reply_bytes)
 {
     struct pg_frame reply;
