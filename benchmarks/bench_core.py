@@ -152,8 +152,7 @@ def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -
     }
 
 
-# ---- Python's timers, for comparison
-# --------------------------------------------------------------
+# ---- Python's timers, for comparison -------------------------------------------------------------
 
 
 def nothing() -> None: ...

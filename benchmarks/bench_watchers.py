@@ -190,8 +190,7 @@ def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ---- the whole benchmark
-# ----------------------------------------------------------------------------
+# ---- the whole benchmark -------------------------------------------------------------------------
 
 
 def one_crowd(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -166,8 +166,7 @@ def _watch(
         crew.watch([subscriber], refresh)
 
 
-# ---- checks of the result
-# ---------------------------------------------------------------------------
+# ---- checks of the result ------------------------------------------------------------------------
 
 
 def judge(day: Day) -> None:
