@@ -1,8 +1,9 @@
 """Measures how long `purgatoryd add`, `get` and `cancel` take, from fork to exit.
 
-The installed script talks to a daemon of its own. The same rounds run `python -c pass`, and
-`redis-cli` with a server of its own if Redis is installed. Each round runs every command once;
-those for comparison come first in every other round. Writes benchmarks/results/commands.json.
+The installed script talks to a daemon that the benchmark starts. For comparison, the same rounds
+run `python -c pass` and, if Redis is installed, `redis-cli` with a new server. Each round runs
+every command once; the commands for comparison come first in every other round. Writes
+benchmarks/results/commands.json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Commands = dict[str, list[str]]
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Return ours without the variable that makes Python compile every module at every start."""
+    """Return this process's environment without PYTHONDONTWRITEBYTECODE, which makes Python compile
+    every module at every start."""
     env = os.environ | {"PURGATORYD_DIR": str(directory), "PURGATORYD_NAME": NAME}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     return env
@@ -40,7 +42,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def redis(directory: Path) -> Iterator[Commands]:
-    """Yield a command for a Redis server of its own; none if Redis is not installed."""
+    """Start a Redis server; yield a command for it, or no command if Redis is not installed."""
     client, server = shutil.which("redis-cli"), shutil.which("redis-server")
     if client is None or server is None:
         yield {}
@@ -73,7 +75,8 @@ def one_run(words: list[str], env: Mapping[str, str]) -> tuple[float, float]:
 
 
 def round_of(number: int, others: Commands) -> Commands:
-    """Return the commands of a round, in its order; ours stay in theirs, as they use one timer."""
+    """Return the commands of a round in the order of the round. `add`, `get` and `cancel` keep
+    their order, because they use the same timer."""
     ours = {
         "add": [SCRIPT, "add", f"key-{number}", "--delay", "1h"],
         "get": [SCRIPT, "get", f"key-{number}"],
@@ -83,7 +86,7 @@ def round_of(number: int, others: Commands) -> Commands:
 
 
 def measured(rounds: int) -> dict[str, Any]:
-    """Return the spread of wall and CPU time in ms, by command."""
+    """Return median, minimum and maximum of the wall time and CPU time of each command, in ms."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         env = environment(directory)

@@ -1,6 +1,6 @@
 """Measure the C core's timing wheel against two baselines, and Python's timers as a reference.
 
-Builds benchmarks/core, runs every workload several times with the structures taking turns, and
+Builds benchmarks/core, runs every workload several times, alternating between the structures, and
 writes benchmarks/results/core.json and the table in docs/benchmarks.md. `--quick` only checks that
 everything still runs: small sizes, one repeat, no results.
 """
@@ -37,11 +37,11 @@ WORKLOADS = ("ops", "mix", "pause", "bytes")
 SIZES = (100_000, 1_000_000, 10_000_000)
 
 T = TypeVar("T")
-Key = tuple[str, int, str]  # measure, pending, structure
+Key = tuple[str, int, str]  # (measure, number of pending timers, structure)
 Samples = dict[Key, list[float]]
 Medians = dict[Key, float]
 
-# Aggregate of the times of all ticks and the number of operations in them.
+# Functions that compute a figure from the times of all ticks and the number of operations in them.
 TICKS: dict[str, Callable[[list[float], int], float]] = {
     "mix": lambda ticks, operations: sum(ticks) / operations,
     "worst pause": lambda ticks, _: max(ticks),
@@ -60,16 +60,17 @@ class Row:
     low: float
     high: float
     repeats: int
-    times_wheel: float | None  # this median divided by that of the wheel in the same run
+    times_wheel: float | None  # this median / median of the wheel in the same run
 
 
 @dataclass
 class Target:
-    """Target of the wheel: `found` at most `limit`, or at least `limit` for ratios."""
+    """A target for the wheel: `found` must be at most `limit`, or at least `limit` if it is a
+    ratio."""
 
     measure: str
     pending: int
-    against: str  # "" = the wheel's own figure, else the factor to this baseline
+    against: str  # "" = the figure of the wheel; else the baseline's figure / the wheel's
     limit: float
     found: float
     met: bool
@@ -122,7 +123,7 @@ def drive(structure: str, workload: str, pending: int, seed: int) -> dict[str, A
 def medians_by_tick(repeats: list[list[float]]) -> list[float]:
     """Return each tick's median over the repeats.
 
-    All repeats have the same timers, so that a tick's work is the same in each; a deviation in one
+    All repeats have the same timers, so a tick has the same work in each repeat. A deviation in one
     repeat comes from the machine.
     """
     return [statistics.median(values) for values in zip(*repeats, strict=True)]
@@ -151,7 +152,7 @@ def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -
     }
 
 
-# ---- Python's timers, for scale --------------------------------------------------------------
+# ---- Python's timers, for comparison -------------------------------------------------------------
 
 
 def nothing() -> None: ...
@@ -201,7 +202,7 @@ def time_sched(delays: list[float]) -> Iterator[tuple[str, float]]:
     now = [0.0]
     timers = sched.scheduler(lambda: now[0], lambda _: None)
     events: list[sched.Event] = []
-    few = min(100, len(delays))  # a cancel searches the whole list, so only some are measured
+    few = min(100, len(delays))  # only some, because a cancel searches the whole list
 
     def expire() -> None:
         now[0] = max(delays) + 1

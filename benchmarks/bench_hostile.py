@@ -1,10 +1,11 @@
 """Measure the effect of an attack on other clients of a real daemon.
 
-A client looks up a timer repeatedly, in turns: without an attack, with each attack of
-tests/support/attacker.py, and with a process that uses as much CPU time as the attacker but leaves
-the daemon alone. As root each attacker has a new uid, because the daemon refuses the last one by
-then; otherwise it has the daemon's uid, which is disconnected but never refused. Writes
-benchmarks/results/hostile.json and the table of docs/benchmarks.md.
+A client looks up a timer repeatedly in three situations that alternate: without an attack, with an
+attack of tests/support/attacker.py, and with a process that uses as much CPU time as the attacker
+but does not contact the daemon. If the benchmark runs as root, each attacker has a new uid, because
+the daemon refuses the uid of the previous attacker. Otherwise the attacker has the daemon's uid,
+which the daemon disconnects but never refuses. Writes benchmarks/results/hostile.json and the table
+of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ ATTACKS = (
 
 
 class Bench:
-    """A daemon in a directory of its own, and the client whose lookups are measured."""
+    """A daemon in a new directory, and the client whose lookups are measured."""
 
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o750)
@@ -80,8 +81,8 @@ class Bench:
         return int(found[1]) / 1024
 
     def probe(self, seconds: float) -> tuple[list[float], float]:
-        """Look up a timer for `seconds`. Return the sorted round trips in ms, and the most MiB
-        above the start."""
+        """Look up a timer for `seconds`. Return (sorted round trips in ms, largest growth of the
+        daemon's memory since its start in MiB)."""
         trips, most, end_s = [], 0.0, time.perf_counter() + seconds
         while (begun_s := time.perf_counter()) < end_s:
             self.client.get("probe")
@@ -92,12 +93,12 @@ class Bench:
         return sorted(trips), most
 
     def attacker(self, attack: str) -> list[str]:
-        """Return the command that attacks the daemon."""
+        """Return the command line of an attacker process."""
         uid = [str(next(self.uids))] if os.geteuid() == 0 else []
         return [sys.executable, str(ATTACKER), attack, str(self.directory), NAME, *uid]
 
     def close(self) -> None:
-        """End the daemon and remove its arena."""
+        """Stop the daemon and remove its arena."""
         self.client.close()
         self.daemon.terminate()
         self.daemon.wait(PATIENCE_S)
@@ -106,7 +107,7 @@ class Bench:
 
 @contextmanager
 def at_work(command: list[str]) -> Iterator[int]:
-    """Run a command inside the block; yield its pid."""
+    """Run a command during the `with` block; yield its pid."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -126,7 +127,8 @@ def processor_s(pid: int) -> float:
 
 
 def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
-    """Measure once without the attack, once with it, and once with the same CPU load."""
+    """Measure once without the attack, once with it, and once with a process that uses the same CPU
+    time."""
     trips = {"without": bench.probe(seconds)[0]}
     with at_work(bench.attacker(attack)) as attacker:
         before_s = processor_s(attacker)
@@ -143,12 +145,13 @@ def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the spread of each figure over the rounds."""
+    """Return median, minimum and maximum of each figure over the rounds."""
     return {name: spread([one[name] for one in rounds]) for name in rounds[0]}
 
 
 def table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Return the table for the page: medians over the rounds; for memory the maximum."""
+    """Return the table for docs/benchmarks.md: medians over the rounds, but the maximum for
+    memory."""
     rows = [
         "| attack | without | loaded | with | to without | to loaded | processor | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -1,11 +1,11 @@
 """Measure the cost of a daemon at rest, and at work with timers and with operations.
 
-At rest means that nothing is due and nobody asks. Daemons that differ in one thing (timers that are
-far from due, a subscriber, a watchdog, shards) rest side by side, and the same windows are of all.
-At work a client arms timers or operations at a steady rate, and they end as they are meant to: in
-memory, with a WAL, and with calls that wait for the disk; the ways take turns. Processor time
-is that of all threads of the daemon, as the kernel's scheduler counts it.
-Writes benchmarks/results/idle.json, and the tables of docs/benchmarks.md.
+At rest means that no timer is due and no client sends requests. Daemons that differ in one property
+(timers that are far from due, a subscriber, a watchdog, shards) run side by side, and all are
+measured in the same windows. At work a client arms timers or operations at a steady rate, and all
+of them end. This is measured in three alternating ways: in memory, with a WAL, and with calls that
+wait for the disk. CPU time is the time of all threads of the daemon, as the kernel's scheduler
+counts it. Writes benchmarks/results/idle.json, and the tables of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from purgatoryd.shm_layout.paths import paths_in
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "idle.json"
 WAKEUPS_MAX, CORE_PERCENT_MAX = 2.0, 0.3
-"""Targets at rest: wake-ups per second, and percent of a core."""
+"""Targets at rest: at most this number of wake-ups per second, and this percentage of a core."""
 PATIENCE_S = 120.0
 CHUNK = 100_000
 FAR_S = 86_400
 SETTLE_S = 35.0
-"""Time until a daemon is at rest: it announces topics for 30 s after their last notice."""
+"""Time until a daemon is at rest. It sends tail heartbeats for 30 s after a topic's last notice."""
 BATCHES_PER_S = 20
 DUE_S = 1.0
 WATCHDOG_US = 5_000_000
-"""Watchdog interval, as in systemd/purgatoryd.service."""
+"""Watchdog interval in microseconds, as in systemd/purgatoryd.service."""
 LISTENER = (
     "import sys\n"
     "from purgatoryd.clients import Subscriber\n"
@@ -57,7 +57,7 @@ LISTENER = (
 
 @dataclass(frozen=True)
 class Used:
-    """CPU time of all threads of a daemon, including its shards."""
+    """Wake-ups and CPU time of all threads of a daemon and its shards, until a time."""
 
     at_s: float
     wakeups: int
@@ -91,7 +91,7 @@ def listener(name: str) -> Iterator[None]:
 
 
 def fill(name: str, timers: int) -> None:
-    """Arm timers that are due in a day or two."""
+    """Arm timers that are due in one to two days."""
     with Client(name, timeout=PATIENCE_S) as client:
         for first in range(0, timers, CHUNK):
             numbers = range(first, min(first + CHUNK, timers))
@@ -103,8 +103,8 @@ def fill(name: str, timers: int) -> None:
 
 @contextmanager
 def manager(directory: Path) -> Iterator[dict[str, str]]:
-    """Listen to a daemon's watchdog like a service manager; yield the environment for the
-    daemon."""
+    """Receive a daemon's watchdog messages like a service manager; yield the environment variables
+    for the daemon."""
     address = str(directory / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         inbox.bind(address)
@@ -124,7 +124,7 @@ def _hear(inbox: socket.socket) -> None:
 
 @contextmanager
 def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
-    """Start daemons at rest; yield their pids by what distinguishes them."""
+    """Start the daemons to measure at rest; yield {distinguishing property: pid}."""
     slots = timers + CHUNK
     large = ["--capacity", str(slots), "--payload-memory", str(64 * slots)]
     full = f"{timers:,} timers"
@@ -148,7 +148,7 @@ def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
 
 
 def window(pids: dict[str, int], seconds: float) -> dict[str, tuple[float, float]]:
-    """Return wake-ups per second and percent of a core of each daemon."""
+    """Return (wake-ups per second, percentage of a core) of each daemon during a window."""
     before = {subject: used(pid) for subject, pid in pids.items()}
     time.sleep(seconds)
     return {subject: between(before[subject], used(pid)) for subject, pid in pids.items()}
@@ -188,7 +188,8 @@ def timers_cancelled(owner: Purgatory, keys: list[str]) -> None:
 
 
 def watched(owner: Purgatory, keys: list[str], timeout_s: float) -> dict[str, int]:
-    """Arm operations, each with its own watch key; return the watermark that ends each."""
+    """Arm operations, each with its own watch key; return the watch keys with the watermarks that
+    end the operations."""
     watermarks = {f"watermark:{key}": 1 for key in keys}
     owner.watch_many(
         (key, AllOf({watermark: 1}, own=[watermark]), timeout_s)
@@ -212,19 +213,19 @@ LOADS: dict[str, tuple[Load, bool]] = {
     "operations: armed, satisfied": (operations_satisfied, True),
     "operations: armed, timed out": (operations_timed_out, True),
 }
-"""By kind of work: the function for one batch, and whether it arms operations."""
+"""For each kind of work: (function that does one batch, whether it arms operations)."""
 WAYS = {
     "in memory": ("memory", False),
     "with a WAL": ("disk", False),
     "durable": ("disk", True),
 }
-"""By way: the daemon's name, and whether calls wait for the disk."""
+"""For each way: (name of the daemon, whether calls wait for the disk)."""
 
 
 @dataclass(frozen=True)
 class Worked:
-    """Cost of one batch after another, from the first call until all timers or operations had
-    ended."""
+    """Rate and CPU time of a series of batches, from the first call until all timers or operations
+    have ended."""
 
     per_s: int
     cpu_ms_per_100k: float
@@ -232,14 +233,15 @@ class Worked:
 
 @dataclass(frozen=True)
 class Bench:
-    """A daemon to measure at work."""
+    """One way to use a daemon at work: the daemon, a client and a reader of its statistics."""
 
     pid: int
     owner: Purgatory
     reader: Reader
 
     def work(self, load: Load, per_s: int, seconds: float) -> Worked:
-        """Return the cost of a load of `seconds`, until nothing of it is armed."""
+        """Run a load for `seconds` and wait until all its timers or operations have ended; return
+        the cost."""
         batch, batches = per_s // BATCHES_PER_S, int(seconds * BATCHES_PER_S)
         before = used(self.pid)
         for number in range(batches):
@@ -255,7 +257,7 @@ class Bench:
 
 @contextmanager
 def benches(directory: Path, rate: int) -> Iterator[dict[str, Bench]]:
-    """Start a daemon for each way."""
+    """Start the daemons, and connect an owner for each way."""
     space = ["--capacity", str(4 * rate), "--payload-memory", str(1024 * rate)]
     wal = ["--wal-dir", str(directory / "wal")]
     with ExitStack() as stack:

@@ -1,12 +1,13 @@
-"""Measure the cost of metrics: of counting them, and of reading them.
+"""Measure the cost of counting metrics, and the cost of reading them.
 
-Counting: one fixed load on a whole arena (metrics/arena.c), with the normal core and with one
+Counting: one fixed load on a whole arena (metrics/arena.c), with the normal core and with a core
 without histograms. Reading: lateness of notices while a process reads the metrics ten times a
-second, and while none does. Both are measured in pairs with changing order. Each side of a pair is
-the minimum of several runs in turns, because other work of the machine only adds time. Pairs of two
-identical sides show the remaining noise. A ratio is with over without; it is within its limit if
-the upper end of its interval is. If valgrind is installed, the instructions of the load are counted
-as well, which other work does not change. Writes benchmarks/results/metrics.json.
+second, and while no process does. These comparisons are measured in pairs whose order changes. Each
+side of a pair is the minimum of several alternating runs, because other work of the machine only
+adds time. Pairs of two identical sides show the remaining noise. A ratio is the time with metrics
+divided by the time without; it meets its limit if the upper end of its interval does. If valgrind
+is installed, the benchmark also counts the instructions of the load, which do not depend on other
+work. Writes benchmarks/results/metrics.json.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "metrics.json"
 FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-pthread"]
 WITHOUT = "-DPG_UNMEASURED"
 TIMERS = 65_536
-"""Timers of one round."""
+"""Number of timers in one round."""
 COST_MAX = 1.03
 READER_MAX = 1.05
 COUNTING_TRIES, READING_TRIES = 12, 3
 GAP_NS = 1_000_000
-"""Interval between timers, short enough that about twenty timers share a p99."""
+"""Interval between deadlines in ns, so short that the slowest 1 % has about twenty timers."""
 READER = """
 import sys, time
 from purgatoryd.shm_layout.arena import Reader
@@ -60,7 +61,7 @@ Run = Callable[[], float]
 
 
 def build(folder: Path, *flags: str) -> Path:
-    """Build the load with a core compiled with these flags."""
+    """Build the load program with a core that is compiled with these flags; return its path."""
     core = list((ROOT / "shm_layout" / "core").rglob("*.c"))
     sources = sorted([*core, ROOT / "benchmarks" / "metrics" / "arena.c"])
     binary = folder / f"arena{'-'.join(flags)}"
@@ -76,7 +77,8 @@ def ns_per_timer(binary: Path, rounds: int) -> float:
 
 
 def instructions_per_timer(binary: Path) -> float:
-    """Return the instructions per timer of one additional round, messages included."""
+    """Return the number of instructions per timer of one additional round, which includes building
+    the messages."""
     few, more = (instructions(binary, rounds) for rounds in (1, 2))
     return (more - few) / TIMERS
 
@@ -93,7 +95,7 @@ def instructions(binary: Path, rounds: int) -> int:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Read all metrics ten times a second while the block runs."""
+    """Read all metrics ten times a second during the `with` block."""
     command = [sys.executable, "-c", READER, NAME]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
         try:
@@ -105,7 +107,7 @@ def reading() -> Iterator[None]:
 
 
 def p99_us(notices: int, *, read: bool) -> float:
-    """Return the 99th percentile of the lateness at the receipt, in us."""
+    """Return the 99th percentile of the lateness with which notices are received, in us."""
     with reading() if read else nullcontext():
         return lateness(notices, GAP_NS)["receipt"]["p99"]
 
@@ -114,20 +116,20 @@ def p99_us(notices: int, *, read: bool) -> float:
 
 
 def pair(runs: dict[str, Run], tries: int) -> dict[str, float]:
-    """Return the minimum of each side."""
+    """Run each side `tries` times, alternating; return the minimum of each side."""
     found = [{side: run() for side, run in runs.items()} for _ in range(tries)]
     return {side: min(one[side] for one in found) for side in runs}
 
 
 def pairs(count: int, tries: int, without: Run, with_: Run) -> list[dict[str, float]]:
-    """Run both sides in pairs whose order changes."""
+    """Run `count` pairs of both sides; the order of the sides changes from pair to pair."""
     order = {"without": without, "with": with_}
     swapped = dict(reversed(order.items()))
     return [pair(swapped if number % 2 else order, tries) for number in range(count)]
 
 
 def ratio(found: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the median of the pairs' ratios, with its interval."""
+    """Return the median of the pairs' ratios, and its 95 % interval."""
     ratios = [pair["with"] / pair["without"] for pair in found]
     return {"ratio": round(median(ratios), 4), "ratio_95": interval(ratios)}
 
@@ -135,7 +137,7 @@ def ratio(found: list[dict[str, float]]) -> dict[str, Any]:
 def compared(
     count: int, tries: int, unit: str, limit: float, without: Run, with_: Run
 ) -> dict[str, Any]:
-    """Compare the two sides in pairs, and one of them with itself."""
+    """Compare the two sides in pairs, and the side `without` with itself."""
     found, noise = pairs(count, tries, without, with_), pairs(count, tries, without, without)
     figures = ratio(found)
     return {
@@ -179,7 +181,7 @@ def being_read(folder: Path, count: int, notices: int) -> dict[str, Any]:
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Return the table for the page."""
+    """Return the table for docs/benchmarks.md."""
     rows = [
         "| | unit | without | with | ratio | 95 % | noise | at most |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -1,13 +1,13 @@
 """Measure the pipeline, step by step, on a WAL that a real daemon wrote.
 
 The WAL has timers with keys and payloads; nine of ten are cancelled, the others fire. Each run has
-two processes: one for ship (without Spark), silver and gold, sketches and the cold tier in one
-session, and one for bulk adds, which are a separate job. The first measurement in a session is
-*cold*, repetitions are *warm*. As a baseline of each step, pyarrow or DuckDB does the same on the
-same files. Memory is the peak of all processes of a run together (PSS). The daemon with its arena
-is included, and also listed separately; baselines are not included. Writes
-benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick` only checks that
-everything still runs: small sizes, one run, no results.
+two processes: one for ship (without Spark), and then silver, gold, sketches and the cold tier in
+one Spark session; and one for bulk adds, which are a separate job. The first measurement in a
+session is called *cold*, repetitions are called *warm*. As a baseline of each step, pyarrow or
+DuckDB does the same work on the same files. Memory is the peak of all processes of a run together
+(PSS). The daemon with its arena is included, and also listed separately; baselines are not
+included. Writes benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick`
+only checks that everything still runs: small sizes, one run, no results.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "pipeline.json"
 SAMPLE_S = 1.0
-"""Interval of memory samples. The kernel needs 40 ms per GB of PSS, so that a shorter interval
-would slow down the measured steps."""
+"""Interval of memory samples in seconds. The kernel needs 40 ms per GB to compute PSS, so a shorter
+interval would slow down the measured steps."""
 
 Figures = dict[str, dict[str, float]]
 
@@ -61,7 +61,8 @@ NOTHING = Peaks(0.0, 0.0, 0.0)
 class Memory(threading.Thread):
     """Sampler of the peak memory of this process and its children, in bytes of PSS.
 
-    It has peaks of all processes together, of daemons with their arenas, and of the others.
+    It samples three peaks: of all processes together, of daemons with their arenas, and of all
+    other processes.
     """
 
     def __init__(self) -> None:
@@ -85,8 +86,8 @@ class Memory(threading.Thread):
             self._peaks = Peaks(*map(max, self._peaks, now))
 
     def taken(self) -> Peaks:
-        """Return the peaks since the last call; a step shorter than the interval is sampled at its
-        end."""
+        """Return the peaks since the last call. This call takes a sample, so that a step shorter
+        than the interval has one."""
         self._sample()
         with self._lock:
             peaks, self._peaks = self._peaks, NOTHING
@@ -98,8 +99,8 @@ class Memory(threading.Thread):
 
 
 def pss(process: psutil.Process) -> tuple[bool, int]:
-    """Return whether a process is a daemon, and its PSS in bytes; 0 for baselines and ended
-    processes."""
+    """Return (whether a process is a daemon, its PSS in bytes); the PSS is 0 for baselines and
+    ended processes."""
     try:
         command = process.cmdline()
         if baseline.MODULE in command:
@@ -110,7 +111,8 @@ def pss(process: psutil.Process) -> tuple[bool, int]:
 
 
 def run_here(arguments: argparse.Namespace, job: str, spark: Callable[[], SparkSession]) -> Figures:
-    """Run the steps of a job, in this process and its children; `spark` starts their session."""
+    """Run the steps of a job in this process and its children; `spark` starts the Spark session of
+    the steps."""
     memory, peaks = Memory(), NOTHING
     memory.start()
     found: Figures = {}
@@ -126,7 +128,7 @@ def run_here(arguments: argparse.Namespace, job: str, spark: Callable[[], SparkS
 
 
 def run_apart(arguments: argparse.Namespace) -> Figures:
-    """Run each job in a process of its own."""
+    """Run each job in its own process."""
     return together([_job_apart(arguments, job) for job in steps.JOBS])
 
 
@@ -139,13 +141,13 @@ def _job_apart(arguments: argparse.Namespace, job: str) -> Figures:
 
 
 def together(jobs: Sequence[Figures]) -> Figures:
-    """Return the figures of all jobs, with the peak memory over the jobs."""
+    """Return the figures of all jobs, and the highest of the jobs' memory peaks."""
     peaks = {name: max(job["memory"][name] for job in jobs) for name in Peaks._fields}
     return {step: of for job in jobs for step, of in job.items()} | {"memory": peaks}
 
 
 def size_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags that set the sizes."""
+    """Return the command-line flags that set the sizes."""
     return ["--timers", str(arguments.timers), "--cold-rows", str(arguments.cold_rows),
             "--bulk-rows", str(arguments.bulk_rows)]  # fmt: skip
 
@@ -195,7 +197,7 @@ def document(arguments: argparse.Namespace, events: int, runs: list[Figures]) ->
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return the figures as a table for people."""
+    """Return the figures as a Markdown table."""
     measured = {step: medians(figures) for step, figures in found["steps"].items()}
     lines = [
         "| step | cold | warm | peak memory | baseline | its rate | to ours |",
@@ -264,7 +266,7 @@ def working(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def absolute(text: str) -> Path:
-    """Return an absolute path, for processes with other working directories."""
+    """Return the absolute path, because child processes have other working directories."""
     return Path(text).absolute()
 
 

@@ -1,8 +1,8 @@
-"""Measure the pause of a daemon whose arena files were removed, seen by a client.
+"""Measure how long a client waits while a daemon replaces its removed arena files.
 
-The arena is that of bench_recovery.py. A client asks for one timer over and over while the files
-are removed: its longest answer is the pause, in which the loop does not iterate. Writes
-benchmarks/results/place_again.json, and its table in docs/benchmarks.md.
+The arena has the content of bench_recovery.py. A client looks up one timer repeatedly while the
+files are removed. The longest time until an answer is the pause, in which the loop does not
+iterate. Writes benchmarks/results/place_again.json, and its table in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUIET_S = 0.5
 
 
 def once(one: Victim, client: Client) -> float:
-    """Return the longest answer around one removal, in seconds."""
+    """Remove the files once; return the longest time until an answer, in seconds."""
     names = (one.paths.arena, one.paths.private)
     for name in names:
         shm.unlink(name)

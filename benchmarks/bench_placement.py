@@ -1,9 +1,10 @@
-"""Measure the lateness of notices while every CPU has a process that never sleeps.
+"""Measure the lateness of notices while a process that never sleeps runs on every CPU.
 
-The same load runs against a daemon without a placement and one with it, in pairs with changing
-order. Pairs of two identical daemons show the machine's noise. The results are the daemon's part
-(fired - deadline) and the total (receipt - deadline); a ratio above 1 means that the placement made
-the time shorter. Writes benchmarks/results/placement.json and the table of docs/benchmarks.md.
+The same load runs against a daemon without a placement and a daemon with a placement, in pairs
+whose order changes. Pairs of two identical daemons show the machine's noise. The results are the
+daemon's part (fired - deadline) and the total (receipt - deadline); a ratio above 1 means that the
+placement made the time shorter. Writes benchmarks/results/placement.json and the table of
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ Lateness = dict[str, float]
 
 
 def variants() -> dict[str, list[str]]:
-    """Return flags of `run` by name of the variant. With few CPUs, auto pins nothing."""
+    """Return the flags of `purgatoryd run` for each variant. On a machine with few CPUs, `auto`
+    pins nothing."""
     ours = sorted(os.sched_getaffinity(0))
     pinned = ["--cpus", f"{ours[-1]},{ours[0]}"]
     return {
@@ -57,7 +59,8 @@ def variants() -> dict[str, list[str]]:
 
 @contextmanager
 def hogs() -> Iterator[None]:
-    """Run a process that never sleeps for each CPU; the scheduler moves them."""
+    """Run as many processes that never sleep as there are CPUs. They are not pinned, so the
+    scheduler may move them."""
     command = [sys.executable, "-c", HOG]
     with ExitStack() as stack:
         for _ in os.sched_getaffinity(0):
@@ -70,7 +73,7 @@ def hogs() -> Iterator[None]:
 
 @contextmanager
 def daemon(directory: Path, settings: list[str]) -> Iterator[dict[str, Any]]:
-    """Start a new daemon; yield the parts of its placement that are in force."""
+    """Start a new daemon; yield the parts of its placement that are in effect."""
     with own_daemon(directory, NAME, settings):
         reader = Reader.attach(paths_in(directory, NAME))
         figures = reader.stats()
@@ -79,7 +82,8 @@ def daemon(directory: Path, settings: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def lateness(notices: int, gap_ns: int = GAP_NS) -> dict[str, Lateness]:
-    """Return the lateness in us of timers whose deadlines are `gap_ns` apart."""
+    """Return the lateness of timers whose deadlines are `gap_ns` apart: when fired and when
+    received, in us."""
     fired, received = [], []
     with Subscriber(NAME, timeout=PATIENCE_S) as inbox, Client(NAME, timeout=PATIENCE_S) as timers:
         timers.add_many({
@@ -108,7 +112,8 @@ def run(directory: Path, settings: list[str], notices: int) -> dict[str, Any]:
 
 
 def pair(directory: Path, settings: list[str], notices: int, *, swap: bool) -> dict[str, Any]:
-    """Run once without a placement and once with these settings."""
+    """Run once without a placement and once with these settings; return both results and their
+    ratios."""
     both = {"without": variants()["none"], "with": settings}
     order = reversed(both) if swap else iter(both)
     found = {name: run(directory, both[name], notices) for name in order}
@@ -121,14 +126,14 @@ def pair(directory: Path, settings: list[str], notices: int, *, swap: bool) -> d
 
 
 def interval(values: list[float]) -> list[float]:
-    """Return the 95 % interval of the medians of resampled pairs."""
+    """Return the 95 % bootstrap interval of the median of these values."""
     draw = random.Random(SEED)
     medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return [round(medians[int(RESAMPLES * share)], 3) for share in (0.025, 0.975)]
 
 
 def figures(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians, and the spread of the ratio."""
+    """Return the medians of both sides, and for the ratio the median and the 95 % interval."""
     rows = {}
     for name in pairs[0]["ratios"]:
         part, figure = name.split("_")
@@ -143,8 +148,8 @@ def figures(pairs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(medians: dict[str, dict[str, Any]]) -> str:
-    """Return the table: for each setting, the 99th percentile of the lateness without it and with
-    it."""
+    """Return the table of docs/benchmarks.md. It has the 99th percentile of the lateness without
+    and with each setting."""
     rows = [
         "| settings | what is in force | of | without | with | ratio | 95 % |",
         "| --- | --- | --- | --- | --- | --- | --- |",

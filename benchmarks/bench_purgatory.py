@@ -1,11 +1,10 @@
 """Measure the purgatory against two earlier designs, on the real clock, at rising rates.
 
-Every run is a process of its own: one design, one case of latencies, one series of watch keys,
-one rate, for 5 s and 1M requests at least. Rates rise from 10,000 a second until the design no
-longer keeps up. Writes
-benchmarks/results/purgatory.json, the table in docs/purgatory.md and the plots in
-docs/img/. `--quick` only proves that all of it still runs: small sizes on a virtual clock,
-nothing is written.
+Every run is a separate process with one design, one case of latencies, one series of watch keys and
+one rate. It lasts at least 5 s and has at least 1M requests. Rates rise from 10,000 a second until
+the design no longer keeps up. Writes benchmarks/results/purgatory.json, the table in
+docs/purgatory.md and the plots in docs/img/. `--quick` only checks that everything still runs: it
+uses small sizes on a virtual clock and writes nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "purgatory.json"
 DESIGNS = ("nothing", "old", "new", "ours", "daemon")
 RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 750_000, 1_000_000)
 HIGHER = 1.5
-"""Factor between rates beyond those of RATES."""
+"""Factor from one rate to the next after the last of RATES."""
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
-    # memory of the earlier designs is in huge pages like that of the core
+    # the earlier designs get huge pages, like the core
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
@@ -81,7 +80,8 @@ def count_of(rate: int, seconds: float, least: int) -> int:
 
 
 def rising(rates: tuple[int, ...] | None) -> Iterator[int]:
-    """Yield the requested rates; without any, RATES and higher ones without an end."""
+    """Yield the requested rates. If none are requested, yield RATES and then higher rates without
+    end."""
     yield from rates or RATES
     rate = RATES[-1]
     while not rates:
@@ -90,9 +90,10 @@ def rising(rates: tuple[int, ...] | None) -> Iterator[int]:
 
 
 def ladder(arguments: argparse.Namespace, design: str, case: str, series: str) -> Iterator[Row]:
-    """Run rising rates, until the first that the design does not keep up with.
+    """Run rising rates, up to the first rate with which the design does not keep up.
 
-    The driver alone, with which the others are compared, only stops beyond RATES.
+    The driver alone is the reference of the other designs, so it does not stop before it has run
+    all RATES.
     """
     for rate in rising(arguments.rates):
         requests = count_of(rate, arguments.seconds, arguments.requests)
@@ -103,7 +104,7 @@ def ladder(arguments: argparse.Namespace, design: str, case: str, series: str) -
 
 
 def beyond_driver(rows: list[Row]) -> None:
-    """Add to each row the CPU time beyond that of the same run without a design."""
+    """Add to each row its CPU time minus the CPU time of the same run without a design."""
     driver = {
         (row["case"], row["series"], row["rate"]): row["cpu_per_million"]
         for row in rows
@@ -116,7 +117,7 @@ def beyond_driver(rows: list[Row]) -> None:
 
 
 def stored_others(arguments: argparse.Namespace) -> list[Row]:
-    """Return the stored runs that this call does not repeat."""
+    """Return the stored runs that this benchmark does not repeat."""
     now = set(itertools.product(arguments.designs, arguments.cases, arguments.series))
     return [
         row
@@ -139,8 +140,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def quick(console: Console) -> None:
-    """Run every design and load, small, on the virtual clock, on which each outcome is
-    determined."""
+    """Run every design and load with small sizes on the virtual clock, which makes each outcome
+    predictable."""
     in_process = (design for design in DESIGNS if design != "daemon")
     for design, case, series in itertools.product(in_process, CASES, SERIES):
         result = run_here(Experiment(design, case, series, 20_000, 10_000), virtual=True)

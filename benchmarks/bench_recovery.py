@@ -1,9 +1,9 @@
-"""Measure the time from exec of a killed daemon's successor until READY, seen from outside.
+"""Measure how long a daemon takes to recover after a kill, from its exec until READY.
 
-The arena holds timers with payloads, and operations; a namespace has quotas. The daemon is killed
-and started repeatedly; in between the same steps are timed in a separate process, to show which
-takes how long. A waiting client measures when it is served after READY. Writes
-benchmarks/results/recovery.json.
+The arena contains timers with payloads, and operations; a namespace has quotas. The daemon is
+killed and started repeatedly. Between a kill and a start, a separate process runs and times the
+same steps, to show how long each step takes. A waiting client measures the time from READY until it
+is served. Writes benchmarks/results/recovery.json.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ CHUNK = 100_000
 PATIENCE_S = 600.0
 PAYLOAD = b"p" * 24
 SHARE = 5
-"""One in SHARE is an operation."""
+"""One in SHARE timers is an operation."""
 
-# Steps of a daemon before it is ready, with the time at the end of each.
+# Program that runs the steps of a daemon before it is ready, and prints the time at the end of each
+# step.
 STEPS = """
 import sys, time
 at = [time.monotonic()]
@@ -78,7 +79,7 @@ class Victim:
         self.start()
 
     def start(self) -> float:
-        """Return the seconds from exec to READY."""
+        """Start the daemon; return the seconds from exec to READY."""
         begun_s = time.monotonic()
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
@@ -96,7 +97,7 @@ class Victim:
 def victim(timers: int) -> Iterator[Victim]:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PURGATORYD_DIR"] = directory
-        # bytecode is compiled once, as in an installation
+        # let Python store bytecode, so that it is compiled once, as in an installation
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = directory
         one = Victim(Path(directory), timers)
@@ -128,7 +129,7 @@ def fill(timers: int) -> None:
 
 
 def steps(directory: Path) -> dict[str, float]:
-    """Return the seconds of each step, measured in another process on the arena of a dead
+    """Return the seconds of each recovery step, measured in another process on the arena of a dead
     daemon."""
     begun_s = time.monotonic()
     command = [sys.executable, "-c", STEPS, str(directory), NAME]

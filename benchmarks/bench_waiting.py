@@ -1,9 +1,10 @@
-"""Measure how late the daemon's wait ends: epoll with a timerfd, against select with a timeout.
+"""Measure how late the daemon wakes up if it waits with epoll and a timerfd, or with select and a
+timeout.
 
-Both wait in one process, with the daemon's timer slack and the same idle descriptors. For each span
-both wait for a deadline at that distance, and take turns in who is first. Lateness is the boot
-clock at the return minus the deadline. At normal priority it includes the wait for a CPU; at
-real-time priority it does not. Writes benchmarks/results/waiting.json and the table of
+Both ways wait in one process, with the daemon's timer slack and the same idle descriptors. For each
+span, both ways wait for a deadline that far in the future, in an order that alternates. Lateness is
+the boot clock at the return minus the deadline. At normal priority lateness includes the wait for a
+CPU; at real-time priority it does not. Writes benchmarks/results/waiting.json and the table of
 docs/benchmarks.md.
 """
 
@@ -26,7 +27,7 @@ from purgatoryd.shm_layout.host import HOST
 
 RESULTS = Path(__file__).resolve().parent / "results" / "waiting.json"
 SPANS_NS = (200_000, 5_000_000)
-"""Shortest and longest distance of a deadline."""
+"""Shortest and longest time until a deadline, in ns."""
 DESCRIPTORS = 6
 SHARES = {"p50_us": 0.5, "p99_us": 0.99}
 SLACK = Path("/proc/self/timerslack_ns")
@@ -35,16 +36,16 @@ TITLES = {
     "timerfd": ("epoll and a timerfd", 0), "select": ("select with a timeout", 0),
     "ratio": ("ratio", 2),
 }  # fmt: skip
-"""Rows of the table, and digits of their figures."""
+"""For each row of the table: (title, number of decimal places)."""
 
 Figures = dict[str, dict[str, dict[str, dict[str, float]]]]
 Wait = Callable[[int], frozenset[int]]
-"""A function that returns at a time of the boot clock, in ns, or earlier with readable
-descriptors."""
+"""A function that waits until a time of the boot clock in ns, or until descriptors are readable; it
+returns the readable descriptors."""
 
 
 def waits(fds: list[int]) -> dict[str, Wait]:
-    """Return the two ways to wait; no descriptor becomes readable."""
+    """Return the two ways to wait. The descriptors `fds` never become readable."""
     waiter = Waiter(fds)
 
     def by_select(until_ns: int) -> frozenset[int]:
@@ -54,7 +55,8 @@ def waits(fds: list[int]) -> dict[str, Wait]:
 
 
 def lateness_us(wait: Wait, span_ns: int) -> float:
-    """Return the lateness of one deadline; an early wake-up sleeps again."""
+    """Wait for a deadline `span_ns` in the future; return the lateness in us. If a wake-up is
+    early, it waits again."""
     until_ns = HOST.boot_ns() + span_ns
     while (now_ns := HOST.boot_ns()) < until_ns:
         wait(until_ns)
@@ -62,7 +64,7 @@ def lateness_us(wait: Wait, span_ns: int) -> float:
 
 
 def one_round(ways: dict[str, Wait], count: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return quantiles of lateness by way, over the same spans."""
+    """Return the quantiles of lateness of each way. All ways wait for the same spans."""
     spans, found = random.Random(seed), {name: list[float]() for name in ways}
     for number in range(count):
         span_ns = spans.randint(*SPANS_NS)
@@ -75,10 +77,10 @@ def one_round(ways: dict[str, Wait], count: int, seed: int) -> dict[str, dict[st
 
 
 def measured(rounds: int, count: int) -> Figures:
-    """Return the spread over the rounds, by priority, way and quantile.
+    """Return median, minimum and maximum over the rounds, for each priority, way and quantile.
 
-    "ratio" is timerfd over select in each round. Without real-time priority if the system refuses
-    it.
+    "ratio" is the lateness with timerfd divided by the lateness with select, in each round.
+    Real-time priority is left out if the system refuses it.
     """
     with suppress(OSError):
         SLACK.write_text("1")

@@ -1,13 +1,13 @@
 """Measure the cost of the WAL, and the time of a recovery from it.
 
-Adds: sessions of one process send batches of 100 timers to a new daemon, as many at a time as a
-session may, and wait for all answers. Three ways take turns: no WAL; a WAL, and answers at once
-(`memory`); a WAL, and answers once the batch is on disk (`durable`).
+Adds: sessions of one process send batches of 100 timers to a new daemon, with as many batches in
+flight as a session may have, and wait for all answers. Three ways alternate: no WAL; a WAL, and
+answers at once (`memory`); a WAL, and answers when the batch is on disk (`durable`).
 
-Recovery: a daemon with timers in its WAL is killed, and its shared memory and the page cache of its
-files are removed, as a reboot does. The result is the time from the start of the process until it
-is ready: with the timers in the segments only, with them in a snapshot, and, for comparison, with
-an empty WAL.
+Recovery: a daemon with timers in its WAL is killed; then its shared memory and its pages in the
+page cache are removed, as by a reboot. The result is the time from the start of the next process
+until it is ready. It is measured with the timers in the WAL segments only, with the timers in a
+snapshot, and, for comparison, with an empty WAL.
 
 The WAL is written under --directory, which must not be a tmpfs. Writes benchmarks/results/wal.json.
 """
@@ -46,7 +46,7 @@ PAYLOAD = bytes(100)
 HOUR_NS = 3600 * 10**9
 WAYS = ("no WAL", "memory", "durable")
 PATIENCE_S = 120.0
-PAUSE_S = 0.001  # before a batch that got BUSY is sent again
+PAUSE_S = 0.001  # pause before a batch that was answered BUSY is sent again
 
 Samples = dict[str, list[float]]
 
@@ -55,11 +55,11 @@ Samples = dict[str, list[float]]
 
 
 class Daemon:
-    """A daemon in a directory of its own, whose WAL, if any, is in another directory."""
+    """A daemon in its own directory. Its WAL, if it has one, is in another directory."""
 
     def __init__(self, directory: Path, capacity: int, wal: Path | None) -> None:
         self.paths = paths_in(directory, NAME)
-        self.start_s = 0.0  # from the process start until it was first ready
+        self.start_s = 0.0  # seconds from the first start of the process until it was ready
         self._wal = wal
         self._environment = {**os.environ, "PURGATORYD_DIR": str(directory)}
         self._command = [
@@ -80,12 +80,13 @@ class Daemon:
         return time.perf_counter() - began_s
 
     def end(self, by: signal.Signals) -> None:
-        """End the daemon, if it runs."""
+        """Stop the daemon with a signal, and wait for its end."""
         self._process.send_signal(by)
         self._process.wait(PATIENCE_S)
 
     def lose_memory(self) -> None:
-        """Remove the daemon's files from /dev/shm and from the page cache, as a reboot does."""
+        """Remove the daemon's files from /dev/shm and its WAL from the page cache, as a reboot
+        does."""
         remove_arena_files(self.paths)
         for path in self._wal.glob("*/*.*") if self._wal else ():
             with path.open("rb") as file:
@@ -95,7 +96,8 @@ class Daemon:
 
 @contextmanager
 def daemon(directory: Path, capacity: int, wal: bool) -> Iterator[Daemon]:
-    """Start a daemon. At the end it is killed, and its memory and WAL are removed."""
+    """Start a daemon and yield it. At the end of the block, kill it and remove its memory and
+    WAL."""
     with (
         tempfile.TemporaryDirectory(dir=directory) as files,
         tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as sockets,
@@ -113,10 +115,10 @@ def daemon(directory: Path, capacity: int, wal: bool) -> Iterator[Daemon]:
 
 
 class Session:
-    """One session of raw frames; its batches differ only in their keys.
+    """One session that sends raw frames. Its batches differ only in their keys.
 
-    A batch that got BUSY because the WAL buffer was full is sent again; records that were added
-    before are answered KEPT.
+    A batch that was answered BUSY, because the WAL buffer was full, is sent again. Those of its
+    records that have already been added are then answered KEPT.
     """
 
     def __init__(self, endpoint: str, durable: bool) -> None:
@@ -136,7 +138,7 @@ class Session:
         self.under_way: deque[int] = deque()
 
     def send(self, first: int) -> None:
-        """Send a batch of 100 keys from `first` on."""
+        """Send a batch of 100 timers with keys `first` to `first` + 99."""
         self._sequence += 1
         area = b"".join(key.to_bytes(8, "little") + PAYLOAD for key in range(first, first + BATCH))
         frame = wire.encode_frame(
@@ -147,7 +149,8 @@ class Session:
         self.under_way.append(first)
 
     def take(self) -> int | None:
-        """Receive the next answer; return the first key of a batch that has to be sent again."""
+        """Receive the next answer. Return the first key of its batch if the batch must be sent
+        again, else None."""
         reply = wire.decode_reply(self.socket.recv())
         statuses = {word & 0xFF for word, _ in wire.RESULT.iter_unpack(reply.body)}
         if reply.error or not statuses <= {Status.ADDED, Status.KEPT, Status.BUSY}:
@@ -157,7 +160,7 @@ class Session:
 
 
 def add(endpoint: str, batches: int, sessions: int, durable: bool) -> float:
-    """Add batches * 100 timers; return the seconds until all are acknowledged."""
+    """Add `batches` * 100 timers; return the seconds until all timers are acknowledged."""
     poller = zmq.Poller()
     by_socket = {}
     for _ in range(sessions):
@@ -192,11 +195,12 @@ def adds_per_second(arguments: argparse.Namespace, way: str) -> float:
 
 
 def recoveries(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the seconds until ready: from the segments, and from a snapshot."""
+    """Return the seconds until the daemon is ready with an empty WAL, from the segments, and from a
+    snapshot."""
     with daemon(arguments.directory, arguments.pending, wal=True) as one:
         found = {"empty": one.start_s}
         add(f"ipc://{one.paths.cmd}", arguments.pending // BATCH, arguments.sessions, durable=True)
-        for source in ("segments", "snapshot"):  # the first recovery ends with a snapshot
+        for source in ("segments", "snapshot"):  # the first recovery ends by writing a snapshot
             one.end(signal.SIGKILL)
             one.lose_memory()
             found[source] = one.start()

@@ -1,10 +1,10 @@
-"""Measure one watch key with a crowd of watchers, in a real daemon.
+"""Measure the cost of one watch key with many watchers (the crowd), in a real daemon.
 
-The benchmark answers two questions: the cost of advances that satisfy no operation, and the delay
-of another client's adds by the advance that satisfies all of them. Daemon, owner of the crowd and
-prober are separate processes. Daemon and prober run at real-time priority if they may, so that
-other work of the machine does not count. The same probe without the advance shows the remaining
-noise. Writes benchmarks/results/watchers.json.
+It answers two questions: How much CPU time do advances cost that satisfy no operation? How long
+does an advance that satisfies all operations delay the adds of another client, the prober? Daemon,
+owner of the crowd and prober are separate processes. The daemon and the prober run at real-time
+priority if this is permitted, so that other work of the machine does not delay them. The same adds
+without the advance show the remaining noise. Writes benchmarks/results/watchers.json.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ RESULTS = Path(__file__).resolve().parent / "results" / "watchers.json"
 NAME = "bench"
 HOUR_S = 3600.0
 CHUNK = 100
-"""Advances of one batch: at 10,000 advances a second one batch every 10 ms."""
+"""Number of advances in one batch: 10,000 advances a second are one batch every 10 ms."""
 FAR = 10**12
 REACHED = 2 * FAR
 PATIENCE_S = 60.0
 PROBE_GAP_S = 0.0002
-PROBER, DAEMON = 2, 1  # real-time priorities
+PROBER, DAEMON = 2, 1  # real-time priorities of the two processes
 
 
-# ---- the owner of the crowd, a process of its own -----------------------------------------
+# ---- the owner of the crowd, a separate process -----------------------------------------
 
 
 def condition(kind: str, n: int) -> AllOf | SumOf:
-    """Return the condition of the n-th watcher; each has another target."""
+    """Return the condition of the n-th watcher. Each watcher has a different target."""
     if kind == "all":
         return AllOf({"hot": FAR + n})
     return SumOf({"hot": 0, "cold": 0}, at_least=FAR + n)
 
 
 def own(kind: str, watchers: int) -> None:
-    """Arm the crowd, report it, and read its outcomes until there are no more."""
+    """Arm the crowd, print "armed", wait for all its outcomes and print their causes."""
     with Purgatory(NAME, timeout=PATIENCE_S) as p:
         rows = ((b"%d" % n, condition(kind, n), HOUR_S) for n in range(watchers))
         operations = p.watch_many(rows)
@@ -79,7 +79,7 @@ def crowd(kind: str, watchers: int) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def daemon(watchers: int) -> Iterator[int]:
-    """Start a daemon in a directory of its own; yield its pid."""
+    """Start a daemon in a new directory; yield its pid."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PURGATORYD_DIR"] = directory
         free_slots = str(2 * watchers + 65_536)
@@ -90,11 +90,12 @@ def daemon(watchers: int) -> Iterator[int]:
 
 @contextmanager
 def urgent(pid: int, priority: int) -> Iterator[None]:
-    """Give a process real-time priority; threads that it starts meanwhile inherit it."""
+    """Give a process real-time priority during the block, if permitted. Threads that it starts
+    during the block inherit the priority."""
 
     def schedule(policy: int, priority: int) -> None:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(ProcessLookupError):  # a thread may end meanwhile
+            with suppress(ProcessLookupError):  # the thread may have ended
                 os.sched_setscheduler(int(task.name), policy, os.sched_param(priority))
 
     with suppress(PermissionError):
@@ -109,7 +110,8 @@ def urgent(pid: int, priority: int) -> Iterator[None]:
 def cpu_of_advances(
     pid: int, rate: int, seconds: float, watermarks: Iterator[int]
 ) -> dict[str, float]:
-    """Return the daemon's CPU use in cores: during the advances, and at rest for the same time."""
+    """Return the rate of the advances, and the daemon's CPU use in cores: during the advances, and
+    at rest for the same time."""
     before_s = cpu_seconds(pid)
     time.sleep(seconds)
     idle = (cpu_seconds(pid) - before_s) / seconds
@@ -129,7 +131,7 @@ def cpu_of_advances(
 
 
 def probe(client: Client, until: Callable[[], bool]) -> list[float]:
-    """Return the round trips of single adds, in ms, measured until `until` holds."""
+    """Send single adds until `until()` is true; return their round trips in ms."""
     took_ms = []
     for n in count():
         start_s = time.monotonic()
@@ -150,8 +152,8 @@ def figures(took_ms: list[float]) -> dict[str, float]:
 
 
 def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
-    """Measure adds while the whole crowd is satisfied, notified and acknowledged, and as long at
-    rest."""
+    """Measure the round trips of adds while the whole crowd is satisfied, notified and
+    acknowledged, and then for the same time at rest."""
     trigger = [sys.executable, "-c",
                "import sys; from purgatoryd.clients import Purgatory\n"
                f"with Purgatory({NAME!r}, timeout={PATIENCE_S}) as p:\n"
@@ -180,7 +182,7 @@ def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
         said, _ = process.communicate(timeout=PATIENCE_S)
         if int(said) != watchers:
             raise SystemExit(f"the advance ended {said.strip()} of {watchers}")
-        time.sleep(1.0)  # time for the owner's process to end
+        time.sleep(1.0)  # time in which the owner's process ends
         end_s = time.monotonic() + storm_s
         calm = probe(client, lambda: time.monotonic() >= end_s)
     return {
@@ -188,7 +190,7 @@ def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ---- all of it ----------------------------------------------------------------------------
+# ---- the whole benchmark -------------------------------------------------------------------------
 
 
 def one_crowd(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def one_crowd(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the spread of each figure, for each condition."""
+    """Return median, minimum and maximum of each figure, for each condition."""
     found: dict[str, Any] = {}
     for kind in ("all", "sum"):
         of_kind = [run for run in runs if run["condition"] == kind]

@@ -1,11 +1,11 @@
-"""Compare this checkout with another one, in turns: `make bench-compare OTHER=DIRECTORY`.
+"""Compare the speed of this checkout with another checkout: `make bench-compare OTHER=DIRECTORY`.
 
-Both checkouts must be built. Each round runs every measure once in each of them, in an order that
-alternates, and writes the medians, their ratio and the interval of the ratios of pairs to
-benchmarks/results/compare.json. A ratio above 1 means that this checkout is slower. With a second
-build of the same commit as `--other`, the result is the machine's noise.
+Both checkouts must be built. Each round runs every measure once in each checkout, in an order that
+alternates. The result, in benchmarks/results/compare.json, has the medians, their ratio, and the
+lowest and highest ratio of a round. A ratio above 1 means that this checkout is slower. If
+`--other` is a second build of the same commit, the result shows the machine's noise.
 
-This file runs in both checkouts, so it uses only names that both have.
+This file runs in both checkouts, so it uses only names that both checkouts have.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Core:
         self.session = int.from_bytes(self.ask(self.frame(1) + bytes(32))[64:72], "little")
 
     def frame(self, kind: int, count: int = 0, names: bytes = b"") -> bytes:
-        """Return the head of a request."""
+        """Return the frame head of a request."""
         return struct.pack(
             "<IHHQQIHHIIqQQ", 0x51434750, 1, kind, self.session, self.sequence, count,
             bool(names), 0, len(names), 0, 0, 0, 0,
@@ -97,26 +97,27 @@ class Core:
             self.publish()
 
     def publish(self) -> None:
-        """Take all notices, as the socket would."""
+        """Read all notices and report them as sent, as the daemon does."""
         while self.lib.pg_notices(self._a, self._out, 1 << 22, self._parts, 1024, self._upto):
             self.lib.pg_published(self._a, self._upto[0], self.now_ns, self.now_ns)
 
 
 def record(op: int, key_len: int = 16, payload: int = 0, time_ns: int = 0, value: int = 0,
            mode: int = 0, ext: int = 0) -> bytes:  # fmt: skip
-    """Return struct pg_record with a bytes key."""
+    """Return the bytes of a struct pg_record for a key of type bytes."""
     return struct.pack(
         "<BBBBHBBIIqQ", op, mode, 1, key_len, 0, time_ns > 0, 0, payload, ext, time_ns, value
     )
 
 
 def scattered(number: int, of: int) -> bytes:
-    """Return the key of a timer, in an order that no cache predicts."""
+    """Return the key of timer `number` of `of` timers. Consecutive timers have keys that are far
+    apart, so that no prefetcher can predict them."""
     return KEY.pack(number * 2_654_435_761 % of, 7)
 
 
 def timed(work: Callable[[bytes], None], prepared: list[bytes]) -> float:
-    """Return the nanoseconds per record of prepared batches."""
+    """Return the mean time that `work` takes for a record of the prepared batches, in ns."""
     begun = time.perf_counter_ns()
     for body in prepared:
         work(body)
@@ -124,7 +125,7 @@ def timed(work: Callable[[bytes], None], prepared: list[bytes]) -> float:
 
 
 def keyed_timers() -> dict[str, float]:
-    """Measure adds, cancels and expiry of timers with keys and payloads, in ns each."""
+    """Measure adds, cancels and expiries of timers with keys and payloads, in ns per timer."""
     core, batches = Core(TIMERS + BATCH), TIMERS // BATCH
     puts = b"".join(
         record(1, payload=len(PAYLOAD), time_ns=SECOND_NS + n * 1000) for n in range(BATCH)
@@ -142,7 +143,8 @@ def keyed_timers() -> dict[str, float]:
 
 
 def operations() -> dict[str, float]:
-    """Measure operations on one key each, satisfied by its advance, in ns each."""
+    """Measure operations that wait for one key each and are satisfied by an advance of that key, in
+    ns per operation."""
     core, batches = Core(TIMERS // 5 + BATCH, TIMERS // 5 + BATCH), TIMERS // 5 // BATCH
     share = struct.pack("<QQBBB5x", 1, 0, 16, 1, 0)
     keys = [[KEY.pack(number * BATCH + n, 9) for n in range(BATCH)] for number in range(batches)]
@@ -153,15 +155,15 @@ def operations() -> dict[str, float]:
 
 
 def daemon_command(script: str, *arguments: str) -> Any:
-    """Run a benchmark of the checkout and return its JSON output."""
+    """Run a benchmark script of the current checkout and return its JSON output."""
     command = [sys.executable, f"benchmarks/{script}", *arguments, "--dry"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(said)
 
 
 def recovery() -> dict[str, float]:
-    """Measure the seconds from exec of a killed daemon's successor to READY, with a million
-    timers."""
+    """Measure how long a daemon with a million timers takes to recover after a kill, from exec to
+    READY, in seconds."""
     (found,) = daemon_command("bench_recovery.py", "--timers", "1000000", "--repeats", "3")
     return {"ready": float(found["seconds"]["ready"]["median"])}
 
@@ -182,11 +184,11 @@ MEASURES = {
 }  # fmt: skip
 
 
-# ---- both ----------------------------------------------------------------------------------------
+# ---- both checkouts ------------------------------------------------------------------------------
 
 
 def run_in(checkout: Path, measure: str) -> dict[str, float]:
-    """Run one measure in a process of that checkout."""
+    """Run one measure in a process that uses the code of a checkout."""
     command = [str(checkout / ".venv/bin/python"), __file__, "--measure", measure]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PURGATORYD_")}
     done = subprocess.run(
@@ -204,7 +206,7 @@ def compared(ours: list[float], theirs: list[float]) -> dict[str, float]:
 
 
 def compare(other: Path, measure: str, repeats: int) -> dict[str, Any]:
-    """Return all figures of a measure, from both checkouts in turns."""
+    """Run a measure in both checkouts, alternating; return the compared figures."""
     here = Path(__file__).resolve().parents[1]
     runs: dict[Path, list[dict[str, float]]] = {here: [], other: []}
     for number in range(repeats):

@@ -1,4 +1,4 @@
-"""A daemon that belongs to a benchmark."""
+"""Start a daemon for a benchmark, and remove it afterwards."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def own_daemon(
     settings: Sequence[str],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """Start a daemon and yield its pid once it is ready; at the end it and its arena files are
-    removed.
+    """Start a daemon and yield its pid when it is ready. At the end, stop it and remove its arena
+    files.
 
-    `environment`: variables in addition to ours. With the setting `--shards` it is a deployment.
+    `environment`: additional environment variables. With `--shards` in `settings`, a supervisor and
+    its shards are started.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.cli", "run", "--name", name, *settings],

@@ -1,4 +1,4 @@
-"""Write results of benchmarks, with the machine that they were measured on, and tables in the docs.
+"""Write results of benchmarks, with a description of the machine, and tables of the docs.
 
 Results contain summaries of the samples, never the samples.
 """
@@ -33,17 +33,18 @@ def machine() -> dict[str, Any]:
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """Return the summary of samples that a result contains."""
+    """Return the summary that a result stores for samples: median, minimum and maximum."""
     return {"median": statistics.median(samples), "low": min(samples), "high": max(samples)}
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the sample below which `share` of all sorted samples are."""
+    """Return the sample that a fraction `share` of the sorted samples lies below."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def write_result(path: Path, document: dict[str, Any]) -> None:
-    """Write a result as JSON: a line for each innermost object, floats with nine digits."""
+    """Write a result as JSON, with one line for each innermost object, and floats with nine
+    significant digits."""
     path.write_text(_json(document) + "\n")
 
 
@@ -66,7 +67,7 @@ def _json(value: Any, margin: str = "\n") -> str:
 
 
 def write_section(name: str, text: str, page: Path = PAGE) -> None:
-    """Replace the section of a page between the two comments of that name."""
+    """Replace the section of a page between the comments `NAME: begin` and `NAME: end`."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     before, begins, rest = page.read_text().partition(begin)
     _, ends, after = rest.partition(end)

@@ -1,1 +1,1 @@
-"""Programs that show the package at work."""
+"""Example programs that use the package."""

@@ -167,9 +167,7 @@ def check_again(tier: Tier, rows: DataFrame, bulk_load_id: str) -> None:
     """Raises InvalidRows if a bulk load that is known had another number of rows: it is another."""
     had, has = tier.version().bulk_load_rows.get(bulk_load_id), rows.count()
     if had not in (None, has):
-        raise InvalidRows(
-            f"bulk load {bulk_load_id} was loaded with {had} rows, and now has {has}", -1
-        )
+        raise InvalidRows(f"bulk load {bulk_load_id} had {had} rows before, and now has {has}", -1)
 
 
 def reserve(tier: Tier) -> int:
@@ -194,7 +192,7 @@ def check_keys(tier: Tier, rows: DataFrame, staged: Path, *, replacing: bool) ->
     twice, there = suspected(keys, older)
     if twice:
         repeated = keys.groupBy(KEY).count().where("count > 1")
-        refuse_keys(repeated, "stand in the bulk load more than once")
+        refuse_keys(repeated, "occur more than once in the bulk load")
     if there:
         waiting = pending(spark, tier, keys).where(BULK_LOADED).select(KEY).distinct()
         refuse_keys(waiting, "have a timer in the tier; only a replacing bulk load may add another")
@@ -239,10 +237,12 @@ def shaped(rows: DataFrame, number: int) -> DataFrame:
 def check_columns(given: Mapping[str, str]) -> None:
     """Raises InvalidRows if key or deadline is missing, or has a type that cannot be one."""
     if "key" not in given or len({"deadline", "deadline_ns"} & given.keys()) != 1:
-        raise InvalidRows(f"columns {sorted(given)}: need key, and deadline or deadline_ns", -1)
+        raise InvalidRows(
+            f"columns {sorted(given)}: must have key, and one of deadline, deadline_ns", -1
+        )
     for name, types in _TYPES.items():
         if name in given and given[name].partition("(")[0] not in types:
-            raise InvalidRows(f"column {name} is {given[name]}, not {' or '.join(types)}", -1)
+            raise InvalidRows(f"column {name} has type {given[name]}, not {' or '.join(types)}", -1)
 
 
 _TYPES = {
@@ -379,7 +379,7 @@ def cancellable(keys: pa.Table) -> pa.Table:
         raise InvalidRows(f"invalid keys: {error}", -1) from error
     bad = pc.index(_of_timers(*(found[name] for name in KEY)), value=False).as_py()
     if bad >= 0:
-        raise InvalidRows(f"no timer has such a key: {found.slice(bad, 1).to_pylist()[0]}", bad)
+        raise InvalidRows(f"no timer can have this key: {found.slice(bad, 1).to_pylist()[0]}", bad)
     return found
 
 

@@ -355,7 +355,7 @@ def newest_successor(successors: Mapping[str, str], daemon: str) -> str:
 
 def _ring(daemons: Iterable[str]) -> LakeBroken:
     line = ", ".join(daemons)
-    return LakeBroken(MANIFESTS, f"each of these daemons is said to come before the next: {line}")
+    return LakeBroken(MANIFESTS, f"each of these daemons is a predecessor of the next: {line}")
 
 
 class Excluded(NamedTuple):

@@ -42,7 +42,7 @@ def read_fleet(path: Path) -> tuple[dict[str, Host], dict[str, str]]:
     for name, about in _table(path, "hosts", document.get("hosts", {})).items():
         host, daemon = _host(path, name, about)
         if daemon in hosts:
-            raise InvalidSetting(f"{name}.daemon", daemon, "of one host alone", str(path))
+            raise InvalidSetting(f"{name}.daemon", daemon, "the daemon of only one host", str(path))
         hosts[daemon] = host
     return hosts, _groups(path, _table(path, "groups", document.get("groups", {})))
 
@@ -71,7 +71,9 @@ def _groups(path: Path, groups: dict[str, Any]) -> dict[str, str]:
 def _host(path: Path, name: str, about: Any) -> tuple[Host, str]:
     known = {"daemon", "capacity", "speed", "labels"}
     if not {"daemon", "capacity", "speed"} <= _table(path, name, about).keys() <= known:
-        raise InvalidSetting(name, sorted(about), "daemon, capacity, speed, labels", str(path))
+        raise InvalidSetting(
+            name, sorted(about), "daemon, capacity, speed, and labels if needed", str(path)
+        )
     labels = _table(path, f"{name}.labels", about.get("labels", {}))
     capacity = _of(path, f"{name}.capacity", about["capacity"], int, "a whole number above 0")
     speed = _of(path, f"{name}.speed", about["speed"], (int, float), "a number above 0")
@@ -93,10 +95,12 @@ def of_today(
     for daemon, host in hosts.items():
         today = newest_successor(successors, daemon)
         if today in absent:
-            bound = "of a shard that counts: status shows which do"
+            bound = "a daemon that is in use: not replaced, and not still being resharded"
             raise InvalidSetting(f"{host.name}.daemon", today, bound, "fleet")
         if today in found:
-            raise InvalidSetting(f"{host.name}.daemon", today, "of one host alone", "fleet")
+            raise InvalidSetting(
+                f"{host.name}.daemon", today, "the daemon of only one host", "fleet"
+            )
         found[today] = host
     return found
 
@@ -123,7 +127,7 @@ def spaces(rows: Iterable[Any], hosts: Mapping[str, Host], groups: dict[str, str
     found = []
     for row in rows:
         if row.daemon not in hosts:
-            raise InvalidSetting("hosts", row.daemon, "complete: this daemon is missing", "fleet")
+            raise InvalidSetting("hosts", row.daemon, "a table that includes this daemon", "fleet")
         group = groups.get(row.namespace, "")
         host = hosts[row.daemon].name
         found.append(Space(row.namespace, host, row.live, row.rate, group))

@@ -248,7 +248,7 @@ def read_manifest(path: Path) -> Manifest:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is not a manifest: {error}") from error
     if made.table not in (BRONZE, OPENINGS) or own != (path.parent.name, path.stem):
-        raise LakeBroken(str(path), "describes a file of another name")
+        raise LakeBroken(str(path), "describes a file with another name")
     return made
 
 
@@ -275,13 +275,13 @@ def checked(document: Any, kind: type[Any]) -> dict[str, Any]:
     Raises TypeError otherwise, and if a number or a string has another type.
     """
     if not isinstance(document, dict):
-        raise TypeError(f"a {type(document).__name__}, not an object")
+        raise TypeError(f"contains a {type(document).__name__}, not an object")
     types = {one.name: _PLAIN.get(str(one.type)) for one in fields(kind)}
     if wrong := types.keys() ^ document.keys():
         raise TypeError(f"unknown or missing fields: {', '.join(sorted(wrong))}")
     for name, wanted in types.items():
         if wanted is not None and type(document[name]) is not wanted:
-            raise TypeError(f"{name} is {document[name]!r}")
+            raise TypeError(f"field {name} has the wrong type: {document[name]!r}")
     return document
 
 

@@ -124,7 +124,7 @@ class RawShipper(Shipper):
             if made.path is None:
                 return None  # it has gone meanwhile
         elif made.content.rows != head.last_lsn - one.identity.first_lsn + 1:
-            raise BadPath(str(one.path), "was removed, or changed, meanwhile; ask again")
+            raise BadPath(str(one.path), "was removed or changed while it was read; read again")
 
         def write(file: BinaryIO) -> Manifest:
             if made.path is None:

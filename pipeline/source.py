@@ -111,7 +111,7 @@ class Settings:
                 raise UnknownSetting(name, "option", OPTIONS)
         path = Path(options.get("path", "")).absolute()  # tasks stand in other folders
         if "path" not in options or not path.is_dir():
-            raise BadPath(str(path), "is no WAL")
+            raise BadPath(str(path), "is not a WAL")
         files = options.get("files")
         return cls(
             path,
@@ -226,7 +226,7 @@ class WalReader(DataSourceReader):
             return found
         there = {one.path.name for one in found}
         if gone := sorted(n for n in names - there if n.endswith(SEGMENT)):
-            raise BadPath(str(path / gone[0]), "was removed meanwhile; ask again")
+            raise BadPath(str(path / gone[0]), "was removed before it was read; read again")
         return [*found, *openings(path, names)]
 
     def _in_range(self, found: list[Source]) -> list[Source]:
@@ -278,7 +278,7 @@ def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
             yield retained.select(settings.columns).cast(plain)
     refuse_open_end(walk, part.source)
     if part.next_lsn and walk.lsn + 1 != part.next_lsn:
-        detail, lost = "the segment behind it is missing", (walk.lsn + 1, part.next_lsn - 1)
+        detail, lost = "the next segment is missing", (walk.lsn + 1, part.next_lsn - 1)
         raise WalDamaged(str(path.parent), f"{path.name}: {detail}", 0, 0, *lost)
 
 
@@ -346,7 +346,7 @@ class WalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         oldest = min((file.lsn for file in files), default=upto)
         if first < upto and oldest > first:
             detail = (
-                "records went before the stream came to them; give it the option retention_hold"
+                "records were removed before the stream read them; set the option retention_hold"
             )
             raise WalDamaged(str(self.settings.path), detail, 0, 0, first, oldest - 1)
         wanted = [

@@ -362,7 +362,9 @@ def read_version(path: Path) -> Version:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is not a version of the cold tier: {error!r}") from error
     if path.stem != f"{found.number:012d}":
-        raise LakeBroken(str(path), f"has another name than version {found.number}")
+        raise LakeBroken(
+            str(path), f"contains version {found.number}, which does not match its name"
+        )
     return found
 
 
@@ -377,7 +379,7 @@ def read_window(path: Path) -> Window:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is not a window: {error!r}") from error
     if not known_here or found.state not in ("promoting", "hot") or path.stem != found.id:
-        raise LakeBroken(str(path), "is an impossible window")
+        raise LakeBroken(str(path), "contains a window with an invalid state, time or name")
     return found
 
 

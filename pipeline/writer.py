@@ -74,7 +74,7 @@ class Target:
         columns = columns_of(options, schema)
         if "bulk_load" in options and "row" not in columns:
             raise InvalidSetting(
-                "row", "", "a column that numbers the rows, with bulk_load", "option"
+                "row", "", "a column with row numbers, because bulk_load is set", "option"
             )
         return cls(
             options.get("name", "default"),
@@ -109,7 +109,7 @@ def columns_of(options: Mapping[str, str], schema: StructType) -> dict[str, str]
             known = types.get(theirs, "not there")
             raise InvalidRows(f"column {theirs} for {ours} is {known}, not {_TYPES[ours]}", -1)
     if "key" not in found or ("deadline" in found) == ("delay" in found):
-        raise InvalidRows(f"columns {sorted(types)}: need key, and deadline or delay", -1)
+        raise InvalidRows(f"columns {sorted(types)}: must have key, and one of deadline, delay", -1)
     return found
 
 
@@ -135,7 +135,9 @@ def remote_of(options: Mapping[str, str]) -> tuple[str, str, str] | None:
         return None
     for name, value in given.items():
         if not value:
-            raise InvalidSetting(name, value, "given, with the other two of tcp", "option")
+            raise InvalidSetting(
+                name, value, "set: tcp, server_key and key_file are set together", "option"
+            )
     return given["tcp"], given["server_key"], given["key_file"]
 
 
@@ -295,7 +297,12 @@ def writer_of(options: Mapping[str, str], schema: StructType) -> DataSourceArrow
     if one_of("to", options.get("to", "daemon"), ("daemon", "files")) == "daemon":
         return TimersWriter(target)
     if "delay" in target.columns:
-        raise InvalidSetting("delay", target.columns["delay"], "a deadline, for files", "option")
+        raise InvalidSetting(
+            "delay",
+            target.columns["delay"],
+            "replaced by a deadline, because files have no delays",
+            "option",
+        )
     if "path" not in options:
-        raise InvalidSetting("path", "", "the spool's folder, for files", "option")
+        raise InvalidSetting("path", "", "the folder of the spool, because to = files", "option")
     return FilesWriter(target, Path(options["path"]).absolute())  # tasks stand in other folders

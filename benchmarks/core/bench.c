@@ -5,11 +5,12 @@
  *
  * STRUCTURE: wheel, heap, linked. WORKLOAD:
  *
- *   ops    PENDING timers due in 1 ms .. 1 h: add, cancel every second one in random order,
- *          add as many again, then expire all, asking each time for the next call
+ *   ops    PENDING timers due in 1 ms .. 1 h: add all, cancel every second timer in random order,
+ *          add as many timers again, then expire all timers; before each call of expire, ask for
+ *          the time of that call
  *   mix    steady state of PENDING timers with delays as in a purgatory: lognormal, median 5 s,
  *          sigma 1; 90 % are cancelled at a uniform fraction of their delay; 1 ms ticks
- *   pause  PENDING timers due within 30 s, expired at every 1 ms tick; a value per tick
+ *   pause  PENDING timers due within 30 s, expired at every 1 ms tick; one value for each tick
  *   bytes  memory per timer
  *
  * All times are nanoseconds. For ops they are processor time per timer. For mix and pause they
@@ -138,11 +139,12 @@ static void print_ticks(const char *name, const int64_t *ticks_ns, int count)
 
 /* ---- mix ---------------------------------------------------------------------------------- */
 
-/* Planned cancels and expiries: lists of timers by the tick of their cancel. */
+/* Planned cancels and expiries. The timers to cancel are in linked lists, one for each tick. */
 struct plan {
-    uint32_t lists[MIX_TICKS];    /* first timer to cancel at each tick */
-    uint32_t *next;               /* by timer id */
-    uint64_t expiries;            /* expiries within the measured ticks */
+    uint32_t lists[MIX_TICKS];    /* id of the first timer to cancel at each tick */
+    uint32_t *next;               /* id of the next timer to cancel at the same tick, for each
+                                     timer */
+    uint64_t expiries;            /* number of expiries within the measured ticks */
 };
 
 static void plan_timer(struct plan *p, uint32_t id, double cancel_ms, int64_t deadline_ns)
@@ -164,7 +166,7 @@ static double random_normal(void)
 
 static double random_delay_ms(double median_ms) { return 1 + median_ms * exp(random_normal()); }
 
-struct draft {                    /* timers that are drawn but not added */
+struct draft {                    /* random timers that are not added yet */
     double *cancel_ms;
     int64_t *deadlines_ns;
     uint32_t *ids;
@@ -189,8 +191,9 @@ static void draft_set(struct draft *d, uint32_t i, double cancel_ms, double due_
     d->deadlines_ns[i] = (int64_t)(due_ms * (double)MS);
 }
 
-/* Draw a timer of the steady state, with times relative to the start. A timer that stays longer is
- * more likely to be found pending. */
+/* Draw a timer that is pending in the steady state, with times relative to the start. The draw
+ * accounts for the fact that a timer with a longer stay is more likely to be pending at a given
+ * time. */
 static void draw_pending(struct draft *d, uint32_t i)
 {
     double delay_ms = random_delay_ms(5000 * exp(1.0));
@@ -221,7 +224,7 @@ static uint32_t collect(const struct plan *p, uint32_t tick, uint32_t *ids)
     return count;
 }
 
-/* Fill the structure with the steady state. */
+/* Fill the structure with the pending timers of the steady state. */
 static void stand(const struct kind *k, struct timers *t, uint32_t pending, struct plan *p)
 {
     struct draft d = draft_new(pending);
@@ -240,7 +243,7 @@ static double next_call_ns(const struct kind *k, const struct timers *t)
     return (double)(clock_ns(CLOCK_MONOTONIC) - begin_ns) / NEXT_CALLS;
 }
 
-/* Run one tick: expire what is due, cancel the ids in `cancels`, add `adds` timers of the draft. */
+/* Run one tick: expire due timers, cancel the ids in `cancels`, add `adds` timers of the draft. */
 static uint64_t mix_tick(const struct kind *k, struct timers *t, uint32_t tick, struct draft *d,
                          uint32_t adds, const uint32_t *cancels, uint32_t cancel_count)
 {

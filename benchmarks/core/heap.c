@@ -1,6 +1,6 @@
 /*
- * heap.c - baseline: a 4-ary heap that tracks the place of each timer, so that a cancel removes it
- * at once. Keys are in the heap itself; four siblings share a cache line.
+ * heap.c - baseline: a 4-ary heap that tracks the position of each timer, so that a cancel removes
+ * the timer at once. Deadlines are stored in the heap itself; four siblings share a cache line.
  */
 #include "timers.h"
 
@@ -12,7 +12,7 @@ struct entry {
     uint32_t unused;
 };
 
-/* The rest of a timer: half a cache line, as in the arena. */
+/* The fields of a timer that are not in the heap: half a cache line, as in the arena. */
 struct record {
     uint64_t ctl;
     uint64_t unused[3];
@@ -20,11 +20,12 @@ struct record {
 
 struct timers {
     struct record *records;
-    struct entry *entries;        /* entries[0] is the earliest */
-    uint32_t *places;             /* by id: index in entries */
+    struct entry *entries;        /* entries[0] has the earliest deadline */
+    uint32_t *places;             /* index in entries, for each id */
     uint32_t *free;
     uint32_t count, capacity, free_count;
-    void *block;                  /* memory of entries; entries[1] starts a cache line */
+    void *block;                  /* allocated memory of `entries`, placed so that entries[1] starts
+                                     a cache line */
 };
 
 static struct timers *create(uint32_t capacity, int64_t tick_ns)
@@ -73,8 +74,8 @@ static uint32_t least_child(const struct timers *t, uint32_t first)
     return least;
 }
 
-/* Move an entry down. The four groups of grandchildren are prefetched while the
- * children are compared. */
+/* Move an entry down to its place. Prefetch the four groups of grandchildren while comparing the
+ * children. */
 static void sink(struct timers *t, uint32_t i, struct entry e)
 {
     for (uint32_t first; (first = 4 * i + 1) < t->count;) {

@@ -1,18 +1,18 @@
 /*
- * linked.c - baseline: a 64-way wheel of doubly linked lists with a word of occupancy bits per
- * level. Nodes are linked by index. When the clock enters a coarse bucket, its members are
- * re-placed at once.
+ * linked.c - baseline: a wheel with 64 buckets per level and a word of occupancy bits per level.
+ * Buckets are doubly linked lists of node indices. When the clock enters a bucket of a coarse
+ * level, all its timers are moved to finer levels at once.
  */
 #include "timers.h"
 
 enum { BITS = 6, WAY = 1 << BITS, LEVELS = 11 };
 enum { FETCH_NODE = 32, FETCH_NEIGHBOURS = 12, FETCH_FREE = 8 };
 
-/* Half a cache line, as a slot of the arena. */
+/* A timer: half a cache line, like a slot of the arena. */
 struct node {
     uint64_t ctl;
     uint64_t tick;                /* tick of the deadline */
-    uint32_t next, previous;      /* NIL at the ends */
+    uint32_t next, previous;      /* indices of nodes; NIL at the ends of the list */
     uint32_t list;                /* level * WAY + position */
     uint32_t unused;
 };
@@ -45,7 +45,8 @@ static void destroy(struct timers *t)
     free(t);
 }
 
-/* Link a node. Its level is the highest digit in which tick and clock differ. */
+/* Link a node. Its level is the number of the highest base-64 digit in which tick and clock
+ * differ. */
 static void link_node(struct timers *t, uint32_t id)
 {
     struct node *n = &t->nodes[id];
@@ -112,7 +113,8 @@ static void cancel(struct timers *t, const uint32_t *ids, uint32_t count)
     }
 }
 
-/* Find the list with the earliest members; NIL = none. The finest occupied level has it. */
+/* Find the list with the earliest timers; NIL = all lists are empty. The finest occupied level has
+ * this list. */
 static uint32_t next_list(const struct timers *t, uint64_t *tick)
 {
     for (uint32_t level = 0; level < LEVELS; level++)
@@ -125,7 +127,7 @@ static uint32_t next_list(const struct timers *t, uint64_t *tick)
     return NIL;
 }
 
-/* Fire the members of a list, or link them in finer levels. Return how many fired. */
+/* Fire the timers of a list, or link them in finer levels. Return the number of fired timers. */
 static uint64_t empty_list(struct timers *t, uint32_t list)
 {
     uint32_t id = t->heads[list], next;

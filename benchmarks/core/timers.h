@@ -13,17 +13,19 @@
 
 struct timers;
 
-/* Ids are below the capacity; the benchmark never adds more than fit. Batches may be of any
- * length, so that a structure can prefetch memory. */
+/* Functions of one structure. Ids are below the capacity; the benchmark never adds more timers than
+ * fit. Functions take whole batches, so that a structure can prefetch memory. */
 struct kind {
     const char *name;
     struct timers *(*create)(uint32_t capacity, int64_t tick_ns);
     void (*destroy)(struct timers *);
     void (*add)(struct timers *, const int64_t *deadlines_ns, uint32_t *ids, uint32_t count);
     void (*cancel)(struct timers *, const uint32_t *ids, uint32_t count);
-    uint64_t (*expire)(struct timers *, int64_t now_ns);   /* return the number of fired timers */
-    int64_t (*next_ns)(const struct timers *);   /* when to call expire; INT64_MAX = never */
-    uint64_t (*bytes)(const struct timers *);    /* all memory of the structure */
+    uint64_t (*expire)(struct timers *, int64_t now_ns);   /* fires due timers; returns their
+                                                              number */
+    int64_t (*next_ns)(const struct timers *);   /* time of the next call of expire; INT64_MAX =
+                                                    never */
+    uint64_t (*bytes)(const struct timers *);    /* size of all memory of the structure */
 };
 
 extern const struct kind wheel_kind, heap_kind, linked_kind;
@@ -35,7 +37,8 @@ static inline int64_t clock_ns(clockid_t clock)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Return zeroed, touched memory on a cache line; without memory, end the benchmark. */
+/* Return zeroed memory that starts at a cache line and whose pages are allocated. If there is no
+ * memory, end the benchmark. */
 static inline void *memory(size_t bytes)
 {
     void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
@@ -44,7 +47,8 @@ static inline void *memory(size_t bytes)
     return memset(p, 0, bytes);
 }
 
-/* A stack of free ids for structures without one of their own; the first id is 0. */
+/* Return a stack of free ids, for structures that do not manage free ids themselves; the first id
+ * is 0. */
 static inline uint32_t *free_ids(uint32_t capacity)
 {
     uint32_t *stack = memory((size_t)capacity * sizeof *stack);

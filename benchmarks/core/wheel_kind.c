@@ -1,4 +1,5 @@
-/* wheel_kind.c - the wheel of shm_layout, as the daemon uses it. */
+/* wheel_kind.c - the structure `wheel`: the timing wheel of shm_layout, used as the daemon uses
+ * it. */
 #include "core/core.h"
 #include "timers.h"
 
@@ -8,7 +9,7 @@ struct timers {
     struct slots slots;
     struct wheel wheel;
     struct wheel_shape shape;
-    uint64_t fired;               /* timers fired by the running expire */
+    uint64_t fired;               /* number of timers fired by the current call of expire */
 };
 
 static struct timers *create(uint32_t capacity, int64_t tick_ns)

@@ -1,5 +1,5 @@
-"""Baselines by pyarrow, DuckDB and a client, on the same files; each runs in a process of its own,
-whose memory is not counted."""
+"""Baselines that do the work of the pipeline's steps with pyarrow, DuckDB or a client, on the same
+files. Each runs in its own process, whose memory is not counted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def forget(folder: Path) -> None:
 
 
 def apart(subject: str, *arguments: object) -> float:
-    """Run a function of WORK in its own process; return its figure."""
+    """Run a function of WORK in a new process; return the function's result."""
     command = [sys.executable, "-m", MODULE, subject, *map(str, arguments)]
     folder = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, check=True, cwd=folder, stdout=subprocess.PIPE, text=True)
@@ -53,7 +53,8 @@ def apart(subject: str, *arguments: object) -> float:
 
 
 def seconds(sql: str) -> float:
-    """Return the seconds of a statement that uses as many threads as there are CPUs."""
+    """Return the seconds that DuckDB takes for a statement, with as many threads as there are
+    CPUs."""
     return apart("statement", sql)
 
 
@@ -66,7 +67,8 @@ def _statement(sql: str) -> float:
 
 
 def written(directory: Path, folder: Path) -> float:
-    """Return rows per second of pyarrow alone: batches in memory, written to Parquet on disk."""
+    """Return the rows per second with which pyarrow writes batches from memory to Parquet on
+    disk."""
     return apart("written", directory, folder)
 
 
@@ -90,7 +92,7 @@ def _written(directory: str, folder: str) -> float:
 
 
 def added(folder: Path) -> float:
-    """Return the seconds of add_many for the rows in a folder; $PURGATORYD_DIR selects the
+    """Return the seconds that add_many takes for the rows in a folder; $PURGATORYD_DIR selects the
     daemon."""
     return apart("added", folder)
 
@@ -105,7 +107,7 @@ def _added(folder: str) -> float:
 
 
 def silver(bronze: str, out: Path) -> float:
-    """Return the seconds to write the rows of final states with their stages."""
+    """Return the seconds to write the rows of final states, with the durations of their stages."""
     return seconds(f"""
         COPY (
             SELECT daemon, segment, lsn, kind, clock, cause, namespace, topic, ticket, key, add_lsn,
@@ -118,7 +120,8 @@ def silver(bronze: str, out: Path) -> float:
 
 
 def gold(bronze: str, silver: Path) -> float:
-    """Return the seconds for quantiles of topics and workers, and counts of kinds."""
+    """Return the seconds to compute quantiles for each topic and worker, and counts for each kind
+    of event."""
     of = _quantiles(("request_queue_ns", "remote_ns", "lateness_ns"))
     window = 'time_bucket(INTERVAL {} MINUTES, "at")'
     return sum((
@@ -132,7 +135,7 @@ def gold(bronze: str, silver: Path) -> float:
 
 
 def quantiles(files: str, stages: tuple[str, ...], groups: int) -> float:
-    """Return the seconds for exact quantiles of stages by group."""
+    """Return the seconds to compute exact quantiles of stages for each group."""
     return seconds(
         f"CREATE TABLE t AS SELECT add_lsn % {groups} AS g, {_quantiles(stages)} "
         f"FROM read_parquet('{files}') GROUP BY g"
@@ -144,7 +147,8 @@ def _quantiles(columns: tuple[str, ...]) -> str:
 
 
 def cold_bulk_load(tier: Path, out: Path) -> float:
-    """Return the seconds to sort the rows of a tier and write them by the hour."""
+    """Return the seconds to sort the rows of a cold tier and to write one partition for each
+    hour."""
     return seconds(f"""
         COPY (SELECT *, deadline_ns // 3600000000000 AS hour
               FROM read_parquet('{tier}/cold/due_hour=*/*.parquet', hive_partitioning = false)
@@ -161,7 +165,8 @@ _ROWS = "read_parquet('{tier}/cold/due_hour=*/*.parquet', hive_partitioning = fa
 
 
 def anti_join(tier: Path) -> float:
-    """Return the seconds to count rows without a tombstone, with all their bytes."""
+    """Return the seconds to count the rows without a tombstone, and to read all their payload
+    bytes."""
     return seconds(
         "SELECT count(*), sum(octet_length(payload)), sum(deadline_ns // 1000) FROM "
         f"{_ROWS.format(tier=tier)} WHERE {_ENDED.format(tier=tier)}"

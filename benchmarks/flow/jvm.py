@@ -1,4 +1,4 @@
-"""CPU time of Spark's JVM, by the work of its threads."""
+"""Measure the CPU time of Spark's JVM, by the kind of work of its threads."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from pathlib import Path
 import psutil
 
 KINDS = {"C1 Co": "compilers", "C2 Co": "compilers", "GC": "collector", "Executor task": "tasks"}
-"""Work of a thread by the start of its name, of which the kernel knows 15 characters."""
+"""Kind of work of a thread, by the beginning of its name. The kernel stores 15 characters of a
+name."""
 REST = "the rest"
 """Work of all other threads: loading classes, planning queries, generating code."""
 WHERE = (*dict.fromkeys(KINDS.values()), REST)
 
 Threads = dict[tuple[str, str], float]
-"""Seconds of CPU time so far, by number and name of the thread."""
+"""CPU time of each thread since its start in seconds, by (number, name) of the thread."""
 
 
 @contextmanager
 def spending() -> Iterator[dict[str, float]]:
-    """Yield a dict that has the CPU seconds of the JVM in the block when it ends.
+    """Yield a dict. When the block ends, it contains the CPU seconds that the JVM used in the
+    block.
 
-    Threads that ended before are missing; those of tasks stay for a minute.
+    Threads that end before the block are not counted. Threads of tasks exist for a minute after a
+    task.
     """
     found, before = dict.fromkeys(WHERE, 0.0), _threads()
     yield found

@@ -1,4 +1,5 @@
-"""Steps of the pipeline benchmark: each yields its name and its figures, rates per second first."""
+"""The steps of the pipeline benchmark. Each yields its name and its figures, rates per second
+first."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 DAY_NS = 86_400 * 10**9
 WINDOW_NS = 300 * 10**9
 BASE_S = 1_893_456_000  # 2030-01-01, midnight
-CANCELLED = 10  # one in CANCELLED timers of the cold tier is cancelled
-WARM_ADDS = 3  # bulk adds after the first; their median counts
+CANCELLED = 10  # one in this number of timers of the cold tier is cancelled
+WARM_ADDS = 3  # number of bulk adds after the first; their median is reported
 STAGES = ("request_queue_ns", "remote_ns", "response_queue_ns", "send_ns")
 
 Figures = dict[str, float]
@@ -50,7 +51,7 @@ def timed(action: Callable[[], object]) -> float:
 def tables_and_tier(
     arguments: argparse.Namespace, folder: Path, session: Callable[[], SparkSession]
 ) -> Steps:
-    """Run the steps from the WAL to gold, and those of the cold tier."""
+    """Run the steps from the WAL to gold, and the steps of the cold tier."""
     events = wal.events(arguments.wal_dir)
     lake = folder / "lake"
     yield "ship", shipped(arguments, folder, lake, events)
@@ -60,16 +61,17 @@ def tables_and_tier(
 
 
 def adds(arguments: argparse.Namespace, folder: Path, session: Callable[[], SparkSession]) -> Steps:
-    """Run the separate job that turns rows into timers."""
+    """Run the bulk-add step, which turns rows into timers in a separate job."""
     yield "bulk add", bulk_add(session(), folder / "bulk", arguments.bulk_rows)
 
 
 JOBS = {job.__name__: job for job in (tables_and_tier, adds)}
-"""Jobs of one run, one process each. A job yields the figures of a step once or in parts."""
+"""The jobs of one run, each in its own process. A job yields the figures of a step at once or in
+parts."""
 
 
 def noop(rows: DataFrame) -> None:
-    """Compute all rows, and store none."""
+    """Compute all rows without storing them."""
     rows.write.format("noop").mode("overwrite").save()
 
 
@@ -91,7 +93,8 @@ print(json.dumps([rows, time.perf_counter() - began_s]))
 
 
 def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int) -> Figures:
-    """Ship twice, each time in a new process; the first time the WAL is not in the page cache."""
+    """Ship the WAL twice, each time in a new process. The first time, the WAL is not in the page
+    cache."""
     found: Figures = {}
     for name, place in (("cold", folder / "first"), ("warm", lake)):
         if name == "cold":
@@ -111,7 +114,7 @@ def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int
 
 
 def tables(spark: SparkSession, lake: Path, folder: Path, events: int) -> Steps:
-    """Build the tables from bronze to gold, and sketches over silver."""
+    """Build the tables bronze, silver and gold, and compute sketches from silver."""
     bronze = str(lake / "bronze" / "*" / "*.parquet")
     for name in ("cold", "warm"):
         place = folder / name
@@ -134,7 +137,7 @@ def tables(spark: SparkSession, lake: Path, folder: Path, events: int) -> Steps:
 
 
 def sketched(lifecycles: DataFrame, files: str, groups: int, count: int) -> Figures:
-    """Sketch four stages in `groups` groups."""
+    """Compute sketches of four stages for each of `groups` groups."""
     from pyspark.sql import functions as f
 
     by = f.pmod(f.col("add_lsn"), f.lit(groups)).alias("by")
@@ -160,9 +163,10 @@ def day(spark: SparkSession, rows: int) -> DataFrame:
 
 
 def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
-    """Load a day, cancel a tenth, promote five minutes of it."""
+    """Bulk-load a day into a cold tier, cancel a tenth of its timers, and promote five minutes of
+    it."""
     found: Figures = {}
-    nobody = BulkLoader("nobody")  # no cancel of this day reaches the daemon
+    nobody = BulkLoader("nobody")  # a loader without a daemon: no cancel of this day must reach one
     for name in ("cold", "warm"):
         place = folder / name
         place.mkdir(parents=True)
@@ -186,8 +190,8 @@ def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
 
 
 def cancelled(rows: int) -> pa.Table:
-    """Return the keys of a tenth of the day, in Arrow because Python objects would count as memory
-    of the pipeline."""
+    """Return the keys of a tenth of the day. They are in Arrow, because Python objects would count
+    as memory of the pipeline."""
     numbers = pa.array(np.arange(0, rows, CANCELLED)).cast(pa.string())
     count = len(numbers)
     keys = pa.compute.binary_join_element_wise("order:2030:", numbers, "").cast(pa.binary())
@@ -197,18 +201,18 @@ def cancelled(rows: int) -> pa.Table:
 
 
 def select(spark: SparkSession, tier: Tier, one: Window) -> None:
-    """Read the rows of a window, and store none."""
+    """Read the rows of a window without storing them."""
     noop(selected(spark, tier, one))
 
 
 def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
-    """Measure windows of five minutes of a day, after earlier ones."""
+    """Promote three windows of five minutes, one after another; return the figures of the last."""
     noon_ns = BASE_S * 10**9 + DAY_NS // 2
     with wal.daemon("--capacity", str(max(1000, rows // 50)), "--payload-memory", "64M"):
         hot = BulkLoader(wal.NAME, timeout=wal.PATIENCE_S)
         taken = Frontier(noon_ns, tier.version().number)
         tier.save_window(Window(window_id(taken), hot.name, Frontier(0, 0), taken, "hot"))
-        for iteration in range(3):  # the first windows are warm-up
+        for iteration in range(3):  # the first two windows are warm-up
             until = Frontier(noon_ns + (iteration + 1) * WINDOW_NS, tier.version().number)
             one = Window(window_id(until), hot.name, tier.frontier("hot"), until)
             select_s = timed(partial(select, spark, tier, one))
@@ -224,7 +228,8 @@ def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
 
 
 def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
-    """Add rows through Spark, cold and then warm, and as a baseline by add_many in one process."""
+    """Add rows with Spark, first cold and then warm; as a baseline, add them with add_many in one
+    process."""
     frame = day(spark, rows).selectExpr("namespace", "topic", "key", "payload", "3600.0D as delay")
     tasks = spark.sparkContext.defaultParallelism
     frame.repartition(tasks).write.parquet(str(folder))

@@ -1,4 +1,4 @@
-"""A WAL as a daemon writes it, and daemons to measure with."""
+"""Make a WAL by running a daemon, and start daemons for the measurements."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TOPICS = 64
 AT_ONCE = 50_000
 PATIENCE_S = 300.0
 MANY = 1_000_000
-FIRING = 10  # one in FIRING timers is due at once; the others are cancelled
+FIRING = 10  # one in this number of timers is due at once; all other timers are cancelled
 
 
 @contextmanager
 def daemon(*arguments: str) -> Iterator[Path]:
-    """Start a daemon in the folder that is yielded; $PURGATORYD_DIR has the same value."""
+    """Start a daemon in a new folder, and yield the folder. $PURGATORYD_DIR is set to it."""
     with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as folder:
         os.environ["PURGATORYD_DIR"] = folder
         process = subprocess.Popen(
@@ -52,7 +52,7 @@ def daemon(*arguments: str) -> Iterator[Path]:
 
 
 def make(folder: Path, timers: int) -> int:
-    """Write a WAL of `timers` timers; return its number of events."""
+    """Write a WAL with `timers` timers; return the number of its events."""
     size = (
         "--wal-dir", str(folder), "--capacity", str(4 * AT_ONCE), "--payload-memory", "128M",
         "--replay-buffer", "65536", "--wal-buffer-bytes", "256M", "--retain-bytes", "1024G",
@@ -65,7 +65,8 @@ def make(folder: Path, timers: int) -> int:
 
 
 def rows(first: int, last: int) -> pa.Table:
-    """Return timers with keys, topics and payloads like those of a shop."""
+    """Return the timers with numbers `first` to `last` - 1. Their keys, topics and payloads are
+    like those of a shop."""
     numbers = np.arange(first, last)
     text = pa.array(numbers).cast(pa.string())
     due = np.where(numbers % FIRING == 0, 0.0, 3600.0)

@@ -4,9 +4,9 @@
  *   arena ROUNDS
  *
  * A round adds 65,536 timers in batches of 1024, due within a second. It then advances the wheel
- * every millisecond until all timers have fired, and publishes their notices. The figure is
- * nanoseconds of processor time per timer, from its batch to its notice. Building the messages
- * is not included.
+ * every millisecond until all timers have fired, and publishes their notices. The result is the
+ * processor time per timer in nanoseconds, from its batch to its notice, without building the
+ * messages.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -150,7 +150,7 @@ int main(int argc, char **argv)
     expect(rounds >= 1 && rounds <= 1000000, "ROUNDS is 1 to 1000000");
     bench_open(&b);
     hello(&b);
-    round_run(&b);                /* a first round touches all memory */
+    round_run(&b);                /* a first round, which is not measured, touches all memory */
     for (uint64_t i = 0; i < rounds; i++)
         spent_ns += round_run(&b);
     const double timers = (double)rounds * BATCHES * PG_BATCH_RECORDS;

@@ -1,1 +1,1 @@
-"""Parts of bench_purgatory.py: schedule, messages, designs, driver."""
+"""The parts of bench_purgatory.py: schedule, messages, designs, driver."""

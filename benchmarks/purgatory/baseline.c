@@ -1,5 +1,5 @@
-/* baseline.c - the common part of both earlier purgatory designs: requests, records and outcomes on
- * the wire, purges. */
+/* baseline.c - the code that the two earlier purgatory designs share: requests, handling of
+ * messages, outcomes and purges. */
 #include <time.h>
 
 #include "baseline.h"
@@ -59,8 +59,8 @@ static struct request *request_read(struct baseline *b, const struct pg_record *
     return r;
 }
 
-/* Arm a request as these designs do: evaluate it, add it to the list of each key, evaluate it
- * again, arm the timer. */
+/* Arm a request as the two earlier designs do: evaluate its condition, add it to the list of each
+ * key, evaluate the condition again, and arm the timer. */
 static void watch(struct baseline *b, const struct pg_record *record, const uint8_t *area)
 {
     struct request *r = request_read(b, record, area);
@@ -145,7 +145,8 @@ static uint8_t *outcome_bytes(uint8_t *at, const struct request *r)
     memcpy(at + sizeof r->key, r->payload, r->payload_len);
     at += sizeof r->key + r->payload_len;
     const uint32_t end = r->keys * (uint32_t)sizeof(uint64_t) + 2;
-    memset(at, 0, end);           /* no watermarks, missing or failed keys are kept */
+    memset(at, 0, end);           /* these designs store no watermarks, missing keys or failed
+                                     keys */
     return at + end;
 }
 
@@ -159,7 +160,8 @@ static void outcome_pop(struct baseline *b)
     request_drop(b, r);
 }
 
-/* Write one OUTCOMES message with up to `most` outcomes; return its size, 0 = none. */
+/* Write one OUTCOMES message with up to `most` outcomes; return its size, or 0 if there are no
+ * outcomes. */
 uint64_t baseline_inbox(struct baseline *b, uint8_t *out, uint32_t most)
 {
     const uint32_t count = b->outcome_count < most ? (uint32_t)b->outcome_count : most;

@@ -1,13 +1,14 @@
-/* baseline.h - two earlier designs of a purgatory, with the interface of the core: they read the
- * same WATCH, ADVANCE_KEY and FORGET records and write the same OUTCOMES messages.
+/* baseline.h - two earlier designs of a purgatory, with the message format of the core: they read
+ * its WATCH, ADVANCE_KEY and FORGET records and write its OUTCOMES messages.
  *
  *   old  one heap of requests; watch lists in a hash map; a completed request stays in both
  *        until a purge scans them all
  *   new  a hierarchical wheel of 1 ms x 20 with a heap of its buckets; a completed request leaves
  *        the timer at once, and its lists at a purge that an estimate triggers
  *
- * They have only the features that the experiment needs, which is in their favour: one namespace, keys of 8 bytes, condition
- * ANY, no sessions, no validation, nothing survives the process. */
+ * They have only the features that the experiment needs, which makes them faster: one namespace,
+ * keys of 8 bytes, condition ANY, no sessions, no validation, no state that survives the
+ * process. */
 #ifndef BASELINE_H
 #define BASELINE_H
 
@@ -25,15 +26,15 @@ struct request;
 
 /* A watch key: its watermark and its watchers, newest first. */
 struct row {
-    struct row *next;             /* next row in the same cell of the map */
+    struct row *next;             /* next row in the same cell of the hash map */
     struct request *head;
     uint64_t key, watermark;
-    bool forgotten;               /* freed with its last watcher */
+    bool forgotten;               /* the row is freed with its last watcher */
 };
 
 struct watcher {
     struct row *row;
-    struct request *next;         /* position in the row's list */
+    struct request *next;         /* next request in the row's list of watchers */
     uint64_t target;
     bool own;                     /* the row is freed with the request */
 };
@@ -41,10 +42,11 @@ struct watcher {
 struct request {
     uint64_t key, ticket;
     int64_t deadline_ns, armed_ns, ended_ns;
-    struct request *previous, *next;      /* new: links in its bucket */
-    struct bucket *bucket;                /* new: its bucket; NULL = none */
+    struct request *previous, *next;      /* design `new`: neighbours in its bucket */
+    struct bucket *bucket;                /* design `new`: its bucket; NULL = none */
     struct request *next_outcome;
-    uint32_t holders;             /* references from lists, timer and outcomes; freed at 0 */
+    uint32_t holders;             /* number of references from lists, timer and outcomes; freed at
+                                     0 */
     uint32_t payload_len;
     uint8_t cause;                /* enum pg_cause; 0 = pending */
     uint8_t keys;
@@ -62,7 +64,7 @@ struct heap_entry {
     void *item;
 };
 
-struct heap {                     /* binary, earliest first */
+struct heap {                     /* a binary heap, the earliest deadline first */
     struct heap_entry *entries;
     uint64_t count, capacity;
 };
@@ -84,14 +86,14 @@ struct baseline_figures {
 
 struct baseline {
     const struct timer_kind *kind;
-    struct heap heap;             /* old: requests; new: buckets */
+    struct heap heap;             /* `old`: heap of requests; `new`: heap of buckets */
     struct bucket buckets[WHEEL_LEVELS][WHEEL_SLOTS];
-    int64_t wheel_ns;             /* new: start of the bucket that was popped last */
+    int64_t wheel_ns;             /* `new`: start of the last popped bucket */
     int64_t now_ns;
     struct row **cells;           /* hash map of the rows */
     uint64_t rows, cell_count;
-    uint64_t completed;           /* old: requests that ended since the last purge */
-    uint64_t estimate;            /* new: estimated number of requests on the lists */
+    uint64_t completed;           /* `old`: requests that ended since the last purge */
+    uint64_t estimate;            /* `new`: estimated number of requests on the lists */
     uint64_t tickets;
     struct request *outcomes, **outcomes_end;
     uint64_t outcome_count;

@@ -1,6 +1,7 @@
-"""One interface for all designs: messages in, outcomes out.
+"""One interface for all designs: they take messages and return outcomes.
 
-A message is at the start of the messages' buffer; an outcome message at the start of `out`.
+A message starts at the beginning of `Messages.bytes`, a message of outcomes at the beginning of
+`out`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ LIBRARY = ROOT / "build" / "libbaseline.so"
 FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra"]
 OUT_BYTES = 1 << 20
 OUTCOMES = 512
-"""Most outcomes in one message, as in the core."""
+"""Maximum number of outcomes in one message, as in the core."""
 
 DONE = (lib.PG_ST_ADDED, lib.PG_ST_DONE)
-"""Statuses of applied records."""
+"""The statuses of records that were applied."""
 
 REFUSALS = tuple(name for name, *_ in layout.fields("pg_metrics") if "refused" in name)
-"""Counters of refused records and batches."""
+"""The names of the counters of refused records and batches."""
 
 DECLARATIONS = """
 struct baseline_figures { uint64_t pending, bytes, bytes_max, purges;
@@ -57,7 +58,7 @@ class Core(Protocol):
     out: Bytes
 
     def handle(self, length: int) -> None:
-        """Take the message of `length` bytes."""
+        """Handle the message of `length` bytes."""
 
     def advance(self, now_ns: int) -> None:
         """Expire operations that are due."""
@@ -66,11 +67,11 @@ class Core(Protocol):
         """Return the size of the next OUTCOMES message in `out`; 0 = none."""
 
     def figures(self) -> Figures:
-        """Return memory and purges of the run."""
+        """Return the figures of the run about memory and purges."""
 
 
 def pointer(array: Bytes) -> Any:
-    """Return the address of an array, which its owner keeps alive."""
+    """Return the address of an array. The caller must keep the array alive."""
     return ffi.cast("uint8_t *", array.ctypes.data)
 
 
@@ -78,8 +79,8 @@ def pointer(array: Bytes) -> Any:
 
 
 class Nothing:
-    """A design that does nothing, to measure the driver alone. Its outcomes are the predicted
-    ones."""
+    """A design that does nothing, to measure the driver alone. It returns the predicted
+    outcomes."""
 
     def __init__(self, schedule: Schedule, start_ns: int) -> None:
         self.out = np.zeros(OUT_BYTES, np.uint8)
@@ -119,7 +120,7 @@ class Nothing:
 
 
 def build() -> None:
-    """Compile the earlier designs."""
+    """Compile the two earlier designs into one library."""
     LIBRARY.parent.mkdir(exist_ok=True)
     compiler = shlex.split(os.environ.get("CC", "cc"))
     sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
@@ -128,7 +129,7 @@ def build() -> None:
 
 
 class Baseline:
-    """The earlier design `old` or `new`."""
+    """One of the two earlier designs, `old` or `new`."""
 
     def __init__(self, design: str, messages: Messages, now_ns: int) -> None:
         self._ffi: Any = FFI()
@@ -159,7 +160,7 @@ class Baseline:
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Return bounds of an arena with space for 330 ms of requests."""
+    """Return the size settings of an arena with space for the requests of 330 ms."""
     slots = max(1 << 14, int(experiment.rate * 0.33))
     keys = experiment.own * slots + experiment.shared + 1
     return {
@@ -183,11 +184,11 @@ def sizes(experiment: Experiment) -> dict[str, int]:
 
 
 def private_memory(size: int) -> Bytes:
-    """Return zeroed memory of this process alone, in huge pages if the kernel has any."""
+    """Return zeroed private memory, in huge pages if the kernel has huge pages."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     pages = np.frombuffer(memory, np.uint8)
-    pages[:: mmap.PAGESIZE] = 0  # touch all pages before the first request
+    pages[:: mmap.PAGESIZE] = 0  # allocate all pages before the first request
     return pages
 
 
@@ -228,11 +229,11 @@ class Ours:
             )  # fmt: skip
 
     def advance(self, now_ns: int) -> None:
-        """Expire operations that are due. Raises Refused if the previous iteration had a refused
-        record.
+        """Expire operations that are due. Raises Refused if a record has been refused in an earlier
+        iteration.
 
-        Counters show a refusal at less cost than checking every status. Other wrong answers show in
-        the outcomes.
+        Reading counters costs less than checking every status. Wrong answers of other kinds lead to
+        wrong outcomes, which the driver finds.
         """
         if any(getattr(self._metrics, name) for name in REFUSALS):
             raise Refused
@@ -245,10 +246,10 @@ class Ours:
         return int(lib.pg_inbox(self._a, self._session, self._out, OUT_BYTES))
 
     def figures(self) -> Figures:
-        return Figures(sum(len(array) for array in self._mapped))  # all arrays are resident
+        return Figures(sum(len(array) for array in self._mapped))  # all their pages are resident
 
     def check(self) -> None:
-        """Check every invariant, and that nothing is left of any operation and its own keys."""
+        """Check every invariant, and that no operation and no own key is left."""
         fault = ffi.new("struct pg_fault *")
         if not lib.pg_check(self._a, fault):
             raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.detail)}")
@@ -265,7 +266,7 @@ class Ours:
 
 
 def check_reply(reply: Bytes) -> None:
-    """Raise an error unless every record of a batch was applied."""
+    """Raise Refused unless every record of a batch was applied."""
     statuses = statuses_in(reply)
     if sum(map(statuses.count, DONE)) != len(statuses):
         raise Refused(f"statuses {sorted(set(statuses))}")

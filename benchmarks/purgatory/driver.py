@@ -1,4 +1,5 @@
-"""One run: submit requests as scheduled, collect outcomes, compare each with the prediction."""
+"""One run of the benchmark: submit requests as scheduled, collect the outcomes, compare each
+outcome with the predicted outcome."""
 
 from __future__ import annotations
 
@@ -15,32 +16,34 @@ from .messages import BATCH, Bytes, Messages, outcomes_in
 
 ITERATION_NS = MS
 LEAD_NS = 3_000 * MS
-"""Time between creating the design and the first arrival."""
+"""Time between the creation of the design and the first arrival of a request."""
 
 BEHIND_NS = 1_000 * MS
-"""Delay behind the schedule at which a run is stopped."""
+"""If a run falls this far behind its schedule, it is stopped."""
 
 WINDOWS_NS = {"daemon": (50 * MS, 50 * MS)}
-"""Spans before and after a deadline in which an advance may be sent with either outcome.
+"""Spans (before, after) a deadline. If an advance is sent within them, either outcome is right.
 
-In one process, an advance before the deadline always counts; after it, the result depends on the
-order in which the design looks at both.
+In one process, an advance before the deadline always satisfies the request. After the deadline, the
+outcome depends on whether the design handles the advance or the deadline first.
 """
 
 WINDOW_NS = (0, 2 * MS)
 
 ADVANCED = np.uint8(0x80)
 ENDED = np.uint8(0x7F)
-"""Bits of a request's state: ADVANCED if its advance was due, ENDED for the cause of its end."""
+"""Bits of a request's state: ADVANCED is set if its advance was due; the bits ENDED contain the
+cause of its end."""
 
 NEVER_NS = np.iinfo(np.int64).max
 SILENCE_NS = 5_000 * MS
-"""Time after the last expected end at which missing outcomes count as lost."""
+"""Time after the last expected end of a request. Outcomes that are still missing then count as
+lost."""
 
 
 class RealClock:
-    """The clock of the deadlines. Iterations begin at fixed intervals; those of several workers are
-    offset, as those of independent processes would be."""
+    """The clock that deadlines refer to (CLOCK_BOOTTIME). Iterations begin at fixed intervals.
+    Several workers begin their iterations at different times, as independent processes would."""
 
     def __init__(self, every_ns: int = ITERATION_NS, worker: int = 0, workers: int = 1) -> None:
         self._every_ns = every_ns
@@ -59,7 +62,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock that moves by one interval per iteration: the same work at full speed, with
+    """A clock that moves by one interval per iteration. The same work runs at full speed and has
     reproducible outcomes."""
 
     def __init__(self) -> None:
@@ -90,18 +93,18 @@ class Driver:
         self._arrives_ns = self.schedule.arrives_ns + self.start_ns
         self._completes_ns = (self.schedule.completes_ns + self.start_ns)[self.schedule.order]
         self._deadlines_ns = self._arrives_ns + TIMEOUT_NS
-        # The arrays are filled, so that no page is touched for the first time during the run.
+        # Fill the arrays, so that all their pages are allocated before the run.
         self._armed_ns: Longs = np.full(count, NEVER_NS)
-        self._advanced_ns: Longs = np.full(count, NEVER_NS)  # indexed in the order of the schedule
+        self._advanced_ns: Longs = np.full(count, NEVER_NS)  # in the order of schedule.order
         self._got: Longs = np.full(count, -1)  # requests in the order of their outcomes
-        self._got_ns: Longs = np.full(count, -1)  # times of these outcomes
-        self._states = np.full(count, 0, np.uint8)  # cause of the end, and ADVANCED
+        self._got_ns: Longs = np.full(count, -1)  # times at which they were received
+        self._states = np.full(count, 0, np.uint8)  # by request: cause of its end, and ADVANCED
         self._arrived = self._completed = self._ended = 0
         self._last_arrival_ns = self._repeated = self._iteration_ns = 0
 
     def _handle(self, length: int) -> None:
-        """Handle a message. Raises Refused if an iteration takes too long: its work grows with the
-        lag."""
+        """Handle a message. Raises Refused if the iteration takes too long, because then each
+        iteration has more work than the last."""
         self.core.handle(length)
         if self.clock.now_ns() - self._iteration_ns > BEHIND_NS:
             raise Refused
@@ -118,7 +121,8 @@ class Driver:
         self._arrived = max(due, self._arrived)
 
     def _complete(self, now_ns: int) -> None:
-        """Advance once per request whose condition is true, unless it has ended."""
+        """Send an advance for each request whose condition has become true, unless the request has
+        ended."""
         due = int(np.searchsorted(self._completes_ns, now_ns, side="right"))
         requests = self.schedule.order[self._completed : due]
         self._advanced_ns[self._completed : due] = now_ns
@@ -132,8 +136,8 @@ class Driver:
     def _collect(self) -> None:
         """Take outcomes and acknowledge them.
 
-        A request's own keys were removed with it. A key that was advanced too late exists again,
-        and is forgotten here.
+        A request's own keys are removed when it ends. If an advance came too late, it has created
+        its key again, so this function forgets the key.
         """
         while length := self.core.inbox():
             got_ns = self.clock.now_ns()
@@ -154,10 +158,11 @@ class Driver:
                 self.core.handle(self.messages.forget(requests[late]))
 
     def _iterate(self, now_ns: int) -> None:
-        """Run one iteration: ended requests first, because they free space for new ones.
+        """Run one iteration. It handles ended requests first, because they free space for new
+        requests.
 
-        An advance may come before its watch. Outcomes are collected after each step, while their
-        memory is still in the caches.
+        So an advance may be sent before the watch of its request. Outcomes are collected after each
+        step, while their memory is still in the CPU caches.
         """
         self._iteration_ns = now_ns
         self.core.advance(now_ns)
@@ -176,7 +181,7 @@ class Driver:
         )
 
     def run(self) -> Result:
-        """Run the schedule, and until the last outcome."""
+        """Run the schedule until the last outcome has been received."""
         gc.collect()
         gc.disable()
         last_end_ns = int(self.schedule.ends_ns.max()) + self.start_ns
@@ -200,10 +205,11 @@ class Driver:
                 return True
         return False
 
-    # ---- what came of it ----------------------------------------------------------------------
+    # ---- the result ----------------------------------------------------------------------
 
     def _wrong(self, causes: Bytes, got_ns: Longs) -> tuple[int, int]:
-        """Return the numbers of wrong and ambiguous outcomes. An early outcome is wrong."""
+        """Return (number of wrong outcomes, number of ambiguous outcomes). An early expiry is
+        wrong."""
         sent_ns = np.empty_like(self._advanced_ns)
         sent_ns[self.schedule.order] = self._advanced_ns
         satisfied, expired = causes == lib.PG_CAUSE_SATISFIED, causes == lib.PG_CAUSE_EXPIRED

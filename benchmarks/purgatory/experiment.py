@@ -1,4 +1,4 @@
-"""The requests of one run, with the times of their arrivals and of their conditions turning
+"""The requests of one run, with the times at which they arrive and at which their conditions become
 true."""
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ QUARTILE = 0.6744897501960817
 """Upper quartile of the standard normal distribution, in standard deviations."""
 
 CASES = {"low": (20.0, 60.0), "high": (200.0, 400.0)}
-"""Median and upper quartile of the latency, ms."""
+"""The cases: (median, upper quartile) of the latency in ms."""
 
 SERIES = {"shared": (2, 1), "own": (0, 3)}
-"""Numbers of keys that all requests watch, and of keys that belong to one request."""
+"""The series: (number of keys that all requests watch, number of keys that belong to one
+request)."""
 KEYS = 3
-"""Watch keys of a request, in each series."""
+"""Number of watch keys of a request, in each series."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Experiment:
     seed: int = 1
     worker: int = 0  # number of the worker process, if the run goes through the daemon
     endpoint: str = ""
-    start_ns: int = 0  # start of the schedule; 0 = once everything is prepared
+    start_ns: int = 0  # start of the schedule on the boot clock; 0 = when everything is prepared
 
     @property
     def shared(self) -> int:
@@ -51,14 +52,15 @@ class Experiment:
         return SERIES[self.series][1]
 
     def described(self) -> dict[str, Any]:
-        """Return the experiment for the results' file."""
+        """Return the experiment as the results file describes it."""
         names = ("design", "case", "series", "rate", "requests")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Times in ns from the start of the run; `order` are the requests sorted by `completes_ns`."""
+    """Times in ns from the start of the run; `order` has the numbers of the requests, sorted by
+    `completes_ns`."""
 
     arrives_ns: Longs
     completes_ns: Longs
@@ -66,7 +68,7 @@ class Schedule:
 
     @classmethod
     def of(cls, e: Experiment) -> Schedule:
-        """Draw exponential inter-arrival times and lognormal latencies."""
+        """Draw a random schedule: exponential inter-arrival times and lognormal latencies."""
         random = np.random.default_rng(e.seed)
         arrives = np.cumsum(random.exponential(1e9 / e.rate, e.requests)).astype(np.int64)
         median, upper = CASES[e.case]
@@ -77,7 +79,8 @@ class Schedule:
 
     @property
     def ends_ns(self) -> Longs:
-        """Time at which each request should end: its completion or its deadline."""
+        """Time at which each request should end: its completion or its deadline, whichever is
+        earlier."""
         ends: Longs = np.minimum(self.completes_ns, self.arrives_ns + TIMEOUT_NS)
         return ends
 
@@ -96,27 +99,27 @@ class Figures:
 class Result:
     """Figures of one run. Times without a unit in their name are seconds."""
 
-    achieved: float  # requests per second divided by the target; 1 = keeps up
-    drain_tail_ms: float  # from the last expected end to the receipt of the last outcome
-    late_p50_ms: float  # expiries: from the deadline to the receipt of the outcome
+    achieved: float  # requests per second / target rate; 1 = keeps up
+    drain_tail_ms: float  # time from the last expected end to the receipt of the last outcome
+    late_p50_ms: float  # for expired requests: time from the deadline to the receipt of the outcome
     late_p99_ms: float
     late_max_ms: float
-    cpu_per_million: float  # CPU time of the whole process
+    cpu_per_million: float  # CPU time of the whole process per million requests
     core_bytes: int  # peak memory of the design
     purges: int
     purge: float
     purge_max_ms: float
     satisfied: int
     expired: int
-    ambiguous: int  # ended within the window in which both outcomes are right
-    wrong: int  # outcomes that differ from the prediction outside the window, or early
+    ambiguous: int  # requests that ended in the window in which either outcome is right
+    wrong: int  # outcomes that differ from the prediction outside of the window, or that are early
     lost: int  # requests without an outcome
-    repeated: int  # repeated outcomes: the daemon re-sends until it gets an acknowledgement
-    aborted: bool  # fell too far behind its schedule and was stopped
+    repeated: int  # outcomes received again: the daemon repeats them until they are acknowledged
+    aborted: bool  # the run fell too far behind its schedule and was stopped
 
     @property
     def keeps_up(self) -> bool:
-        """True if the run meets the criterion of the experiment."""
+        """True if the run meets the experiment's criterion for keeping up."""
         return (
             not self.aborted
             and self.achieved >= 0.99

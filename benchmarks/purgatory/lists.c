@@ -78,8 +78,7 @@ void row_watch(struct request *r, unsigned n)
     r->holders++;
 }
 
-/* End the pending requests on a list that are satisfied, and remove all ended ones from the
- * list. */
+/* End the satisfied requests on a list, and remove all ended requests from the list. */
 static void row_check(struct baseline *b, struct row *row)
 {
     struct request **link = &row->head;
@@ -105,7 +104,7 @@ static struct row **link_of(const struct baseline *b, uint64_t key)
     return link;
 }
 
-/* Delete the row with its last watcher, or at once if it has none. */
+/* Forget a row: it is deleted with its last watcher, or at once if it has no watcher. */
 static void forget(struct baseline *b, struct row **link)
 {
     (*link)->forgotten = true;
@@ -130,8 +129,8 @@ void row_forget(struct baseline *b, uint64_t key)
         forget(b, link);
 }
 
-/* Forget the own rows of a request that has ended. A row is deleted here if its list is empty, else
- * by a later check. */
+/* Forget the own rows of a request that has ended. If a row's list is empty, delete the row here;
+ * if not, a later row check deletes it. */
 void rows_leave(struct baseline *b, const struct request *r)
 {
     for (unsigned n = 0; n < r->keys; n++) {
@@ -144,14 +143,14 @@ void rows_leave(struct baseline *b, const struct request *r)
     }
 }
 
-/* Prefetch the cells and rows that the walk reaches some steps later. */
+/* Prefetch the cells and rows that the loop of rows_purge reaches some steps later. */
 static void prefetch_cells(const struct baseline *b, uint64_t cell)
 {
     if (cell + 16 < b->cell_count)
         __builtin_prefetch(b->cells[cell + 16]);
     if (cell + 8 < b->cell_count && b->cells[cell + 8] != NULL)
         __builtin_prefetch(b->cells[cell + 8]->head);
-    __asm__ volatile("");         /* without this effect, compilers drop the call */
+    __asm__ volatile("");         /* without this statement, compilers remove the call */
 }
 
 /* Check every list, and delete forgotten rows without watchers. */

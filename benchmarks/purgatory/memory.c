@@ -1,4 +1,4 @@
-/* memory.c - counted memory and the binary heap. */
+/* memory.c - memory functions that count allocated bytes, and the binary heap. */
 #include <malloc.h>
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
-"""The wire messages of the experiment, built and read by numpy a batch at a time.
+"""The wire messages of the experiment, which numpy builds and reads a batch at a time.
 
-A key is 8 bytes: a request's number; for its own watch keys four times that number plus the index
-of the key; for shared keys a number that no request has.
+A key has 8 bytes. The key of a request is its number. An own watch key is four times that number
+plus the index of the watch key; a shared watch key is a number that no request has.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from purgatoryd.shm_layout._core import ffi, lib
 from .experiment import KEYS, PAYLOAD_BYTES, Experiment, Longs
 
 BATCH = 1024
-"""Most records in a message."""
+"""Maximum number of records in a message."""
 
 OWN_KEYS = 4
 NEVER = 1 << 62
 SHARED = np.uint64(1 << 63)
 WORKER_BITS = 40
-"""Position of the worker's number in a key, above the bits of the request's number."""
+"""Bit position of the worker's number in a key; the request's number is in the lower bits."""
 
 
 def struct_of(name: str) -> np.dtype[Any]:
-    """Return the numpy type of a struct, without its arrays (they are reserved bytes)."""
+    """Return the numpy type of a struct, without its array fields, which are reserved bytes."""
     plain = [f for f in layout.fields(name) if f[2].kind == "primitive"]
     return np.dtype(
         {
@@ -57,7 +57,7 @@ Rows = npt.NDArray[Any]
 
 
 def watch_area(keys: int) -> np.dtype[Any]:
-    """Return the type of key, payload and watch keys of one WATCH."""
+    """Return the numpy type of the key, payload and watch keys of one WATCH record."""
     parts = [("key", "<u8"), ("payload", f"S{PAYLOAD_BYTES}")]
     for n in range(keys):
         parts += [
@@ -79,7 +79,7 @@ def records(op: int, count: int, **fields: int) -> Rows:
 class Messages:
     """Writes one message at a time into `bytes`; every method returns its length.
 
-    `session` is the session of the frames; `sequence` counts the batches.
+    `session` is the session id in the frames; `sequence` is the sequence number of the last batch.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -113,7 +113,7 @@ class Messages:
                 self._area[f"flags{n}"] = layout.OWN_KEY
 
     def _head(self, message: int, count: int) -> int:
-        """Write frame and name table; return the position of the records."""
+        """Write the frame head and the name table; return the offset of the records."""
         batch = message == layout.Message.BATCH
         self.sequence += batch
         wire.FRAME.pack_into(
@@ -130,13 +130,13 @@ class Messages:
         return at + len(flat)
 
     def hello(self, nonce: bytes) -> int:
-        """Write a HELLO."""
+        """Write a HELLO message."""
         message = wire.encode_hello(nonce)
         self._buffer[: len(message)] = message
         return len(message)
 
     def watch(self, first: int, deadlines_ns: Longs) -> int:
-        """Write a WATCH of the requests from `first` on, one for each deadline."""
+        """Write a batch with a WATCH record for each deadline, for the requests from `first` on."""
         count = len(deadlines_ns)
         area, rows = self._area[:count], self._watch[:count]
         requests = np.arange(self._base + first, self._base + first + count, dtype=np.uint64)
@@ -155,15 +155,17 @@ class Messages:
         return requests.astype(np.uint64) + np.uint64(self._base)
 
     def advance(self, requests: Longs) -> int:
-        """Advance the own key of each request by which its condition turns true."""
+        """Write a batch that advances an own key of each request, which makes the request's
+        condition true."""
         return self._keys(self._advance, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def forget(self, requests: Longs) -> int:
-        """Forget such keys, which an advance created again after the request's end."""
+        """Write a batch that forgets an own key of each request. An advance after the request's end
+        has created this key again."""
         return self._keys(self._forget, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def ack(self, outcomes: Rows) -> int:
-        """Acknowledge all outcomes of one message."""
+        """Write an ACK for all outcomes of one message."""
         at = self._head(lib.PG_M_ACK, len(outcomes))
         rows = np.zeros(len(outcomes), ACK)
         rows["ticket"] = outcomes["ticket"] >> np.uint64(8)
@@ -172,7 +174,7 @@ class Messages:
 
 
 def outcomes_in(message: Bytes) -> tuple[Rows, Longs]:
-    """Return the heads of an OUTCOMES message, and the requests to which they belong."""
+    """Return (heads of the outcomes of an OUTCOMES message, numbers of their requests)."""
     count = int.from_bytes(message[24:28].tobytes(), "little")
     heads: Rows = np.ndarray(count, OUTCOME, message, FRAME)
     at = FRAME + count * OUTCOME.itemsize

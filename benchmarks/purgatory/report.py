@@ -1,4 +1,4 @@
-"""Output of the runs: a line for the terminal, tables for the page, plots."""
+"""Output of the runs: lines for the terminal, tables for docs/purgatory.md, and plots."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PLOTS: tuple[tuple[str, str, Callable[[Row], float], bool], ...] = (
     ("lateness", "lateness of expiries, p99, ms", lambda row: float(row["late_p99_ms"]), True),
     ("memory", "peak memory of the design, MB", lambda row: row["core_bytes"] / 1e6, True),
 )
-"""File, label of the axis, value, and whether the axis is logarithmic, of each plot."""
+"""Each plot: (file name, label of the axis, value of a run, whether the axis is logarithmic)."""
 
 
 def line(row: Row) -> str:
-    """Return one run as a line for the terminal."""
+    """Return a line for the terminal that describes one run."""
     return (
         f"{row['design']:8} {row['case']:4} {row['series']:6} {row['rate']:>9,}/s  "
         f"{'keeps up' if row['keeps_up'] else 'FAILS   '}  achieved {row['achieved']:.3f}  "
@@ -42,7 +42,8 @@ def line(row: Row) -> str:
 # ---- tables ------------------------------------------------------------------------------
 
 COMPARED_RATE = 250_000
-"""The highest rate that every design keeps up with in every case."""
+"""The rate at which the designs are compared: the highest rate with which every design keeps up in
+every case."""
 HEAD = (
     "time-outs", "watch keys", "design", "keeps up with /s", "CPU s/1M beyond driver",
     "late p99 ms", "memory MB",
@@ -50,7 +51,8 @@ HEAD = (
 
 
 def cells(rows: list[Row]) -> Iterable[str]:
-    """One line: the runs of one design in one case and series, by rising rate."""
+    """Return the cells of one table line: one design in one case and series. `rows` are its runs,
+    by rising rate."""
     compared = next(row for row in rows if row["rate"] == COMPARED_RATE)
     return (
         compared["case"], SERIES_TITLES[compared["series"]], compared["design"],
@@ -72,7 +74,8 @@ def rows_of(document: Row, case: str, series: str) -> list[Row]:
 
 
 def tables(document: Row) -> str:
-    """Machine and command of the runs, and a line for each design in each case and series."""
+    """Return the description of the machine and the command, and the table with a line for each
+    design in each case and series."""
     machine = document["machine"]
     described = (
         f"{machine['cpu']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, "
@@ -102,7 +105,8 @@ def write_page(document: Row) -> None:
 
 
 def draw(axes: Any, rows: list[Row], value: Callable[[Row], float]) -> None:
-    """Draw a line per design; a rate that it did not keep up with is a hollow mark."""
+    """Draw a line for each design. A hollow marker shows a rate with which the design did not keep
+    up."""
     for design, colour in COLOURS.items():
         points = [(r["rate"], value(r), r["keeps_up"]) for r in rows if r["design"] == design]
         if not points:
@@ -141,7 +145,7 @@ def plot(document: Row, name: str, label: str, value: Callable[[Row], float], lo
 
 
 def write(document: Row) -> None:
-    """Write page and plots from the results' file."""
+    """Write the tables of the page and the plots from the results."""
     write_page(document)
     for name, label, value, log in PLOTS:
         plot(document, name, label, value, log)

@@ -1,4 +1,5 @@
-"""The daemon with four worker processes: each drives its share of the requests."""
+"""Runs through a daemon with four worker processes, each of which sends its share of the
+requests."""
 
 from __future__ import annotations
 
@@ -28,13 +29,12 @@ from .messages import Bytes, Messages
 
 WORKERS = 4
 ITERATION_NS = 2 * MS
-"""Interval between two iterations of a worker: shorter ones take too much CPU time from the daemon
-if four workers share two CPUs with it."""
+"""Interval between two iterations of a worker. A shorter interval takes too much CPU time from the
+daemon if four workers share two CPUs with it."""
 BEGIN_NS = 4_000 * MS
-"""Time for all workers to make their schedules."""
+"""Time that all workers have to prepare their schedules."""
 SETTLE_MS = 10_000
-"""Time for messages that are still on their way when a worker is done: its last
-acknowledgements."""
+"""Time in which a worker's last messages, its acknowledgements, may still be sent after its run."""
 
 OUTCOMES: int = lib.PG_M_OUTCOMES
 
@@ -45,8 +45,8 @@ Row = dict[str, Any]
 
 
 class Through:
-    """The client's side of one worker: raw frames, as many batches in flight as a session may
-    have."""
+    """The connection of one worker. It sends raw frames, with as many batches in flight as a
+    session may have."""
 
     def __init__(
         self, experiment: Experiment, messages: Messages, check: Callable[[Bytes], None]
@@ -89,14 +89,14 @@ class Through:
         return len(self.out)
 
     def figures(self) -> Figures:
-        return Figures()  # the daemon's figures are measured from outside
+        return Figures()  # the daemon's figures are measured outside of the worker
 
 
 # ---- the daemon --------------------------------------------------------------------------
 
 
 def settings(experiment: Experiment) -> list[str]:
-    """Return settings with space for 350 ms of requests."""
+    """Return daemon settings with space for the requests of 350 ms."""
     slots = max(1 << 14, int(experiment.rate * 0.35))
     keys = slots * experiment.own + experiment.shared
     return [
@@ -121,7 +121,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def check(paths: Paths) -> None:
-    """Check every invariant, and that no operation is left."""
+    """Check every invariant of the arena, and that no operation is left."""
     reader = Reader.attach(paths)
     left, give_up_s = reader.metrics, time.monotonic() + SETTLE_MS / 1e3
     while (left.operations or left.outcomes) and time.monotonic() < give_up_s:
@@ -147,7 +147,7 @@ def shares(experiment: Experiment, paths: Paths) -> list[Experiment]:
 
 
 def together(rows: list[Row], daemon_cpu_s: float, core_bytes: int) -> Row:
-    """Merge the rows of all workers: sums, and for times those of the worst worker."""
+    """Merge the results of all workers: add the counts, and take the times of the worst worker."""
     count = sum(row["satisfied"] + row["expired"] for row in rows)
     sums = ("satisfied", "expired", "ambiguous", "wrong", "lost", "repeated")
     worst = ("drain_tail_ms", "late_p50_ms", "late_p99_ms", "late_max_ms", "aborted")
@@ -167,7 +167,8 @@ def together(rows: list[Row], daemon_cpu_s: float, core_bytes: int) -> Row:
 
 
 def run_through(experiment: Experiment, command: list[str], environment: dict[str, str]) -> Row:
-    """Start daemon and workers; `command` and one JSON argument run a worker."""
+    """Run an experiment with a daemon and workers. A worker is started with `command` and one JSON
+    argument."""
     with daemon(experiment) as (paths, pid):
         before_s = cpu_seconds(pid)
         workers = [

@@ -1,5 +1,6 @@
-/* timers.c - the timers of both designs: one heap of requests (old), and the wheel with a heap of
- * buckets (new). Deadlines are rounded up to the wheel's tick, so that neither fires early. */
+/* timers.c - the timers of the two earlier designs: one heap of requests (`old`), and a wheel with
+ * a heap of buckets (`new`). The wheel rounds deadlines up to its tick, so that no timer fires
+ * early. */
 #include "baseline.h"
 
 /* ---- old ----------------------------------------------------------------------------------- */
@@ -69,7 +70,7 @@ static int64_t tick_after(int64_t deadline_ns)
     return (deadline_ns + TICK_NS - 1) / TICK_NS * TICK_NS;
 }
 
-/* Link a request; false if it is already due. */
+/* Link a request in its bucket. Return false if the request is already due. */
 static bool wheel_link(struct baseline *b, struct request *r)
 {
     const int64_t expires_ns = tick_after(r->deadline_ns);

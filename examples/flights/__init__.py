@@ -1,1 +1,2 @@
-"""The flights of a real year: a departure arms a timer, and the landing cancels it."""
+"""An example with the flights of a real year: a departure arms a timer, and the landing cancels
+it."""

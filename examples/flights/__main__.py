@@ -1,10 +1,10 @@
-"""The main job: the flights of 2013 through real daemons, in three parts.
+"""The main program: it sends the flights of 2013 through real daemons, in three parts.
 
     python -m examples.flights            a day live, the year, and a million timers under load
 
-Each part starts a daemon of its own. It compares the notices that a subscriber process received
-with the answers to the workers and with the oracle, and prints its tables. The exit code is 0 only
-if all of them agree.
+Each part starts a new daemon. It compares the notices that a subscriber process received with the
+answers that the workers received and with the oracle, and prints its tables. The exit code is 0
+only if notices, answers and oracle agree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PARTS = ("day", "year", "load")
 
 
 class Sizes(NamedTuple):
-    """Sizes of the parts: seconds of the live day, timers and longest delay under load."""
+    """Sizes of the parts: duration of the live day in seconds; number of timers and longest delay
+    of the part under load."""
 
     seconds: float
     timers: int
@@ -47,7 +48,7 @@ class Sizes(NamedTuple):
 
 
 class Run:
-    """Run parts one after the other, and collect their figures and problems."""
+    """Runs parts one after another, and collects their figures and problems."""
 
     def __init__(self, console: Console, directory: Path, sizes: Sizes) -> None:
         self._console = console
@@ -57,7 +58,7 @@ class Run:
         self.problems: list[str] = []
 
     def parts(self, chosen: tuple[str, ...]) -> None:
-        """Run the parts of these names. Raises DaemonFailed, ChildFailed."""
+        """Run the parts with these names. Raises DaemonFailed, ChildFailed."""
         if "day" in chosen or "year" in chosen:
             timetable = self._read()
             if "day" in chosen:
@@ -168,7 +169,7 @@ def main(json_file: Path | None, keep: Path | None, **options: Any) -> None:
 
 def _run(console: Console, chosen: tuple[str, ...], sizes: Sizes, json_file: Path | None) -> int:
     began_s = time.monotonic()
-    dataset_file("flights.csv.zip")  # fails at once if the data are not installed
+    dataset_file("flights.csv.zip")  # fail at once if the data are not installed
     with private_directory() as directory:
         run = Run(console, directory, sizes)
         run.parts(chosen)
@@ -194,7 +195,7 @@ def _verdict(console: Console, problems: list[str], elapsed_s: float) -> int:
 
 @contextmanager
 def _failures(console: Console) -> Iterator[None]:
-    """Convert any error inside of the block to a last line and an exit code."""
+    """Convert any error inside of the block to a last line of output and an exit code."""
     try:
         yield
     except KeyboardInterrupt:
@@ -210,14 +211,14 @@ def _failures(console: Console) -> Iterator[None]:
 
 
 def _console() -> Console:
-    """Return a console; without a terminal it has no control codes, and lines wide enough for every
-    table."""
+    """Return a console. If the output is not a terminal, it writes no control codes, and its lines
+    are wide enough for every table."""
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def _interrupt(*_: object) -> None:
-    """End the run; a second signal must not interrupt the cleanup."""
+    """End the run, and ignore further signals, which must not interrupt the cleanup."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

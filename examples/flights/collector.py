@@ -1,7 +1,9 @@
-"""The subscriber process: receives every notice of one topic, up to a last timer of the run itself.
+"""The subscriber process: receives every notice of one topic until the notice of the run's last
+timer.
 
-The notices of a topic come in order and without gaps, so once the last timer has arrived,
-everything that fired before it has arrived. The daemon's counters are not needed.
+The run adds this timer after all others. The notices of a topic arrive in order and without gaps,
+so when the notice of the last timer has arrived, all earlier notices have arrived. The daemon's
+counters are not needed.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ NAMESPACE = "flights"
 TOPIC = "late"
 LAST_KEY = "the last one"
 SILENCE_S = 120.0
-"""Time without any notice after which the process stops waiting for the last one."""
+"""Time without any notice, in seconds, after which the process stops waiting for the last timer."""
 
 
 class NoMoreNotices(Exception):
-    """The last timer's notice did not arrive."""
+    """The notice of the last timer did not arrive."""
 
 
 class Receipt(NamedTuple):
@@ -34,20 +36,21 @@ class Receipt(NamedTuple):
 
     @property
     def firing_ns(self) -> int:
-        """Time from the deadline until the daemon fired the timer: a part of the lateness."""
+        """Time from the deadline until the daemon fired the timer, in ns. It is a part of the
+        lateness."""
         return self.fired_boot_ns - self.deadline_boot_ns
 
     @property
     def received_boot_ns(self) -> int:
-        """Time at which the subscriber process received it; under the virtual clock, at which it
-        fired."""
+        """Time at which the subscriber process received the notice. With a virtual clock, it is the
+        time at which the timer fired."""
         return self.deadline_boot_ns + self.lateness_ns
 
 
 def notices(link: Link, name: str) -> Iterator[Notice]:
-    """Yield all notices of daemon `name` from now on, without the last one.
+    """Yield all new notices of daemon `name`, up to the last timer, whose notice is not yielded.
 
-    Reports to the parent that it is ready once it cannot miss any. Raises NoMoreNotices.
+    Reports to the parent that it is ready as soon as it cannot miss a notice. Raises NoMoreNotices.
     """
     with (
         noted(name) as ledger,

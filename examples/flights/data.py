@@ -3,11 +3,10 @@
 The files are found through the installed distribution's metadata; the package itself is never
 imported, because its import needs pkg_resources and pandas.
 
-FlightDataError
-|-- DatasetMissing      the distribution, or one of its files, is not installed
-|-- MalformedRow        a row that breaks an assumption of this package
-|-- UnknownZone         an airport without a usable time zone
-`-- ContradictoryFlight a key used twice, or a landing not after its departure
+FlightDataError |-- DatasetMissing      the distribution, or one of its files, is not installed |--
+MalformedRow        a row that is not as this package expects |-- UnknownZone         an airport
+without a usable time zone `-- ContradictoryFlight a key used twice, or a landing not after its
+departure
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ class FlightDataError(Exception):
 
 
 class DatasetMissing(FlightDataError):
-    """The data are not installed; `file` is None if the whole distribution is absent."""
+    """The data are not installed; `file` is the missing file, or None if the whole distribution is
+    missing."""
 
     def __init__(self, file: str | None) -> None:
         subject = f"{DISTRIBUTION}/data/{file}" if file else f"the distribution {DISTRIBUTION}"
@@ -43,7 +43,7 @@ class DatasetMissing(FlightDataError):
 
 
 class MalformedRow(FlightDataError):
-    """A row of flights.csv is invalid; `line` counts from 1, which is the header."""
+    """A row of flights.csv is invalid. `line` is its line number; line 1 is the header."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"flights.csv line {line}: {reason}")
@@ -52,7 +52,7 @@ class MalformedRow(FlightDataError):
 
 
 class FlightRow(NamedTuple):
-    """One row, parsed but not interpreted.
+    """One row of flights.csv, parsed but not interpreted.
 
     The `_clock_min` fields are minutes since local midnight, at the origin and at the destination;
     `dep_delay_min` is None for a flight that never departed, `arr_delay_min` for one that never
@@ -97,14 +97,14 @@ def flight_rows() -> Iterator[FlightRow]:
 
 
 def airport_zone_names() -> dict[str, str]:
-    """Return tz database names by IATA code, for the airports whose row has one. Raises
+    """Return {IATA code: tz database name} for the airports whose row has a time zone. Raises
     DatasetMissing."""
     zones = _column_by_key("airports.csv", "faa", "tzone")
     return {code: zone for code, zone in zones.items() if zone not in (MISSING, "", r"\N")}
 
 
 def carrier_names() -> dict[str, str]:
-    """Return carrier names by code, such as "HA" -> "Hawaiian Airlines Inc.". Raises
+    """Return {carrier code: carrier name}, such as "HA": "Hawaiian Airlines Inc.". Raises
     DatasetMissing."""
     return _column_by_key("airlines.csv", "carrier", "name")
 
@@ -133,7 +133,7 @@ def _parse_flight(
         month=int(month),
         day=int(day),
         sched_dep_clock_min=_clock_min(sched_dep_time),
-        # A departure without a delay is malformed; int() raises ValueError for it.
+        # A row with a departure but without a delay is malformed: int() raises ValueError for it.
         dep_delay_min=None if dep_time == MISSING else int(dep_delay),
         sched_arr_clock_min=_clock_min(sched_arr_time),
         arr_delay_min=_optional_int(arr_delay),
@@ -147,7 +147,7 @@ def _parse_flight(
 
 
 def _clock_min(hhmm: str) -> int:
-    """Return minutes since midnight for a time of day without a colon: "517" -> 317."""
+    """Convert a time of day without a colon to minutes since midnight: "517" -> 317."""
     hour, minute = divmod(int(hhmm), 100)
     if not (0 <= hour < 24 and 0 <= minute < 60):
         raise ValueError(f"{hhmm!r} is no time of day")

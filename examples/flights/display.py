@@ -1,4 +1,4 @@
-"""Progress of a part: a live bar on a terminal, a line every ten seconds elsewhere."""
+"""Display of the progress of a part: a live bar on a terminal, or else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ LINE_EVERY_S = 10.0
 
 
 class Display:
-    """Progress of one part; `total` has the same unit as the values given to show."""
+    """Shows the progress of one part. `total` has the same unit as the `done` values that show()
+    gets."""
 
     def __init__(self, console: Console, title: str, total: float) -> None:
         self._console = console
@@ -26,7 +27,7 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("{task.fields[now]}"),
             console=console,
-            refresh_per_second=4,  # drawing more often takes CPU time from the run itself
+            refresh_per_second=4,  # drawing more often would take CPU time from the run
             transient=True,
         )
         self._task = self._progress.add_task(title, total=total, now="")

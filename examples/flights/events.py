@@ -2,7 +2,8 @@
 
 A departure arms a timer for the scheduled arrival + 14.5 minutes; the landing cancels it. Delays
 are whole minutes, so a landing never falls on a deadline: it is half a minute before or after. A
-flight may depart after its own deadline (thousands did): its timer is due when it is armed.
+flight may depart after its own deadline (thousands did). Its timer is then due as soon as it is
+armed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ GRACE_S = 14 * 60 + 30
 
 
 class ContradictoryFlight(FlightDataError):
-    """Two departed flights share `key`, or its landing is not after its departure."""
+    """Two departed flights have the same `key`, or the landing of the flight `key` is not after its
+    departure."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(f"flight {key}: {reason}")
@@ -45,7 +47,8 @@ class Flight(NamedTuple):
 
     @property
     def delay_ns(self) -> int:
-        """Time from the departure to the deadline; negative if it departed after its deadline."""
+        """Time from the departure to the deadline; negative if the flight departed after its
+        deadline."""
         return self.deadline_unix_ns - self.departed_unix_ns
 
     @property
@@ -55,7 +58,8 @@ class Flight(NamedTuple):
 
 
 class Timetable(NamedTuple):
-    """All departed flights in the table's order, and the number of rows without a departure."""
+    """All departed flights in the order of the table, and the number of rows without a
+    departure."""
 
     flights: list[Flight]
     without_departure: int
@@ -88,8 +92,9 @@ def build_timetable(rows: Iterable[FlightRow], base: TimeBase) -> Timetable:
     """Return the flights of `rows`.
 
     Raises UnknownZone, and ContradictoryFlight for a key that is used twice or a landing before its
-    departure. Neither occurs in the published table. A silent choice between two rows, or a cancel
-    sent before its add, would make the run disagree with the oracle without naming the reason.
+    departure. Neither error occurs in the published table. Without these checks, the run would pick
+    one of two rows, or send a cancel before its add, and then disagree with the oracle without a
+    visible reason.
     """
     flights: dict[str, Flight] = {}
     without_departure = 0

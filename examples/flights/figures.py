@@ -1,4 +1,4 @@
-"""Figures of a run: percentiles of lateness, and rates of events."""
+"""The figures of a run: percentiles of lateness, and rates of events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from examples.flights.events import NS_PER_S
 
 
 class Lateness(NamedTuple):
-    """Percentiles of times since a deadline, in ns; all 0 without values."""
+    """Percentiles of times after a deadline, in ns; all are 0 if there are no values."""
 
     notices: int
     min_ns: int
@@ -20,7 +20,8 @@ class Lateness(NamedTuple):
 
     @classmethod
     def of(cls, samples_ns: Iterable[int]) -> Lateness:
-        """Return nearest-rank percentiles, so that every figure is a measured value."""
+        """Return percentiles with the nearest-rank method, so that every figure is a measured
+        value."""
         ordered = sorted(samples_ns)
         if not ordered:
             return cls(0, 0, 0, 0, 0)
@@ -29,7 +30,8 @@ class Lateness(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Number of events, events per second from the first to the last, and in the busiest second."""
+    """Number of events, events per second from the first to the last event, and events in the
+    busiest second."""
 
     events: int
     per_s: float

@@ -1,8 +1,8 @@
 """A day live: four worker processes send the flights of one day at their moments.
 
 A worker adds a timer at each departure and cancels it at the landing, one call at a time. It
-records when it sent the call and when the answer arrived. So every cancel is known to have been
-applied between two times of the boot clock, which are compared with the notices that the subscriber
+records when it sent the call and when the answer arrived. So every cancel was applied between two
+known times of the boot clock. The run compares these times with the notices that the subscriber
 received, and with the oracle.
 """
 
@@ -30,12 +30,12 @@ from purgatoryd.clients import CancelResult, Client
 NAME = "live"
 WORKERS = 4
 TICK_NS = 65_536
-"""The daemon's tick: a timer may fire up to a tick after its deadline, and be cancelled until
-then."""
+"""The daemon's tick in ns. A timer may fire up to a tick after its deadline, and may be cancelled
+until it fires."""
 HEAD_START_NS = NS_PER_S // 2
 LATE_WORKERS_ALLOWED = 10
-"""Allowed share of late landings, per thousand. On a busy machine a worker may oversleep, and its
-timers then fire rightly."""
+"""Maximum number of landings that workers may send too late. On a busy machine a worker may wake up
+late; that its timers then fire is correct."""
 
 _NEW_YORK = ZoneInfo("America/New_York")
 
@@ -61,7 +61,8 @@ class Day:
     receipts: list[Receipt]
     expected: set[str]
     late_workers: list[str] = field(default_factory=list)
-    """Flights that expired against the oracle because their worker sent the landing too late."""
+    """Flights that expired because their worker sent the landing too late, although the oracle does
+    not list them."""
     problems: list[str] = field(default_factory=list)
 
     def calls_of(self, kind: Kind) -> list[Call]:
@@ -70,16 +71,16 @@ class Day:
 
     @property
     def overdue(self) -> set[str]:
-        """Keys whose deadline had passed when they were armed, so that the daemon could only be
-        late."""
+        """Keys of the fired timers whose deadline had already passed when they were armed. The
+        daemon can only fire them late."""
         due = {r.key: r.deadline_boot_ns for r in self.receipts}
         adds = self.calls_of(Kind.DEPARTURE)
         return {add.key for add in adds if due.get(add.key, add.sent_boot_ns) < add.sent_boot_ns}
 
     @property
     def lateness(self) -> dict[str, Lateness]:
-        """Percentiles of the times until received and until fired, of timers that were armed before
-        they were due."""
+        """Percentiles of the times from the deadline until the notice was received and until the
+        timer fired, for timers that were armed before they were due."""
         overdue = self.overdue
         armed = [receipt for receipt in self.receipts if receipt.key not in overdue]
         return {
@@ -89,7 +90,8 @@ class Day:
 
     @property
     def rates(self) -> dict[str, Rate]:
-        """Rates of adds and cancels by their acknowledgements, of expiries by their receipt."""
+        """Rates of adds and cancels at the times of their acknowledgement, and of expiries at the
+        times of their receipt."""
         return {
             "adds": Rate.of(call.acked_boot_ns for call in self.calls_of(Kind.DEPARTURE)),
             "cancels": Rate.of(call.acked_boot_ns for call in self.calls_of(Kind.LANDING)),
@@ -101,7 +103,8 @@ def run(
     directory: Path, console: Console, date: str, flights: list[Flight], expected: set[str],
     seconds: float,
 ) -> Day:  # fmt: skip
-    """Run `flights`, those of `date`, in `seconds`; `expected` are the keys that the oracle lists.
+    """Run `flights`, the flights of `date`, in `seconds`. `expected` has the keys that the oracle
+    lists.
 
     Raises DaemonFailed, ChildFailed.
     """
@@ -144,7 +147,8 @@ def _watch(
     console: Console, date: str, crew: Crew, workers: list[Child[list[Call]]],
     subscriber: Child[list[Receipt]], tempo: Pace,
 ) -> None:  # fmt: skip
-    """Show the progress of the day, then let the subscriber end."""
+    """Show the progress of the day until the workers are done, then add the last timer and wait for
+    the subscriber."""
     with Display(console, f"{date} live", tempo.span_real_ns) as display:
 
         def refresh() -> None:
@@ -162,11 +166,12 @@ def _watch(
         crew.watch([subscriber], refresh)
 
 
-# ---- what must be true ---------------------------------------------------------------------------
+# ---- checks of the result ------------------------------------------------------------------------
 
 
 def judge(day: Day) -> None:
-    """Fill in `day.late_workers` and `day.problems`."""
+    """Compare the notices with answers, deadlines and the oracle; fill in `day.late_workers` and
+    `day.problems`."""
     day.problems += [*against_answers(day), *against_deadlines(day), *_against_oracle(day)]
     if len(day.late_workers) > LATE_WORKERS_ALLOWED:
         day.problems.append(
@@ -176,8 +181,8 @@ def judge(day: Day) -> None:
 
 
 def against_answers(day: Day) -> Iterator[str]:
-    """Yield differences between the notices and the timers that were added and not cancelled, and
-    early notices."""
+    """Yield each difference between the notices and the timers that were added and not cancelled,
+    and each early notice."""
     received = {receipt.key for receipt in day.receipts}
     if len(received) != len(day.receipts):
         yield f"{len(day.receipts) - len(received)} notices came twice"
@@ -196,10 +201,10 @@ def against_answers(day: Day) -> Iterator[str]:
 
 
 def against_deadlines(day: Day) -> Iterator[str]:
-    """Yield cancels that contradict the deadline.
+    """Yield each cancel whose answer contradicts the deadline.
 
-    A cancel applied before the deadline finds the timer, one applied after it does not. It was
-    applied at some time between its sending and its acknowledgement.
+    A cancel that is applied before the deadline finds the timer; a cancel that is applied later
+    does not. Each cancel was applied at some time between its sending and its acknowledgement.
     """
     for flight, cancel in _landings(day):
         deadline_ns = day.pace.boot_ns(flight.deadline_unix_ns)
@@ -211,8 +216,8 @@ def against_deadlines(day: Day) -> Iterator[str]:
 
 
 def _against_oracle(day: Day) -> Iterator[str]:
-    """Yield differences from the oracle that no landing explains that was sent later than the
-    margin."""
+    """Yield each difference from the oracle, unless a landing that was sent too late explains it.
+    Put these flights into `day.late_workers`."""
     sent_late = {
         flight.key
         for flight, cancel in _landings(day)

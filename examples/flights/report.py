@@ -1,4 +1,4 @@
-"""Output of the run: tables for people, plain values for --json."""
+"""The output of the run: tables for people, plain values for --json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 WORST = 5
 FEW_DEPARTURES = 20
-"""Fewest departures of a ranked carrier: with fewer, one late flight would make it the worst."""
+"""Minimum number of departures of a ranked carrier. With fewer departures, one late flight could
+make a carrier the worst."""
 
 LATENESS = "Lateness: time since the deadline"
 
@@ -32,7 +33,7 @@ Figures = dict[str, Any]
 
 
 def day_figures(day: Day) -> Figures:
-    """Plain values of a live day."""
+    """Return the figures of a live day as plain values."""
     return {
         "date": day.date,
         "departures": len(day.flights),
@@ -48,7 +49,7 @@ def day_figures(day: Day) -> Figures:
 
 
 def print_day(console: Console, day: Day, names: dict[str, str]) -> None:
-    """The tables of a live day."""
+    """Print the tables of a live day."""
     speed = day.pace.span_sim_ns / day.pace.span_real_ns
     span_s = day.pace.span_real_ns / NS_PER_S
     title = f"A day live: {day.date} in {span_s:.0f} s, {speed:,.0f} times as fast"
@@ -71,7 +72,7 @@ def print_day(console: Console, day: Day, names: dict[str, str]) -> None:
 
 
 def year_figures(year: Year) -> Figures:
-    """Plain values of the year."""
+    """Return the figures of the year as plain values."""
     return {
         "departures": len(year.flights),
         "minutes": year.minutes,
@@ -89,7 +90,7 @@ def year_figures(year: Year) -> Figures:
 
 
 def print_year(console: Console, year: Year, names: dict[str, str]) -> None:
-    """The tables of the year."""
+    """Print the tables of the year."""
     title = "The year: virtual clock, one daemon, one client, one subscriber process"
     _show(console, title, _pairs(_year_rows(year)))
     _show(console, "Worst carriers", _carriers_table(year.flights, year.received, names))
@@ -115,7 +116,7 @@ def _year_rows(year: Year) -> dict[str, int | str]:
 
 
 def load_figures(load: Load) -> Figures:
-    """Plain values of the run under load."""
+    """Return the figures of the run under load as plain values."""
     return {
         "timers_asked": load.asked,
         "timers": load.timers,
@@ -135,7 +136,7 @@ def load_figures(load: Load) -> Figures:
 
 
 def print_load(console: Console, load: Load) -> None:
-    """The tables of the run under load."""
+    """Print the tables of the run under load."""
     title = (
         f"Under load: {load.timers:,} timers from four workers at a lower priority, "
         f"{load.elapsed_s:.0f} s"
@@ -165,7 +166,8 @@ def _ledger_rows(load: Load) -> dict[str, int | str]:
 
 
 def worst_carriers(flights: Iterable[Flight], late: set[str]) -> list[tuple[str, int, int]]:
-    """Return (carrier, departures, late departures), the largest share of late ones first."""
+    """Return (carrier, departures, late departures) for each carrier, with the largest share of
+    late departures first."""
     departures: Counter[str] = Counter()
     lates: Counter[str] = Counter()
     for flight in flights:
@@ -235,8 +237,8 @@ def _pairs(rows: Mapping[str, int | str]) -> Table:
 
 
 def _show(console: Console, title: str, table: Table) -> None:
-    """Print a table with its title on a separate line, because a table breaks a title at its own
-    width."""
+    """Print a table with its title on a separate line, because a title inside of a table is wrapped
+    at the width of the table."""
     console.print()
     console.print(title, style="bold")
     console.print(table)

@@ -1,4 +1,4 @@
-"""Daemons of the run: private names in a private directory, removed when the run ends."""
+"""The daemons of the run. They run in a private directory, which is removed when the run ends."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 KEEP = "FLIGHTS_KEEP"
-"""Environment variable: the directory in which WALs and ledgers of the run are kept; unset, they
-are removed."""
+"""Environment variable that names the directory in which the run keeps WALs and ledgers. If it is
+not set, the run writes none."""
 WAL_BUFFER_MIN, WAL_BUFFER_MAX = 1 << 22, 1 << 26
-"""Bounds of the WAL buffer in bytes: the larger it is, the less a slow disk delays the run."""
+"""Minimum and maximum size of the WAL buffer in bytes. The larger the buffer, the less a slow disk
+delays the run."""
 STOP_S = 10.0
-"""Time for a daemon to end after SIGTERM before it is killed."""
+"""Time in seconds that a daemon has to end after SIGTERM, before it is killed."""
 
 
 class DaemonFailed(Exception):
-    """A daemon of the run did not start, or did not end well; `said` is its stderr."""
+    """A daemon of the run did not start, or did not end with exit code 0; `said` is its output on
+    stderr."""
 
     def __init__(self, name: str, code: int | None, said: str) -> None:
         super().__init__(f"daemon {name} ended with exit code {code}: {said or 'no message'}")
@@ -48,8 +50,8 @@ def private_directory() -> Iterator[Path]:
 
 
 def wal_flags() -> tuple[str, ...]:
-    """Return flags of `purgatoryd run` that give a daemon a WAL to keep; none if WALs are not
-    kept."""
+    """Return the flags of `purgatoryd run` with which a daemon writes a WAL that is kept; no flags
+    if WALs are not kept."""
     if KEEP not in os.environ:
         return ()
     free, wal_buffer_bytes = os.statvfs(shm.MOUNT), WAL_BUFFER_MIN
@@ -75,7 +77,8 @@ def noted(name: str) -> Iterator[Ledger | None]:
 
 @contextmanager
 def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterator[None]:
-    """Run a daemon, which is ready inside the block; afterwards process and arena files are gone.
+    """Run a daemon that is ready inside the block. After the block, stop it and remove its arena
+    files.
 
     `settings` are flags of `purgatoryd run`. Raises DaemonFailed if it does not start, dies in
     between, or does not end cleanly.
@@ -86,7 +89,7 @@ def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterato
         try:
             _wait_ready(process, name)
             yield
-        finally:  # a dead daemon explains all other errors, so it is reported first
+        finally:  # if the daemon died, report this instead of errors that follow from it
             died, code = process.poll() is not None, _stop(process)
             if (died or code) and not isinstance(sys.exception(), KeyboardInterrupt):
                 raise DaemonFailed(name, code, log.read_text().strip())
@@ -104,7 +107,7 @@ def _start(
             env=inherited | {"PURGATORYD_DIR": str(directory)},
             stdout=subprocess.PIPE,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C is handled by the run, which then stops its daemon
+            start_new_session=True,  # the run handles Ctrl-C and then stops its daemon
         )
 
 

@@ -1,7 +1,7 @@
-"""From local times and delays to instants: whole seconds since the Unix epoch (UTC).
+"""Convert local times and delays to instants, in whole seconds since the Unix epoch (UTC).
 
 The table has scheduled times as clock readings, each local to its own airport, on the date of the
-departure. It has actual times as delays in minutes against that schedule. So:
+departure. It has actual times as delays in minutes after the scheduled time. So:
 
     scheduled departure = that date and clock at the origin
     scheduled arrival   = the first moment after it at which the destination's clock shows
@@ -9,10 +9,10 @@ departure. It has actual times as delays in minutes against that schedule. So:
     departed            = scheduled departure + dep_delay
     landed              = scheduled arrival + arr_delay
 
-The arrival has no date of its own; every block time is under 24 h, so the first such moment is the
-only candidate, also for red-eyes, for arrivals after midnight and across five time zones. The clock
-columns dep_time and arr_time are not used: they lose the day of a delay over 24 h, and in the night
-when summer time begins arr_time shows an hour that no clock showed.
+The table has no date of arrival. Every block time (gate to gate) is under 24 h, so the first such
+moment is the only candidate, also for red-eyes, for arrivals after midnight and across five time
+zones. The columns dep_time and arr_time are not used. They do not show the day after a delay over
+24 h, and in the night when summer time begins arr_time shows an hour that does not exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ATLANTIC_AIRPORTS = {
 
 
 class UnknownZone(FlightDataError):
-    """The time zone of `airport` is unusable; `zone` is its name, None if it has none."""
+    """The time zone of `airport` is not usable. `zone` is the name of the zone; None if the airport
+    has no zone."""
 
     def __init__(self, airport: str, zone: str | None) -> None:
         reason = f"zone {zone!r} is not in the tz database (install tzdata)" if zone else "no zone"
@@ -59,7 +60,7 @@ class Instants(NamedTuple):
 
 
 class TimeBase:
-    """Time zones of all airports, for converting rows to instants.
+    """Converts rows to instants with the time zones of all airports.
 
     `zone_names` maps IATA codes to tz database names; ATLANTIC_AIRPORTS are added to them.
     """
@@ -97,7 +98,7 @@ class TimeBase:
             raise UnknownZone(airport, name) from None
 
 
-@lru_cache(maxsize=2048)  # the flights of a day share about a thousand scheduled minutes
+@lru_cache(maxsize=2048)  # a day has about a thousand different scheduled minutes
 def _local_unix_s(date: tuple[int, int, int], clock_min: int, zone: ZoneInfo) -> int:
     """Return the instant at which the clock in `zone` shows `clock_min` on `date`."""
     return int(datetime(*date, *divmod(clock_min, 60), tzinfo=zone).timestamp())
@@ -106,8 +107,8 @@ def _local_unix_s(date: tuple[int, int, int], clock_min: int, zone: ZoneInfo) ->
 def _next_clock_unix_s(after_unix_s: int, clock_min: int, zone: ZoneInfo) -> int:
     """Return the first instant after `after_unix_s` at which the clock in `zone` shows `clock_min`.
 
-    Arithmetic on an aware datetime moves its clock reading, not the instant, so the next day's
-    reading is right also over a change of summer time.
+    Adding a day to an aware datetime keeps the clock reading, so the result is right even if summer
+    time begins or ends in between.
     """
     hour, minute = divmod(clock_min, 60)
     there = datetime.fromtimestamp(after_unix_s, zone).replace(hour=hour, minute=minute, fold=0)

@@ -1,8 +1,8 @@
 """The year: every flight of 2013 through one daemon under the virtual clock, at full speed.
 
-The events of one minute are sent together: first the clock advances to that minute, which fires the
-timers due before it, then the minute's departures and landings are applied. Answers are read while
-later minutes are being sent.
+The events of one minute are sent together. First the clock advances to that minute, which fires the
+timers that are due before the minute. Then the minute's departures and landings are applied.
+Answers are read while later minutes are sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from purgatoryd.clients import Admin, CancelResult, Client, Handle
 
 NAME = "year"
 PATIENCE_S = 60.0
-QUEUE_LIMIT = 4096  # most calls in the queue, which an interrupted client still sends
+QUEUE_LIMIT = 4096  # maximum number of queued calls; an interrupted client still sends all of them
 
 
 @dataclass
@@ -46,12 +46,12 @@ class Year:
 
     @property
     def received(self) -> set[str]:
-        """Keys that the subscriber process received."""
+        """The keys whose notices the subscriber process received."""
         return {receipt.key for receipt in self.receipts}
 
     @property
     def found(self) -> Counter[CancelResult]:
-        """Number of landings by the result of their cancel."""
+        """Number of landings for each result of their cancels."""
         return Counter(self.cancels.values())
 
     @property
@@ -71,13 +71,13 @@ class Year:
 
     @property
     def latest_ns(self) -> int:
-        """Longest virtual time from when a timer was due until it fired."""
+        """Longest virtual time between the due time of a timer and its firing, in ns."""
         due_ns = self.due_ns
         return max((r.fired_boot_ns - due_ns[r.key] for r in self.receipts), default=0)
 
 
 def run(directory: Path, console: Console, flights: list[Flight], expected: set[str]) -> Year:
-    """Run `flights`; `expected` are the keys that the oracle lists. Raises DaemonFailed,
+    """Run `flights`. `expected` has the keys that the oracle lists. Raises DaemonFailed,
     ChildFailed."""
     moments = in_order(flights)
     origin_ns = moments[0].at_unix_ns
@@ -103,7 +103,7 @@ def run(directory: Path, console: Console, flights: list[Flight], expected: set[
 
 
 class _Sender:
-    """The one client of the year, and the results of its cancels."""
+    """The only client of the year, and the results of its cancels."""
 
     def __init__(self, display: Display, crew: Crew, origin_unix_ns: int) -> None:
         self._display = display
@@ -145,7 +145,7 @@ class _Sender:
         self.minutes += 1
 
     def _take_answers(self) -> None:
-        """Process answers, which come in the order of the calls."""
+        """Process the answers that have arrived, which come in the order of the calls."""
         answers = self._open
         while answers and answers[0][1].done:
             key, handle = answers.popleft()

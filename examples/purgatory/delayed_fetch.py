@@ -2,17 +2,17 @@
 
 A producer process appends to the partitions of a topic, which are files. A consumer asks for the
 bytes after its offsets. It gets an answer when all its partitions together have at least MIN_BYTES,
-or after a wait, then with the bytes that are there. One partition counts for at most CAP_BYTES,
-because no more of it would fit into the answer.
+or after the maximum wait, with the bytes that are available. One partition counts for at most
+CAP_BYTES, because the answer contains no more bytes of it.
 
 In the purgatory a partition is a watch key, and the length of its log is that key's watermark:
 
     watch(fetch, SumOf(bases=offsets, at_least=MIN_BYTES, cap=CAP_BYTES), timeout=max_wait)
     advance(partition, length)
 
-The bases are the consumer's offsets, so bytes that are there before the fetch count at once.
-The bytes themselves do not pass through the purgatory: the outcome only says that enough bytes
-are there, and the consumer reads the files.
+The bases are the consumer's offsets, so bytes that were available before the fetch count at once.
+The bytes do not pass through the purgatory: the outcome only says that enough bytes are available,
+and the consumer reads them from the files.
 
     python -m examples.purgatory.delayed_fetch [NAME OF THE DAEMON]
 """
@@ -39,7 +39,8 @@ STORAGE_ERROR = 56
 
 
 def produce(daemon: str, folder: Path, orders: Connection) -> None:
-    """Append the ordered bytes, and answer how many fetches that ended; the producer's process."""
+    """The producer's process: append the ordered bytes, and answer with the number of fetches that
+    this ended."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         orders.send("ready")
         while (order := orders.recv()) is not None:
@@ -50,7 +51,8 @@ def produce(daemon: str, folder: Path, orders: Connection) -> None:
 
 
 class Consumer:
-    """A consumer that polls the partitions of one topic from offset 0; it numbers its fetches."""
+    """A consumer that polls the partitions of one topic, starting at offset 0. It numbers its
+    fetches."""
 
     def __init__(self, purgatory: Purgatory, folder: Path) -> None:
         self._purgatory = purgatory
@@ -59,7 +61,7 @@ class Consumer:
         self._fetches = 0
 
     def fetch(self, max_wait_s: float) -> Operation:
-        """Arm a fetch from the end of the last one."""
+        """Arm a fetch that starts where the last fetch ended."""
         self._fetches += 1
         enough = SumOf(self._offsets, at_least=MIN_BYTES, cap=CAP_BYTES)
         return self._purgatory.watch(f"fetch-{self._fetches}", enough, max_wait_s)
@@ -82,7 +84,7 @@ class Consumer:
 
 @contextmanager
 def producer(daemon: str, folder: Path) -> Iterator[Connection]:
-    """Start the producer's process; yield the connection on which it takes orders."""
+    """Start the producer's process; yield the connection on which it receives orders."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=produce, args=(daemon, folder, theirs)
@@ -98,7 +100,8 @@ def producer(daemon: str, folder: Path) -> Iterator[Connection]:
 
 
 def poll(consumer: Consumer, orders: Connection) -> None:
-    """Fetch in four situations: enough bytes at once, too few, none, and bytes from before."""
+    """Fetch in three situations: enough bytes arrive during the wait, no bytes arrive, and enough
+    bytes were available before the fetch."""
 
     def append(partition: str, size: int) -> int:
         orders.send((partition, size))
@@ -110,12 +113,12 @@ def poll(consumer: Consumer, orders: Connection) -> None:
         print(f"{size} bytes to {partition}: {append(partition, size)} fetch ends")
     consumer.take(fetch)
 
-    # nobody writes, so the fetch gets the rest of clicks-0 at its timeout
+    # no more bytes arrive, so at its timeout the fetch gets the rest of clicks-0
     consumer.take(consumer.fetch(HASTY_S))
 
     append("clicks-0", 600)
     append("clicks-1", 500)
-    consumer.take(consumer.fetch(PATIENT_S))  # enough bytes were there before the fetch
+    consumer.take(consumer.fetch(PATIENT_S))  # enough bytes were available before the fetch
 
 
 def main(daemon: str = "default") -> None:

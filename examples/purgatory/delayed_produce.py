@@ -1,9 +1,9 @@
-"""Delayed produce: answer a write once every replica has it.
+"""Delayed produce: answer a write when every replica has it.
 
-A broker leads two partitions of a topic. Each has two followers, which copy its log and tell
-the leader their offsets. The lowest of these offsets is the partition's high watermark: records
-below it survive the leader. A producer that asks for acks=all is answered when the
-high watermarks have passed its records, in all the partitions that it wrote to.
+A broker leads two partitions of a topic. Each has two followers, which copy its log and tell the
+leader their offsets. The lowest of these offsets is the partition's high watermark: records below
+it survive a failure of the leader. A producer that asks for acks=all is answered when the high
+watermarks have passed its records, in all the partitions that it wrote to.
 
 In the purgatory a partition is a watch key. The key's watermark is the high watermark of the
 partition:
@@ -12,9 +12,9 @@ partition:
     advance("orders-0", high_watermark)                               when a follower reports
     fail("orders-0", NOT_LEADER), clear("orders-0")                   leadership lost, and won
 
-Two followers may report in any order and at once: a watermark never falls, so an old high
-watermark that comes late does no harm. A watermark remains when nobody watches it, so the report
-of a follower counts even if it arrives before the request is armed.
+Two followers may report in any order or at the same time: a watermark never falls, so an old high
+watermark that comes late does no harm. A watermark remains even if no request watches it, so the
+report of a follower counts even if it arrives before the request is armed.
 
     python -m examples.purgatory.delayed_produce [NAME OF THE DAEMON]
 """
@@ -36,7 +36,8 @@ HASTY_S = 0.2
 
 
 class Partition:
-    """A partition's log as its leader sees it: its end, and the offset of each follower."""
+    """A partition's log as its leader knows it: the end of the log, and the offset of each
+    follower."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +47,7 @@ class Partition:
         self._mutex = threading.Lock()
 
     def append(self) -> int:
-        """Append a producer's record. Return the end of the log, up to which it must be
+        """Append a producer's record. Return the end of the log, up to which the log must be
         replicated."""
         self.end += 1
         for feed in self.feeds.values():
@@ -54,14 +55,16 @@ class Partition:
         return self.end
 
     def copied(self, replica: str, offset: int) -> int:
-        """Record that a follower has the log up to `offset`. Return the high watermark."""
+        """Record that a follower has copied the log up to `offset`. Return the partition's high
+        watermark."""
         with self._mutex:
             self._copied[replica] = offset
             return min(self._copied.values())
 
 
 def follow(daemon: str, partition: Partition, replica: str, link: threading.Event) -> None:
-    """Run a follower of one partition, with its own connection; `link` is its network."""
+    """Run a follower of one partition, with its own connection. It is connected to the network
+    while `link` is set."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         for offset in iter(partition.feeds[replica].get, None):
             link.wait()
@@ -71,13 +74,13 @@ def follow(daemon: str, partition: Partition, replica: str, link: threading.Even
 def produce(
     leader: Purgatory, request: str, written: dict[Partition, int], timeout_s: float
 ) -> Operation:
-    """Arm a request that ends when its partitions have replicated it up to these offsets."""
+    """Arm a request that ends when its partitions have been replicated up to these offsets."""
     targets = AllOf({partition.name: offset for partition, offset in written.items()})
     return leader.watch(request, targets, timeout=timeout_s)
 
 
 def tell(operation: Operation) -> None:
-    """Print the answer to the producer."""
+    """Wait for the end of a request, and print the answer to the producer."""
     outcome = operation.result()
     answer = {
         "satisfied": "all replicas have it",
@@ -89,7 +92,8 @@ def tell(operation: Operation) -> None:
 
 
 def lead(leader: Purgatory, first: Partition, second: Partition, slow: threading.Event) -> None:
-    """Run the example. `slow` is the network of the second partition's second follower."""
+    """Run the example. `slow` connects the second follower of the second partition to the
+    network."""
 
     def write(*partitions: Partition) -> dict[Partition, int]:
         return {partition: partition.append() for partition in partitions}
@@ -115,7 +119,8 @@ def lead(leader: Purgatory, first: Partition, second: Partition, slow: threading
 def start_followers(
     daemon: str, partitions: Iterable[Partition]
 ) -> tuple[list[threading.Thread], dict[tuple[str, str], threading.Event]]:
-    """Start a thread, and its network as an event, per partition and replica."""
+    """Start a follower thread for each replica of each partition. Return the events that connect
+    them to the network."""
     threads, links = [], {}
     for partition in partitions:
         for replica in REPLICAS:

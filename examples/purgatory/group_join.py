@@ -1,11 +1,13 @@
-"""Group join: continue when all members have joined, or expel those that did not in time.
+"""Group join: continue when all members have joined, or expel the members that have not joined in
+time.
 
-A coordinator and three members run, each in a process. The first generation of the group begins
-when any three members have arrived, which a counter shows. For the next one the coordinator knows
-their names. It waits until all of them have joined again, and expels those that are missing after
-a timeout. A member that has joined waits for an assignment, or for the message that it is expelled.
+A coordinator and three members run, each in its own process. The first generation of the group
+begins when any three members have arrived, which a counter shows. For the next generation the
+coordinator knows the names of the members. It waits until all of them have joined again, and expels
+the members that are missing after a timeout. A member that has joined waits for an assignment, or
+for the message that it is expelled.
 
-In the purgatory all of these are watch keys and their watermarks:
+In the purgatory, arrivals, joins and assignments are watch keys with watermarks:
 
     arrived              number of arrivals for the first generation  bump(key)
     joined/member-2      newest generation that member-2 has joined   advance(key, generation)
@@ -39,7 +41,7 @@ HASTY_S = 0.2
 
 
 def take_part(daemon: str, member: str, orders: Connection) -> None:
-    """Join generations as ordered, and send back how each ended; a member's process."""
+    """A member's process: join the generations that are ordered, and send back how each ended."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         while (generation := orders.recv()) is not None:
             if generation == 1:
@@ -53,7 +55,7 @@ def take_part(daemon: str, member: str, orders: Connection) -> None:
 
 @contextmanager
 def members(daemon: str) -> Iterator[dict[str, Connection]]:
-    """Start the members' processes; yield the connection on which each takes orders."""
+    """Start the members' processes; yield the connections on which they receive orders."""
     context = multiprocessing.get_context("spawn")
     processes, orders = [], {}
     for member in MEMBERS:
@@ -71,7 +73,7 @@ def members(daemon: str) -> Iterator[dict[str, Connection]]:
 
 
 def join(orders: dict[str, Connection], generation: int, *joining: str) -> None:
-    """Let members join, and wait until they have."""
+    """Let the members `joining` join a generation, and wait until they have joined."""
     for member in joining:
         orders[member].send(generation)
     for member in joining:
@@ -79,7 +81,7 @@ def join(orders: dict[str, Connection], generation: int, *joining: str) -> None:
 
 
 def hear(orders: dict[str, Connection], *waiting: str) -> None:
-    """Print the results of members that wait for an assignment."""
+    """Print the results of the members `waiting`, which wait for an assignment."""
     for member in waiting:
         print(f"{member} hears: {orders[member].recv()}")
 
@@ -94,7 +96,7 @@ def first_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> Non
 
 
 def second_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> None:
-    """Begin a generation without the member that does not join in time."""
+    """Begin a generation, and expel the member that does not join in time."""
     join(orders, 2, "member-1", "member-3")
     everybody = AllOf({f"joined/{member}": 2 for member in MEMBERS})
     outcome = purgatory.watch("join-2", everybody, HASTY_S).result()

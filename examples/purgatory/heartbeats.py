@@ -1,8 +1,8 @@
-"""Heartbeats: sessions that live as long as they are extended, and are declared dead once.
+"""Heartbeats: sessions that live as long as they are extended, and are declared dead exactly once.
 
-Three members, each a process, have a session of SESSION_S seconds, and extend it with heartbeats
-several times in that time. One of them is killed, one stalls, as in a long pause of a garbage
-collector, and one continues. A watcher is notified of each death.
+Three members, each a process, have a session of SESSION_S seconds. Each extends its session with
+several heartbeats in that time. One member is killed, one member stalls, as in a long pause of a
+garbage collector, and one member continues. A watcher is notified of each death.
 
 A session needs no condition, so it is a plain timer, and the watcher is a plain subscriber:
 
@@ -10,9 +10,10 @@ A session needs no condition, so it is a plain timer, and the watcher is a plain
     Subscriber(topics=["sessions"])                            each notice is a death
 
 Each timer fires once, under a ticket that is never used again, so each session dies once. The
-answer to a heartbeat says whether the session was alive: EXTENDED, or KEPT if it already ended
-later. ADDED means that there was none, which is right for the first heartbeat. On a later heartbeat
-it means that the member was declared dead meanwhile, and that another one has its work.
+answer to a heartbeat says whether the session was alive: EXTENDED, or KEPT if it would already last
+longer. ADDED means that there was no session, which is right for the first heartbeat. On a later
+heartbeat it means that the member has been declared dead, and that another member may have taken
+over its work.
 
     python -m examples.purgatory.heartbeats [NAME OF THE DAEMON]
 """
@@ -36,13 +37,15 @@ HEARTBEAT_S = 0.1
 
 
 def heartbeat(client: Client, member: str) -> bool:
-    """Extend the member's session, or begin one. Return whether there was one."""
+    """Extend the member's session, or begin a session. Return whether the session existed
+    before."""
     session = client.add(member, SESSION_S, topic=TOPIC, mode="extend")
     return session.status != Status.ADDED
 
 
 def live(daemon: str, member: str, orders: Connection) -> None:
-    """Send heartbeats until asked to stall or to leave; a member's process."""
+    """A member's process: send heartbeats until asked to leave. Stop sending them while asked to
+    stall."""
     with Client(daemon, namespace=NAMESPACE) as client:
         heartbeat(client, member)
         orders.send("in")
@@ -53,13 +56,14 @@ def live(daemon: str, member: str, orders: Connection) -> None:
 
 
 def obey(orders: Connection) -> str:
-    """Wait until the next heartbeat is due, and longer if asked to stall. Return the last order."""
+    """Wait until the next heartbeat is due. If asked to stall, wait for the next order. Return the
+    last order."""
     order: str = orders.recv() if orders.poll(HEARTBEAT_S) else ""
     return orders.recv() if order == "stall" else order
 
 
 class Member(NamedTuple):
-    """A member's process, and the connection on which it takes orders."""
+    """A member's process, and the connection on which it receives orders."""
 
     process: BaseProcess
     orders: Connection
@@ -67,7 +71,7 @@ class Member(NamedTuple):
 
 @contextmanager
 def members(daemon: str, *names: str) -> Iterator[dict[str, Member]]:
-    """Start members; those that still run at the end are killed."""
+    """Start members and yield them; at the end of the block, kill them."""
     context = multiprocessing.get_context("spawn")
     started = {}
     try:
@@ -87,12 +91,13 @@ def members(daemon: str, *names: str) -> Iterator[dict[str, Member]]:
 
 
 def deaths(sessions: Subscriber, count: int) -> list[str]:
-    """Return the next `count` members that are declared dead, in the order of their names."""
+    """Wait until `count` members are declared dead; return their names, sorted."""
     return sorted(str(next(sessions).key) for _ in range(count))
 
 
 def deaths_so_far(client: Client, sessions: Subscriber) -> list[str]:
-    """Return the members that died since the last call; a timer of this process marks the end."""
+    """Return the members that died since the last call. A timer that fires at once marks the end of
+    their notices."""
     marker = client.add("marker", delay_ns=0, topic=TOPIC).ticket
     received = []
     while (notice := next(sessions)).ticket != marker:

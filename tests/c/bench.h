@@ -1,4 +1,4 @@
-/* bench.h - print the cost of an operation, for a first look. Nothing is asserted. */
+/* bench.h - print the mean time of an operation, as a first estimate. Nothing is asserted. */
 #ifndef PURGATORYD_BENCH_H
 #define PURGATORYD_BENCH_H
 

@@ -1,6 +1,6 @@
 /*
- * check.h - the framework of the C tests: exit at the first failed expectation, and
- * repeatable random numbers.
+ * check.h - the framework of the C tests. A test exits at the first failed check, and its random
+ * numbers are the same in every run.
  */
 #ifndef PURGATORYD_CHECK_H
 #define PURGATORYD_CHECK_H
@@ -19,7 +19,7 @@
         }                                                                                  \
     } while (0)
 
-/* CHECK for two integers; a failure prints both in decimal. */
+/* Check that two integers are equal. If they differ, print both in decimal and exit. */
 #define CHECK_EQUAL(found, expected)                                                       \
     do {                                                                                   \
         int64_t found_ = (int64_t)(found), expected_ = (int64_t)(expected);                \
@@ -49,7 +49,7 @@ static inline uint64_t rng_next(struct rng *r)
     return r->state * 0x2545f4914f6cdd1du;
 }
 
-/* A number in 0 .. bound - 1, uniform enough for tests; bound > 0. */
+/* Return a number from 0 to bound - 1, uniform enough for tests. bound must not be 0. */
 static inline uint64_t rng_below(struct rng *r, uint64_t bound) { return rng_next(r) % bound; }
 
 #endif

@@ -1,12 +1,12 @@
 /*
  * disk.h - a disk in memory behind struct pg_storage. Calls fail on request, and power can be cut.
  *
- * Data that was written but not synced is in doubt: after a power cut each of its sectors, and the
- * length of its file, may be old or new. Files that were created or renamed since the last sync of
- * the directory may be undone, the newest first.
+ * The state of unsynced data is uncertain: after a power cut each written sector, and the length of
+ * the file, may be old or new. File creations and renames since the last sync of the directory may
+ * be undone, the newest first.
  *
- * A failed sync leaves the same doubt and marks the page cache clean, as on Linux. Later calls
- * still see the written data, and the next sync succeeds without writing it.
+ * A failed sync leaves the same uncertainty and marks the page cache clean, as on Linux. Later
+ * calls still see the written data, and the next sync succeeds without writing it.
  */
 #ifndef PURGATORYD_DISK_H
 #define PURGATORYD_DISK_H
@@ -22,7 +22,7 @@ enum { SECTOR = 512, FILE_BYTES = PG_WAL_SEGMENT_MIN, SECTORS = FILE_BYTES / SEC
        NAMES = 160, HISTORY = 8, DIRECTORY = 1000 };
 
 struct file {
-    uint8_t *now, *durable;       /* FILE_BYTES each, zeros after the length */
+    uint8_t *now, *durable;       /* FILE_BYTES bytes each; zeros after the file's length */
     uint64_t now_bytes, durable_bytes;
     bool dirty[SECTORS];
 };
@@ -39,15 +39,15 @@ struct disk {
     struct rng rng;
     struct file files[FILES];
     unsigned file_count;
-    struct directory history[HISTORY]; /* directory versions: the first is on the medium,
-                                          calls see the last */
+    struct directory history[HISTORY]; /* directory versions: [0] is on the medium, calls see
+                                          [newest] */
     unsigned newest;
-    bool clean_directory;         /* a sync of the directory failed, and it has not changed since */
+    bool clean_directory;         /* a directory sync failed; no change of the directory since */
     uint64_t calls;               /* number of calls so far */
     uint64_t fail_at;             /* number of the call that fails; 0 = none */
-    int fail_errno;               /* errno of the failing call; 0 = only a third is written */
-    bool full;                    /* no space can be allocated */
-    uint64_t dead_at;             /* from this call on every call fails; 0 = never */
+    int fail_errno;               /* errno of the failing call; 0 = it writes only a third */
+    bool full;                    /* disk_fallocate fails with ENOSPC */
+    uint64_t dead_at;             /* number of the call from which on all calls fail; 0 = none */
 };
 
 /* ---- failures ------------------------------------------------------------------------------- */
@@ -69,8 +69,8 @@ static inline bool disk_is_dead(const struct disk *d)
 
 static inline struct directory *disk_directory(struct disk *d) { return &d->history[d->newest]; }
 
-/* Begin a directory version that the medium does not have yet. If there are too many, the oldest
- * one reaches the medium. */
+/* Begin a directory version that is not on the medium. If there are too many versions, the oldest
+ * unsynced version reaches the medium. */
 static inline struct directory *disk_changes_directory(struct disk *d)
 {
     d->clean_directory = false;
@@ -149,8 +149,8 @@ static inline int64_t disk_pwrite(void *context, int file, const void *bytes, ui
     if (fails || (d->fail_at == d->calls && count > 1))
         count = fails ? rng_below(&d->rng, count + 1) : 1 + count / 3;
     CHECK(at + count <= FILE_BYTES);
-    memmove(f->now + at, bytes, count);   /* `bytes` may point into the file, where a
-                                             walk has read them */
+    memmove(f->now + at, bytes, count);   /* `bytes` may point into this file: recovery passes bytes
+                                             that it read there */
     for (uint64_t s = at / SECTOR; s * SECTOR < at + count; s++)
         f->dirty[s] = true;
     f->now_bytes = f->now_bytes > at + count ? f->now_bytes : at + count;
@@ -172,7 +172,7 @@ static inline int disk_fallocate(void *context, int file, uint64_t bytes)
     return 0;
 }
 
-/* Mark a sector clean. It reaches the medium only if `written`. */
+/* Mark a sector clean. If it is dirty and `written` is true, copy it to the medium first. */
 static inline void disk_clean_sector(struct file *f, unsigned sector, bool written)
 {
     if (f->dirty[sector] && written)
@@ -180,7 +180,8 @@ static inline void disk_clean_sector(struct file *f, unsigned sector, bool writt
     f->dirty[sector] = false;
 }
 
-/* True if a failed sync marks the page cache clean. An interrupted sync does nothing. */
+/* Return true if a failed sync marks the page cache clean. A sync that fails with EINTR or on a
+ * dead disk leaves it dirty. */
 static inline bool disk_loses(const struct disk *d)
 {
     return errno != EINTR && !disk_is_dead(d);
@@ -250,7 +251,7 @@ static inline struct pg_storage disk_storage(struct disk *d)
 
 /* ---- power cuts and readers --------------------------------------------------------------- */
 
-/* Drop the page cache: calls see the medium. */
+/* Drop the page cache of a file, so that calls see the medium. */
 static inline void disk_forget(struct file *f)
 {
     memset(f->durable + f->durable_bytes, 0, FILE_BYTES - f->durable_bytes);
@@ -276,7 +277,7 @@ static inline void disk_power_cut(struct disk *d)
     }
 }
 
-/* Read the medium past the page cache: dirty data is written first, clean data is read again. */
+/* Write all dirty data to the medium, then let calls see the medium instead of the page cache. */
 static inline void disk_read_medium(struct disk *d)
 {
     for (unsigned i = 0; i < d->file_count; i++) {

@@ -1,16 +1,16 @@
-/* A whole arena against a model of the armed timers, and against hostile bytes. The arena's memory
- * ends where the arena ends, so the sanitizers report every access beyond it. */
+/* Test a whole arena against a model of the armed timers, and with hostile bytes. The allocated
+ * memory ends where the arena ends, so the sanitizers report every access beyond it. */
 #include "check.h"
 #include "core/core.h"
 
 enum { KEYS = 48, OUT = 1 << 20, LAYOUT = 4711, KINDS = 3 };
 
 struct timer {
-    uint64_t ticket;              /* 0 = not armed */
+    uint64_t ticket;              /* ticket of the armed timer; 0 = not armed */
     int64_t deadline_ns;          /* deadline on the arena's clock */
     int64_t wall_ns;              /* deadline on the wall clock; NO_WALL = none */
     uint32_t payload_len, topic;
-    /* Newest notice for the key, if nothing was armed since; 0 = none. */
+    /* Ticket and position of the key's newest notice if no timer was armed since; 0 = none. */
     uint64_t fired_ticket;
     uint64_t fired_position;
 };
@@ -22,7 +22,7 @@ struct world {
     void *arena, *secret;
     uint8_t *out;
     int64_t now_ns, offset_ns;
-    /* Replay buffer position up to which entries were compared with the model. */
+    /* Replay buffer entries before this position have been compared with the model. */
     uint64_t seen;
     uint64_t sequences[KINDS];
     struct timer timers[KEYS];
@@ -203,7 +203,7 @@ static void model_fire(struct world *w, uint64_t position)
     w->armed--;
 }
 
-/* Advance with a random budget. If nothing is left over, no due timer may be armed. */
+/* Advance with a random budget. If the budget sufficed, no due timer may still be armed. */
 static void step_advance(struct world *w)
 {
     const int64_t span = (int64_t)(rng_next(&w->rng) >> (4 + rng_below(&w->rng, 60)));
@@ -260,8 +260,8 @@ static void derived_damage(struct world *w)
     }
 }
 
-/* Run both passes of a rebuild in the unusual order. They may run at the same time, so neither may
- * depend on the other. */
+/* Rebuild places before keys, the reverse of the usual order. In a daemon these two passes run at
+ * the same time, so neither may depend on the result of the other. */
 static int rebuild_in_steps(struct world *w, struct pg_fault *why)
 {
     STORE_RELEASE(&w->a->header->state, PG_READY);
@@ -323,7 +323,8 @@ static void step_migrate(struct world *w)
     move_to(w, &to);
 }
 
-/* Convert the arena as from an earlier ABI: its derived state must not matter. */
+/* Convert the arena as if it had an earlier ABI. Its derived state is damaged first, because a
+ * conversion must not use it. */
 static void step_convert(struct world *w)
 {
     struct world to = {.config = w->config};
@@ -362,10 +363,10 @@ static void random_steps(void)
     }
 }
 
-/* ---- rare moments ------------------------------------------------------------------------- */
+/* ---- rare cases ------------------------------------------------------------------------- */
 
-/* The wall clock slows down by less than a step. A timer that is due on the arena's clock waits for
- * the wall clock, and the deadline in its notice includes the wait. */
+/* The wall clock falls behind by less than counts as a step. A timer that is due on the arena's
+ * clock waits for the wall clock, and the deadline in its notice includes the wait. */
 static void a_wall_timer_waits_for_the_wall_clock(void)
 {
     enum { SLOWER_NS = 900000 };
@@ -389,8 +390,8 @@ static void a_wall_timer_waits_for_the_wall_clock(void)
     world_close(&w);
 }
 
-/* A rebuild drops a damaged entry only if the notice was sent. It reports any other entry without
- * its commit word. */
+/* A rebuild drops a damaged replay buffer entry only if its notice was sent. If the notice was not
+ * sent, the rebuild reports the damaged entry. */
 static void a_notice_that_was_not_sent_is_not_withdrawn(void)
 {
     struct world w;
@@ -475,7 +476,8 @@ static uint64_t message_make(struct world *w, uint64_t session, uint64_t sequenc
     return (uint64_t)(append(at, area, used) - to);
 }
 
-/* Change some bytes, or cut or extend the end; often change nothing. Return the new size. */
+/* Change some bytes of a message, or shorten or extend it; often change nothing. Return the new
+ * size. */
 static uint64_t message_spoil(struct world *w, uint8_t *bytes, uint64_t len)
 {
     for (uint64_t n = rng_below(&w->rng, 4); n > 0; n--)
@@ -517,8 +519,8 @@ static void messages(void)
 
 /* ---- hostile memory ----------------------------------------------------------------------- */
 
-/* A rebuild of damaged authoritative state gives a sound arena or an error, and never reads
- * outside of the arena. */
+/* A rebuild of damaged authoritative state makes a sound arena or fails with an error. It never
+ * reads outside of the arena. */
 static void damaged_authoritative_state(void)
 {
     static const enum pg_region_id authoritative[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES,
@@ -567,8 +569,8 @@ static void damaged_header(void)
     }
 }
 
-/* An arena with a damaged header of an earlier ABI is refused, or converted without any
- * access outside of it. */
+/* An arena of an earlier ABI whose header is damaged is either refused, or converted without any
+ * access outside of the arena. */
 static void damaged_previous(void)
 {
     for (uint64_t seed = 1; seed <= 2000; seed++) {
@@ -590,7 +592,8 @@ static void damaged_previous(void)
     }
 }
 
-/* Private tables are converted in units of their row size. A row size of 0 would skip every row. */
+/* Private tables are converted row by row. A header with a row size of 0 would make the conversion
+ * skip every row. */
 static void rows_without_bytes_are_refused(void)
 {
     static const size_t at[] = {offsetof(struct pg_private, session_bytes),
@@ -611,7 +614,8 @@ static void rows_without_bytes_are_refused(void)
     }
 }
 
-/* An argument is the number of random worlds; the other tests are then skipped. */
+/* The optional argument is the number of random worlds to run. If it is given, the other tests are
+ * skipped. */
 int main(int argc, char **argv)
 {
     memset(pattern, 'p', sizeof pattern);

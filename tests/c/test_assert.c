@@ -1,6 +1,6 @@
-/* Each assertion of the core ends the process before its next store, and names part and
- * invariant. */
-#define _DEFAULT_SOURCE             /* for MAP_ANONYMOUS */
+/* Each assertion of the core that fails ends the process before the next store. Its message names
+ * the part and the broken invariant. */
+#define _DEFAULT_SOURCE             /* defined for MAP_ANONYMOUS */
 #include "check.h"
 #include "core/core.h"
 
@@ -101,7 +101,8 @@ static const struct {
 
 /* ---- the tests ----------------------------------------------------------------------------- */
 
-/* Run one action in a child process. Return its wait status and put its stderr into `said`. */
+/* Run one action in a child process. Copy the child's stderr into `said` and return its wait
+ * status. */
 static int breach_run(size_t i, char said[256])
 {
     int ends[2], status;
@@ -133,7 +134,7 @@ static void a_broken_invariant_ends_the_process(void)
     }
 }
 
-/* An assertion fails before the store that it guards. */
+/* If an assertion fails, the store that follows it is not executed. */
 static void nothing_is_stored_after_an_assertion_failed(void)
 {
     int status;

@@ -1,9 +1,11 @@
-/* The blob allocator against a plain list of owners. The argument "bench" prints times instead. */
+/* Test the blob allocator against a plain list of owners. With the argument "bench", print times
+ * instead. */
 #include "bench.h"
 #include "check.h"
 #include "core/core.h"
 
-/* Granules of the largest blob: key, payload and extension at their limits. */
+/* Size of the largest blob in granules: its key, payload and extension have their maximum
+ * lengths. */
 #define LARGEST 4113
 
 struct blob {
@@ -51,7 +53,7 @@ static void model_check(const struct model *m)
     CHECK_EQUAL(blobs_used(&m->pool), m->used);
 }
 
-/* Granules of the longest run without a blob. */
+/* Return the length of the longest free run, in granules. */
 static uint32_t longest_run(const struct model *m)
 {
     uint32_t longest = 0, run = 0;
@@ -67,8 +69,8 @@ static uint32_t longest_run(const struct model *m)
     return longest;
 }
 
-/* Take a blob. A refusal is right only if no free run is long enough. That is exact while a class
- * lists fewer than 32 blocks. */
+/* Take a blob. The pool may refuse it only if no free run is long enough. This rule is exact only
+ * while each size class lists fewer than 32 free blocks. */
 static bool model_take(struct model *m, uint32_t granules, uint8_t fill)
 {
     uint32_t at = blobs_take(&m->pool, granules);
@@ -83,7 +85,8 @@ static bool model_take(struct model *m, uint32_t granules, uint8_t fill)
     return true;
 }
 
-/* Free a blob. Its bytes must be unchanged, so no other blob overlaps it. */
+/* Free a blob. Check first that its bytes are unchanged, which shows that no other blob overlaps
+ * it. */
 static void model_give(struct model *m, uint32_t index)
 {
     struct blob b = m->blobs[index];
@@ -115,7 +118,7 @@ static void model_rebuild(struct model *m)
     model_check(m);
 }
 
-/* A size that is mostly small, and sometimes up to `largest`. */
+/* Return a random size: usually a small one, sometimes any size up to `largest`. */
 static uint32_t random_size(struct rng *r, uint32_t largest)
 {
     uint32_t bound = rng_below(r, 8) ? (largest < 6 ? largest : 6) : largest;
@@ -151,7 +154,8 @@ static void test_random_tiny_pools(void)
     }
 }
 
-/* A request of any size fits into a pool of exactly that size, however its class is rounded. */
+/* A request fits into an empty pool of exactly its size, no matter how its size class is
+ * rounded. */
 static void test_exact_fit(void)
 {
     for (uint32_t granules = 1; granules <= LARGEST; granules += granules < 300 ? 1 : 37) {
@@ -185,8 +189,8 @@ static void test_fragmentation_and_joining(void)
     model_free(&m);
 }
 
-/* Make free blocks of 64 granules and one of 65, at this depth in the list of their class. Return
- * whether a request for 65 granules finds it. */
+/* Make free blocks of 64 granules, and one of 65 at position `depth` in the list of their common
+ * size class. Return whether a request for 65 granules finds that block. */
 static bool finds_exact_fit_at(uint32_t depth)
 {
     uint32_t blocks = 40, stride = 66, exact = blocks - 1 - depth;
@@ -208,7 +212,7 @@ static bool finds_exact_fit_at(uint32_t depth)
     return found;
 }
 
-/* Test the documented limit of the search in the request's own class. */
+/* Test the documented limit of the search in the list of the request's own size class. */
 static void test_own_class_bound(void)
 {
     CHECK(finds_exact_fit_at(0));
@@ -239,8 +243,8 @@ static void test_mark_refuses(void)
     model_free(&m);
 }
 
-/* Words of the allocator that a test damages. The pool has free blocks of 2 granules at 0 (listed
- * second) and at 4 (listed first), and one of 56 granules at 8. */
+/* The words of the allocator that the test damages, one at a time. The pool has free blocks of 2
+ * granules at 0 (listed second) and at 4 (listed first), and one of 56 granules at 8. */
 enum spoilt { SIZE, SIZE_AT_END, BACK_LINK, LOOP, OUTSIDE, MAP_BIT, PAST_END, FIRST, SECOND, USED,
               BLOCKS };
 
@@ -295,8 +299,8 @@ static void test_check_names_the_fault(void)
     expect_fault(BLOCKS, 4, "free blocks");
 }
 
-/* Time blobs of 64 bytes: fill the pool, exchange random blobs with an eighth of it free,
- * rebuild. */
+/* Measure times with blobs of 64 bytes: fill the pool, replace random blobs while an eighth of the
+ * pool is free, and rebuild. */
 static void bench(uint32_t blobs)
 {
     struct model m = model_new(blobs * 4);

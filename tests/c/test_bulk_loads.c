@@ -1,5 +1,5 @@
-/* Bulk load rows against a model of the rows that were done, and against hostile bytes. Every
- * message is in memory of exactly its size, so the sanitizers report reads beyond it. */
+/* Test bulk load rows against a model of the finished rows, and with hostile bytes. Every message
+ * is in an allocation of exactly its size, so the sanitizers report reads beyond it. */
 #include "check.h"
 #include "core/core.h"
 
@@ -176,8 +176,8 @@ static void answer_check(struct world *w, uint32_t id, uint64_t row, unsigned st
     CHECK_EQUAL(status == PG_ST_BULK_LOADED, is_done(w, id, row));
     if (status == PG_ST_BULK_LOADED)
         return;
-    CHECK(status == PG_ST_ADDED || status == PG_ST_KEPT);   /* KEPT: its timer outlived a bulk load
-                                                               that was removed */
+    CHECK(status == PG_ST_ADDED || status == PG_ST_KEPT);   /* KEPT: the row's timer is left from a
+                                                               bulk load that was removed */
     CHECK(w->done_count < DONE_MAX);
     w->done[w->done_count++] = (struct done){id, row};
 }
@@ -331,8 +331,8 @@ static void hostile_bytes(void)
             CHECK(used == 0 || used >= sizeof(struct pg_frame));
             commit(&w);
             if (step % 16 == 0) {
-                hello(&w);        /* a damaged batch may have used the sequence or ended the
-                                     session */
+                hello(&w);        /* a damaged batch may have used the next sequence number or ended
+                                     the session */
                 pass_time(&w);
                 restart(&w);
                 whole(&w);

@@ -1,5 +1,5 @@
-/* WAL records into columns whose memory has exactly the promised size. The records are of every
- * type, with and without timestamps, with random fields, and some are malformed. */
+/* Convert WAL records into columns whose memory has exactly the promised size. The records have
+ * every type and random fields, with and without timestamps, and some are malformed. */
 #include "check.h"
 #include "core/core.h"
 
@@ -15,7 +15,7 @@ static void fill(struct rng *r, void *at, uint64_t bytes)
         ((uint8_t *)at)[i] = (uint8_t)rng_next(r);
 }
 
-/* Set the lengths in a body; return the number of bytes after it. */
+/* Set the length fields in a record's body; return the number of bytes that follow the body. */
 static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
 {
     const uint8_t key_len = (uint8_t)rng_next(r);

@@ -1,6 +1,6 @@
-/* Group commit on a disk that loses power, and on one where any call may fail. Everything that was
- * acknowledged is on disk afterwards, and the disk holds a prefix of what was appended. An argument
- * is the number of power cuts; the seeds are the same in every run. */
+/* Test group commit on a disk that loses power, and on a disk where any call may fail. Afterwards
+ * all acknowledged frames are on disk, and the frames on disk are a prefix of the appended frames.
+ * The optional argument is the number of power cuts; the seeds are the same in every run. */
 #include "check.h"
 #include "core/core.h"
 #include "disk.h"
@@ -13,13 +13,13 @@ struct world {
     struct rng rng;
     struct disk disk;
     struct pg_storage storage;
-    struct pg_arena arena;        /* only the fields that the group-commit thread reads */
+    struct pg_arena arena;        /* only those fields are set that the group-commit thread reads */
     struct pg_header header;
     struct pg_private secret;
     struct pg_wal_buffer wal_buffer;
     _Alignas(8) uint8_t ring[RING];
-    struct pg_frame_head *log[LSNS];   /* newest frame that was appended for each LSN */
-    uint64_t acknowledged;        /* LSN up to which the WAL acknowledged */
+    struct pg_frame_head *log[LSNS];   /* newest frame appended with each LSN */
+    uint64_t acknowledged;        /* LSN of the last acknowledged frame */
     /* Give all frames the same length, so that stale frames fit at any place. */
     bool uniform;
     struct pg_group_commit *c;
@@ -65,7 +65,8 @@ static uint64_t random_bytes(struct world *w)
     return w->uniform ? 32 : most - 8 * rng_below(&w->rng, (most - 24) / 8);
 }
 
-/* Append a frame as the WAL buffer does: no frame wraps. False if there is no space. */
+/* Append a frame as the WAL buffer does, so that no frame wraps around. Return false if there is no
+ * space. */
 static bool append_one(struct world *w, uint64_t bytes)
 {
     struct pg_wal_buffer *s = &w->wal_buffer;
@@ -99,7 +100,7 @@ static void append_some(struct world *w)
 
 /* ---- content of the disk ------------------------------------------------------------------- */
 
-/* Next WAL segment after the name `after`; NULL = none. */
+/* Return the name of the first WAL segment that sorts after the name `after`; NULL = none. */
 static const char *next_segment(struct disk *d, const char *after)
 {
     struct directory *dir = disk_directory(d);
@@ -123,7 +124,7 @@ static void same_as_appended(const struct world *w, const struct pg_frame_head *
     CHECK(memcmp(f + 1, appended + 1, f->bytes - sizeof *f) == 0);
 }
 
-/* Read all segments. None may be refused, and no acknowledged frame may be missing. */
+/* Read all segments. No segment may be refused, and no acknowledged frame may be missing. */
 static struct pg_walk wal_read(struct world *w)
 {
     struct pg_walk walk = {0};
@@ -172,7 +173,7 @@ static void work(struct world *w, unsigned iterations)
 
 /* ---- power cuts and deaths ----------------------------------------------------------------- */
 
-/* End the process: by a kill, by a kill that also loses the arena, or by a power cut. */
+/* End the process at random by a kill, by a kill that also loses the arena, or by a power cut. */
 static void fall(struct world *w)
 {
     uint64_t depth = rng_below(&w->rng, 4);
@@ -192,8 +193,8 @@ static void fall(struct world *w)
     }
 }
 
-/* Run one world with five power cuts. With `failures` one call fails before each
- * end of the process. */
+/* Run one world with five power cuts. If `failures` is true, one storage call fails before each end
+ * of the process. */
 static void world_of_power_cuts(uint64_t seed, bool failures)
 {
     struct world *w = world_new(seed);
@@ -240,7 +241,7 @@ static void test_power_cuts_behind_a_failed_call(void)
 
 /* ---- failing calls ------------------------------------------------------------------------- */
 
-/* Fill two segments and begin a third. */
+/* Open the WAL, fill two segments and begin a third. */
 static bool script(struct world *w, struct pg_fault *why)
 {
     if (!wal_open(w, why))
@@ -255,7 +256,8 @@ static bool script(struct world *w, struct pg_fault *why)
     return true;
 }
 
-/* Check that the WAL has stopped, reports where, and makes no further call. */
+/* Check that the WAL has stopped, reports the failed call, error and LSN, and makes no further
+ * call. */
 static void stopped_well(struct world *w, int error)
 {
     uint64_t calls = w->disk.calls, lsn = w->wal_buffer.committed_lsn;
@@ -270,13 +272,14 @@ static void stopped_well(struct world *w, int error)
     CHECK_EQUAL(w->wal_buffer.committed_lsn, lsn);
 }
 
-/* Check that everything acknowledged survives on a disk where a call failed. */
+/* Check that all acknowledged frames survive on a disk where a call failed. */
 static void acknowledged_is_there(struct world *w, bool with_arena)
 {
     struct pg_fault why;
 
     if (with_arena) {
-        CHECK(wal_open(w, &why));                /* the arena holds what the disk lacks */
+        CHECK(wal_open(w, &why));                /* the arena still has the frames that the disk
+                                                    lacks */
         CHECK_EQUAL(w->wal_buffer.committed_lsn, w->wal_buffer.next_lsn - 1);
         w->acknowledged = w->wal_buffer.committed_lsn;
         disk_power_cut(&w->disk);
@@ -288,7 +291,7 @@ static void acknowledged_is_there(struct world *w, bool with_arena)
     }
 }
 
-/* Run the script with call number fail_at failing. False if it makes fewer calls. */
+/* Run the script and let call number fail_at fail. Return false if the script makes fewer calls. */
 static bool script_failing(uint64_t fail_at, int error, bool with_arena, unsigned *stopped)
 {
     struct world *w = world_new(fail_at);
@@ -328,7 +331,7 @@ static void test_every_call_fails(void)
     printf("%u failing calls, %u of them stopped the WAL\n", tried, stopped);
 }
 
-/* A full disk stops nothing until the open segment is full. If space is freed before that,
+/* A full disk does not stop the WAL until the open segment is full. If space is freed before that,
  * the WAL continues. */
 static void test_full_disk(void)
 {
@@ -369,7 +372,8 @@ static void pause_thread(struct world *w)
     }
 }
 
-/* A pause may be requested before the thread has left the previous pause. */
+/* Request each pause at once after the previous one, when the thread may not yet have left that
+ * pause. */
 static void test_a_pause_right_behind_a_pause(void)
 {
     struct world *w = world_new(1);
@@ -417,7 +421,8 @@ static uint32_t flags_of(const struct pg_header *header, uint64_t next_lsn)
     return flags;
 }
 
-/* The flag is set only with LSN 1, for an arena without tickets, notices and watch keys. */
+/* The flag PG_WAL_BEGAN_EMPTY is set only in a segment that begins with LSN 1, and only if the
+ * arena has no tickets, notices and watch keys. */
 static void test_the_first_segment_says_whether_the_arena_held_nothing(void)
 {
     const struct pg_header fresh = {.next_ticket = 1}, armed = {.next_ticket = 2};

@@ -1,5 +1,5 @@
-/* The keyed hash against published values. hash.c is included here, so that the test can choose the
- * rounds of the reference vectors. */
+/* Test the keyed hash against published values. hash.c is included here, so that the test can
+ * choose the numbers of rounds that the reference vectors use. */
 #define keyed_hash keyed_hash_here
 #include "../../shm_layout/core/base/hash.c"
 
@@ -7,7 +7,7 @@
 
 #define KEY_BYTES 72
 
-static uint8_t rising[KEY_BYTES];   /* 0, 1, 2, ... */
+static uint8_t rising[KEY_BYTES];   /* bytes 0, 1, 2, ... */
 
 static uint64_t scope_of_rising(void)
 {
@@ -16,7 +16,8 @@ static uint64_t scope_of_rising(void)
     return scope;
 }
 
-/* SipHash-2-4 of 00 01 02 ... with the key 00 .. 0f: values of the paper and its reference code. */
+/* SipHash-2-4 of 00 01 02 ... with the key 00 .. 0f gives the values of the paper and its reference
+ * code. */
 static void test_reference_vectors(void)
 {
     const uint64_t secret[2] = {0x0706050403020100u, 0x0f0e0d0c0b0a0908u};
@@ -25,8 +26,8 @@ static void test_reference_vectors(void)
     CHECK(sip_end(begin, rising + 8, 7, 2, 4) == 0xa129ca6149be45e5u);
 }
 
-/* SipHash-1-3 of 00 01 02 ...: values of hash(bytes) in CPython 3.11. PYTHONHASHSEED=0 sets its
- * secret to zero; for 1 and 42 its documented generator makes the secret. */
+/* SipHash-1-3 of 00 01 02 ... gives the values of hash(bytes) in CPython 3.11. PYTHONHASHSEED=0
+ * sets CPython's secret to zero; for 1 and 42 CPython's documented generator makes the secret. */
 static void test_cpython_vectors(void)
 {
     static const size_t lengths[7] = {8, 9, 15, 16, 24, 31, 71};

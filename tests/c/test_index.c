@@ -1,9 +1,9 @@
-/* The key index against a table of its ids. The argument "bench" prints times instead. */
+/* Test the key index against a table of its ids. With the argument "bench", print times instead. */
 #include "bench.h"
 #include "check.h"
 #include "core/core.h"
 
-/* Expected content of the index: the hash of each id, and whether the id is in. */
+/* Expected content of the index: the hash of each id, and whether the index contains the id. */
 struct model {
     struct key_index x;
     uint32_t ids;
@@ -50,8 +50,8 @@ static void model_erase(struct model *m, uint32_t id)
     m->count--;
 }
 
-/* True if the id is among the candidates for its hash. Every candidate must be in the index
- * and appear once. */
+/* Return true if the id is among the candidates for its hash. Check that every candidate is in the
+ * index and appears once. */
 static bool is_candidate(const struct model *m, uint32_t id)
 {
     struct probe at;
@@ -66,7 +66,7 @@ static bool is_candidate(const struct model *m, uint32_t id)
     return found == 1;
 }
 
-/* Check that all ids are found, and that every overflow count matches the places of the ids. */
+/* Check that all ids are found, and that every overflow count agrees with the cells of the ids. */
 static void model_check(const struct model *m)
 {
     struct pg_fault fault = {0};
@@ -85,8 +85,8 @@ static void model_check(const struct model *m)
     free(passed);
 }
 
-/* Make one random change: insert an id, erase one, or give its cell to another id
- * with the same hash. */
+/* Make one random change: insert an id, erase an id, or give the cell of an id to another id with
+ * the same hash. */
 static void model_step(struct model *m, struct rng *r, uint32_t hash_mask)
 {
     uint32_t id = (uint32_t)rng_below(r, m->ids), other = (uint32_t)rng_below(r, m->ids);
@@ -143,7 +143,7 @@ static void test_random_at_design_load(void)
     model_run(20000, index_buckets(20000), ~0u, 2000000);
 }
 
-/* With as many ids as cells, an insert fails exactly when no cell is empty. */
+/* If there are as many ids as cells, an insert fails exactly when no cell is empty. */
 static void test_random_nearly_full(void)
 {
     model_run(18, 1, ~0u, 20000);
@@ -151,7 +151,8 @@ static void test_random_nearly_full(void)
     model_run(1000, 1010 / PG_INDEX_CELLS, ~0u, 100000);
 }
 
-/* Few home buckets, including the last one, and few tags: long probe sequences that wrap around. */
+/* Use few home buckets, including the last bucket, and few tags, so that probe sequences are long
+ * and wrap around. */
 static void test_random_colliding_hashes(void)
 {
     model_run(150, 10, 0, 20000);

@@ -17,7 +17,8 @@ static char in_namespace = 'n';
 struct client {
     uint32_t uid;
     uint64_t session, sequence;
-    uint64_t unanswered;          /* batches from the oldest unanswered one to the next one */
+    uint64_t unanswered;          /* number of batches sent since the oldest unanswered batch,
+                                     including it */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -113,7 +114,7 @@ static unsigned status(uint32_t n)
     return (unsigned)(r.ticket & 0xff);
 }
 
-/* Advance the only key `count` times, by 1 each. */
+/* Advance the only watch key by 1, `count` times in one batch. */
 static void advances(struct client *c, uint32_t count)
 {
     static uint64_t watermark;
@@ -127,7 +128,7 @@ static void advances(struct client *c, uint32_t count)
     c->sequence++;
 }
 
-/* Send one record on the key, or on operation `o`, which waits for the key. */
+/* Send one record for watch key "k", or for operation `o`, which waits for "k". */
 static void one(struct client *c, unsigned op, char o)
 {
     const bool watermark = op == PG_OP_FORGET;
@@ -215,7 +216,8 @@ static void an_account_begins_with_a_full_quota(void)
     arena_open(1, 3);
     struct client c = greeted(5);
     advances(&c, 3);
-    one(&c, PG_OP_FORGET, 0);     /* its key would keep the account in use */
+    one(&c, PG_OP_FORGET, 0);     /* otherwise the client's watch key would keep the account in
+                                     use */
     leaves(&c);
     c = greeted(6);
     advances(&c, 3);
@@ -384,8 +386,8 @@ static void a_forgotten_watch_key_goes_with_its_last_watcher(void)
         one(&c, PG_OP_CANCEL, 'o');
         if (revived == 2)
             one(&c, PG_OP_CANCEL, 'p');
-        CHECK_EQUAL(key_is_there(), revived == 1); /* a change revives the key; a watcher does
-                                                      not */
+        CHECK_EQUAL(key_is_there(), revived == 1); /* a change revives the forgotten key; a new
+                                                      watcher does not */
         one(&c, PG_OP_FORGET, 0);
         CHECK(!key_is_there());
     }
@@ -407,7 +409,8 @@ static void a_watch_key_is_born_without_an_error(void)
     arena_close();
 }
 
-/* A kill between the creation of a key and the watch that needed it. */
+/* A kill may come after the creation of a watch key, but before the creation of the watch that
+ * needs the key. */
 static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
 {
     for (uint32_t watched = 0; watched < 2; watched++) {
@@ -508,7 +511,7 @@ static void keys_of_a_busy_record_are_busy_until_its_answer_was_seen(void)
         CHECK_EQUAL(status(0), PG_ST_BUSY);
         CHECK_EQUAL(s->busy_first, c.sequence - 1);
         CHECK_EQUAL(s->busy_last, c.sequence - 1);
-        CHECK_EQUAL(busy_bits(s), 2);         /* bits of the operation and its watch key */
+        CHECK_EQUAL(busy_bits(s), 2);         /* one bit for the operation, one for its watch key */
         c.unanswered = 1;
         one(&c, PG_OP_CANCEL, 'y');
         CHECK_EQUAL(status(0), PG_ST_BUSY);
@@ -540,7 +543,8 @@ static void a_busy_record_of_an_unknown_namespace_makes_every_key_busy(void)
     arena_close();
 }
 
-/* After the results come the record's number, the size, and type, length and bytes of each key. */
+/* After the results, the reply has the record's number, the size of the list of keys, and the type,
+ * length and bytes of each key. */
 static void keys_that_are_cancelled_for_a_key_are_reported(void)
 {
     static const uint8_t expected[] = {0, 0, 0, 0, 3, 0, 0, 0, PG_KEY_STR, 1, 'o'};

@@ -1,4 +1,5 @@
-/* Tickets of shards, and merging the part of several arenas that belongs to one shard. */
+/* Test the tickets of shards, and the merge of those parts of several arenas that belong to one
+ * shard. */
 #include "check.h"
 #include "core/core.h"
 
@@ -128,7 +129,7 @@ static void a_shard_that_is_not_there_is_refused(void)
 
 /* ---- merging ------------------------------------------------------------------------------ */
 
-/* Namespace "n" belongs to shard 0; the keys of "p" are spread over all shards. */
+/* Namespace "n" belongs to shard 0 as a whole; the keys of "p" are spread over all shards. */
 static const uint32_t whole[] = {0}, parts[] = {0, 1, 2, 1};
 
 struct scratch {
@@ -195,7 +196,8 @@ static void all_keys_are_in_their_shard_once(void)
         world_close(&from[i]);
 }
 
-/* The merged arena has the same namespace statistics, and unsent notices are sent from it. */
+/* The merged arena has the namespace statistics of its source arena, and sends the notices that the
+ * source did not send. */
 static void notices_and_their_order_stay(void)
 {
     struct world from, to;

@@ -1,4 +1,4 @@
-/* The buckets of the histograms, and the effect of a duration on one. */
+/* Test the buckets of the histograms, and how a duration changes a histogram. */
 #include "check.h"
 #include "core/core.h"
 

@@ -1,5 +1,5 @@
-/* The purgatory against a model that evaluates every condition again at each step, and against
- * hostile bytes. Every message is in memory of exactly its size, so the sanitizers report
+/* Test the purgatory against a model that evaluates every condition again at each step, and with
+ * hostile bytes. Every message is in an allocation of exactly its size, so the sanitizers report
  * reads beyond it. */
 #include "check.h"
 #include "core/core.h"
@@ -14,7 +14,7 @@ struct command {
     bool notice;
     uint32_t key;                 /* number of an operation or of a watch key */
     uint32_t keys[MOST_KEYS];
-    uint32_t own;                 /* bit n: the end of the operation forgets key n */
+    uint32_t own;                 /* bit n: when the operation ends, it forgets key n */
     uint64_t targets[MOST_KEYS], caps[MOST_KEYS];
     uint64_t value;
     int64_t delay_ns;
@@ -23,16 +23,17 @@ struct command {
 
 struct operation {
     struct command watch;
-    uint64_t ticket;              /* 0 = not armed */
+    uint64_t ticket;              /* ticket of the armed operation; 0 = not armed */
     int64_t deadline_ns;
-    uint32_t session;             /* SESSIONS = the owner's session has ended */
+    uint32_t session;             /* index of the owner's session; SESSIONS = that session has
+                                     ended */
 };
 
 struct outcome {
     uint64_t ticket;
     uint32_t session, cause, error;
     uint64_t watermarks[MOST_KEYS];
-    uint32_t missing, failed;     /* bit n: key n */
+    uint32_t missing, failed;     /* bit n is set if key n is missing or has failed */
 };
 
 struct watermark {
@@ -51,11 +52,11 @@ struct world {
     uint8_t greeted;
     int64_t now_ns;
     struct operation operations[OPERATIONS];
-    struct outcome *outcomes;     /* unacknowledged; space for capacity + 1 */
+    struct outcome *outcomes;     /* unacknowledged outcomes; space for capacity + 1 */
     uint32_t outcome_count;
     struct watermark watermarks[WATCHED];
     uint64_t satisfied;
-    bool hostile;                 /* payloads may hold any bytes */
+    bool hostile;                 /* the input may be damaged, so payloads may contain any bytes */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -86,8 +87,8 @@ static void arena_open(struct world *w)
     w->secret = zeroed(pg_private_bytes(&w->config));
     w->a = malloc(pg_handle_bytes());
     CHECK(w->a != NULL && pg_create(w->a, w->arena, w->secret, &w->config));
-    /* The quotas are too large to refuse anything, but the arena counts, and each
-     * pg_check compares. */
+    /* The quotas are too large to refuse anything. With them the arena counts usage, and each
+     * pg_check verifies these counts. */
     pg_set_quotas(w->a, PG_QUOTA_MAX, PG_QUOTA_MAX, PG_QUOTA_OPS_MAX);
 }
 
@@ -108,7 +109,7 @@ static void whole(struct world *w)
     CHECK(!"the arena is whole");
 }
 
-/* Check the payload of a notice, which follows the verdict and the missing keys. All
+/* Check the payload of an operation's notice, which follows the outcome and the missing keys. All
  * payload bytes are 7. */
 static void notice_found(const struct world *w, const struct pg_entry *e)
 {
@@ -129,7 +130,8 @@ static void publish(struct world *w)
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-/* Handle a copy of the message whose memory ends at its last byte; return the size of the reply. */
+/* Handle a copy of the message that ends at the last byte of its allocation; return the size of the
+ * reply. */
 static uint64_t send(struct world *w, const void *bytes, uint64_t len)
 {
     uint8_t *message = malloc(len + (len == 0));
@@ -309,7 +311,8 @@ static bool holds(const struct world *w, const struct command *c)
     }
 }
 
-/* Error of the first failed key if too many keys have failed; 0 = the operation has not failed. */
+/* Return the error of the first failed key if so many keys have failed that the operation fails; 0
+ * = it does not fail. */
 static uint32_t failed(const struct world *w, const struct command *c)
 {
     uint32_t count = 0, error = 0, spare = 0;
@@ -379,7 +382,8 @@ static int64_t end(struct world *w, struct operation *op, uint32_t cause)
     return 1;
 }
 
-/* End the operations on this key whose condition holds or has failed; return how many. */
+/* End the operations that wait for this key and whose condition holds or has failed; return their
+ * number. */
 static int64_t look(struct world *w, uint32_t key)
 {
     int64_t ended = 0;
@@ -510,7 +514,7 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
 
 /* ---- busy keys ------------------------------------------------------------------------------ */
 
-/* Operations and watch keys that BUSY records of the batch use, as bits. */
+/* Bit sets of the operations and watch keys that BUSY records of the batch use. */
 struct busy {
     uint64_t operations, watched;
 };
@@ -526,7 +530,8 @@ static struct busy touched(const struct command *c)
 }
 
 /* Track BUSY records. Only a watch may be the first BUSY record of a batch. A later record that
- * uses one of its keys must be BUSY; other records may be, because keys share bits. */
+ * uses a key of a BUSY record must be BUSY. Other later records may be BUSY, because keys share
+ * bits. */
 static bool is_busy(struct busy *all, const struct command *c, const struct pg_result *r)
 {
     const struct busy mine = touched(c);
@@ -611,7 +616,7 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         CHECK_EQUAL(w->outcomes[i].cause, o->ticket & 0xff);
         CHECK_EQUAL(w->outcomes[i].error, o->error);
     } else {
-        CHECK((uint32_t)o->version != 0);        /* number of CHECKs sent */
+        CHECK((uint32_t)o->version != 0);        /* the number of CHECK requests sent so far */
     }
     if (rng_below(&w->rng, 2))
         return;
@@ -621,7 +626,7 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         w->outcomes[i] = w->outcomes[--w->outcome_count];
 }
 
-/* Check the watermarks of the keys and the bitmaps of missing and failed ones. */
+/* Check the watermarks of an outcome's keys, and the bitmaps of missing and of failed keys. */
 static void keys_found(const struct world *w, const struct pg_outcome *o, const uint8_t *at)
 {
     const struct outcome *expected = &w->outcomes[outcome_at(w, o->ticket >> 8)];
@@ -689,7 +694,7 @@ static void step_bye(struct world *w)
     greet(w, session);
 }
 
-/* Change armed operations as a kill in the middle of their ends would leave them. */
+/* Change all armed operations into the state that a kill leaves while operations end. */
 static void ends_begin(struct world *w)
 {
     for (uint32_t slot = 0; slot < w->config.capacity; slot++) {
@@ -714,7 +719,8 @@ static void step_restart(struct world *w)
     CHECK(pg_rebuild(w->a, w->now_ns, &why));
 }
 
-/* Migrate into random sizes. If they are too small, the old arena must be unchanged. */
+/* Migrate into an arena of random sizes. If these are too small, the old arena must be
+ * unchanged. */
 static void step_migrate(struct world *w)
 {
     struct world to = *w;

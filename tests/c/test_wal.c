@@ -1,13 +1,14 @@
-/* The WAL buffer, snapshots and redo. Cases: each frame in doubt with and without its effect, and
- * in a ring that was used before; an answer without its effect; a full ring; a snapshot by another
- * thread during the work; damaged frames. */
+/* Test the WAL buffer, snapshots and redo. Cases: each type of frame in doubt (the last frame
+ * before a kill), with and without its effect, and in a ring that was used before; an answer
+ * without its effect; a full ring; a snapshot that another thread takes while the arena changes;
+ * damaged frames. */
 #include "check.h"
 #include "core/core.h"
 
 #include <pthread.h>
 
 enum { LAYOUT = 4711, MS = 1000000, KEYS = 24, WATCHED = 6, TOPICS = 3, FRAMES = 1 << 23,
-       WAITED_NS = 5 };           /* each message waits this long before it is applied */
+       WAITED_NS = 5 };           /* time in ns between receipt and application of each message */
 
 struct world {
     struct rng rng;
@@ -17,9 +18,9 @@ struct world {
     uint8_t *reply;
     uint64_t session, sequence;
     uint8_t greeted;
-    uint8_t stale;                /* initial content of the ring */
+    uint8_t stale;                /* value of all bytes of the ring before the test */
     int64_t now_ns;
-    uint8_t *wal;             /* frames copied from the WAL buffer */
+    uint8_t *wal;             /* copies of the frames of the WAL buffer */
     uint64_t used, position, lsn;
 };
 
@@ -103,11 +104,11 @@ static void bye(struct world *w)
     send(w, &f, sizeof f);
 }
 
-/* One record in a batch of its own. Its key is a letter and a number. */
+/* A record that is the only one of its batch. Its key is a letter and a number. */
 struct command {
     struct pg_record record;
     uint32_t key, topic;
-    uint32_t watch_keys;          /* a WATCH uses the watch keys below this number */
+    uint32_t watch_keys;          /* a WATCH uses watch keys 0 to watch_keys - 1 */
     uint64_t target;
     bool own, durable;
 };
@@ -254,7 +255,9 @@ static void world_open(struct world *w)
     CHECK_EQUAL(w->a->wal_buffer->next_lsn, 1);
     memset(w->a->ring, w->stale, 1 << 16);
     greet(w);
-    CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* creates the names */
+    CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* creates the
+                                                                                namespace and the
+                                                                                topic */
 }
 
 static void world_close(struct world *w)
@@ -407,7 +410,7 @@ struct doubt {
     enum pg_wal_type type;
     void (*prepare)(struct world *w);
     void (*act)(struct world *w);
-    bool finished;                /* the frame completes a missing effect */
+    bool finished;                /* the frame is enough to complete a missing effect */
 };
 
 static const struct doubt doubts[] = {
@@ -463,7 +466,7 @@ static void image_free(struct image i)
     free(i.secret);
 }
 
-/* Attach to a copy of the arena, as the next daemon does. */
+/* Attach to a copy of the arena, as the next daemon does after a kill. */
 static void image_load(struct world *w, struct image i)
 {
     struct pg_fault fault;
@@ -487,7 +490,7 @@ static void rebuilt(struct world *w)
     whole(w);
 }
 
-/* Rebuild. Afterwards tail, appended and next_lsn must be those of `expected`. */
+/* Rebuild. Check that tail, appended and next_lsn have the values of `expected` afterwards. */
 static void decided(struct world *w, struct image expected)
 {
     rebuilt(w);
@@ -496,8 +499,9 @@ static void decided(struct world *w, struct image expected)
     CHECK_EQUAL(w->a->wal_buffer->next_lsn, wal_buffer_of(expected)->next_lsn);
 }
 
-/* Test both outcomes of a kill. With the frame but without its effect, the frame is dropped, or it
- * completes the effect. With the effect but with an old `tail`, the frame is kept. */
+/* Test a kill before and after the frame's effect. If the effect is missing, a rebuild drops the
+ * frame or completes the effect. If the effect is there but `tail` is old, a rebuild keeps the
+ * frame. */
 static void both_ways(struct world *w, struct image before, struct image after, bool finished)
 {
     const struct pg_header *h = (struct pg_header *)before.arena;
@@ -538,8 +542,8 @@ static void test_the_frame_in_doubt(void)
     }
 }
 
-/* Frames contain no bytes of the ring's earlier content, neither between their
- * fields nor as padding. */
+/* Frames contain no bytes of the ring's earlier content, neither between their fields nor in their
+ * padding. */
 static void test_a_frame_in_a_ring_that_was_used(void)
 {
     for (uint32_t i = 0; i < sizeof doubts / sizeof doubts[0]; i++) {
@@ -559,8 +563,8 @@ static void test_a_frame_in_a_ring_that_was_used(void)
 
 /* ---- an answer without its effect --------------------------------------------------------- */
 
-/* Return to the state before the only record of the newest batch was applied, with
- * its answer stored. */
+/* Return to a state in which the answer to the newest batch's only record is stored, but the record
+ * has not been applied. */
 static void answer_cut_off(struct world *w)
 {
     struct pg_session *s = session_find(w->a, w->session);
@@ -569,8 +573,8 @@ static void answer_cut_off(struct world *w)
     s->current = s->last--;
 }
 
-/* The timer fires. A client that sends the cancel again gets PG_ST_FIRED, even if a second kill
- * finds the stored answer. */
+/* If a kill loses the effect of a cancel, its timer fires. A client that sends the cancel again
+ * gets PG_ST_FIRED, even if a second kill finds the stored answer. */
 static void test_a_cancel_that_was_only_answered(void)
 {
     struct world w = {.rng = {6}};
@@ -603,8 +607,8 @@ static bool takes(struct world *w, uint32_t key)
     return status != PG_ST_BUSY;
 }
 
-/* Without commits, adds are refused at 75 %, and timers that are due wait at the limit. The next
- * commit resumes both. */
+/* Without commits, adds are refused if 75 % of the ring is used, and due timers wait if the ring is
+ * full. The next commit resumes adds and timers. */
 static void test_a_ring_that_fills(void)
 {
     struct world w = {.rng = {2}};
@@ -704,7 +708,7 @@ static void act(struct world *w)
     command(w, &c);
 }
 
-/* Redo snapshot and WAL into a new arena that has no WAL buffer and another secret. */
+/* Redo the snapshot and the WAL in a new arena, which has no WAL buffer and a different secret. */
 static int redone(struct world *to, const struct world *from, const uint8_t *snapshot,
                   uint64_t snapshot_bytes, struct pg_fault *why)
 {
@@ -764,7 +768,7 @@ static void notices_are_the_same(const struct pg_arena *x, const struct pg_arena
               x->topics[i].incarnation == y->topics[i].incarnation);
 }
 
-/* ---- requests behind ends ----------------------------------------------------------------- */
+/* ---- requests named in frames -------------------------------------------------------------- */
 
 static struct pg_frame_head *newest(const struct world *w, unsigned type)
 {
@@ -777,8 +781,8 @@ static struct pg_frame_head *newest(const struct world *w, unsigned type)
     return found;
 }
 
-/* Shorten the frame by the optional fields at its end, as in an export without a WAL. It must
- * still be readable. */
+/* Remove the optional fields at the end of a frame. An export without a WAL has such frames, so the
+ * shorter frame must be readable. */
 static void is_read_without_its_tail(const struct pg_frame_head *f, uint64_t count)
 {
     const uint64_t tail = sizeof(struct pg_asked) + count * sizeof(struct pg_timestamps);
@@ -834,8 +838,8 @@ static void test_an_end_tells_who_asked(void)
     world_close(&w);
 }
 
-/* Each time in a frame is that of its event, and a replaced timer is identified by ticket and
- * slot. */
+/* Each time in a frame is the time of its event, and a frame identifies a replaced timer by ticket
+ * and slot. */
 static void test_frames_tell_when_and_of_what(void)
 {
     struct world w = {.rng = {6}, .wal = malloc(FRAMES)};
@@ -880,8 +884,8 @@ struct photographer {
     struct pg_snapshot cursor;
 };
 
-/* Take the snapshot in small pieces, so that much happens meanwhile. A piece has space for any
- * single frame of this test. */
+/* Take the snapshot in small pieces, so that the arena changes often in the meantime. A piece has
+ * space for any single frame of this test. */
 static void *photograph(void *context)
 {
     struct photographer *p = context;
@@ -927,7 +931,7 @@ static void test_a_snapshot_during_the_work(void)
     world_open(&w);
     for (uint32_t round = 0; round < 60; round++) {
         w.used = 0;
-        simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* a frame that is not committed yet */
+        simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* appends an uncommitted frame */
         snapshot_while_working(&w);
         whole(&w);
     }
@@ -956,7 +960,7 @@ static void owned_operations(struct world *w)
         CHECK_EQUAL(watch(w, key, 1, 9, false), PG_ST_ADDED);
 }
 
-/* Fill the WAL buffer until one more frame of at least an advance's size makes it full. */
+/* Fill the WAL buffer until one more frame of an advance, or a larger frame, makes it full. */
 static void fill_to_the_limit(struct world *w)
 {
     const struct pg_wal_buffer *s = w->a->wal_buffer;
@@ -978,7 +982,8 @@ static void outcomes_wait(struct world *w, uint64_t count)
     CHECK_EQUAL(drops(w), 0);
 }
 
-/* Check that each outcome is dropped with a record, and that redo of these frames restores none. */
+/* Check that a record is written for each dropped outcome, and that redo of these records restores
+ * no outcome. */
 static void outcomes_go(struct world *w, const struct photographer *p)
 {
     struct pg_fault fault;
@@ -998,7 +1003,8 @@ static void outcomes_go(struct world *w, const struct photographer *p)
     arena_close(&copy);
 }
 
-/* The session's own END record fills the buffer. Its outcomes wait as orphans for the commit. */
+/* The END record of the session fills the buffer. The session's outcomes wait without an owner
+ * until the next commit. */
 static void a_session_with_outcomes_ends(struct world *w)
 {
     owned_operations(w);
@@ -1008,8 +1014,8 @@ static void a_session_with_outcomes_ends(struct world *w)
     outcomes_wait(w, OWNED);
 }
 
-/* The record of the first expiry fills the buffer. Its outcome enters no inbox and waits as an
- * orphan; the other operations stay armed. */
+/* The record of the first expired operation fills the buffer. Its outcome enters no inbox and waits
+ * without an owner; the other operations stay armed. */
 static void operations_without_a_session_end(struct world *w)
 {
     owned_operations(w);
@@ -1046,8 +1052,8 @@ static void spoil(struct rng *r, uint8_t *bytes, uint64_t len)
         bytes[rng_below(r, len)] = values[rng_below(r, sizeof values)];
 }
 
-/* Redo damaged frames. Redo refuses them with a reason, or the check afterwards finds
- * contradictions between frames, such as one key in two rows. Return 1 if they were refused. */
+/* Redo damaged frames. Redo may refuse them with a reason, or the check after redo may find
+ * contradictions between frames, such as one key in two rows. Return 1 if either found a fault. */
 static uint32_t noise(struct world *w, const uint8_t *snapshot, uint64_t bytes)
 {
     struct pg_fault fault = {0};

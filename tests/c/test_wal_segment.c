@@ -1,17 +1,17 @@
-/* WAL segments with every single bit flipped, cut at every byte, and with stale bytes after the
- * end. The walk returns a prefix of what was written. It tells a torn tail from damage wherever
- * they can be distinguished. */
+/* Read WAL segments with any single bit flipped, cut at any byte, and with stale bytes after the
+ * end. The reader returns a prefix of the written frames. It distinguishes a torn tail from damage
+ * wherever that is possible. */
 #include "check.h"
 #include "core/core.h"
 
 enum { GROUPS = 6, SEGMENTS = 3, FIRST_LSN = 1000, FIRST_GROUP = 65533, BYTES = 16384 };
 
-/* Content of one segment as it was written. */
+/* One segment as it was written, and the positions of its groups. */
 struct written {
     _Alignas(8) uint8_t bytes[BYTES];
-    uint64_t used;                /* end of the SEAL, or of the last group */
-    uint64_t groups[GROUPS + 1];  /* offset of each group; the last is the end of all groups */
-    uint64_t lsns[GROUPS + 1];    /* first LSN of each group */
+    uint64_t used;                /* offset after the SEAL record, or after the last group */
+    uint64_t groups[GROUPS + 1];  /* offset of each group; [GROUPS]: after the last group */
+    uint64_t lsns[GROUPS + 1];    /* first LSN of each group; [GROUPS] is the next LSN after them */
     uint64_t first_group;
     uint32_t salt;
     bool sealed;
@@ -61,9 +61,10 @@ static void segment_write(struct written *s, struct rng *r, uint64_t lsn, uint64
     CHECK(s->used + 512 < BYTES);
 }
 
-/* ---- walking them ------------------------------------------------------------------------ */
+/* ---- reading segments ------------------------------------------------------------------------ */
 
-/* Walk to the end of a segment and compare each frame. Return the number of groups. */
+/* Read a segment to its end and compare each frame with the written frame. Return the number of
+ * groups. */
 static unsigned walk_end(struct pg_walk *w, const struct written *s)
 {
     const struct pg_frame_head *f;
@@ -87,8 +88,8 @@ static unsigned walk_end(struct pg_walk *w, const struct written *s)
     return groups;
 }
 
-/* Walk `size` modified bytes of a segment. *refused tells whether its header was refused. Return
- * the number of groups. */
+/* Read `size` modified bytes of a segment. Set *refused if the reader refuses its header. Return
+ * the number of groups read. */
 static unsigned walk_one(struct pg_walk *w, const struct written *s, const uint8_t *bytes,
                          uint64_t size, bool *refused)
 {
@@ -108,7 +109,7 @@ static unsigned walk_one(struct pg_walk *w, const struct written *s, const uint8
     return groups;
 }
 
-/* Group that contains a byte; GROUPS = after the last group. */
+/* Return the index of the group that contains a byte; GROUPS = the byte is after the last group. */
 static unsigned group_of(const struct written *s, uint64_t byte)
 {
     unsigned g = 0;
@@ -117,7 +118,7 @@ static unsigned group_of(const struct written *s, uint64_t byte)
     return g;
 }
 
-/* Check the result of a walk if only the group `bad` is damaged. */
+/* Check the reader's result if only the group `bad` is damaged. */
 static void bad_group_found(const struct pg_walk *w, const struct written *s, unsigned bad,
                             unsigned groups, uint64_t byte)
 {
@@ -181,7 +182,8 @@ static void test_whole(void)
     CHECK_EQUAL(w.state, PG_WALK_SEALED);
 }
 
-/* pg_walk_skip skips the damaged group `bad` if it precedes the live records, and only then. */
+/* pg_walk_skip skips the damaged group `bad` only if the whole group precedes the records that are
+ * still needed. */
 static void skips_what_is_dead(const struct pg_walk *damaged, const struct written *s, unsigned bad)
 {
     struct pg_walk w = *damaged;
@@ -237,7 +239,8 @@ static void test_every_bit(void)
 
 enum behind { NOTHING, ZEROS, STALE, BEHINDS };
 
-/* Cut the file at `cut`. Nothing follows, or zeros, or the content of an older file. */
+/* Cut the file at offset `cut`. After the cut the file ends, or has zeros or the content of an
+ * older file. */
 static void cut_one(const struct written *s, const struct written *old, uint64_t cut,
                     enum behind behind)
 {
@@ -251,7 +254,8 @@ static void cut_one(const struct written *s, const struct written *old, uint64_t
         memcpy(bytes + cut, old->bytes + cut, BYTES - cut);
     groups = walk_one(&w, s, bytes, behind == NOTHING ? cut : BYTES, &refused);
     while (behind != NOTHING && cut < s->used && bytes[cut] == s->bytes[cut])
-        cut++;                                       /* the byte at the cut happens to be right */
+        cut++;                                       /* the byte after the cut happens to be the
+                                                        original one */
     CHECK_EQUAL(refused,
                 cut < (behind == NOTHING ? PG_WAL_SEGMENT_HEAD : sizeof(struct pg_wal_segment)));
     if (refused)
@@ -270,15 +274,15 @@ static void test_every_cut(void)
 
     segment_write(&old, &r, FIRST_LSN - 500, FIRST_GROUP - 100, true);
     segment_write(&s, &r, FIRST_LSN, FIRST_GROUP, true);
-    for (uint64_t cut = 0; cut <= s.used; cut++)     /* a stale header would be valid: that
-                                                        of another segment */
+    for (uint64_t cut = 0; cut <= s.used; cut++)     /* no stale header: it would be the valid
+                                                        header of another segment */
         for (enum behind b = NOTHING; b < (cut < PG_WAL_SEGMENT_HEAD ? STALE : BEHINDS); b++,
              tried++)
             cut_one(&s, &old, cut, b);
     printf("%" PRIu64 " cuts\n", tried);
 }
 
-/* A power cut keeps any subset of the newest group's sectors, and all earlier groups. */
+/* A power cut leaves all earlier groups, and any subset of the newest group's sectors. */
 static void test_torn_sectors(void)
 {
     struct written s, torn;
@@ -353,7 +357,7 @@ static void test_lists(void)
     CHECK_EQUAL(w.state, PG_WALK_SEALED);
 }
 
-/* Groups and frames with wrong lengths, and checksums that match them. */
+/* Groups and frames with wrong lengths, whose checksums match these lengths. */
 static void test_hostile_lengths(void)
 {
     struct written s;

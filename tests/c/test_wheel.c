@@ -1,4 +1,4 @@
-/* The timing wheel and its slots against a plain list of deadline ticks. */
+/* Test the timing wheel and its slots against a plain list of deadline ticks. */
 #include "check.h"
 #include "core/core.h"
 
@@ -11,7 +11,7 @@ enum { UNLIMITED = UINT32_MAX };
 struct expectation {
     uint64_t tick;
     bool armed;
-    bool early;                   /* armed before it was due: fires in the order of ticks */
+    bool early;                   /* armed before it was due, so it fires in the order of ticks */
 };
 
 struct world {
@@ -24,7 +24,8 @@ struct world {
     uint64_t now_tick;
     uint64_t fired_tick;          /* tick of the last fired timer that was armed early */
     uint32_t fired;
-    bool lively;                  /* callbacks arm, remove and refuse at random */
+    bool lively;                  /* callbacks arm timers, remove timers and refuse to fire, at
+                                     random */
 };
 
 static struct world *world_new(int64_t tick_ns, uint32_t fanout, uint32_t capacity, int64_t now_ns)
@@ -124,7 +125,7 @@ static int64_t random_delay(struct world *x)
     return delay < span ? delay : span;
 }
 
-/* An armed slot at or after a random one; PG_NIL = none. */
+/* Return the first armed slot at or after a random slot; PG_NIL = none. */
 static uint32_t random_armed(struct world *x)
 {
     uint32_t n = x->slots.capacity, slot = (uint32_t)rng_below(&x->rng, n);
@@ -144,7 +145,7 @@ static void disarm(struct world *x, uint32_t slot)
 
 static bool refuses(struct world *x) { return x->lively && rng_below(&x->rng, 16) == 0; }
 
-/* Act as a callback that removes another timer and arms one. */
+/* Act as a callback that may remove another timer and may arm a new timer. */
 static void meddle(struct world *x, uint32_t slot)
 {
     uint32_t other = random_armed(x);
@@ -194,7 +195,8 @@ static int64_t tick_ns_of(const struct world *x, uint64_t tick)
     return __builtin_mul_overflow((int64_t)tick, x->shape.tick_ns, &ns) ? INT64_MAX : ns;
 }
 
-/* Check the next wake-up. `done` = the last advance was to now_ns and left no due timer. */
+/* Check the time of the next wake-up. `done` is true if the last advance was to now_ns and left no
+ * due timer. */
 static void verify_next(const struct world *x, bool done)
 {
     uint64_t tick = earliest(x);
@@ -312,8 +314,8 @@ static uint32_t level_of(const struct world *x, uint32_t slot)
     return x->slots.hot[slot].bucket / x->wheel.state->ring;
 }
 
-/* Check at each millisecond that a timer that was armed at 0 descends level by level
- * and fires in time. */
+/* Arm a timer at 0 ms. Check at each millisecond that it descends level by level and fires in
+ * time. */
 static void descend(int64_t delay_ms, uint32_t top)
 {
     struct world *x = world_new(MS, 20, 100, 0);
@@ -341,7 +343,8 @@ static void test_445_ms_comes_down_level_by_level(void)
     descend(170445, 3);
 }
 
-/* Reach the bucket of 440..459 ms late: the clock jumps to `late_ms` past its begin. */
+/* Reach the bucket of 440..459 ms late: the clock jumps to `late_ms` after the begin of the
+ * bucket. */
 static void reach_late(int64_t late_ms)
 {
     static const int64_t deadlines_ms[] = {440, 441, 444, 448, 449, 455, 459};
@@ -401,11 +404,12 @@ static void test_huge_jumps(void)
     CHECK_EQUAL(wheel_next_ns(&x->wheel), INT64_MAX);
     arm(x, INT64_MAX);
     CHECK(!advance_to(x, INT64_MAX, UNLIMITED));
-    CHECK_EQUAL(x->fired, 63);          /* its tick ends after the last representable time */
+    CHECK_EQUAL(x->fired, 63);          /* the tick of INT64_MAX ends after the last representable
+                                           time */
     world_free(x);
 }
 
-/* Rearm each fired timer so that it is due at once, except two named ones. */
+/* Rearm each fired timer so that it is due at once, except the timers of 3 ms - 1 ns and 5 ms. */
 static bool rearm_due(void *context, uint32_t slot)
 {
     struct world *x = context;
@@ -459,7 +463,7 @@ static void test_refused_timer_keeps_its_place(void)
     world_free(x);
 }
 
-/* Sleep as wheel_next_ns asks, until `end_ns`; return the number of wake-ups. */
+/* Sleep and wake up when wheel_next_ns says, until `end_ns`; return the number of wake-ups. */
 static uint32_t sleep_until(struct world *x, int64_t end_ns)
 {
     uint32_t wakes = 0;
@@ -495,7 +499,8 @@ static void test_idle_wheel_sleeps(void)
     }
 }
 
-/* If the wheel is advanced at every tick, cascades find empty buckets. */
+/* If the wheel is advanced at every tick, timers move down a few at a time, so that cascades find
+ * empty buckets. */
 static void test_gradual_drain_spreads_the_work(void)
 {
     enum { TIMERS = 100000 };
@@ -513,7 +518,7 @@ static void test_gradual_drain_spreads_the_work(void)
         worst = moved > worst ? moved : worst;
     }
     CHECK_EQUAL(x->fired, TIMERS);
-    CHECK(worst < 600);                  /* a coarse bucket has about 2560 timers */
+    CHECK(worst < 600);                  /* few, because a coarse bucket has about 2560 timers */
     verify(x);
     world_free(x);
 }

@@ -1,5 +1,5 @@
-/* tsan.h - the calls that -fsanitize=thread compiles in, of the kinds that the core makes. A
- * program that defines all of them itself, instead of linking libtsan, sees each access. */
+/* tsan.h - declarations of those functions that -fsanitize=thread makes the core call. A program
+ * that defines them itself, instead of linking libtsan, sees each memory access. */
 #ifndef PURGATORYD_TSAN_H
 #define PURGATORYD_TSAN_H
 
@@ -16,11 +16,11 @@ void *__tsan_memcpy(void *to, const void *from, size_t bytes);
 void *__tsan_memmove(void *to, const void *from, size_t bytes);
 void *__tsan_memset(void *at, int value, size_t bytes);
 
-/* Plain accesses: alignment and bytes. */
+/* Plain accesses: prefix for the alignment, size in bytes. */
 #define TSAN_EACH_PLAIN(M)                                                                        \
     M(, 1) M(, 2) M(, 4) M(, 8) M(, 16)                                                           \
     M(unaligned_, 2) M(unaligned_, 4) M(unaligned_, 8) M(unaligned_, 16)
-/* Atomic accesses: bits. */
+/* Atomic accesses: size in bits. */
 #define TSAN_EACH_ATOMIC(M) M(8) M(32) M(64)
 
 #define TSAN_PLAIN(kind, bytes)                                                                   \

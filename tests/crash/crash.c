@@ -1,21 +1,21 @@
-/* crash.c - kill -9 at any instruction.
+/* crash.c - kill a daemon's call at any instruction, as kill -9 does.
  *
  * Each trial runs one call in a tiny arena, one instruction at a time. Whenever authoritative state
- * has changed, a copy is recovered as a new daemon would recover it: attached, rebuilt and checked.
- * Then the call is repeated, as a client sends its batch again. The result must equal that of an
- * arena without a kill:
+ * has changed, the trial recovers a copy as a new daemon would: it attaches to the copy, rebuilds
+ * and checks it. Then it repeats the call, as a client sends its batch again. The result must equal
+ * the result without a kill:
  *
- * - The recovered arena is sound. Each ticket and key in it is as it was before the call or after
- *   one of its records, never in between and never missing.
+ * - The recovered arena is sound. The state of each ticket and key in it is the state before the
+ *   call or after one of the call's records, never between two records and never missing.
  * - Committed notices keep their position, sequence and ticket; no topic has a gap.
- * - Data that readers trust, because its control word or commit word has not changed, has not
- *   changed.
- * - With a WAL, its frames redone over a snapshot give the recovered arena.
+ * - If a control word or commit word has not changed, the data that readers trust because of it has
+ *   not changed.
+ * - If there is a WAL, redo of a snapshot and the WAL's frames gives the recovered arena.
  * - The repeated call returns the same statuses.
- * - The state afterwards equals the state without a kill, and so does everything that fires later.
+ * - The state afterwards and all notices that are fired later equal those without a kill.
  *
- * Some of the recoveries are stepped and killed again. The two passes of a rebuild, which a daemon
- * runs in two threads, run in both orders. */
+ * Some of the recoveries are killed at any instruction themselves. A daemon runs the two passes of
+ * a rebuild in two threads; here they run one after the other, in either order. */
 #define _GNU_SOURCE                /* for setenv */
 #include <stdio.h>
 #include <unistd.h>
@@ -71,9 +71,10 @@ static bool seen_add(struct seen *s, uint64_t hash)
 /* ---- trials ------------------------------------------------------------------------------- */
 
 #define DOUBLES_MAX 8
-#define WORDS_MAX 64              /* control and commit words of a fixture */
+#define WORDS_MAX 64              /* maximum number of control and commit words of a fixture */
 
-/* Data that a reader found behind a control or commit word. */
+/* A control or commit word, and the hash of the data that it protects, as a reader last saw
+ * them. */
 struct trusted {
     uint64_t word, hash;
 };
@@ -82,21 +83,21 @@ struct trial {
     const char *operation;
     uint32_t shape;
     uint64_t seed;
-    struct fixture fx, twin, redo;   /* fx runs the call, twin the recoveries, redo the WAL */
+    struct fixture fx, twin, redo;   /* fx runs the call, twin recovers, redo applies the WAL */
     struct frames snapshot, appended;
     struct call call;
     uint64_t fresh;               /* first ticket that the call may issue */
     int64_t recover_ns;
     uint32_t stage_count;
-    struct ledger stages[RECORDS_MAX + 1];  /* before the call, and after each of its records */
-    /* Notices were published within the call, so the stages of single records do not apply. */
+    struct ledger stages[RECORDS_MAX + 1];  /* state before the call and after each record */
+    /* The call published notices to free space, so the stages after single records do not apply. */
     bool whole_only;
     struct ledger after, drained;
     uint64_t fired;
     struct reply reply;
     uint64_t statuses;            /* bit n: status n (enum pg_status) was returned */
     struct authoritative authoritative;
-    uint8_t *shadow;              /* authoritative state after the last change */
+    uint8_t *shadow;              /* copy of the authoritative state after the last change */
     struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
     uint32_t double_count, double_every;
@@ -150,7 +151,7 @@ static bool authoritative_same(const struct authoritative *t, const uint8_t *sav
     return true;
 }
 
-/* Hash the authoritative state. Fields that layout.h calls derived are left out. */
+/* Hash the authoritative state. Leave out fields that layout.h calls derived. */
 static uint64_t authoritative_hash(const struct fixture *fx, const struct authoritative *t)
 {
     const struct pg_header *h = fx->a->header;
@@ -173,7 +174,7 @@ static uint64_t authoritative_hash(const struct fixture *fx, const struct author
         hash = ledger_mix(hash, (uint64_t)l->error << 32 | l->touched_s);
         hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);
     }
-    for (uint32_t i = 2; i < t->count; i++)       /* all pieces except the header and the hot
+    for (uint32_t i = 2; i < t->count; i++)       /* all pieces after the header and the hot
                                                      slots */
         if (t->pieces[i].at != (uint8_t *)fx->a->watches &&
             t->pieces[i].at != (uint8_t *)fx->a->watermarks)
@@ -192,7 +193,7 @@ static bool whole(struct trial *t, const char *when)
     return false;
 }
 
-/* True if all notices that were committed at the kill kept their positions. */
+/* Return true if all notices that were committed before the kill kept their positions. */
 static bool committed_stay(const struct trial *t)
 {
     const struct pg_header *h = t->twin.a->header;
@@ -212,8 +213,9 @@ static uint64_t answer_ticket(uint64_t ticket, uint64_t fresh)
     return ticket >> 8 < fresh ? ticket : ctl_of(PG_TICKET_MAX, ticket & 0xff);
 }
 
-/* Hash of the keys that CANCEL_FOR_KEY ended, per record and independent of their order: the
- * watchers of one watermark are not ordered. */
+/* Return a hash of the keys of the operations that each CANCEL_FOR_KEY record ended. The hash does
+ * not depend on the order of the keys, because the watchers of one watermark have no fixed
+ * order. */
 static uint64_t ended_keys(const struct reply *r, uint64_t at)
 {
     uint64_t sum = 0;
@@ -240,8 +242,8 @@ static bool same_results(const struct trial *t, const struct reply *found, uint3
     return ended_keys(&t->reply, rest) == ended_keys(found, rest);
 }
 
-/* True if the repeated call got the same reply. A HELLO may get another id, and a repeated BYE
- * finds no session. */
+/* Return true if the repeated call got the same reply as the call without a kill. A HELLO may get
+ * another session id, and a repeated BYE finds no session. */
 static bool same_reply(const struct trial *t, const struct reply *found)
 {
     const struct pg_frame *f = (const struct pg_frame *)found->body;
@@ -260,7 +262,7 @@ static bool same_reply(const struct trial *t, const struct reply *found)
     return f->error == expected->error && same_results(t, found, f->count);
 }
 
-/* Fire everything that is armed. Return the sum over all notices. */
+/* Fire all armed timers and operations. Return the sum of the hashes of all notices. */
 static uint64_t drain(struct fixture *fx, uint64_t fresh)
 {
     uint64_t fired = 0;
@@ -292,17 +294,17 @@ static void wal_check(struct trial *t)
         return;
     frames_appended(&t->appended, &t->twin);
     if (!frames_tell(&t->appended, &t->twin, t->call.uid, &fault))
-        violated(t, "a record says what is not so", &fault);
+        violated(t, "a record disagrees with the arena", &fault);
     if (!frames_redo(&t->snapshot, &t->appended, &t->twin, &t->redo, &fault)) {
         violated(t, "the WAL cannot be redone", &fault);
         return;
     }
     if (!pg_check(t->redo.a, &fault))
-        violated(t, "not whole when redone", &fault);
+        violated(t, "not sound after redo", &fault);
     ledger_take_durable(&expected, t->twin.a, t->twin.a);
     ledger_take_durable(&found, t->redo.a, t->twin.a);
     if (!ledger_same(&found, &expected, &fault))
-        violated(t, "the WAL says something else", &fault);
+        violated(t, "redo of the WAL gives another state", &fault);
 }
 
 static void recovered_check(struct trial *t)
@@ -311,7 +313,7 @@ static void recovered_check(struct trial *t)
     struct pg_fault fault = {0};
     ledger_take(&found, t->twin.a, t->fresh);
     if (!t->whole_only && !ledger_between(&found, t->stages, t->stage_count, &fault))
-        violated(t, "recovered to a state that never was", &fault);
+        violated(t, "recovered to a state that never existed", &fault);
     if (!committed_stay(t))
         violated(t, "a committed notice has moved", NULL);
 }
@@ -326,21 +328,21 @@ static void recovery_check(struct trial *t)
         violated(t, "refused", &why);
         return;
     }
-    if (!whole(t, "not whole when recovered"))
+    if (!whole(t, "not sound after recovery"))
         return;
     recovered_check(t);
     wal_check(t);
     call_run(&t->twin, &t->call, &reply);
-    if (!whole(t, "not whole when repeated"))
+    if (!whole(t, "not sound after the repeated call"))
         return;
     if (!same_reply(t, &reply))
-        violated(t, "another answer", NULL);
+        violated(t, "the repeated call has another answer", NULL);
     if (!ledger_gapless(t->twin.a))
         violated(t, "a gap in a topic", NULL);
-    ledger_check(t, &t->after, "not the same when repeated");
+    ledger_check(t, &t->after, "state differs after the repeated call");
     if (drain(&t->twin, t->fresh) != t->fired)
         violated(t, "other notices fired", NULL);
-    ledger_check(t, &t->drained, "not the same at the end");
+    ledger_check(t, &t->drained, "state differs after all timers have fired");
 }
 
 /* ---- readers ------------------------------------------------------------------------------ */
@@ -350,11 +352,11 @@ static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
     struct trusted *known = &t->trusted[place];
     CHECK(place < WORDS_MAX);
     if (word != 0 && known->word == word && known->hash != hash)
-        violated(t, "a reader would trust what has changed", NULL);
+        violated(t, "a reader would trust changed data", NULL);
     *known = (struct trusted){word, hash};
 }
 
-/* True if the payload has the bytes that all payloads have in these trials. A parked
+/* Return true if a timer's payload has the bytes that all payloads have in these trials. A parked
  * timer has no payload. */
 static bool payload_sound(const struct pg_arena *a, uint32_t slot)
 {
@@ -363,8 +365,8 @@ static bool payload_sound(const struct pg_arena *a, uint32_t slot)
     return c->payload_len == 0 || (at[0] == 'p' && memcmp(at, at + 1, c->payload_len - 1) == 0);
 }
 
-/* True if a reader that has read a topic's sequence finds that notice at or after
- * its last position. */
+/* Return true if a reader that has read a topic's sequence finds the notice with this sequence, or
+ * a newer notice, at the topic's last position. */
 static bool newest_found(const struct pg_arena *a, uint32_t topic)
 {
     const struct pg_topic *t = &a->topics[topic];
@@ -378,7 +380,7 @@ static void readers_check(struct trial *t)
     const struct pg_arena *a = t->fx.a;
     for (uint32_t i = 0; i < a->slots.capacity; i++)
         if (ctl_live(a->slots.hot[i].ctl) && !payload_sound(a, i))
-            violated(t, "a reader would take other bytes for a payload", NULL);
+            violated(t, "a reader would read other bytes as a payload", NULL);
     for (uint32_t i = 0; i < a->topic_rows; i++)
         if (!newest_found(a, i))
             violated(t, "a reader would miss the newest notice", NULL);
@@ -411,7 +413,8 @@ static void double_keep(struct trial *t)
     memcpy(t->doubles[t->double_count++], t->shadow, t->authoritative.bytes);
 }
 
-/* Called after every instruction. */
+/* Test a kill at this point. step_run() calls this after every instruction or before every
+ * store. */
 static void kill_here(void *context)
 {
     struct trial *t = context;
@@ -486,8 +489,8 @@ static void image_drop(struct image *i)
     free(i->handle);
 }
 
-/* Record the results without a kill: after each record, after the call, and after
- * everything has fired. */
+/* Record the expected results without a kill: after each record, after the call, and after all
+ * timers have fired. */
 static void reference(struct trial *t, const struct image *start)
 {
     static struct call prefix;
@@ -550,8 +553,8 @@ static void trial_run(struct trial *t, struct counts *recoveries)
     image_drop(&start);
 }
 
-/* Time of the recovery: in every other trial 1 ms later, unless the result of the call
- * depends on the time. */
+/* Return the time of the recovery. In every other trial it is 1 ms after the kill, unless the
+ * result of the call depends on the time. */
 static int64_t recovered_at(const struct trial *t)
 {
     if (t->call.kind == BY_ADVANCE)
@@ -560,8 +563,8 @@ static int64_t recovered_at(const struct trial *t)
     return t->fx.a->header->now_ns + (later ? 1000000 : 0);
 }
 
-/* Run one trial. The recovery of one in `every` states is stepped as well; 0 = none.
- * Return the statuses. */
+/* Run one trial. Also kill the recovery of one in `every` states at each instruction; 0 = none.
+ * Return the set of statuses that the call returned. */
 static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint32_t every,
                       struct counts *counts, struct counts *recoveries)
 {
@@ -599,8 +602,8 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
 
 /* ---- the summary --------------------------------------------------------------------------- */
 
-/* Disable string instructions in libc. They trap once per repetition, and filling pages
- * is not under test. */
+/* Disable string instructions in libc. They raise a trap for each repetition, and filling pages is
+ * not under test. */
 static void step_without_repeats(char **argv)
 {
     if (getenv("GLIBC_TUNABLES") != NULL)
@@ -633,8 +636,8 @@ static void counts_print(const char *name, const struct counts *c, uint64_t stat
     printf(statuses != 0 ? "]}" : "}");
 }
 
-/* Run migrations in one seed of 16. A migration changes no stepped state, and takes as long as all
- * other operations together. */
+/* Return true except for most migrations, which run for one seed of 16. A migration does not change
+ * the source arena, and takes as long as all other operations together. */
 static bool worth_it(uint32_t operation, uint64_t seed)
 {
     return strcmp(call_name(operation), "migrate") != 0 || seed % 16 == 0;
@@ -650,8 +653,9 @@ static bool named(uint32_t operation, char **names)
 
 /* crash ROUNDS [FIRST_SEED [DOUBLE_EVERY [first [OPERATION...]]]]
  *
- * A round is every operation, or the named ones, in every shape. "first" exits at the first
- * violation. Prints counts as JSON. Exit code 1 = violations, 2 = this machine cannot step. */
+ * A round runs every operation, or the named operations, in every shape. With "first" the program
+ * exits at the first violation. It prints counts as JSON. Exit code 1 = violations, 2 = this
+ * machine cannot execute single steps. */
 int main(int argc, char **argv)
 {
     step_without_repeats(argv);

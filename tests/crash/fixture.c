@@ -69,7 +69,8 @@ void fixture_commit(struct fixture *fx)
     s->committed_lsn = s->next_lsn - 1;
 }
 
-/* Start near the ring's end, over stale bytes, so that frames are padded and the ring wraps. */
+/* Fill the ring with stale bytes and start near its end, so that frames are padded and wrap
+ * around. */
 static void wal_buffer_place(struct fixture *fx)
 {
     struct pg_wal_buffer *s = pg_wal_buffer_of(fx->a);
@@ -100,7 +101,7 @@ static void piece_add(struct authoritative *t, void *at, uint64_t bytes)
     t->bytes += bytes;
 }
 
-/* Add the next bytes of the ring, in two pieces if they wrap. */
+/* Add the bytes of the ring that a call may append, in two pieces if they wrap around. */
 static void wal_buffer_add(struct authoritative *t, const struct fixture *fx)
 {
     struct pg_wal_buffer *s = pg_wal_buffer_of(fx->a);
@@ -138,11 +139,11 @@ void fixture_authoritative(const struct fixture *fx, struct authoritative *t)
 
 /* ---- messages -------------------------------------------------------------------------- */
 
-/* Two topics that are in use all the time, and one that usually does not exist yet. */
+/* Two topics that are always in use, and a topic that usually does not exist yet. */
 static const uint8_t names[16] = "\1\1nt\1\1nu\1\1mv";
 
 struct draft {
-    /* Rows of the records if in_bulk_load. */
+    /* Rows of the bulk load to which the records belong, if in_bulk_load. */
     struct pg_rows rows;
     bool in_bulk_load;
     uint32_t count;
@@ -193,7 +194,7 @@ static void batch_write(struct call *call, struct client *c, const struct draft 
     call_append(call, d->area, d->used);
 }
 
-/* Bytes that precede the records of a batch. */
+/* Return the number of bytes before the records of a batch. */
 static uint32_t fixed_bytes(const struct call *call)
 {
     const struct pg_frame *f = (const struct pg_frame *)call->message;
@@ -247,7 +248,7 @@ static uint8_t key_write(const struct fixture *fx, uint8_t *at, uint32_t key)
     return len;
 }
 
-/* Write a watch key. Keys with an odd number are too long for their row. */
+/* Write a watch key. Keys with an odd number are too long to be stored in their row. */
 static uint8_t watch_key_write(const struct fixture *fx, uint8_t *at, uint32_t key)
 {
     const uint8_t len = key % 2 ? 20 : (uint8_t)(1 + fx->lengths % 16);
@@ -324,7 +325,8 @@ static void watch_draft(struct fixture *fx, struct draft *d, unsigned condition)
         watch_key_add(fx, d, r, fx->shape == SHARED_BUCKET ? i : (first + i) % WATCH_KEYS);
 }
 
-/* Replace the last record's key by that of a watch key. All bytes of a watch key are equal. */
+/* Replace the key of the last record with the bytes of a watch key. All bytes of a watch key are
+ * equal. */
 static void watch_key_take(struct draft *d, struct pg_record *r, const uint8_t *key)
 {
     const struct pg_watch_key *k = (const struct pg_watch_key *)key - 1;
@@ -342,7 +344,8 @@ static void watermark_draft(struct fixture *fx, struct draft *d, unsigned op)
                                        : 0;
 }
 
-/* Usually let the record name an armed timer or operation, if there is one. */
+/* Usually replace the record's key with the key of an armed or parked timer or operation, if there
+ * is one. */
 static void aim(struct fixture *fx, struct draft *d, struct pg_record *r, bool client_only)
 {
     const uint32_t from = below(fx, fx->a->slots.capacity);
@@ -370,7 +373,8 @@ static void cancel_draft(struct fixture *fx, struct draft *d)
     aim(fx, d, record_new(fx, d, PG_OP_CANCEL, false), false);
 }
 
-/* Unpark some parked timer, if there is one; sometimes with a ticket that was never issued. */
+/* Add a record that unparks a parked timer, if there is one; sometimes with a ticket that was never
+ * issued. */
 static void unpark_draft(struct fixture *fx, struct draft *d)
 {
     struct pg_record *r = record_new(fx, d, PG_OP_UNPARK, false);
@@ -404,7 +408,7 @@ static void bulk_load_id(struct fixture *fx, uint8_t id[16])
     memset(id, (int)(1 + below(fx, BULK_LOAD_IDS)), 16);
 }
 
-/* Draft rows on both sides of a block's end, in more blocks than the arena has. */
+/* Add bulk load rows on both sides of a block's end, in more blocks than the arena has. */
 static void rows_draft(struct fixture *fx, struct draft *d, uint32_t records, unsigned modes)
 {
     static const uint64_t first[] = {0, 3, PG_BULK_LOAD_BLOCK_ROWS - 2,
@@ -469,7 +473,7 @@ static bool advance_run(struct fixture *fx, const struct call *call)
     return again;
 }
 
-/* Migrate into a new arena. The old one must not change. */
+/* Migrate into a new arena. The old arena must not change. */
 static void migrate_run(struct fixture *fx)
 {
     struct fixture to = {.config = fx->config};
@@ -487,7 +491,8 @@ static void settings_run(struct fixture *fx, const struct call *call)
     CHECK_EQUAL(pg_set_namespace(fx->a, call->message, call->bytes, call->uid, &now, detail), PG_ERR_NONE);
 }
 
-/* Publish once. A publisher that does not know whether its publish succeeded reads first. */
+/* Publish once. A publisher that does not know whether its publish succeeded looks into the replay
+ * buffer before it publishes again. */
 static void publish_run(struct fixture *fx, const struct call *call)
 {
     struct pg_result result;
@@ -536,7 +541,7 @@ static void put_make(struct fixture *fx, struct call *call, unsigned mode)
 {
     struct draft d = {.count = 0};
     put_draft(fx, &d, mode);
-    if (mode != PG_MODE_ERROR && below(fx, 2)) {   /* use a key that is armed */
+    if (mode != PG_MODE_ERROR && below(fx, 2)) {   /* use the key of an armed timer or operation */
         struct draft cancel = {.count = 0};
         cancel_draft(fx, &cancel);
         struct pg_record *r = &d.records[0];
@@ -560,7 +565,7 @@ static void parks_far(struct fixture *fx)
     CHECK_EQUAL(pg_set_namespace(fx->a, &ask, sizeof ask.set + 1, PG_NIL, &now, detail), PG_ERR_NONE);
 }
 
-/* Park a timer for each client, so that an UNPARK can be its owner's. */
+/* Park a timer for each client, so that an UNPARK record can come from the timer's owner. */
 static void park_some(struct fixture *fx)
 {
     struct call call = {.real_ns = fx->real_ns};
@@ -637,8 +642,8 @@ static void watermark_make(struct fixture *fx, struct call *call, unsigned op)
     batch_make(fx, call, &d);
 }
 
-/* Make a record on a forgotten key, which is deleted with its last watcher. Unless the arena is
- * full, the key has a watcher. */
+/* Make a record for a forgotten watch key, which is deleted with its last watcher. The key has a
+ * watcher, except in a full arena. */
 static void forgotten_make(struct fixture *fx, struct call *call, unsigned op)
 {
     struct draft watched = {.count = 0}, d = {.count = 0};
@@ -704,8 +709,8 @@ static void repeated_make(struct fixture *fx, struct call *call, unsigned unused
     call_run(fx, call, &reply);
 }
 
-/* Restore the state of a kill before one of the batch's records. A batch whose reply holds
- * memory stays finished. */
+/* Restore the state that a kill before one of the batch's records leaves. A batch whose reply uses
+ * extra memory stays finished. */
 static void batch_cut_off(struct fixture *fx, struct client *c)
 {
     struct pg_session *s = session_find(fx->a, c->session);
@@ -721,7 +726,7 @@ static void batch_cut_off(struct fixture *fx, struct client *c)
     s->current = s->last--;
 }
 
-/* Send a different batch in place of an interrupted one that its client has abandoned. */
+/* Send a new batch with the sequence of an interrupted batch that the client has abandoned. */
 static void changed_make(struct fixture *fx, struct call *call, unsigned records)
 {
     struct client *c = &fx->clients[below(fx, CLIENTS)];
@@ -758,7 +763,7 @@ static void ack_make(struct fixture *fx, struct call *call, unsigned unused)
     ((struct pg_frame *)call->message)->count = count;
 }
 
-/* Open a new session, a known one, or one that finds all rows in use. */
+/* Open a new session or a known session, or try to open a session while all rows are in use. */
 static void hello_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const struct pg_hello hello = {.nonce = {(uint8_t)(1 + below(fx, CLIENTS + 2))}};
@@ -775,8 +780,9 @@ static void bye_make(struct fixture *fx, struct call *call, unsigned unused)
     frame_write(call, &fx->clients[below(fx, CLIENTS)], PG_M_BYE, 0, 0);
 }
 
-/* Advance past none (far = 0), one (1) or many (2) deadlines, to the border of a tick. Within a
- * tick, a rebuild fires due timers at once, while a running daemon waits for the tick's end. */
+/* Advance past no deadline (far = 0), one deadline (1) or many deadlines (2), to the border of a
+ * tick. The border is needed because within a tick a rebuild fires due timers at once, but a
+ * running daemon waits for the tick's end. */
 static void advance_make(struct fixture *fx, struct call *call, unsigned far)
 {
     int64_t earliest_ns = INT64_MAX;
@@ -800,7 +806,8 @@ static void wall_make(struct fixture *fx, struct call *call, unsigned unused)
     fx->offset_ns += (below(fx, 2) ? 1 : -1) * 2000000ll;
 }
 
-/* Draining is not stored in the arena: the daemon requests it again after a kill. */
+/* Make a call while the daemon drains. The arena does not store that it drains; the daemon sets
+ * this again after a kill. */
 static void drain_make(struct fixture *fx, struct call *call, unsigned expire)
 {
     if (expire)
@@ -810,7 +817,8 @@ static void drain_make(struct fixture *fx, struct call *call, unsigned expire)
     call->draining = true;
 }
 
-/* Change settings. The rate limit is never reached, because a restart refills it. */
+/* Change settings. The rate limit is too high to be reached, because a restart refills its
+ * bucket. */
 static void settings_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const bool wal = pg_wal_buffer_of(fx->a) != NULL;
@@ -847,7 +855,7 @@ static void published_make(struct fixture *fx, struct call *call, unsigned unuse
     call->kind = BY_PUBLISHED;
 }
 
-/* Publish to a topic that timers use, or to one that they never use. */
+/* Publish to a topic that timers use, or to a topic that they never use. */
 static void publish_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const bool timers = below(fx, 2);
@@ -980,7 +988,8 @@ static void past_settings(struct fixture *fx)
     settings_run(fx, &call);
 }
 
-/* Run calls of all kinds, so that the arena holds timers, operations and notices of every age. */
+/* Run calls of all kinds, so that the arena holds timers, operations and notices of different
+ * ages. */
 static void past(struct fixture *fx, uint32_t steps)
 {
     struct call call = {.kind = BY_ADVANCE};
@@ -1005,7 +1014,7 @@ static uint64_t replay_buffer_retained(const struct fixture *fx)
     return fx->a->header->replay_tail - fx->a->header->replay_head;
 }
 
-/* Fill slots and replay buffer, so that every later notice drops an old one. */
+/* Fill the slots and the replay buffer, so that every later notice drops an old notice. */
 static void fill(struct fixture *fx)
 {
     struct call call;
@@ -1052,7 +1061,7 @@ void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed)
     CHECK(pg_create(fx->a, fx->arena, fx->secret, &fx->config));
     wal_buffer_place(fx);
     if (below(fx, 3) == 0)
-        pg_set_quotas(fx->a, 6, 700, 0);   /* no rate limit: a restart refills it */
+        pg_set_quotas(fx->a, 6, 700, 0);   /* no rate limit, because a restart refills its bucket */
     if (below(fx, 3) == 0)
         pg_set_uid_share(fx->a, 30 + below(fx, 60), 0);
     if (pg_wal_buffer_of(fx->a) != NULL && below(fx, 2))

@@ -1,4 +1,5 @@
-/* fixture.h - tiny arenas with a history, and the calls that a kill may interrupt. */
+/* fixture.h - tiny arenas on which random calls have run, and the calls that the tests interrupt
+ * with a kill. */
 #ifndef PURGATORYD_FIXTURE_H
 #define PURGATORYD_FIXTURE_H
 
@@ -7,30 +8,30 @@
 
 #define CLIENTS 2
 #define SESSIONS 3
-/* Upper bound of the answer pool's results that these fixtures use. */
+/* Maximum number of results in the answer pool that these fixtures use. */
 #define ANSWERS_MAX 1024
 
 enum shape { EMPTY, FULL, SHARED_BUCKET, SHARED_KEY, SHAPES };
 
 struct client {
-    uint64_t session, sequence;   /* sequence of the next batch */
+    uint64_t session, sequence;   /* session id, and sequence of the next batch */
     uint32_t uid;
 };
 
 struct fixture {
     struct rng rng;
     enum shape shape;
-    uint32_t lengths;             /* offset for the lengths of keys and payloads */
+    uint32_t lengths;             /* varies the lengths of keys and payloads between fixtures */
     struct pg_config config;
     struct pg_arena *a;
     uint8_t *arena, *secret;
     uint64_t arena_bytes, secret_bytes;
     int64_t now_ns, offset_ns, real_ns;
     struct client clients[CLIENTS];
-    bool places_first;            /* a rebuild runs rebuild_places first */
+    bool places_first;            /* a rebuild runs rebuild_places before rebuild_keys */
 };
 
-/* Location of authoritative state, as pieces of both arena files. */
+/* Memory areas of the authoritative state, in both arena files. */
 struct piece {
     uint8_t *at;
     uint64_t bytes;
@@ -45,7 +46,7 @@ enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_
                  BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE };
 
 #define RECORDS_MAX 12
-/* Large enough for a payload that no arena of these fixtures can hold. */
+/* Large enough for a payload that does not fit into any arena of these fixtures. */
 #define MESSAGE_MAX 49152
 
 struct call {
@@ -64,7 +65,7 @@ struct reply {
     uint8_t body[4096];
 };
 
-/* Make an arena with a history that depends on shape and seed. */
+/* Make an arena and run random calls on it, which depend on shape and seed. */
 void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed);
 void fixture_close(struct fixture *fx);
 /* Make a second fixture of the same sizes, for recoveries. */
@@ -77,18 +78,21 @@ void fixture_blank(struct fixture *fx);
 void fixture_commit(struct fixture *fx);
 /* List the pieces of authoritative state. */
 void fixture_authoritative(const struct fixture *fx, struct authoritative *authoritative);
-/* Attach and rebuild as a starting daemon does, but with its two passes one after the other. */
+/* Attach and rebuild as a starting daemon does, but run the two passes of the rebuild one after the
+ * other. */
 bool fixture_recover(struct fixture *fx, int64_t now_ns, struct pg_fault *why);
 
-/* Name of an operation under test, by number; NULL after the last. */
+/* Return the name of an operation under test by its number; NULL if the number is too large. */
 const char *call_name(uint32_t operation);
 /* Make a random call of this operation. */
 void call_make(struct fixture *fx, uint32_t operation, struct call *call);
-/* Copy a batch with only its first records. */
+/* Copy a batch, but only its first `records` records. */
 void call_prefix(const struct call *whole, uint32_t records, struct call *prefix);
-/* True if the call's effect depends on the time: it has delays, or puts that may be parked. */
+/* Return true if the call's effect depends on the time, because it has delays or puts that may be
+ * parked. */
 bool call_minds_when(const struct fixture *fx, const struct call *call);
-/* Run a call to its end. True if notices were published meanwhile to make space. */
+/* Run a call to its end. Return true if notices had to be published during the call to free
+ * space. */
 bool call_run(struct fixture *fx, const struct call *call, struct reply *reply);
 
 #endif

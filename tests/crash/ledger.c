@@ -40,7 +40,7 @@ static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uin
     l->facts[l->count++] = (struct fact){subject, state};
 }
 
-/* State of a subject; 0 = unknown. */
+/* Return the state of a subject; 0 = unknown. */
 static uint64_t ledger_state(const struct ledger *l, uint64_t subject)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -144,7 +144,7 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     const unsigned state = ctl_state(h->ctl);
     const bool wall = h->flags & PG_F_WALL;
     uint64_t hash = ledger_mix(state, h->flags);
-    if (state != PG_S_OUTCOME)      /* other names may use the row of an outcome's topic */
+    if (state != PG_S_OUTCOME)      /* another topic may use the topic row of an outcome */
         hash = ledger_mix(hash, topic_hash(a, h->topic));
     hash = ledger_mix(hash, (uint64_t)(wall ? ((const struct pg_ext *)blob)->value
                                             : h->deadline_ns));
@@ -152,8 +152,8 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     return is_operation(a, slot) ? operation_hash(a, slot, hash) : hash;
 }
 
-/* Hash an entry. A recovery may run later, so the elapsed time in an operation's verdict and the
- * time of a publish are left out. */
+/* Hash a replay buffer entry. Leave out the elapsed time in the payload of an operation's notice
+ * and the time of a publish, because a recovery may run later. */
 static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
 {
     const uint8_t *blob = blob_at(&a->blobs, e->blob);
@@ -215,8 +215,8 @@ static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fr
     }
 }
 
-/* Record the watermarks. A watermark of 0 counts as none: an operation that ends forgets its own
- * watch keys first, so in the middle of its end either state is right. */
+/* Record the watermarks. Leave out a watermark of 0: an operation that ends first forgets its own
+ * watch keys, so until it has ended the key may or may not exist. */
 static void watermarks_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
@@ -230,8 +230,8 @@ static void watermarks_note(struct ledger *l, const struct pg_arena *a)
     }
 }
 
-/* Record each setting separately, because a kill may come between two of them. Settings with their
- * initial value are left out. */
+/* Record each setting separately, because a kill may come between two settings. Leave out settings
+ * with their initial value. */
 static void settings_note(struct ledger *l, const struct pg_namespace *n)
 {
     const uint64_t settings[] = {(uint32_t)(n->owner_uid + 1), n->durability, n->quota_timers,
@@ -241,7 +241,7 @@ static void settings_note(struct ledger *l, const struct pg_namespace *n)
             note(l, OF_NAME, ledger_bytes(i, n->name, n->name_len), ledger_mix(1, settings[i]));
 }
 
-/* Record names. Topics count only if their row is also in use in `rows`. */
+/* Record names and settings. Include a topic only if its row is also in use in the arena `rows`. */
 static void names_note(struct ledger *l, const struct pg_arena *a, const struct pg_arena *rows)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++)

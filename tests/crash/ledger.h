@@ -8,42 +8,43 @@
 #define FACTS_MAX 240
 #define TOPICS_MAX 8
 
-/* A fact is the sum of hashes over everything that concerns one ticket or one key. A kill may
- * separate a timer from its notice, or the old timer of a key from the new one, but a recovery may
- * not. Both are therefore in one fact. */
+/* A fact is the sum of hashes over everything that concerns one ticket or one key. A kill may come
+ * between the end of a timer and its notice, or between the old and the new timer of a key, but
+ * after a recovery such pairs must agree. Each pair is therefore in one fact. */
 enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW };
 struct fact {
-    uint64_t subject, state;      /* the low 3 bits of a subject are its enum subject_kind */
+    uint64_t subject, state;      /* the low 3 bits of `subject` are its enum subject_kind */
 };
 
 struct ledger {
     uint32_t count;
     struct fact facts[FACTS_MAX];
-    uint64_t sequences[TOPICS_MAX];  /* by topic row */
-    /* Sum of hashes of the watermarks that go with their last watcher. */
+    uint64_t sequences[TOPICS_MAX];  /* newest sequence of each topic row */
+    /* Sum of the hashes of forgotten watch keys, which are deleted with their last watcher. */
     uint64_t forgotten;
 };
 
-/* Collect all facts. Tickets from `fresh` on were issued by the call under test. A repeated call
- * may get others, so these count by key and not by number. */
+/* Collect all facts. The call under test issued the tickets from `fresh` on. A repeated call may
+ * get other tickets, so facts about them are by key and do not include the number. */
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh);
-/* Collect the facts that the WAL restores: no sessions, hence no outcomes, and only unsent
- * notices. The WAL does not record that an unused topic has lost its row, so only topics with a
- * row in `live` count. */
+/* Collect only the facts that the WAL restores: no sessions, hence no outcomes, and only unsent
+ * notices. The WAL does not record that an unused topic has lost its row, so include only topics
+ * that have a row in the arena `live`. */
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live);
-/* True if both ledgers are equal; otherwise *fault describes the difference. */
+/* Return true if the two ledgers are equal; otherwise describe the difference in *fault. */
 bool ledger_same(const struct ledger *found, const struct ledger *expected,
                  struct pg_fault *fault);
-/* True if every fact has its state from one of the stages, and no fact that all stages
- * share is missing. */
+/* Return true if the state of every fact found is its state in one of the stages, and no fact is
+ * missing that all stages have. */
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
                     struct pg_fault *fault);
-/* Sum over the entries from `from` to the tail, independent of their order. */
+/* Return the sum of the hashes of the replay buffer entries from position `from` to the tail. */
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh);
-/* True if the sequences of every topic's entries are contiguous and end at the topic's sequence. */
+/* Return true if the sequences of every topic's entries have no gap and end at the topic's
+ * sequence. */
 bool ledger_gapless(const struct pg_arena *a);
 
-/* Hash functions: mix in a word, or bytes. */
+/* Mix a word, or bytes, into a hash; return the new hash. */
 uint64_t ledger_mix(uint64_t hash, uint64_t value);
 uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len);
 

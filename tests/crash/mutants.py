@@ -1,15 +1,16 @@
-"""Mutants of the daemon and the clients: the tests that run a changed line have to notice it.
+"""Make mutants of the daemon and the clients, and check that the tests of a changed line fail.
 
-`mutants.py draw` samples lines and one change of each, and lists them. `mutants.py cover` runs the
-tests and records which of them run which line, including the processes that they start. `mutants.py
-try` then makes one change at a time in a copy of the tree: those of the list that have no result.
-It finds a line by its text, so the list stays valid while other lines change. It runs the tests of
-`make test` that cover the line, then those that only `make test-all` runs, until one fails. Each
-result is written at once, so an interrupted run continues. `mutants.py prove` runs tests that were
-written for a mutant. A mutant that no test kills is judged by hand: its `fate` becomes
-"equivalent", with a `reason`. `before` is the fate before a test was added or moved to `make test`.
+`mutants.py draw` samples lines, and one change of each line, and writes them to a list. `mutants.py
+cover` runs the tests and records which tests run which line, also in processes that the tests
+start. `mutants.py try` then makes each listed change that has no result, one at a time, in a copy
+of the tree. It finds a line by its text, so the list stays valid while other lines change. It runs
+the tests of `make test` that cover the line, then the tests that only `make test-all` runs, until a
+test fails. Each result is written at once, so an interrupted run continues. `mutants.py prove` runs
+tests that were written for a mutant. A developer judges a mutant that no test kills and may set its
+`fate` to "equivalent", with a `reason`. `before` is the fate that the mutant had before a test was
+added or moved to `make test`.
 
-Mutants of the C core belong to tests/crash/mutate.py.
+tests/crash/mutate.py makes mutants of the C core.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ FOLDERS = ("daemon", "clients")
 KEPT = RESULTS / "python_mutants.json"
 WORK = ROOT / "build" / "mutants"
 UNTRIED, GONE = "not tried", "line is gone"
-"""Fates of a mutant without a result, and of one whose line was changed or removed."""
+"""The fates of a mutant without a result, and of a mutant whose line has been changed or
+removed."""
 NEW, OLD = "test", "all"
-"""Tiers: the tests of `make test`, and those that only `make test-all` runs."""
+"""The tiers: the tests of `make test`, and the tests that only `make test-all` runs."""
 UNMEASURED = {
     f"test_{name}.py" for name in (
         "bench_quick", "benchmarks", "core_arena", "core_batch", "core_model", "crash", "docs",
@@ -53,13 +55,13 @@ UNMEASURED = {
         "topology", "world_bugs",
     )
 }  # fmt: skip
-"""Test files that guard the core, the pipeline, documents or tools; so does tests/spark. Storms of
-signals are left out because they never end under coverage."""
+"""Test files that are not measured: they test the core, the pipeline, documents or tools (as
+tests/spark does), or send so many signals that they never end under coverage."""
 
 MOST_OF_ONE = 3
-"""Most parameters of one test function that are run."""
+"""Maximum number of parameter sets of one test function that are run."""
 HANGS_S = 45
-"""Time limit of one test: some wait 30 s for a fact before they fail."""
+"""Time limit of one test. Some tests wait 30 s for a condition before they fail."""
 
 SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
@@ -71,21 +73,21 @@ SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
     ast.RShift: (">>", "<<"),
 }  # fmt: skip
 UNSEEN = re.compile(r"\s*(?:log\.|announce\(|warnings\.|assert\b|self\.log|.*\b__slots__\b)")
-"""Statements whose only effect is text for a reader, or that have none."""
+"""Statements that only produce text for a reader, or that have no effect."""
 
 
 # ---- mutants -----------------------------------------------------------------------------------
 
 
 class Mutant(NamedTuple):
-    """One change: bytes from..to of a file are replaced."""
+    """One change: bytes `begin` to `end` of a file, currently `before`, are replaced by `after`."""
 
     file: str
     line: int
     column: int
     """Number of bytes between the first character of the line's text and the change."""
     text: str
-    """The line without its indentation."""
+    """The text of the line without its indentation."""
     begin: int
     end: int
     before: str
@@ -93,11 +95,11 @@ class Mutant(NamedTuple):
 
     @property
     def change(self) -> str:
-        """The change as text."""
+        """The change as text for the list."""
         return f"{_brief(self.before)} -> {self.after if len(self.after) < 80 else 'not (...)'}"
 
     def applied(self) -> bytes:
-        """The changed file."""
+        """Return the content of the changed file."""
         source = (ROOT / self.file).read_bytes()
         return source[: self.begin] + self.after.encode() + source[self.end :]
 
@@ -108,7 +110,7 @@ def _brief(text: str) -> str:
 
 
 class Changes(ast.NodeVisitor):
-    """All changes of one file."""
+    """Collects all possible changes of one file."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -272,7 +274,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
 
 def listed(mutant: Mutant) -> dict[str, Any]:
-    """Return a row of the list, without a result."""
+    """Return the row of the list for a mutant, without a result."""
     return {
         "file": mutant.file, "line": mutant.line, "column": mutant.column,
         "change": mutant.change, "text": mutant.text, "fate": UNTRIED, "killed_by": None,
@@ -288,7 +290,7 @@ def changes(file: str) -> list[Mutant]:
 def located(row: Mapping[str, Any]) -> Mutant | None:
     """Return the mutant of a row, in the line that has its text; None if no line has it.
 
-    If several lines have it, the nearest one counts.
+    If several lines have this text, the line nearest to the listed number counts.
     """
     same = ("column", "change", "text")
     found = [
@@ -317,7 +319,8 @@ def measured_files() -> Iterator[Path]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Names the test to the coverage of this process; its children read $PYTEST_CURRENT_TEST."""
+    """Tell the coverage of this process which test runs. Child processes read
+    $PYTEST_CURRENT_TEST."""
     current = coverage.Coverage.current()
     if current is None:
         return (yield)
@@ -340,9 +343,10 @@ disable_warnings = no-data-collected,module-not-imported,couldnt-parse
 
 
 def measure(tier: str) -> None:
-    """Run the tests of one tier, and store their coverage and their costs.
+    """Run the tests of one tier, and store their coverage and costs.
 
-    Each file runs in its own process: storms of signals and forks may end one under coverage.
+    Each test file runs in its own process, because a file with many signals or forks may end its
+    process under coverage.
     """
     folder = WORK / tier
     shutil.rmtree(folder, ignore_errors=True)
@@ -374,7 +378,7 @@ class Limits(NamedTuple):
 
 
 class Coverage:
-    """Tests of a tier by line, and the cost of each."""
+    """The tests of a tier by the lines that they run, and the cost of each test."""
 
     def __init__(self, tier: str, limits: Limits) -> None:
         self.limits = limits
@@ -400,7 +404,7 @@ class Coverage:
         return set().union(*(self.tests(*place) for place in lines))
 
     def chosen(self, tests: set[str]) -> list[str]:
-        """Return the cheapest of these tests, within the limits."""
+        """Return the cheapest of these tests, as many as the limits allow."""
         per_function: Counter[str] = Counter()
         picked: list[str] = []
         spent_s = 0.0
@@ -417,8 +421,8 @@ class Coverage:
 
 
 def places(mutant: Mutant) -> list[tuple[str, int]]:
-    """Return the lines whose tests can notice a mutant: its own, or if it runs at import, its
-    users."""
+    """Return the lines whose tests can notice a mutant: the line of the mutant, or the lines that
+    use its names if it runs at import."""
     tree = ast.parse((ROOT / mutant.file).read_bytes())
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)
               and node.lineno <= mutant.line <= (node.end_lineno or 0)]  # fmt: skip
@@ -450,7 +454,7 @@ class Trial(NamedTuple):
 
     killed_by: str | None
     tests: int
-    """Number of tests that were given to pytest."""
+    """Number of tests that pytest was asked to run."""
 
 
 def run_tests(tree: Path, tests: list[str]) -> Trial:
@@ -459,7 +463,7 @@ def run_tests(tree: Path, tests: list[str]) -> Trial:
         return Trial(None, 0)
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider",
-         "-p", "no:hypothesispytest", "-p", "no:anyio",  # the import takes a second of CPU
+         "-p", "no:hypothesispytest", "-p", "no:anyio",  # their import takes a second of CPU time
          f"--timeout={HANGS_S}", *tests],
         cwd=tree, env={**os.environ, "PYTHONPATH": os.fspath(tree / "src")}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -477,7 +481,7 @@ def run_tests(tree: Path, tests: list[str]) -> Trial:
 
 
 def try_one(tree: Path, mutant: Mutant, tiers: dict[str, Coverage]) -> dict[str, Any]:
-    """Return the result of one mutant as a row of the list."""
+    """Try one mutant, and return its row of the list with the result."""
     changed = tree / mutant.file
     original = changed.read_bytes()
     row = listed(mutant) | {"fate": "not covered"}
@@ -499,7 +503,7 @@ def try_one(tree: Path, mutant: Mutant, tiers: dict[str, Coverage]) -> dict[str,
 
 
 def open_tree(folder: Path) -> Path:
-    """Return a copy of the tree without mutants. Its tests use this Python."""
+    """Copy the tree, without mutants, to a folder. Its tests use this Python interpreter."""
     tree = folder / "tree"
     copy(ROOT, tree, without=())
     (tree / ".venv").symlink_to(ROOT / ".venv")
@@ -525,21 +529,25 @@ def draw_command(count: int, seed: int) -> None:
 @main.command("cover")
 @click.argument("tiers", nargs=-1, type=click.Choice([NEW, OLD]))
 def cover_command(tiers: tuple[str, ...]) -> None:
-    """Run the tests of TIERS, or of both, and record what they cover: half an hour or more."""
+    """Run the tests of TIERS, or of both tiers, and record which lines they cover. This takes half
+    an hour or more."""
     for tier in tiers or (NEW, OLD):
         measure(tier)
 
 
 @main.command("try")
-@click.option("--again", multiple=True, help="Also try mutants of these fates.")
+@click.option("--again", multiple=True, help="Also try mutants that have these fates.")
 @click.option(
-    "--tests", default=Limits().tests, show_default=True, help="Most tests for each mutant."
+    "--tests",
+    default=Limits().tests,
+    show_default=True,
+    help="Maximum number of tests for each mutant.",
 )
 @click.option(
     "--seconds",
     default=Limits().seconds,
     show_default=True,
-    help="Most seconds of these tests for each mutant.",
+    help="Maximum total time of these tests for each mutant, in seconds.",
 )
 @click.option("--only", default="", help="Only mutants of files whose path contains this text.")
 def try_command(again: tuple[str, ...], tests: int, seconds: float, only: str) -> None:
@@ -567,8 +575,8 @@ def try_command(again: tuple[str, ...], tests: int, seconds: float, only: str) -
 @click.argument("place", metavar="FILE:LINE")
 @click.argument("tests", nargs=-1, required=True)
 def prove_command(place: str, tests: tuple[str, ...]) -> None:
-    """Keep the mutant in a line of this checkout as killed, if TESTS pass without it and one fails
-    with it."""
+    """Store the mutant in a line of this checkout as killed. TESTS must pass without the mutant,
+    and one must fail with it."""
     stored: dict[str, Any] = json.loads(KEPT.read_text())
     rows: list[dict[str, Any]] = stored["mutants"]
     came_from = origin("python", *sys.argv)
@@ -576,7 +584,7 @@ def prove_command(place: str, tests: tuple[str, ...]) -> None:
     found = [(number, mutant) for number, row in enumerate(rows) if row["file"] == file
              and (mutant := located(row)) is not None and mutant.line == int(line)]  # fmt: skip
     if len(found) != 1:
-        raise click.ClickException(f"{place} has no mutant of the list")
+        raise click.ClickException(f"the list has no mutant (or several) in {place}")
     ((number, mutant),) = found
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         tree = open_tree(Path(folder))
@@ -597,7 +605,8 @@ def prove_command(place: str, tests: tuple[str, ...]) -> None:
 def keep(
     came_from: Mapping[str, Any], drawn: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the list. `came_from`: the newest run; `drawn`: seed and commit of the sample."""
+    """Write the list. `came_from`: origin of the newest run; `drawn`: seed and commit of the
+    sample."""
     counts = Counter(str(row["fate"]) for row in rows)
     write_result(
         KEPT, {"origin": came_from, "drawn": drawn, "counts": dict(counts), "mutants": rows}

@@ -1,10 +1,10 @@
-"""Mutants of the core: each store to authoritative state dropped, each adjacent pair of stores
-swapped.
+"""Make mutants of the core: drop each store to authoritative state, swap each pair of adjacent
+stores.
 
-Every mutant has to be caught by the crash harness, which kills it before each store (stores.c), or
-by the C tests. Otherwise it is listed in equivalent.toml with a reason why it has no visible
-effect. The harness then checks the reason: it writes noise to the bytes that supposedly nobody
-reads, or asserts the supposed condition, and must find nothing. A change that compiles to the
+Each mutant must be caught by the crash harness, which kills a call before each store (stores.c), or
+by the C tests. If neither catches a mutant, equivalent.toml must list it with the reason why it has
+no visible effect. The harness then checks the reason: it writes noise to the bytes that no code
+should read, or asserts the stated condition, and must find no fault. A change that compiles to the
 original machine code is no mutant. All mutants are compiled into one core; $MUTANT selects the
 active one. With --write the result of each tried file replaces its older result in
 benchmarks/results/mutants.json. `mutate.py --help` lists the flags.
@@ -37,14 +37,14 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 KEPT = RESULTS / "mutants.json"
 ALIVE, SAME_CODE = "alive", "same code"
 SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
-"""Fates of a mutant with a reason that held in the harness, or did not."""
+"""The fates of a mutant whose reason was confirmed, or not confirmed, by the harness."""
 
 FILES = [
     "batch.c", "inbox.c", "watermarks.c", "bulk_loads.c", "names.c", "operations.c",
     "replay_buffer.c", "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c",
     "timers.c", "watches.c", "records.c", "in_doubt.c",
 ]  # fmt: skip
-"""Files that store authoritative state while a daemon runs."""
+"""The files of the core that store authoritative state while a daemon runs."""
 
 FIELDS = {
     "ctl", "deadline_ns", "flags", "hash", "topic", "cold", "blob", "payload_len", "value",
@@ -70,30 +70,30 @@ COPIES = (
     "last_watermarks_of(op)[", "missing[", "failed[", "intent[",
 )  # fmt: skip
 BEGINS = re.compile(r"\s+(?:\*|[a-z_]\w*(?:\(.*?\))?(?:->|\.|\[)).* = [^;]*")
-"""A statement that ends on a later line."""
+"""The first line of a statement that ends on a later line."""
 COMMENT = re.compile(r"\s*/\*.*\*/$")
 FUNCTION = re.compile(r"[a-zA-Z][\w \*]*?\b(?P<name>\w+)\(")
 BRIEF = 100
-"""Most characters of a statement in a mutant's name."""
+"""Maximum number of characters of a statement in a mutant's name."""
 STORE = re.compile(r"(?:\+\+|--)?(?P<place>[^=;]+?)(?: [-+|&]?= .*|\+\+|--)?;")
 FIELD = re.compile(
     r"[a-z_]\w*(?:\([^=;]*?\))?(?:->|\.|\[)(?:.*\W)?(?P<field>[a-z_]+)(?:\[[\w />-]+\])?"
 )
-"""Position in a row that a call may have returned."""
+"""A field of a row; the row may be the result of a call."""
 ROW = re.compile(r"\*(?:slot_hot|slot_cold|(?!frame)\w+_at)\(.*\)")
 """An assignment of a whole row."""
 PRIVATE = re.compile(
     r"answer\(\w+, 0, .*|memcpy\((?:&|detail).*|memset\((?:a->|out,|why,).*"
     r"|a->(?:header->quota_|call\.)?\w+ = .*|(?:p->|n\.|next\.|watch\.|out\[).*"
 )
-"""Targets that are no authoritative state: refusals, locals, fields of a process's handle, values
-that each start sets, and derived state."""
+"""Stores whose target is not authoritative state: refusals, locals, fields of a process's handle,
+values that each start sets, and derived state."""
 
 COMPILE = ["cc", "-std=c11", "-fvisibility=hidden", "-w", f"-I{CORE.parent}", f"-I{ROOT}/tests/c"]
 AS_SHIPPED = "-O3"
 QUICKLY = "-O1"
 STORES_SEEN = "-fsanitize=thread"
-"""Flag for stores.c, which defines the functions that the compiler then calls."""
+"""Compiler flag that inserts a call before each store; stores.c defines the called functions."""
 
 CHOOSE = """
 #include <stdlib.h>
@@ -149,22 +149,24 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "timers.c": (*PUTS, *ENDS, "unpark", "wall step", "cascade", "row replace"),
     "watches.c": (*WATCHES, *WATERMARKS, *ENDS),
 }  # fmt: skip
-"""Operations of the harness that reach a file."""
+"""The operations of the harness that run code of each file."""
 
 TESTS = ("test_arena", "test_wal", "test_limits", "test_bulk_loads", "test_purgatory")
-"""C tests with the core; tests of a single part do not contain these files."""
+"""The C tests that contain the whole core; tests of a single part do not contain FILES."""
 
 HARNESS = "harness"
 FEW_ROUNDS = 3
-"""Rounds of the harness that catch most mutants."""
+"""Number of rounds in which the harness catches most mutants."""
 SELDOM = "30"
 DOUBLE_EVERY = {"rebuild.c": "3", "in_doubt.c": "3"}
-"""Number of kills per kill of the recovery: files that run in recoveries need many of these."""
+"""The recovery of one in this number of states is killed as well. Files whose code runs in
+recoveries need a small number."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement that stores, in lines first..last of its file, from 0, in a function."""
+    """A statement that stores: lines `first` to `last` of its file, counted from 0, and its
+    function."""
 
     first: int
     last: int
@@ -174,7 +176,7 @@ class Statement:
 
     @property
     def brief(self) -> str:
-        """Beginning of the statement."""
+        """The beginning of the statement's text."""
         return (
             self.text if len(self.text) <= BRIEF else self.text[:BRIEF].rsplit(" ", 1)[0] + " ..."
         )
@@ -182,18 +184,19 @@ class Statement:
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why a mutant has no visible effect."""
+    """The reason why a mutant has no visible effect."""
 
     text: str
     unseen: tuple[int, ...] = ()
-    """Numbers of its stores, from 1, to places that nobody reads before both stores are done."""
+    """Numbers (from 1) of stores of the mutant. No code reads their targets before all stores of
+    the mutant are done."""
     holds: str = "1"
-    """Condition that holds whenever the mutant's place is reached, in C."""
+    """A condition in C that is true whenever execution reaches the mutant."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mutant: without a store, or with two adjacent stores swapped."""
+    """A mutant of a file: one store is dropped, or two adjacent stores are swapped."""
 
     file: str
     stores: tuple[Statement, ...]
@@ -209,12 +212,12 @@ class Mutant:
         return f"{self.file}:{self.stores[0].first + 1}"
 
     def instead(self, store: Statement) -> str:
-        """Return the code that replaces one of its stores."""
+        """Return the code that replaces one of the mutant's stores."""
         others = [s.text for s in self.stores if s != store]
         return others[0] if others else ";"
 
     def tried(self, store: Statement, reason: Reason) -> str:
-        """Return the same code after a check of its reason."""
+        """Return the code of instead(), preceded by a check of the mutant's reason."""
         if store != self.stores[0]:
             return self.instead(store)
         noises = [noise(self.stores[n - 1].text) for n in reason.unseen]
@@ -222,7 +225,7 @@ class Mutant:
 
 
 def arguments(call: str) -> list[str]:
-    """Return the arguments of a call, which may contain calls."""
+    """Return the arguments of a call in C. An argument may contain calls."""
     parts, depth = [""], 0
     for c in call[call.index("(") + 1 : call.rindex(")")]:
         depth += (c in "([{") - (c in ")]}")
@@ -253,7 +256,7 @@ def lines_of(file: str) -> list[str]:
 
 
 def place_of(text: str) -> str:
-    """The place that a statement stores into; "" = it is no store."""
+    """Return the place that a statement stores into; "" = the statement is not a store."""
     if text.startswith(("STORE_RELEASE(", "STORE_RELAXED(")):
         return arguments(text)[0].removeprefix("&")
     store = STORE.fullmatch(text)
@@ -261,8 +264,7 @@ def place_of(text: str) -> str:
 
 
 def is_store(text: str) -> bool:
-    """Return whether a whole statement stores into a field of the authoritative state, or
-    copies."""
+    """Return whether a complete statement stores into a field of authoritative state, or copies."""
     if PRIVATE.fullmatch(text):
         return False
     if text.startswith(COPIES):
@@ -301,7 +303,7 @@ def mutants() -> Iterator[Mutant]:
 
 def guarded(lines: list[str], store: Statement) -> bool:
     """Return whether a store is the only statement of an if or a loop: a swap would move the other
-    statement into it."""
+    store into the if or loop."""
     before = next(line for line in reversed(lines[: store.first]) if line)
     return len(before) - len(before.lstrip()) < store.indent and not before.rstrip().endswith("{")
 
@@ -314,9 +316,9 @@ def replaced(file: str, texts: dict[Statement, str]) -> str:
 
 
 def woven(file: str, numbers: dict[Mutant, int]) -> str:
-    """Return the file with all its mutants: the active one decides what is done at a store.
+    """Return the file with all its mutants. The active mutant decides what runs at each store.
 
-    Numbers below 0 check the reasons.
+    A negative number also checks the mutant's reason.
     """
     cases: dict[Statement, str] = {}
     for mutant, number in numbers.items():
@@ -331,7 +333,7 @@ def woven(file: str, numbers: dict[Mutant, int]) -> str:
 
 
 class Bench:
-    """Programs with all mutants: the harness, and the C tests."""
+    """The programs that contain all mutants: the harness and the C tests."""
 
     def __init__(self, rounds: int) -> None:
         self.folder = ROOT / "build" / "mutants"
@@ -358,7 +360,8 @@ class Bench:
         return objects
 
     def c_tests(self) -> list[Path]:
-        """C tests, compiled for the first mutant that needs them; few do."""
+        """The C tests. They are compiled when the first mutant needs them, because few mutants
+        do."""
         with self.making:
             if not self.tests:
                 core = self.core("plain-")
@@ -378,7 +381,7 @@ class Bench:
         return target
 
     def link(self, name: str, sources: list[Path], core: list[Path]) -> Path:
-        """Link with an archive, because some tests contain a part of the core themselves."""
+        """Link the core as an archive, because some tests include a part of the core themselves."""
         program, archive = self.folder / name, self.folder / f"{name}.a"
         archive.unlink(missing_ok=True)
         subprocess.run(["ar", "-rcs", archive, *core], check=True)
@@ -389,14 +392,16 @@ class Bench:
         return program
 
     def whole_s(self, program: Path) -> float:
-        """Return the run time in seconds. The unchanged core must have no fault."""
+        """Run a program with the unchanged core, which must have no fault. Return the CPU time in
+        seconds."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         rounds = [str(self.rounds), "1", SELDOM] if program.name == HARNESS else []
         assert not self.fails(0, program, *rounds), f"{program.name} fails without a mutant"
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
     def caught_by(self, mutant: Mutant) -> str:
-        """Return the program that catches the mutant, ALIVE, or that there is nothing to catch.
+        """Return the name of the program that catches the mutant, ALIVE, or the fate of a mutant
+        without effect.
 
         A mutant with a reason is only tried with the harness, and for a short time.
         """
@@ -414,7 +419,7 @@ class Bench:
         return by or (HARNESS if again else ALIVE)
 
     def harness_fails(self, number: int, file: str, seeds: range) -> bool:
-        """Return whether the harness fails with the operations that reach a file."""
+        """Return whether the harness fails in the operations that run code of a file."""
         rounds = [str(len(seeds)), str(seeds.start), DOUBLE_EVERY.get(file, SELDOM), "first"]
         return self.fails(number, self.harness, *rounds, *OPERATIONS[file])
 
@@ -439,7 +444,7 @@ class Bench:
         )
 
     def shipped(self, file: str) -> bytes:
-        """Return the machine code of a file without mutants."""
+        """Return the machine code of the original file, as compiled for the product."""
         with self.making:
             return _code(self.compile(path_of(file), f"whole-{Path(file).stem}", AS_SHIPPED))
 
@@ -449,7 +454,7 @@ def newest(*files: Path) -> float:
 
 
 def _code(target: Path) -> bytes:
-    """Return the machine code of an object, without names of files."""
+    """Return the machine code of an object file, without file names."""
     dump = target.with_suffix(".code")
     subprocess.run(["objcopy", "-O", "binary", "--only-section=.text*", target, dump], check=True)
     return dump.read_bytes()
@@ -457,7 +462,7 @@ def _code(target: Path) -> bytes:
 
 @cache
 def reasons() -> dict[str, Reason]:
-    """Return the reasons of equivalent mutants, by name; each reason can be checked."""
+    """Return {mutant's name: reason} for the equivalent mutants. Each reason can be checked."""
     groups: list[dict[str, Any]] = tomllib.loads(EQUIVALENT.read_text())["equivalent"]
     found: dict[str, Reason] = {}
     for group in groups:
@@ -468,7 +473,8 @@ def reasons() -> dict[str, Reason]:
 
 
 def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, list[str]]:
-    """Try each mutant; return the names by fate, without changes that are no mutants."""
+    """Try each mutant; return the names by fate, except changes that compile to the original
+    machine code."""
     fates: dict[str, list[str]] = {}
     with ThreadPoolExecutor(jobs) as pool:
         found = pool.map(bench.caught_by, chosen)
@@ -480,7 +486,7 @@ def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, list[str]]
 
 
 def keep(file: str, result: dict[str, Any]) -> None:
-    """Replace the file's older result, if it has one."""
+    """Store the result of a file, and replace its older result if there is one."""
     retained = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     retained[file] = result
     write_result(KEPT, dict(sorted(retained.items())))
@@ -503,7 +509,7 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{m.place} {m.name}" for m in chosen))
         return 0
-    # a written result would make the checkout a changed one
+    # determine the commit first, because a written result would mark the checkout as changed
     came_from = origin("python", *sys.argv)
     bench = Bench(args.rounds)
     alive = False

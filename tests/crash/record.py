@@ -1,6 +1,7 @@
 """Run a program that prints JSON, and store the output with machine, command and commit.
 
-`python record.py RESULT COMMAND...` writes benchmarks/results/RESULT after the command ended well.
+`python record.py RESULT COMMAND...` writes benchmarks/results/RESULT after the command has
+succeeded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from recording import machine, write_result  # noqa: E402
 
 
 def _output(*command: str) -> str:
-    """Return the output of a command. If the command fails, print it: it may have taken hours."""
+    """Return the output of a command. If the command fails, print the output and exit, because the
+    command may have run for hours."""
     done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(done.stdout, end="")
@@ -27,7 +29,8 @@ def _output(*command: str) -> str:
 
 
 def origin(*command: str) -> dict[str, object]:
-    """Return the origin of figures: the machine, the command, the commit that is checked out."""
+    """Return the origin of a result: the machine, the command and the commit that is checked
+    out."""
     return {
         "machine": {**machine(), "compiler": _output("cc", "--version").splitlines()[0]},
         "command": " ".join(command),

@@ -1,13 +1,14 @@
-"""Kill a real daemon and its workers at random, under load, and check a ledger.
+"""Kill a real daemon and its workers at random, under load, and check that no timer or operation is
+lost.
 
 `python soak.py SECONDS [SEED] [--keep DIR] [--audit]`, with tests/support on PYTHONPATH. Workers
-record acknowledgements of the daemon. At the end each timer must have one notice, or none if it was
-cancelled, and no operation may have ended twice. Owners that run until the end must have the
-outcome of each of their operations. With --keep the daemon writes a WAL, which `pipeline ship`,
-killed as well, copies to a lake, and the clients write ledgers: DIR/wal, DIR/lake and DIR/ledgers.
-With --audit they are audited, in a temporary folder unless DIR is given. The program prints kills
-and totals as JSON; exit code 1 = a timer or operation is lost or doubled, or the audit found a
-violation.
+record the daemon's acknowledgements. At the end each timer must have one notice, or none if it was
+cancelled, and no operation may have ended twice. Owners that run until the end must have received
+the outcomes of all their operations. With --keep the daemon writes a WAL to DIR/wal, `pipeline
+ship` (which is killed at random too) copies it to DIR/lake, and the clients write ledgers to
+DIR/ledgers. With --audit the program audits these files; without --keep it puts them into a
+temporary folder. The program prints kills and totals as JSON; exit code 1 = a timer or operation is
+lost or doubled, or the audit found a violation.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ EXPORTER = "exporter"
 SHARED = [f"shared:{n}" for n in range(6)]
 SIZES = ("--replay-buffer", "524288", "--inbox", "100000")
 KEEP = "SOAK_KEEP"
-"""Environment variable of the workers: the DIR of --keep."""
+"""Environment variable that gives the workers the DIR of --keep."""
 LONGEST_S = 0.8
-"""Time after which every timer and operation has ended."""
+"""Longest delay of a timer and longest timeout of an operation, in seconds."""
 
 
 # ---- workers --------------------------------------------------------------------------------
 
 
 def ledger() -> Ledger | None:
-    """Create a ledger that writes every line at once: reported events count even after a kill."""
+    """Create a ledger that writes every line at once, so that a kill loses no reported event."""
     return Ledger(f"{os.environ[KEEP]}/ledgers", buffer_bytes=0) if KEEP in os.environ else None
 
 
 def leave() -> Path:
-    """Return the file at whose creation owners of operations leave."""
+    """Return the path of a file. When the file is created, the owners of operations stop."""
     return Path(os.environ["PURGATORYD_DIR"], "leave")
 
 
@@ -83,7 +84,8 @@ def timers(seed: int, out: int) -> None:
 
 
 def operations(seed: int, out: int) -> None:
-    """Arm operations, and end those of others by watermarks; report outcomes of own ones.
+    """Arm operations, and advance shared watermarks that end operations of any owner. Report the
+    outcomes of this worker's operations.
 
     At the end, wait for the missing outcomes.
     """
@@ -112,7 +114,8 @@ def operations(seed: int, out: int) -> None:
 
 
 def received(operation: Operation, end: float) -> str:
-    """Return the cause if the owner was notified before `end` (monotonic clock, seconds)."""
+    """Return "received" if the owner is notified before `end` (monotonic clock, seconds), else
+    "missed"."""
     with contextlib.suppress(CallTimeout):
         operation.result(max(0.0, end - time.monotonic()))
         return "received"
@@ -120,7 +123,7 @@ def received(operation: Operation, end: float) -> str:
 
 
 def worker(job: str, seed: str, path: str) -> None:
-    """Work until killed, or until something impossible happens."""
+    """Work until killed, or report an unexpected error."""
     out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         {"timers": timers, "operations": operations}[job](int(seed), out)
@@ -129,22 +132,22 @@ def worker(job: str, seed: str, path: str) -> None:
 
 
 def wal_settings() -> tuple[str, ...]:
-    """Return settings with the smallest segments, so that there are many."""
+    """Return WAL settings with the smallest segment size, so that the WAL has many segments."""
     if KEEP not in os.environ:
         return ()
     return ("--wal-dir", f"{os.environ[KEEP]}/wal", "--wal-segment-bytes", "256K")
 
 
 def pipeline(*words: str) -> list[str]:
-    """Return a command of the pipeline, for the kept files."""
+    """Return the command line of a pipeline command for the files in DIR."""
     retained = os.environ[KEEP]
     places = ("--wal-dir", f"{retained}/wal", "--lake", f"{retained}/lake")
     return [sys.executable, "-m", "purgatoryd.cli", "pipeline", *words, *places, "--json"]
 
 
 def ship() -> None:
-    """Ship the sealed segments to the lake. From the first time on, a retention hold keeps the
-    WAL."""
+    """Ship the sealed segments to the lake. The first call also creates a retention hold, which
+    keeps the WAL from then on."""
     subprocess.run(pipeline("ship", "--name", NAME), stdout=subprocess.DEVNULL, check=True)
 
 
@@ -165,7 +168,7 @@ class Listener(threading.Thread):
         )
 
     def run(self) -> None:
-        """Count until the soak stops and no notice arrives."""
+        """Count notices until the soak is stopping and no notice arrives for 0.2 s."""
         try:
             while not self.stopping:
                 if (notice := self._subscriber.get(timeout=0.2)) is not None:
@@ -187,12 +190,12 @@ class Soak:
         self.workers: dict[subprocess.Popen[bytes], str] = {}
         self.started = self.daemon_kills = self.worker_kills = 0
         if KEEP in os.environ:
-            ship()  # ships the beginning of the WAL
+            ship()  # ship the beginning of the WAL
         for job in (*JOBS, *([EXPORTER] if KEEP in os.environ else [])):
             self.start(job)
 
     def start(self, job: str) -> None:
-        """Start a worker with a seed and a file of its own."""
+        """Start a worker with its own seed and its own report file."""
         self.started += 1
         said = self.directory / f"{self.started}.said"
         command = [sys.executable, __file__, "worker", job, str(self.started), str(said)]
@@ -201,7 +204,7 @@ class Soak:
         self.workers[subprocess.Popen(command, stdout=subprocess.DEVNULL)] = job
 
     def kill_worker(self) -> None:
-        """Kill a worker with SIGKILL, and start its successor."""
+        """Kill a random worker with SIGKILL, and start a new worker for its job."""
         victim = self.rng.choice(list(self.workers))
         victim.send_signal(signal.SIGKILL)
         victim.wait(PATIENCE_S)
@@ -210,7 +213,7 @@ class Soak:
 
     @property
     def at_work(self) -> bool:
-        """Return whether there is a load of every kind, however slowly its workers started."""
+        """Return whether the workers have done at least 50 actions of each kind."""
         done = Counter(words[0] for words in self.said())
         return min(done[kind] for kind in ("added", "CANCELLED", "ended")) >= 50
 
@@ -239,7 +242,7 @@ class Soak:
                 yield line.split()
 
     def settle(self) -> None:
-        """Wait until nothing is missing, at most for the patience."""
+        """Wait until no notice is missing, at most PATIENCE_S."""
         end = time.monotonic() + PATIENCE_S
         while self.result()["lost"] and time.monotonic() < end:
             time.sleep(LONGEST_S)
@@ -248,7 +251,7 @@ class Soak:
         self.listener.join(PATIENCE_S)
 
     def result(self) -> dict[str, object]:
-        """Compare reports with notices, and return the ledger."""
+        """Compare the workers' reports with the notices, and return counts and faults."""
         lines = list(self.said())
         tried = {words[1] for words in lines if words[0] == "tried"}
         reported = {kind: Counter(int(w[1]) for w in lines if w[0] == kind) for kind in (
@@ -282,7 +285,8 @@ FAULTS = ("lost", "doubled", "outcomes_lost", "outcomes_doubled", "fired_though_
 
 
 def soak(seconds: float, seed: int, keep: Path | None) -> dict[str, object]:
-    """Run a soak and return its ledger; WAL, lake and the clients' ledgers are in `keep`."""
+    """Run a soak and return its result. Leave the WAL, the lake and the clients' ledgers in
+    `keep`."""
     with tempfile.TemporaryDirectory(prefix="purgatoryd-soak-") as folder:
         directory = Path(folder)
         os.environ.update(clean_environment(directory))
@@ -306,7 +310,7 @@ def soak(seconds: float, seed: int, keep: Path | None) -> dict[str, object]:
 
 
 def audited() -> dict[str, object]:
-    """Return the audit's summary of the kept files, with the missing ranges."""
+    """Audit the kept files. Return the audit's summary, with the missing ranges."""
     command = [*pipeline("audit"), "--ledger", f"{os.environ[KEEP]}/ledgers"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if not done.stdout:

@@ -1,7 +1,7 @@
-/* step.c - single steps on x86-64. The trap flag raises SIGTRAP after every instruction;
- * the handler runs without the flag. The stepped code makes no system call, so no
- * instruction is missed. */
-#define _GNU_SOURCE                /* for the names of registers */
+/* step.c - run a function in single steps on x86-64. The trap flag raises SIGTRAP after every
+ * instruction; the signal handler runs without the flag. The function makes no system call, so
+ * SIGTRAP is raised for every instruction. */
+#define _GNU_SOURCE                /* defined for the names of registers */
 #include "step.h"
 
 #include <signal.h>
@@ -39,7 +39,7 @@ uint64_t step_run(void (*run)(void *), void (*seen)(void *), void *context)
     each_context = context;
     steps = 0;
     stepping = 1;
-    raise(SIGTRAP);               /* returns with the trap flag set */
+    raise(SIGTRAP);               /* the handler sets the trap flag, and raise returns */
     run(context);
     stepping = 0;
     return steps;

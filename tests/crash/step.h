@@ -1,5 +1,5 @@
-/* step.h - run a function and stop wherever a kill can hit: step.c after each instruction, stores.c
- * before each store. */
+/* step.h - run a function and stop at each point where a kill can make a difference. step.c stops
+ * after each instruction, stores.c before each store. */
 #ifndef PURGATORYD_STEP_H
 #define PURGATORYD_STEP_H
 

@@ -1,4 +1,5 @@
-/* stores.c - an alternative to step.c that stops before every store, not after every instruction.
+/* stores.c - an alternative to step.c. It stops before every store instead of after every
+ * instruction.
  *
  * The core is compiled with -fsanitize=thread, and these functions replace the sanitizer's runtime.
  * This is about ten times faster than the trap flag and works on any processor. It sees the order
@@ -19,7 +20,7 @@ static void before_store(void)
 {
     if (!stepping)
         return;
-    stepping = false;             /* `each` may run stepped code */
+    stepping = false;             /* `each` may run code that is compiled for stepping */
     steps++;
     each(each_context);
     stepping = true;

@@ -43,8 +43,8 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
            pg_rebuild(to->a, from->a->now_ns, why);
 }
 
-/* True if an ARM or WATCH frame has the timestamps of its timer, as long as the timer is
- * armed or parked. */
+/* Return false if the timer of an ARM or WATCH frame is armed or parked and has other timestamps
+ * than the frame. */
 static bool timestamps_recorded(const struct pg_frame_head *f, const struct fixture *fx, uint32_t slot,
                                 uint64_t ticket)
 {
@@ -55,8 +55,8 @@ static bool timestamps_recorded(const struct pg_frame_head *f, const struct fixt
             memcmp(timestamps, &fx->a->timestamps[slot], sizeof *timestamps) == 0);
 }
 
-/* True if the record that armed each timer is known. All timers of a fixture were armed with a
- * WAL. */
+/* Return true if a frame names, for each of its timers, the earlier record that armed the timer.
+ * All timers of a fixture were armed with a WAL. */
 static bool timestamps_known(const struct pg_frame_head *f)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
@@ -64,7 +64,8 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
-/* True if an END frame has the right uid. A dropped outcome has no requester. */
+/* Return true if an END frame has the uid that requested the end. A dropped outcome has no
+ * requester. */
 static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
 {
     return j->uid == (j->cause == PG_END_DROPPED ? PG_NIL : uid);
@@ -80,7 +81,7 @@ static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
     case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->uid == uid;
     case PG_WAL_ENTRY: return ((const struct pg_wal_entry *)body)->uid == uid;
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->uid == uid;
-    default: return true;         /* the frame has no requester, or does not name it */
+    default: return true;         /* other frames have no requester or do not name it */
     }
 }
 
@@ -94,11 +95,13 @@ bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32
         const struct pg_wal_watch *watch = (const struct pg_wal_watch *)(f + 1);
         if ((f->type == PG_WAL_ARM && !timestamps_recorded(f, fx, arm->slot, arm->ticket)) ||
             (f->type == PG_WAL_WATCH && !timestamps_recorded(f, fx, watch->slot, watch->ticket)))
-            return fault_set(why, "timestamps", "others than its record has", f->lsn, 0, f->type);
+            return fault_set(why, "timestamps", "timestamps differ from the frame", f->lsn, 0,
+                             f->type);
         if (!timestamps_known(f))
-            return fault_set(why, "timestamps", "of what no record began", f->lsn, 0, f->type);
+            return fault_set(why, "timestamps", "a timer without the record that armed it",
+                             f->lsn, 0, f->type);
         if (!uid_recorded(f, uid))
-            return fault_set(why, "timestamps", "a record of another uid", f->lsn, uid, f->type);
+            return fault_set(why, "timestamps", "a frame with another uid", f->lsn, uid, f->type);
     }
     return true;
 }

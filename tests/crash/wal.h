@@ -8,20 +8,21 @@
 
 struct frames {
     uint64_t bytes;
-    uint64_t *words;              /* WAL_MAX bytes, filled with whole frames */
+    uint64_t *words;              /* WAL_MAX bytes; the first `bytes` of them are whole frames */
 };
 
 void frames_open(struct frames *f);
 void frames_close(struct frames *f);
-/* Take a snapshot of a fixture. Nothing may change the fixture meanwhile. */
+/* Take a snapshot of a fixture. Nothing may change the fixture during this call. */
 void frames_snapshot(struct frames *f, const struct fixture *fx);
 /* Copy all uncommitted frames of the WAL buffer. */
 void frames_appended(struct frames *f, const struct fixture *fx);
-/* Check that timers have the timestamps that their frames record, that frames about an end refer to
- * timers with a known begin, and that all frames name the requesting uid. */
+/* Check that timers have the timestamps that their frames record, that frames about the end of a
+ * timer name the record that armed it, and that all frames name the requesting uid. */
 bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32_t uid,
                  struct pg_fault *why);
-/* Redo as a start without an arena does. `to` must have the same sizes, and no WAL buffer. */
+/* Redo as a daemon does that starts without an arena. `to` must have the same sizes, and no WAL
+ * buffer. */
 bool frames_redo(const struct frames *snapshot, const struct frames *appended,
                  const struct fixture *from, struct fixture *to, struct pg_fault *why);
 

@@ -1,21 +1,22 @@
-/* shim.c - fails, kills at, or delays the Nth call of one libc function, or fails each in a child:
- * LD_PRELOAD it.
+/* shim.c - makes the Nth call of one libc function fail, be delayed or kill the process, or makes
+ * every call fail in a forked child. Use it with LD_PRELOAD. These variables control it:
  *
- * FAULT_CALL    the function's name; unset = none fails, and all calls are counted
- * FAULT_NTH     which call fails, from 1 on
- * FAULT_ERRNO   its errno as a number; 0 = the process is killed at the call
- * FAULT_GATE    a FIFO: the call waits until somebody has opened it for writing and closed it,
- *               and succeeds; FAULT_ERRNO does not count then
- * FAULT_WALK    "OUT IN EVERY", two descriptors and a number: of EVERY calls the first fails in a
- *               forked child. Once the child has ended, "NTH STATUS", as of waitpid(2), is
- *               written to OUT, and a byte from IN lets this process continue, in which none fails
- * FAULT_UNTIL   a path: no more children are forked once it exists
- * FAULT_AFTER   a path: calls are counted once it exists; unset = from the beginning
- * FAULT_LOG     a file to which "NAME NTH" is written when the call fails; where none does,
- *               "NAME CALLS" for each function at the end of the process
+ * FAULT_CALL    name of the function; unset = no call fails, and all calls are counted
+ * FAULT_NTH     number of the call that fails, from 1 on
+ * FAULT_ERRNO   errno of the failing call, as a number; 0 = the process is killed at the call
+ * FAULT_GATE    a FIFO: the call waits until a process has opened it for writing and closed it,
+ *               and then succeeds; FAULT_ERRNO is not used
+ * FAULT_WALK    "OUT IN EVERY", two descriptors and a number: the first of every EVERY calls fails
+ *               in a forked child. When the child has ended, "NTH STATUS" is written to OUT, with
+ *               the status of waitpid(2). A byte from IN lets this process continue, in which no
+ *               call fails
+ * FAULT_UNTIL   a path: when it exists, no more children are forked
+ * FAULT_AFTER   a path: calls are counted from when it exists; unset = from the beginning
+ * FAULT_LOG     a file: "NAME NTH" is written to it when the call fails. Without FAULT_CALL,
+ *               "NAME CALLS" is written for each function when the process ends
  *
- * Only calls that other libraries make are seen, not those inside libc.  Nothing here
- * allocates or uses a function that it stands for. */
+ * The shim sees only calls from other libraries and the program, not calls inside libc. Nothing
+ * here allocates or uses a function that it replaces. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -38,17 +39,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Number of calls of a function. */
+/* The number of calls of one function. */
 struct calls {
     const char *name;
     _Atomic long count;
-    struct calls *next;           /* next called function */
+    struct calls *next;           /* next function that has been called */
 };
 
 static struct calls *_Atomic called;
 static _Atomic bool begun;
 
-/* Return whether the path in a variable exists; `unset`: result without the variable. */
+/* Return whether the path in an environment variable exists. If the variable is not set, return
+ * `unset`. */
 static bool exists(const char *variable, bool unset)
 {
     const char *path = getenv(variable);
@@ -77,7 +79,8 @@ static void tell(const char *name, long number)
     syscall(SYS_close, fd);
 }
 
-/* Count the call; at its first call a function enters the list. */
+/* Count the call, and return the new count. At its first call, add the function to the list of
+ * called functions. */
 static long call_count(struct calls *c)
 {
     const long n = atomic_fetch_add(&c->count, 1) + 1;
@@ -104,7 +107,7 @@ static void gate_pass(const char *gate)
     syscall(SYS_close, fd);
 }
 
-/* Decide the selected call: return the errno to fail with; 0 = succeed. */
+/* Apply the fault to the selected call: return the errno to fail with; 0 = succeed. */
 static int befall(const struct calls *c, long n)
 {
     const char *code = getenv("FAULT_ERRNO"), *gate = getenv("FAULT_GATE");
@@ -129,14 +132,16 @@ static void child_tell(int out, int in, long n, pid_t child)
     syscall(SYS_read, in, &byte, 1);
 }
 
-/* True in the child that is made for the call, and nowhere else from then on. */
+/* Fork a child if this call is selected. Return true only in the child that was forked for this
+ * call; the child forks no more children. */
 static bool walk(char *how, long n)
 {
     static bool made;
     const int out = (int)strtol(how, &how, 10), in = (int)strtol(how, &how, 10);
     if (made || (n - 1) % strtol(how, NULL, 10) != 0 || exists("FAULT_UNTIL", false))
         return false;
-    /* Not fork(2): after it, locks held during the call seem to belong to another thread. */
+    /* This is not fork(2), because after fork(2) locks that are held during the call seem to belong
+     * to another thread. */
     const pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
     made = child == 0;
     if (child > 0)
@@ -144,7 +149,7 @@ static bool walk(char *how, long n)
     return made;
 }
 
-/* Return the errno to fail with; 0 = succeed. */
+/* Count the call and return the errno to fail with; 0 = succeed. */
 static int fault(struct calls *c)
 {
     const int before = errno;
@@ -159,7 +164,7 @@ static int fault(struct calls *c)
     return error;
 }
 
-/* A wrapper that fails with `failed` and errno, or calls the function. */
+/* Define a wrapper that returns `failed` and sets errno, or calls the real function. */
 #define WRAP(type, name, failed, parameters, arguments)                                          \
     type name parameters                                                                         \
     {                                                                                            \
@@ -175,7 +180,7 @@ static int fault(struct calls *c)
         return next arguments;                                                                   \
     }
 
-/* ---- memory: dlsym itself allocates, so these go on to glibc's own names ------------------- */
+/* ---- memory: dlsym itself allocates, so these call glibc's own names ------------------- */
 
 void *__libc_malloc(size_t);
 void *__libc_calloc(size_t, size_t);
@@ -221,7 +226,7 @@ WRAP(void *, mmap64, MAP_FAILED,
 FALLOCATE(posix_fallocate, off_t)
 FALLOCATE(posix_fallocate64, off64_t)
 
-/* The mode is read even if it was not passed: the kernel then ignores it. */
+/* Read the mode even if the caller did not pass it, because the kernel then ignores it. */
 #define OPEN(name)                                                                               \
     int name(const char *path, int flags, ...)                                                   \
     {                                                                                            \

@@ -1,7 +1,7 @@
 /* wall.c - a wall clock that a test steps: LD_PRELOAD it.
  *
- * WALL_SHIFT names a file of 8 bytes: nanoseconds, int64, that CLOCK_REALTIME is ahead of
- * the machine's. It is mapped, so a step takes effect at the next reading. */
+ * WALL_SHIFT names a file of 8 bytes: an int64, the nanoseconds to add to the machine's
+ * CLOCK_REALTIME. The file is mapped, so a step takes effect at the next reading. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

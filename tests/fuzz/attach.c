@@ -1,6 +1,7 @@
-/* attach.c - fuzz target: an arena with changed bytes. Attach or rebuild may refuse it. Otherwise
- * the arena is sound and stays sound, or pg_check finds the damage, because a rebuild does not read
- * every key. No call, including those of readers, may access memory outside or run forever. */
+/* attach.c - fuzz target: an arena with changed bytes. Attach or rebuild may refuse the arena.
+ * Otherwise the arena must be sound and stay sound, or pg_check must find the damage; a rebuild may
+ * miss damage because it does not read every key. No call of daemon or readers may access memory
+ * outside of the arena or run forever. */
 
 #include "fuzz.h"
 
@@ -46,7 +47,8 @@ static uint64_t greeted(void)
     return session;
 }
 
-/* Arm operation `key` for 4 ticks. It waits for watermark 5 of a watch key. */
+/* Arm operation `key` with a deadline in 4 ticks. It waits until a watch key's watermark reaches
+ * 5. */
 static void watch(uint64_t session, uint64_t sequence, uint8_t key, uint8_t watched)
 {
     static const uint8_t names[8] = {1, 1, 'n', 't'};
@@ -112,8 +114,8 @@ static void sound_make(void)
 
 /* ---- the target ------------------------------------------------------------------------------ */
 
-/* Apply one patch from the input: its place in one of the two arena files, its
- * length and its bytes. */
+/* Apply one patch to an arena file. The input gives the file, the offset, the length and the
+ * bytes. */
 static void patch(struct image *i, struct input *in)
 {
     uint8_t bytes[PATCH_MAX];

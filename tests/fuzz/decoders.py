@@ -1,7 +1,7 @@
 """Fuzz target for decoders of clients and commands: replies, notices, key files, settings.
 
-The first byte of an input selects the decoder of the rest, after a valid head where there is one.
-Every input must be decoded, or refused with an error of the project.
+The first byte of an input selects the decoder for the rest. Some decoders get a valid head before
+the rest. Every input must be decoded, or refused with an error of this project.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _file(data: bytes) -> Path:
 
 
 def _pieces(data: bytes, head: struct.Struct) -> Iterator[tuple[tuple[int, ...], bytes]]:
-    """Yield (fields of a small head, bytes after it) until the data end; the last field of the head
-    is the number of these bytes."""
+    """Yield (fields of a small head, bytes after the head) until the data ends. The last field of a
+    head is the number of bytes after it."""
     while len(data) >= head.size:
         fields = head.unpack_from(data)
         end = head.size + fields[-1]
@@ -53,7 +53,7 @@ def _decoded(reply: Reply | DaemonError) -> None:
 
 
 def conversation(data: bytes) -> None:
-    """Decode replies to a client that has a batch and a question in flight."""
+    """Decode replies to a client that waits for the replies to a batch and to a query."""
     talk = Session(bytes)
     talk.on_outcomes = lambda outcomes: None
     talk.receive(
@@ -92,7 +92,7 @@ def raw(data: bytes) -> None:
 
 
 def counted(decode: Callable[[bytes, int], object]) -> Callable[[bytes], None]:
-    """Return a decoder whose first byte is the number of expected items."""
+    """Return a decoder that takes the number of expected items from the first byte of its input."""
 
     def target(data: bytes) -> None:
         decode(data[1:], data[0] if data else 0)
@@ -126,7 +126,7 @@ TARGETS: tuple[Callable[[bytes], object], ...] = (
 
 
 def run(data: bytes) -> None:
-    """Decode one input. Raises exceptions that are no errors of the project."""
+    """Decode one input. Raise all exceptions that are not errors of this project."""
     if data:
         with suppress(PurgatorydError):
             TARGETS[data[0] % len(TARGETS)](data[1:])

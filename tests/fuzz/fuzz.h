@@ -1,7 +1,9 @@
-/* fuzz.h - shared by the fuzz targets: taking bytes off the input, and the sizes of a small arena.
+/* fuzz.h - shared by the fuzz targets: functions that take bytes from the input, and the sizes of a
+ * small arena.
  *
- * A target interprets its input as a program. It takes bytes from the front, and zeros after the
- * end. Every input is therefore valid, and a shorter input is a prefix of a longer one. */
+ * A target interprets its input as a program. It takes bytes from the front, and reads zeros after
+ * the end of the input. Every input is therefore valid, and a shortened input runs the first part
+ * of the program. */
 #ifndef PURGATORYD_FUZZ_H
 #define PURGATORYD_FUZZ_H
 
@@ -27,7 +29,7 @@ struct input {
     const uint8_t *at, *end;
 };
 
-/* Take bytes off the input, and zeros after its end. */
+/* Take bytes from the input; after its end, take zeros. */
 static inline void take(struct input *in, void *out, size_t bytes)
 {
     const size_t left = (size_t)(in->end - in->at), some = bytes < left ? bytes : left;
@@ -59,7 +61,7 @@ static inline void *fuzz_memory(uint64_t bytes)
     return memset(memory, 0, bytes);
 }
 
-/* Abort with the fault unless `good`. */
+/* Print the fault and abort, unless `good` is true. */
 static inline void fuzz_expect(bool good, const struct pg_fault *fault)
 {
     if (good)

@@ -1,4 +1,4 @@
-/* main.c - run a fuzz target over files, such as its corpus, without libFuzzer. */
+/* main.c - run a fuzz target on files, for example on its corpus, without libFuzzer. */
 
 #include "fuzz.h"
 

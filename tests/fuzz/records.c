@@ -15,7 +15,7 @@ static struct world {
     void *arena, *secret;
     uint64_t arena_bytes, secret_bytes;
     uint8_t *reply, *buffer;
-    uint8_t *last;                /* newest batch, for sending it again */
+    uint8_t *last;                /* copy of the newest batch, to send it again */
     uint64_t last_len;
     uint64_t sessions[FUZZ_SESSIONS], sequences[FUZZ_SESSIONS];
     int64_t now_ns;
@@ -59,8 +59,8 @@ static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
     }
 }
 
-/* Handle a message in memory of exactly its size. A message that waits for a virtual time gets that
- * time. Return the size of the reply. */
+/* Handle a message in an allocation of exactly its size. If the message waits for a virtual time,
+ * advance the clock to that time. Return the size of the reply. */
 static uint64_t deliver(struct world *w, uint32_t uid, const uint8_t *bytes, uint64_t len)
 {
     uint8_t *message = malloc(len + (len == 0));
@@ -87,7 +87,7 @@ static struct pg_frame frame_of(const struct world *w, uint32_t number, unsigned
                              .sequence = w->sequences[number] + 1};
 }
 
-/* Continue after the sequence that the daemon has answered. */
+/* Set the session's sequence to the sequence of the batch that the daemon has answered. */
 static void follow(struct world *w, uint32_t number, uint64_t reply_bytes)
 {
     struct pg_frame reply;
@@ -134,7 +134,7 @@ static void framed(struct world *w, struct input *in, uint32_t number)
     follow(w, number, deliver(w, number, w->buffer, sizeof frame + len));
 }
 
-/* Write one of a few keys, so that records meet on the same key. */
+/* Write one of a few keys, so that different records use the same key. */
 static uint8_t *key_write(struct input *in, uint8_t *at, uint8_t *len, uint8_t *type)
 {
     const uint8_t choice = take_byte(in);
@@ -228,8 +228,8 @@ static void repeat(struct world *w, uint32_t number)
         follow(w, number, deliver(w, number, w->last, w->last_len));
 }
 
-/* Acknowledge the first outcome of the inbox, or answer its CHECK; the input may change the
- * ticket. */
+/* Acknowledge the first outcome of the inbox, or answer the CHECK request there; the input may
+ * change the ticket. */
 static void acknowledge(struct world *w, struct input *in)
 {
     uint64_t session;

@@ -1,16 +1,16 @@
 /* wal.c - fuzz target: a snapshot and a WAL segment with valid checksums and random records. Redo
- * may refuse them. Otherwise it gives an arena that a rebuild accepts or refuses. No call may
- * access memory outside or run forever. */
+ * may refuse these files. Otherwise it makes an arena that a rebuild accepts or refuses. No call
+ * may access memory outside of its arguments or run forever. */
 
 #include "fuzz.h"
 
 enum { FILE_MAX = 1 << 16, ARENA_MAX = 1 << 22, FRAMES_MAX = 64, BODY_MAX = 600 };
-enum flag { F_HEAD = 1, F_LAST = 2 };  /* the input also makes these frames; without the
-                                          flag they are valid */
+enum flag { F_HEAD = 1, F_LAST = 2 };  /* the input may damage these frames; without the flag they
+                                          are valid */
 
 static struct file {
     _Alignas(8) uint8_t bytes[FILE_MAX];
-    uint64_t used;                /* size of the only group */
+    uint64_t used;                /* size of the file's only group in bytes */
     uint64_t frames;
 } snapshot, segment;
 
@@ -28,7 +28,8 @@ static void *frame_add(struct file *f, uint16_t type, uint64_t body_bytes)
     return head + 1;
 }
 
-/* Add the HEAD of a small arena. With F_HEAD the input changes some of its bytes. */
+/* Add a HEAD frame that describes a small arena. With F_HEAD the input changes some bytes of the
+ * frame. */
 static void head_add(struct file *f, struct input *in, unsigned flags)
 {
     uint8_t *body = frame_add(f, PG_WAL_HEAD, sizeof(struct pg_wal_head));
@@ -54,7 +55,7 @@ static void last_add(struct file *f)
     memcpy(frame_add(f, PG_WAL_LAST, sizeof last), &last, sizeof last);
 }
 
-/* Add frames until a LAST, or until the input ends. */
+/* Add frames until a LAST frame, or until the input ends. */
 static void frames_add(struct file *f, struct input *in, unsigned flags)
 {
     for (unsigned n = 0; n < FRAMES_MAX && in->at != in->end; n++) {
@@ -91,8 +92,8 @@ static void file_end(struct file *f)
 
 /* ---- the target ------------------------------------------------------------------------------ */
 
-/* Make the empty arena that the snapshot's HEAD describes. False if it is refused or too large
- * to be worth a try. */
+/* Make the empty arena that the snapshot's HEAD describes. Return false if redo refuses the HEAD,
+ * or if the arena is larger than ARENA_MAX. */
 static bool arena_make(struct pg_config *c, void **arena, void **secret)
 {
     const struct pg_frame_head *head =

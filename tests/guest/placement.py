@@ -26,8 +26,8 @@ from purgatoryd.shm_layout.topology import read
 
 PATIENCE_S = 120.0
 MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/dev/shm"))
-"""File systems to mount. /run and /tmp are left out: they may contain the host's Python, and the
-root is writable."""
+"""File systems to mount. /run and /tmp are not mounted, because they may contain the host's Python.
+They are not needed, because the root file system is writable."""
 
 
 def tell(**facts: Any) -> None:
@@ -45,8 +45,8 @@ def mount_all() -> None:
 
 
 def mapping(pid: int) -> str:
-    """Return the arena's line of numa_maps, which shows no name: a new arena file is mapped before
-    it gets one."""
+    """Return the arena's line of numa_maps. The line is not found by the arena's name, because a
+    new arena file is mapped before it has a name."""
     lines = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
     found = [line for line in lines if "file=/dev/shm/" in line and ".private" not in line]
     return max(found, key=lambda line: sum(by_node(line).values()), default="")
@@ -57,12 +57,12 @@ def by_node(line: str) -> dict[str, int]:
 
 
 def pages(pid: int) -> dict[str, int]:
-    """Return the pages of the arena's mapping in the daemon, by node."""
+    """Return the number of pages of the arena in the daemon's mapping, by NUMA node."""
     return by_node(mapping(pid))
 
 
 def cpus(pid: int) -> tuple[list[int], list[int]]:
-    """Return the CPUs of the loop, and of all other threads."""
+    """Return (CPUs of the loop, CPUs of all other threads)."""
     others = {thread.id for thread in psutil.Process(pid).threads()} - {pid}
     found: set[int] = set()
     for thread in others:

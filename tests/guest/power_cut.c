@@ -47,7 +47,7 @@ static void *memory(uint64_t bytes)
     return memset(found, 0, bytes);
 }
 
-/* Load kernel modules. Their numbers are in the order of their dependencies. */
+/* Load the kernel modules. The numbers in their names are in the order of their dependencies. */
 static void modules_load(void)
 {
     char path[32];
@@ -113,7 +113,8 @@ static uint8_t *file_read(const char *name, uint64_t *bytes)
     return found;
 }
 
-/* Fill a payload from the LSN of its frame, so that every byte can be checked. */
+/* Fill a payload with bytes that follow from the LSN of its frame, so that every byte can be
+ * checked. */
 static void payload_fill(uint8_t payload[PAYLOAD], uint64_t lsn)
 {
     for (unsigned i = 0; i < PAYLOAD; i += 8) {
@@ -140,8 +141,8 @@ static struct pg_walk wal_read(void)
     struct dirent **names;
     struct pg_fault why;
     const struct pg_frame_head *f;
-    uint8_t *file = NULL;                  /* the last file stays in memory: its end
-                                              is written again */
+    uint8_t *file = NULL;                  /* the last file stays in memory, because its end is
+                                              written again */
     uint64_t bytes;
     int count = scandir(WAL, &names, is_segment, by_name);
 
@@ -225,8 +226,8 @@ static uint64_t wait_committed(struct pg_arena *a, struct pg_group_commit *c)
 static void append(struct pg_arena *a, struct pg_group_commit *c)
 {
     int unsynced = open(UNSYNCED, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    put(a, 0, 0);                          /* the first put also creates the names, with
-                                              frames of their own */
+    put(a, 0, 0);                          /* the first put also appends frames that create the
+                                              namespace and the topic */
     printf("ready\n");
     for (uint64_t n = 1;; n++) {
         put(a, n, PAYLOAD);

@@ -1,6 +1,7 @@
-/* main.c - explores each scenario as it is, and with each order weakened. For tests/test_orders.py,
- * which resolves the places: a line for each exploration, with scenario, weakening, place, number of
- * executions, and the fault that was found or "-". */
+/* main.c - explores each scenario with the unchanged code, and then with each memory order
+ * weakened. Prints a line for each exploration: scenario, weakening, place (a code address), number
+ * of executions, and the fault that was found or "-". tests/test_orders.py reads these lines and
+ * resolves the places. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,7 +19,7 @@ static const char *const weakenings[] = {[INTACT] = "intact", [NO_RELEASE] = "no
                                          [NO_ACQUIRE] = "no acquire", [NO_FENCE] = "no fence",
                                          [NO_LOOK] = "no second look"};
 
-/* Returns whether there was a fault. */
+/* Explores a scenario, prints the result, and returns whether a fault was found. */
 static bool report(const struct scenario *s, struct mutation m)
 {
     const struct outcome o = model_explore(s, m);

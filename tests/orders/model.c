@@ -1,4 +1,4 @@
-/* model.c - the view machine, and the search through its executions. See model.h. */
+/* model.c - the view machine that model.h describes, and the search through its executions. */
 #define _GNU_SOURCE
 #include "model.h"
 
@@ -12,19 +12,22 @@
 #include "tsan.h"
 
 enum {
-    CELLS_MAX = 1 << 15,          /* a power of two; units of memory that the threads touch */
-    SHARED_MAX = 256,             /* of them, those that one thread writes and another touches */
-    MESSAGES_MAX = 64,            /* stores to one of them in an execution */
+    CELLS_MAX = 1 << 15,          /* a power of two; cells (units of memory) that the threads
+                                     access */
+    SHARED_MAX = 256,             /* cells that one thread writes and another thread accesses */
+    MESSAGES_MAX = 64,            /* stores to one shared cell in an execution */
     RANGES_MAX = 8,
     SITES_MAX = 512,
     DEPTH_MAX = 4096,
-    EXECUTIONS_MAX = 100000,      /* a scenario as it is has to take fewer */
-    STATES_MAX = 1 << 22,         /* a power of two */
+    EXECUTIONS_MAX = 100000,      /* a scenario without mutation needs fewer */
+    STATES_MAX = 1 << 22,         /* a power of two; size of the hash set of visited states */
     STACK = 1 << 18,
-    EVENTS = 4096                 /* eventfd n counts as the word at this address + 8 * n */
+    EVENTS = 4096                 /* the counter of eventfd n is modelled as a word at address 8 *
+                                     n, for n < EVENTS */
 };
 
-/* What a thread, or who reads a message, has to know of: messages and other threads' steps. */
+/* The knowledge of a thread: the newest message of each shared cell, and the steps of each thread.
+ * A message carries a view for the threads that read it. */
 struct view {
     uint16_t seen[SHARED_MAX];
     uint32_t clock[MODEL_THREADS];
@@ -32,16 +35,16 @@ struct view {
 
 struct message {
     uint64_t value;
-    struct view view;             /* that an acquire load of it takes over */
+    struct view view;             /* an acquire load of the message joins this view */
 };
 
-/* Four bytes; eight, of a word that is loaded or stored atomically; or one, in a word with an atomic
- * byte. */
+/* A unit of memory: 8 bytes if they are a word with atomic accesses, 1 byte if its 4-byte word has
+ * an atomic byte, otherwise 4 bytes. */
 struct cell {
     uintptr_t at;                 /* 0: not used */
     uint8_t bytes;
-    uint8_t writers, users;       /* a bit per thread */
-    int16_t shared;               /* number of its messages; -1 = not shared */
+    uint8_t writers, users;       /* one bit for each thread */
+    int16_t shared;               /* index in shared[]; -1 = not shared */
     uint64_t initial;
 };
 
@@ -49,8 +52,9 @@ struct shared {
     struct cell *cell;
     uint32_t plain_read[MODEL_THREADS], plain_write[MODEL_THREADS];
     uint32_t atomic_read[MODEL_THREADS], atomic_write[MODEL_THREADS];
-    uint64_t last_value[MODEL_THREADS];      /* that the thread's last load gave */
-    uint32_t loaded[MODEL_THREADS];          /* 1 + the thread's fences until then; 0 = never */
+    uint64_t last_value[MODEL_THREADS];      /* value that each thread's last load gave */
+    uint32_t loaded[MODEL_THREADS];          /* 1 + number of the thread's fences before its last
+                                                load; 0 = no load yet */
     uint16_t count;
     struct message messages[MESSAGES_MAX];
 };
@@ -60,11 +64,13 @@ enum kind { LOAD, EXCHANGE, ADD, WAIT };
 struct thread {
     ucontext_t context;
     uint8_t *stack;
-    struct view now, acquired, released;     /* acquired: by a fence to come; released: by the last */
-    uint32_t fences;              /* that it has passed */
-    uint64_t log;                 /* digest of what it has read, which says where it stands */
+    struct view now, acquired, released;     /* acquired: joins `now` at the next acquire fence;
+                                                released: view at the last release fence */
+    uint32_t fences;              /* number of fences that the thread has passed */
+    uint64_t log;                 /* digest of all that the thread has read, which determines its
+                                     state */
     bool waits, finished;
-    enum kind kind;               /* of the access that it waits for */
+    enum kind kind;               /* kind of the access that the thread waits for */
     struct shared *word;
     int order;
     uint64_t operand, result;
@@ -78,10 +84,10 @@ struct site {
 static struct { uintptr_t from, upto; } ranges[RANGES_MAX];
 static uint32_t range_count;
 static struct cell cells[CELLS_MAX];
-/* Hash sets, over restarts. A word of eight bytes is in atomics by its address; a byte by that of the
- * word around it + 1. */
+/* Hash sets that survive restarts of the search. `atomics` has an atomic word of 8 bytes by its
+ * address, and an atomic byte by the address of its 4-byte word + 1. */
 static uintptr_t atomics[CELLS_MAX], known_shared[CELLS_MAX];
-static uint8_t known_writers[CELLS_MAX];     /* at the same places */
+static uint8_t known_writers[CELLS_MAX];     /* writers of known_shared[i] */
 static struct shared shared[SHARED_MAX];
 static uint32_t shared_count;
 static struct site sites[SITES_MAX];
@@ -95,14 +101,17 @@ static const struct scenario *scenario;
 static struct mutation mutation;
 static struct thread threads[MODEL_THREADS];
 static uint32_t running;
-static bool watching;             /* product code runs, and its accesses count */
-static bool restart;              /* another word is shared than was known */
+static bool watching;             /* product code runs, so its accesses are modelled */
+static bool restart;              /* the search must restart, because a further cell turned out to
+                                     be shared */
 static const char *fault;
 static ucontext_t search;
-static uintptr_t stored_at;       /* a plain store that is to come, whose value is not known yet */
+static uintptr_t stored_at;       /* address of an announced plain store, whose value is not in
+                                     memory yet */
 static uint64_t stored_bytes;
 
-/* The library's own, where memcpy and its like are those of the product (ld --wrap). */
+/* The C library's functions. The linker redirects the product's calls of memcpy and so on to the
+ * __wrap_ functions below (ld --wrap). */
 void *__real_memcpy(void *to, const void *from, size_t bytes);
 void *__real_memmove(void *to, const void *from, size_t bytes);
 void *__real_memset(void *at, int value, size_t bytes);
@@ -117,7 +126,7 @@ static uint64_t mix(uint64_t x)
 
 /* ---- cells --------------------------------------------------------------------------------- */
 
-/* The place of an address in a hash set, or the empty one where it belongs. */
+/* Returns the index of an address in a hash set, or of the empty place where it belongs. */
 static uint32_t set_place(const uintptr_t *set, uintptr_t at)
 {
     uint64_t i = mix(at);
@@ -153,7 +162,7 @@ static void memory_put(const struct cell *c, uint64_t value)
         __real_memcpy((void *)c->at, &value, c->bytes);
 }
 
-/* With its initial value as the only message. */
+/* Resets a shared cell, so that its initial value is its only message. */
 static void shared_reset(struct shared *w, struct cell *c)
 {
     memset(w, 0, offsetof(struct shared, messages) + sizeof w->messages[0]);
@@ -189,8 +198,9 @@ static struct cell *cell_of(uintptr_t at)
     return c;
 }
 
-/* Another thread may touch what this one writes: then every access to it has to be modelled, from the
- * start. The same holds for a further writer. */
+/* Records an access of the running thread. If one thread writes a cell and another thread accesses
+ * it, the cell is shared: all its accesses have to be modelled, so the search restarts. It also
+ * restarts for a further writer. */
 static struct shared *use(struct cell *c, bool write)
 {
     const uint8_t before = c->writers;
@@ -230,7 +240,7 @@ static void ordered(const uint32_t *clocks, const char *found)
             model_fault(found);
 }
 
-/* Two accesses of which one is a plain one and one a store have to be ordered. */
+/* Reports a race: two accesses must be ordered if one is a plain access and one is a store. */
 static void race_check(struct shared *w, bool write, bool atomic)
 {
     struct thread *t = &threads[running];
@@ -305,7 +315,8 @@ static bool path_next(void)
     return true;
 }
 
-/* The messages that a load may read. If several have one value, the oldest of them allows most. */
+/* Lists the messages that a load may read. If several messages have the same value, lists only the
+ * oldest, because it leaves the most possibilities for later loads. */
 static uint16_t readable(const struct shared *w, const struct thread *t, uint16_t *out)
 {
     uint16_t count = 0;
@@ -331,10 +342,10 @@ void model_fault(const char *found)
     if (fault == NULL && !restart)
         fault = found;
     if (watching)
-        leave();                  /* for good */
+        leave();                  /* the thread never continues */
 }
 
-/* Returns when the search has decided what is read. */
+/* Waits until the search has decided which message is read; returns its value. */
 static uint64_t wait_for(struct shared *w, enum kind kind, int order, uint64_t operand)
 {
     struct thread *t = &threads[running];
@@ -354,7 +365,7 @@ static uint64_t wait_for(struct shared *w, enum kind kind, int order, uint64_t o
     return t->result;
 }
 
-/* Alternatives of a thread that waits. */
+/* Lists the messages that a waiting thread may read next; returns their number. */
 static uint16_t alternatives(const struct thread *t, uint16_t *out)
 {
     const uint16_t newest = (uint16_t)(t->word->count - 1);
@@ -428,8 +439,8 @@ static void thread_reset(uint32_t thread)
     makecontext(&t->context, body, 0);
 }
 
-/* Each thread runs until it reads what another one may write: that its stores come early only
- * leaves the others more to choose from. */
+/* Runs each thread until it has to read a shared cell. A store that comes before the reads of other
+ * threads only gives them more messages to choose from. */
 static void all_to_their_reads(void)
 {
     for (uint32_t i = 0; i < MODEL_THREADS; i++)
@@ -437,7 +448,7 @@ static void all_to_their_reads(void)
             resume(i);
 }
 
-/* One execution, as the path says and then on. */
+/* Runs one execution: first along the recorded path, then with new choices. */
 static void run_both(void)
 {
     for (;;) {
@@ -476,7 +487,7 @@ static void forget_cells(void)
     restart = false;
 }
 
-/* From the beginning, with no message but the initial ones. */
+/* Starts from the beginning, with the initial messages only. */
 static void execution_begin(void)
 {
     memory_reset();
@@ -493,7 +504,7 @@ static void first_run(void)
         resume(0);
 }
 
-/* The second thread alone, on the messages of the first. */
+/* Runs only the second thread, on the messages that the first thread left. */
 static void run_second(void)
 {
     thread_reset(1);
@@ -549,7 +560,7 @@ struct outcome model_explore(const struct scenario *s, struct mutation m)
     do {
         execute();
         o.executions++;
-        while (restart) {         /* from the start, as more words turned out to be shared */
+        while (restart) {         /* start again, because more cells turned out to be shared */
             search_begin();
             execute();
             o.executions = 1;
@@ -584,7 +595,7 @@ static bool weakened(uintptr_t place, enum weakening kind)
     return mutation.kind == kind && mutation.place == place;
 }
 
-/* The order of an access to a shared word, after the mutation. */
+/* Returns the memory order of an access to a shared cell, weakened if the mutation says so. */
 static int order_at(uintptr_t place, bool load, bool store, int order)
 {
     struct site *s = site_of(place);
@@ -617,7 +628,7 @@ uint32_t model_mutations(struct mutation *out, uint32_t most)
 
 static bool skipped(const void *at) { return !watching || !watched((uintptr_t)at); }
 
-/* The store that was announced is done: its value is in memory. */
+/* Completes the announced plain store, whose value is in memory now, as messages. */
 static void flush(void)
 {
     if (stored_bytes == 0)
@@ -646,7 +657,8 @@ static void plain_store(const void *to, uint64_t bytes)
         struct shared *w = use(c, true);
         if (w != NULL) {
             race_check(w, true, false);
-            memory_put(c, w->messages[w->count - 1].value);  /* others may have read older ones */
+            memory_put(c, w->messages[w->count - 1].value);  /* other threads may have read older
+                                                                values */
         }
         at = c->at + c->bytes;
     }
@@ -675,7 +687,7 @@ static void plain_load(const void *from, uint64_t bytes)
 
 /* ---- atomic accesses ----------------------------------------------------------------------- */
 
-/* The cell of an atomic word, which has just its bytes. */
+/* Returns the cell of an atomic word. It has exactly the bytes of the word. */
 static struct cell *word_of(uintptr_t at, uint32_t bytes)
 {
     const uintptr_t known = bytes == 1 ? (at & ~(uintptr_t)3) + 1 : at;
@@ -723,7 +735,8 @@ static bool atomic_store(uintptr_t at, uint32_t bytes, uint64_t value, int order
     struct shared *w = use(c, true);
     if (w == NULL)
         return false;
-    CHECK(c->writers == 1u << running);      /* two writers take exchanges */
+    CHECK(c->writers == 1u << running);      /* plain stores have one writer; words with two writers
+                                                use exchanges */
     order = order_at(place, false, true, order);
     race_check(w, true, true);
     message_add(w, value, releases(order), NULL);
@@ -843,7 +856,7 @@ int __wrap_memcmp(const void *a, const void *b, size_t bytes)
     return __real_memcmp(a, b, bytes);
 }
 
-/* Clang calls these in their place. */
+/* Clang calls these functions instead of memcpy, memmove and memset. */
 void *__tsan_memcpy(void *to, const void *from, size_t bytes)
 {
     return __wrap_memcpy(to, from, bytes);
@@ -854,7 +867,8 @@ void *__tsan_memmove(void *to, const void *from, size_t bytes)
 }
 void *__tsan_memset(void *at, int value, size_t bytes) { return __wrap_memset(at, value, bytes); }
 
-/* A broken assertion of the core is a fault of the execution; its thread does not go on. */
+/* Reports a broken assertion of the core as a fault of the execution; the thread does not
+ * continue. */
 _Noreturn void __wrap_assertion_failed(const char *part, const char *invariant);
 _Noreturn void __wrap_assertion_failed(const char *part, const char *invariant)
 {
@@ -863,7 +877,7 @@ _Noreturn void __wrap_assertion_failed(const char *part, const char *invariant)
     abort();
 }
 
-/* The kernel's lock of an eventfd orders its calls. */
+/* Calls on the same eventfd are ordered, because the kernel locks the eventfd. */
 int __wrap_eventfd_write(int fd, eventfd_t value);
 int __wrap_eventfd_read(int fd, eventfd_t *value);
 

@@ -1,16 +1,16 @@
-/* model.h - runs product code under the memory model of C11, in every way that the model allows.
+/* model.h - runs product code in all executions that the memory model of C11 allows.
  *
- * The core is compiled with -fsanitize=thread, and model.c stands in for the sanitizer's runtime: it
- * sees each load, store and fence with its order, decides which store a load reads from, and puts
- * that value into memory before the load. So what is explored is the compiled core itself.
+ * The core is compiled with -fsanitize=thread, and model.c stands in for the sanitizer's runtime:
+ * it sees each load, store and fence with its order, decides which store a load reads from, and
+ * puts that value into memory before the load. So the search explores the compiled core itself.
  *
  * The model is the view machine of Kang, Hur, Lahav, Vafeiadis, Dreyer: "A promising semantics for
- * relaxed-memory concurrency" (POPL 2017), without promises. Each store is a message; each thread has
- * views that say which messages it has to know of. C11 executions in which a load reads from a store
- * that depends on it are left out, as in RC11 (Lahav and others, PLDI 2017). seq_cst counts as
- * acq_rel, and relaxed stores do not continue a release sequence, so the model allows more than C11
- * there. Races of plain accesses are found by the threads' clocks (FastTrack, Flanagan and Freund,
- * PLDI 2009).
+ * relaxed-memory concurrency" (POPL 2017), without promises. Each store is a message; each thread
+ * has views that say which messages it has to know. The model leaves out C11 executions in which a
+ * load reads from a store that depends on the load, as RC11 does (Lahav and others, PLDI 2017). The
+ * model allows more executions than C11 in two cases: seq_cst counts as acq_rel, and relaxed stores
+ * do not continue a release sequence. It finds races of plain accesses with vector clocks of the
+ * threads (FastTrack, Flanagan and Freund, PLDI 2009).
  */
 #ifndef PURGATORYD_MODEL_H
 #define PURGATORYD_MODEL_H
@@ -22,45 +22,48 @@
 
 struct scenario {
     const char *name;
-    /* Makes the arena, and tells model_watch which memory the threads share. Runs once. */
+    /* Makes the arena, and calls model_watch for the memory that the threads share. Runs once. */
     void (*setup)(void);
-    /* Undoes what a run did to memory that is not watched. */
+    /* Restores the memory that a run changes and that is not watched. */
     void (*again)(void);
-    /* The first one runs once, before the second, if it reads nothing that the second writes. */
+    /* The functions of the threads. `first_alone` is true if the first thread reads nothing that
+     * the second writes; the first thread then runs only once, before the second. */
     void (*threads[MODEL_THREADS])(void);
     bool first_alone;
-    /* Readers check afterwards whether their copies are whole, so plain accesses count as relaxed
-     * ones. Else two that are not ordered are a fault. */
+    /* If true, readers check afterwards whether their copies are consistent, so plain accesses
+     * count as relaxed accesses. If false, plain accesses that race are a fault. */
     bool copies_are_checked;
-    /* Called once no thread can go on. */
+    /* Called when no thread can continue; checks the result. */
     void (*end)(void);
 };
 
 enum weakening {
     INTACT,
-    NO_RELEASE,                   /* a store or the store of an exchange becomes relaxed */
-    NO_ACQUIRE,                   /* the same for a load */
+    NO_RELEASE,                   /* a store, or the store of an exchange, becomes relaxed */
+    NO_ACQUIRE,                   /* a load, or the load of an exchange, becomes relaxed */
     NO_FENCE,
-    NO_LOOK                       /* a load behind a fence gives what the one before the fence gave */
+    NO_LOOK                       /* a load after a fence repeats the value that was loaded before
+                                     the fence */
 };
 
-/* One place in the code, and what is made of it. */
+/* One place in the code, and how its memory order is weakened. */
 struct mutation {
     enum weakening kind;
-    uintptr_t place;              /* return address of the call that the compiler put there */
+    uintptr_t place;              /* return address of the call that the compiler inserted there */
 };
 
 struct outcome {
-    const char *fault;            /* NULL: none in any execution */
+    const char *fault;            /* NULL = no execution has a fault */
     uint64_t executions;
 };
 
 void model_watch(const void *from, uint64_t bytes);
-/* To be called by the threads, or by `end`: this execution must not be. */
+/* Reports a fault of this execution. The threads and `end` call it. */
 void model_fault(const char *found);
-/* Explores all executions, up to the first fault. */
+/* Explores all executions of a scenario, up to the first fault. */
 struct outcome model_explore(const struct scenario *s, struct mutation m);
-/* Writes to `out` what may be weakened in the scenario that was explored last; returns how many. */
+/* Writes to `out` all mutations that are possible in the last explored scenario; returns their
+ * number. */
 uint32_t model_mutations(struct mutation *out, uint32_t most);
 
 #endif

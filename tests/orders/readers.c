@@ -1,4 +1,5 @@
-/* readers.c - a daemon that changes the arena, and a process that reads it meanwhile. */
+/* readers.c - scenarios with a daemon that changes the arena, and a process that reads it at the
+ * same time. */
 #include "scenarios.h"
 
 #include "check.h"
@@ -9,7 +10,7 @@ enum { LAYOUT = 4711, OUT = 1 << 16, KEY = 8, PAYLOAD = 8, RING = 16, FAR_NS = 1
 
 static struct pg_arena *daemon_side, *reader_side, *daemon_before;
 static uint8_t *arena, *secret, *out;
-static uint64_t lsn;              /* of the first frame that the daemon's thread appends */
+static uint64_t lsn;              /* LSN of the first frame that the daemon's thread appends */
 
 static void *zeroed(uint64_t bytes)
 {
@@ -40,7 +41,7 @@ static void arena_make(bool with_wal)
     model_watch(secret, pg_private_bytes(&config));
 }
 
-/* The arena is as the threads shall find it. */
+/* Called at the end of each setup: saves the state from which the threads start. */
 static void made(void)
 {
     memcpy(daemon_before, daemon_side, pg_handle_bytes());
@@ -48,8 +49,9 @@ static void made(void)
 }
 static void again(void) { memcpy(daemon_side, daemon_before, pg_handle_bytes()); }
 
-/* Key and payload of the n-th timer that a scenario arms. They differ in one byte only: each further
- * word that differs doubles what has to be explored. */
+/* Key and payload of the n-th timer that a scenario arms. The keys and payloads of different timers
+ * differ in one byte only, because each further word that differs doubles the number of
+ * executions. */
 static void number_bytes(uint8_t bytes[8], uint32_t n, uint8_t mark)
 {
     memset(bytes, mark, 8);
@@ -65,7 +67,7 @@ static struct pg_put put_of(uint32_t n, int64_t time_ns, uint8_t key[KEY], uint8
                            .payload = payload, .payload_len = PAYLOAD, .time_ns = time_ns};
 }
 
-/* With the key of timer `as`. */
+/* Arms timer `n` with the key of timer `as`. */
 static void arm_as(uint32_t n, uint32_t as, int64_t deadline_ns)
 {
     uint8_t key[KEY], payload[PAYLOAD];
@@ -149,7 +151,7 @@ static void check_reader(void)
 static void check_end(void)
 {
     if (!sound)
-        model_fault("a check calls a sound arena broken");
+        model_fault("a check reports damage in a sound arena");
 }
 
 const struct scenario check_scenario = {
@@ -168,7 +170,7 @@ static void put_inside(struct put *p, const struct pg_put *put)
 static void parked_setup(void)
 {
     arena_make(true);
-    arm(1, 2000);                 /* makes the names */
+    arm(1, 2000);                 /* creates the namespace and the topic */
     advance(3000);
     daemon_side->namespaces[0].park_beyond_ns = 1000;
     arm(2, FAR_NS + 2);
@@ -198,7 +200,7 @@ static void parked_end(void)
         info.payload_len != (parked ? 0 : PAYLOAD))
         model_fault("a scan trusts a copy of a timer that is half parked");
     else if (!parked && !is_number(key + KEY, 2, 'p'))
-        model_fault("a scan trusts a payload that is not there yet");
+        model_fault("a scan trusts a payload that is not stored yet");
 }
 
 const struct scenario parked_scenario = {
@@ -217,7 +219,7 @@ static void notices_make(uint32_t count)
     }
 }
 
-/* RING notices, of which the socket has all, and a timer that is about to fire. */
+/* RING notices, which have all been sent, and a timer that is about to fire. */
 static void replay_setup(void)
 {
     arena_make(false);
@@ -229,7 +231,7 @@ static void replay_setup(void)
     last = 1;
 }
 
-/* The last notice takes the place of the first one, whose blob is free then. */
+/* The last notice takes the entry of the first notice, whose blob becomes free. */
 static void replay_daemon(void) { advance(DUE_NS); }
 
 static void replay_reader(void)
@@ -242,13 +244,13 @@ static void replay_end(void)
     struct pg_notices head;
     struct pg_notice record;
     if (lost >= first && lost > 1)
-        model_fault("a replay calls notices lost that are there");
+        model_fault("a replay reports existing notices as lost");
     if (replayed == 0)
         return;
     memcpy(&head, out, sizeof head);
     const uint8_t *bytes = out + sizeof head + head.count * sizeof record;
     if (head.first != lost + 1 || head.first + head.count != got + 1)
-        model_fault("a replay has other notices than it says");
+        model_fault("a replay has other positions than its head says");
     for (uint32_t i = 0; i < head.count; i++, bytes += KEY + PAYLOAD) {
         const uint32_t n = (uint32_t)head.first + i;
         memcpy(&record, out + sizeof head + i * sizeof record, sizeof record);
@@ -294,7 +296,7 @@ static void snapshot_setup(void)
     made();
 }
 
-/* Two frames: the second timer ends, and the third one takes its slot and its blob. */
+/* Appends two frames: the second timer ends, and the third timer takes its slot and its blob. */
 static void snapshot_daemon(void)
 {
     uint8_t key[KEY], payload[PAYLOAD];
@@ -311,13 +313,14 @@ static void snapshot_reader(void)
     snapshot_bytes = pg_snapshot(reader_side, &snapshot, out, OUT);
 }
 
-/* The effect of a frame of the daemon is there. */
+/* Checks whether the snapshot and the WAL agree. `there` is true if the snapshot contains the
+ * effect of the daemon's frame with LSN `frame`. */
 static void snapshot_judge(bool there, uint64_t frame)
 {
     if (there && snapshot.end_lsn < frame)
-        model_fault("a snapshot has what the WAL need not have");
+        model_fault("a snapshot has the effect of a frame after its end LSN");
     if (!there && snapshot.start_lsn > frame)
-        model_fault("a snapshot lacks what is not redone");
+        model_fault("a snapshot lacks the effect of a frame before its start LSN");
 }
 
 /* Return the body of the snapshot's next frame of a type, from `*at` on; NULL = there is none. */
@@ -342,7 +345,7 @@ static void snapshot_end(void)
         if ((n != 2 && n != 3) || body->deadline_ns != FAR_NS || body->key_len != KEY ||
             body->payload_len != PAYLOAD || !is_number(key, 2, 'k') ||
             !is_number(key + KEY, n, 'p'))
-            model_fault("a snapshot trusts half a timer");
+            model_fault("a snapshot trusts a half-written timer");
         else
             there[n] = true;
     }
@@ -410,7 +413,7 @@ static void namespace_set(const char *name)
                            detail) == PG_ERR_NONE);
 }
 
-/* Two frames: the settings are stored before the second one. */
+/* Appends two frames. The settings are stored before the second frame is appended. */
 static void settings_daemon(void)
 {
     namespace_set("n");
@@ -468,7 +471,7 @@ static void topic_reader(void)
 static void topic_end(void)
 {
     if (found_row != PG_NIL)
-        model_fault("a topic is found that never was");
+        model_fault("a reader finds a topic that never existed");
 }
 
 const struct scenario topic_scenario = {
@@ -490,13 +493,13 @@ static void birth_end(void)
     const struct pg_wal_namespace *body;
     for (uint64_t at = 0; (body = body_next(PG_WAL_NAMESPACE, &at)) != NULL;)
         if (body->row == 1 && (body->name_len != 8 || memcmp(body + 1, "mmmmmmmm", 8) != 0))
-            model_fault("a snapshot has half a name");
+            model_fault("a snapshot has a half-written name");
 }
 
 const struct scenario birth_scenario = {
     "birth", birth_setup, again, {birth_daemon, snapshot_reader}, true, true, birth_end};
 
-/* ---- an operation that ends, and another one that takes its watch records -------------------- */
+/* ---- an operation that ends, and another operation that takes its watch records -------------- */
 
 static uint64_t session, sequence;
 static uint8_t reply[PG_MESSAGE_MAX];
@@ -521,7 +524,7 @@ static void greet(void)
     sequence = 0;
 }
 
-/* A batch of one record; its key is `key`, and that of its watch key `watched`. */
+/* Sends a batch of one record for `key`; a WATCH waits for watch key `watched`. */
 static void record_send(unsigned op, char key, char watched, uint64_t value)
 {
     struct {
@@ -584,7 +587,7 @@ static void operation_end_judge(void)
     }
 }
 
-static int64_t ended_ns[2];       /* by slot */
+static int64_t ended_ns[2];       /* [slot]: end time of the operation in this slot */
 
 static void outcome_reader(void)
 {
@@ -596,7 +599,7 @@ static void outcome_end(void)
 {
     for (uint32_t slot = 0; slot < 2; slot++)
         if (ended_ns[slot] != NO_WALL && ended_ns[slot] != 3000)
-            model_fault("an outcome without its time");
+            model_fault("an outcome has a wrong end time");
 }
 
 const struct scenario outcome_scenario = {
@@ -611,7 +614,7 @@ static void acknowledged_setup(void)
     made();
 }
 
-/* A timer takes the bytes of the operation. */
+/* The owner acknowledges, and a new timer takes the memory of the operation. */
 static void acknowledged_daemon(void)
 {
     static const uint8_t payload[31] = {0};

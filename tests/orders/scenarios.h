@@ -1,4 +1,5 @@
-/* scenarios.h - what is explored: product functions in two threads, and what has to hold. */
+/* scenarios.h - the scenarios that main.c explores. Each runs product functions in two threads, and
+ * checks the result. */
 #ifndef PURGATORYD_SCENARIOS_H
 #define PURGATORYD_SCENARIOS_H
 

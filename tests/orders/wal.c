@@ -1,5 +1,6 @@
-/* wal.c - the loop and the group-commit thread, with the WAL buffer between them. The thread is the
- * product's: pthread_create only notes its function. Storage is in memory. */
+/* wal.c - scenarios with the loop and the group-commit thread, which share the WAL buffer. The
+ * group-commit thread runs the product's function, which a replaced pthread_create only records.
+ * Storage is in memory. */
 #include "scenarios.h"
 
 #include <errno.h>
@@ -9,14 +10,14 @@
 #include "check.h"
 #include "core/core.h"
 
-enum { LAYOUT = 4711, FRAMES = 2, EXTRA = 8 };    /* frames of 40 bytes */
+enum { LAYOUT = 4711, FRAMES = 2, EXTRA = 8 };    /* with EXTRA, a frame has 40 bytes */
 
 static struct pg_arena *a;
 static struct pg_group_commit *commit;
 static uint8_t *commit_before;
-static uint64_t commit_shared;    /* bytes before its buffers */
+static uint64_t commit_shared;    /* number of bytes of `commit` before its buffers */
 static void *(*thread_run)(void *);
-static uint64_t on_disk;          /* LSN of the newest frame that was written */
+static uint64_t on_disk;          /* LSN of the newest frame that has been written */
 static uint64_t found_error, found_lsn;
 static bool fails, settled;
 static uint64_t ring_bytes;
@@ -31,7 +32,7 @@ static int fake_open(void *context, int directory, const char *name, int flags)
 
 static uint64_t word_for(uint64_t lsn, uint32_t n) { return lsn << 8 | n; }
 
-/* The frames of a group, behind its GROUP frame. */
+/* Checks the frames of a group, which follow its GROUP frame. */
 static int64_t fake_pwrite(void *context, int file, const void *bytes, uint64_t count, uint64_t at)
 {
     const struct pg_frame_head *head = bytes;
@@ -42,10 +43,10 @@ static int64_t fake_pwrite(void *context, int file, const void *bytes, uint64_t 
         const struct pg_frame_head *f = (const struct pg_frame_head *)((const uint8_t *)bytes + from);
         const uint64_t *body = (const uint64_t *)(f + 1);
         if (f->lsn != ++on_disk)
-            model_fault("a group has a hole");
+            model_fault("a group lacks a frame");
         for (uint32_t n = 0; n < (f->bytes - sizeof *f) / 8; n++)
             if (body[n] != word_for(f->lsn, n))
-                model_fault("a frame is read half");
+                model_fault("a frame is read before it is complete");
         from += f->bytes;
     }
     return (int64_t)count;
@@ -142,14 +143,15 @@ static void again(void)
 
 /* ---- the threads ----------------------------------------------------------------------------- */
 
-/* Waits as the daemon does, whose epoll has the eventfd. */
+/* Waits as the daemon does, which waits for this eventfd with epoll. */
 static void wait_for_news(void)
 {
     eventfd_t news;
     eventfd_read(pg_group_commit_fd(commit), &news);
 }
 
-/* A frame, its effect, and what the end of a call brings; the loop calls these in this order. */
+/* Appends a frame, applies its effect, and completes the call, in the order in which the loop does
+ * this. */
 static void frame_append(void)
 {
     const uint64_t lsn = a->wal_buffer->next_lsn;
@@ -162,7 +164,8 @@ static void frame_append(void)
     pg_group_commit_kick(commit);
 }
 
-/* The daemon answers BUSY until there is space, and the client tries again. */
+/* Appends all frames. While the WAL buffer has no space, the daemon answers BUSY and the client
+ * tries again. */
 static void loop(void)
 {
     struct pg_result r;
@@ -188,7 +191,7 @@ static void commit_end(void)
         model_fault("the loop waits for a commit, and the group-commit thread for a kick");
 }
 
-/* There is space for both frames, which come in one group or in two. */
+/* The ring has space for both frames, which are written in one group or in two. */
 static void group_setup(void)
 {
     ring_bytes = 256;
@@ -198,7 +201,7 @@ static void group_setup(void)
 const struct scenario group_scenario = {
     "group", group_setup, again, {loop, group_commit}, false, false, commit_end};
 
-/* The second frame takes the bytes of the first one, behind a PAD. */
+/* The second frame reuses the bytes of the first frame, after a PAD frame. */
 static void reuse_setup(void)
 {
     ring_bytes = 64;
@@ -208,7 +211,8 @@ static void reuse_setup(void)
 const struct scenario reuse_scenario = {
     "reuse", reuse_setup, again, {loop, group_commit}, false, false, commit_end};
 
-/* A loop that does not ask for space: proves that the one above has to. */
+/* A loop that does not check for free space. Its scenario must have a fault, which proves that
+ * loop() needs the check. */
 static void hasty_loop(void)
 {
     for (uint32_t n = 0; n < FRAMES; n++)
@@ -244,9 +248,9 @@ static void stopped_loop(void)
 static void stopped_end(void)
 {
     if (!settled)
-        model_fault("the loop does not hear that the WAL has stopped");
+        model_fault("the loop is not notified that the WAL has stopped");
     else if (found_error != 5 || found_lsn == 0)
-        model_fault("a stopped WAL without its error");
+        model_fault("a stopped WAL has no error or no LSN");
 }
 
 const struct scenario stopped_scenario = {

@@ -162,7 +162,7 @@ def test_a_bulk_load_is_the_same_only_with_the_same_number_of_rows(
 ) -> None:
     cold.bulk_load(tier, frame(spark, 0, 10), "one", daemon)
     before = tier.version()
-    with pytest.raises(InvalidRows, match="loaded with 10 rows, and now has 11"):
+    with pytest.raises(InvalidRows, match="had 10 rows before, and now has 11"):
         cold.bulk_load(tier, frame(spark, 0, 11), "one", daemon)
     assert tier.version() == before
 
@@ -202,7 +202,7 @@ def test_a_key_has_one_timer_in_the_tier(
         cold.bulk_load(tier, other, "two", daemon)
     twice = frame(spark, 60, 62).union(frame(spark, 60, 61, shift=300))
     for replacing in (False, True):
-        with pytest.raises(InvalidRows, match=r"^1 keys stand in the bulk load more.*b'k60'"):
+        with pytest.raises(InvalidRows, match=r"^1 keys occur more than once.*b'k60'"):
             cold.bulk_load(tier, twice, "two", daemon, replacing=replacing)
     assert (tier.version().rows, tier.orphans(tier.version())) == (before, [])
     cold.cancel(tier, keys(38), daemon)

@@ -328,7 +328,7 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
 
     assert lsns() == [1, 2, 3, 4, 5]
     (tmp_path / file_name(4, SEGMENT)).unlink()
-    with pytest.raises(WalDamaged, match="segment behind it is missing") as caught:
+    with pytest.raises(WalDamaged, match="the next segment is missing") as caught:
         lsns()
     assert (caught.value.first_lsn, caught.value.last_lsn) == (4, 4)
 

@@ -91,7 +91,7 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     gone = excluded([*lake.manifests(), *lake.manifests(OPENINGS)]).absent
     assert len(gone) == 1 + 2 + 3
     for daemon in gone:
-        with pytest.raises(InvalidSetting, match="of a shard that counts"):
+        with pytest.raises(InvalidSetting, match="a daemon that is in use"):
             fleet.of_today({daemon: Host("a", 1, 1.0)}, {}, gone)
     lifecycles = trace.history(spark, lake, [wal], trace.Key("a", "bytes", b"far"))
     assert [lifecycle.final_state for lifecycle in lifecycles] == [*["cancelled"] * 3, None]
