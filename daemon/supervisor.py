@@ -22,7 +22,7 @@ class Supervisor:
         """
         self.watchdog_ns = watchdog_ns
         self._unsent: tuple[str, ...] = ()
-        """Lines that the manager's full queue refused, to be sent again."""
+        """Lines to send again, because the manager's queue was full."""
         self._address = address.replace("@", "\0", 1) if address[:1] == "@" else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
 
@@ -62,7 +62,7 @@ class Supervisor:
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
     def stopping(self) -> None:
-        """Report that the daemon has stopped serving and brings its records to disk."""
+        """Report that the daemon has stopped serving and is writing its records to disk."""
         self._notify("STOPPING=1", _MORE_TIME)
 
     def _notify(self, *lines: str) -> None:
@@ -70,8 +70,8 @@ class Supervisor:
         self._unsent = () if self._send(*lines) else lines
 
     def _send(self, *lines: str) -> bool:
-        """Send lines without waiting. False = the manager's queue is full. Other errors do not
-        matter to the daemon."""
+        """Send lines without waiting. False = the manager's queue is full. Other errors are
+        ignored."""
         if self._socket is None:
             return True
         try:
