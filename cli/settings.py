@@ -19,7 +19,7 @@ from purgatoryd.daemon.config import DEFAULTS, Config
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting, UnknownSetting
 
 PREFIX = "PURGATORYD_"
-# Variables with the prefix that are not settings of `run`.
+# Variables that begin with PREFIX but are not settings of `run`.
 OTHER_VARIABLES = ("PURGATORYD_DIR", "PURGATORYD_CONFIG", "PURGATORYD_REQUIRE")
 
 _SOURCES = {
@@ -31,7 +31,8 @@ _SOURCES = {
 
 
 def variable(flag: str) -> str:
-    """Return the environment variable of a flag: payload-memory -> PURGATORYD_PAYLOAD_MEMORY."""
+    """Return the environment variable of a flag, such as PURGATORYD_PAYLOAD_MEMORY of
+    payload-memory."""
     return PREFIX + flag.upper().replace("-", "_")
 
 
@@ -55,7 +56,7 @@ def _written(value: Any, kind: click.ParamType[Any]) -> int | str | list[int | s
 
 
 Row = tuple[str, str, click.ParamType[Any], str]
-"""Flag, field of Config, type and help of a setting."""
+"""A setting: (flag, field of Config, type, help)."""
 
 GROUPS: dict[str, tuple[Row, ...]] = {
     "Timers and notices": (
@@ -74,7 +75,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Resolution of the timing wheel, from 1us to 100ms."),
         ("fanout", "fanout", click.INT, "Buckets in each level of the wheel, from 2 to 256."),
         ("budget", "budget", click.INT,
-         "Timers that one loop iteration fires or moves at most."),
+         "Maximum number of timers that one loop iteration fires or moves."),
         ("clock", "clock", click.Choice(["real", "virtual"]),
          "A virtual clock moves only on request; it is for tests and simulation."),
         ("wall-origin", "wall_origin_ns", units.Moment(),
@@ -83,12 +84,12 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Sessions and operations": (
         ("sessions", "sessions", click.INT, "Client sessions open at once."),
         ("session-grace", "session_grace_ns", units.Duration(),
-         "How long a session outlives its connection if the daemon cannot watch its process."),
+         "How long a session outlives its connection if the client's process cannot be watched."),
         ("watches", "watches", click.INT, "Watch records: one per watch key of each operation."),
         ("watch-keys", "watch_keys", click.INT,
          "Watch keys whose watermarks the daemon remembers."),
         ("watermark-ttl", "watermark_ttl_ns", units.Duration(),
-         "How long a watermark outlives its last change and its last watcher."),
+         "How long a watermark is kept after its last change and its last watcher."),
         ("inbox", "inbox", click.INT,
          "Operations that a session may own, armed or with an unacknowledged outcome."),
     ),
@@ -106,7 +107,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("allow-gid", "allow_gids", click.INT,
          "Unix group whose members may connect; may be repeated."),
         ("admin-uid", "admin_uids", click.INT,
-         "Uid that may administer, besides root and the daemon's own uid; may be repeated."),
+         "Uid that may administer, in addition to root and the daemon's own uid; may be repeated."),
         ("quota-timers", "quota_timers", click.INT,
          "Timers and operations that one uid may have armed; 0 = no quota."),
         ("quota-bytes", "quota_bytes", units.Size(),
@@ -114,7 +115,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("quota-ops", "quota_ops", click.INT,
          "Adds, watches and advances of one uid per second; 0 = no quota."),
         ("uid-share", "uid_share", click.INT,
-         "Percentage that one uid may use of each of these tables: topics, namespaces, sessions, "
+         "Percentage of each of these tables that one uid may use: topics, namespaces, sessions, "
          "watch keys, watch records, owned operations, bulk loads. 100 = no limit."),
         ("accounts", "accounts", click.INT,
          "Uids that may have sessions, timers or watch keys at once."),
@@ -134,7 +135,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Answer each change in this namespace only once it is on disk; may be repeated."),
         ("wal-segment-bytes", "wal_segment_bytes", units.Size(), "Size of a WAL segment."),
         ("wal-buffer-bytes", "wal_buffer_bytes", units.PowerOfTwoSize(),
-         "Memory for records on their way to disk; rounded up to a power of two."),
+         "Memory for records that are not on disk yet; rounded up to a power of two."),
         ("snapshot-segments", "snapshot_segments", click.INT,
          "Full WAL segments after which the daemon takes a snapshot."),
         ("retain-age", "retain_age_ns", units.Duration(),
@@ -150,7 +151,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "CPUs of the daemon, such as 3,1-2: the first for its loop, the others for its other "
          "threads."),
         ("node", "node", click.INT,
-         "NUMA node of the arena and the threads; -1 = as --placement says."),
+         "NUMA node of the arena and the threads; -1 = --placement decides."),
         ("realtime", "realtime", click.INT,
          "SCHED_FIFO priority of the loop, from 1 to 99; libzmq's thread gets one less. "
          "0 = normal scheduling."),
@@ -168,7 +169,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Minimum log level of messages on stderr or in journald."),
     ),
 }  # fmt: skip
-"""The settings by their heading in `run --help`."""
+"""The settings, by heading in `run --help`."""
 _ROWS = [row for rows in GROUPS.values() for row in rows]
 FLAG_OF = {field: flag for flag, field, _, _ in _ROWS}
 _YES_OR_NO = {field for _, field, kind, _ in _ROWS if kind is click.BOOL}
@@ -197,7 +198,8 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def options(*flags: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds an option for each of these settings, without a heading."""
+    """Return a decorator that adds an option for each of the settings `flags`, without a
+    heading."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         for row in reversed([row for row in _ROWS if row[0] in flags]):
@@ -225,7 +227,7 @@ def _option(row: Row, heading: str = "") -> Callable[[Callable[..., Any]], Calla
 
 
 def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    """Callback of --config: make the values in the file the defaults of the other options."""
+    """Callback of --config: use the values in the file as the defaults of the other options."""
     if path is None:
         return None
     from purgatoryd.cli.config_file import read_table
@@ -241,7 +243,7 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
 
 
 def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str]:
-    """Return a value of the TOML file as the text that the flag would have."""
+    """Return a value of the TOML file as text, in the form that the flag accepts."""
     values = value if field in _REPEATED and isinstance(value, list) else [value]
     if field in _YES_OR_NO and isinstance(value, bool):
         return str(value)
@@ -298,7 +300,7 @@ def read_again(ctx: click.Context) -> Config:
 def effective(
     ctx: click.Context, config: Config
 ) -> Iterator[tuple[str, int | str | list[int | str], str]]:
-    """Yield flag, value as in a TOML file, and source of every setting."""
+    """Yield (flag, value, source) for every setting. The value has the form of a TOML file."""
     yield "name", config.name, source_of(ctx, "name")
     for flag, field, kind, _ in _ROWS:
         yield flag, _written(getattr(config, field), kind), source_of(ctx, field)

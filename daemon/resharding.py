@@ -1,14 +1,16 @@
-"""Resharding: move the namespaces of a deployment to another number of shards, while none runs.
+"""Resharding: move the namespaces of a deployment to another number of shards, while no shard runs.
 
-The arenas of the next shard generation are created next to the current ones, under names of their
-own. Writing the routing table is the commit point. Before it, a start removes the unfinished next
-shard generation and begins again; after it, a start removes the rest of the old shard generation.
-So one shard generation is always complete.
+The arenas of the next shard generation are created next to the current arenas, under names of their
+own. Writing the routing table is the commit point. If a resharding is interrupted before this
+point, the next start removes the unfinished shard generation and begins again. If it is interrupted
+later, the next start removes the rest of the old shard generation. So one shard generation is
+always complete.
 
-The old shard generation is not changed before the commit point, so after an error it goes on.
+The old shard generation is not changed before the commit point, so the deployment can continue with
+it after an error.
 
-A daemon without shards is resharded as the only shard of shard generation 0. Its lock is that of
-the deployment, and only its arena is removed.
+A daemon without shards is resharded as the only shard of shard generation 0. It has the same lock
+as the deployment, and only its arena is removed.
 """
 
 from __future__ import annotations
@@ -63,15 +65,15 @@ class Resharding:
     """Parameters of a resharding. The caller holds the deployment's lock, and no shard runs."""
 
     config: Config
-    """Settings of the deployment. Each shard has the same ones, with a name of its own."""
+    """Settings of the deployment. Each shard has the same settings except the name."""
     directory: Path
     """Folder of sockets and locks."""
     write: Callable[[ShardTable], None]
     """Writes the routing table durably, which is the commit point."""
     step: Step = lambda _: None
-    """Called with each step."""
+    """Called at each step."""
     as_restored: bool = False
-    """WALs may be copies."""
+    """Accept WALs that are copies."""
 
     def opening(self, table: ShardTable, shard: int) -> Opening:
         """Return the parameters for opening the arena of a shard. Raises InvalidName, BadPath."""
@@ -81,10 +83,10 @@ class Resharding:
 
 
 def settle(resharding: Resharding, table: ShardTable, count: int) -> ShardTable:
-    """Return the table for `count` shards: this one, or that of the next shard generation.
+    """Return the table for `count` shards: `table`, or the table of the next shard generation.
 
-    Files that an interrupted call left are removed first. Raises StartError, ArenaError and
-    WalError if an arena cannot be opened, merged or created; the deployment is then unchanged.
+    Removes files that an interrupted call left. Raises StartError, ArenaError and WalError if an
+    arena cannot be opened, merged or created; the deployment is then unchanged.
     """
     _clear(resharding, table)
     if table.shard_generation != ALONE and table.count == count:
@@ -125,7 +127,8 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
 
 
 def _born(arena: Arena | None) -> dict[str, Placement]:
-    """Return the namespaces of a daemon without shards, which are in no routing table."""
+    """Return the placements for the namespaces of a daemon without shards, which has no routing
+    table."""
     found = arena.namespaces_of_users() if arena is not None else ()
     return {n.name: Placement(n.name, (0,), n.created_uid) for n in found}
 
@@ -150,7 +153,8 @@ def _sources(
 def _records(
     resharding: Resharding, old: ShardTable, sources: Sequence[Arena | None]
 ) -> dict[str, int]:
-    """Return, by the uuid of each source with a WAL, the last record that its arena contains."""
+    """Return the LSN of the last record that each arena contains, by the uuid of its WAL. Sources
+    without a WAL are left out."""
     upto = {}
     for shard, arena in enumerate(sources):
         wal = resharding.opening(old, shard).wal
@@ -195,7 +199,8 @@ def _route(
 
 
 def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, NamespaceStats]]) -> None:
-    """Raise Unplaceable if parts of a namespace have different settings: they may be merged."""
+    """Raise Unplaceable if parts of a namespace have different settings, because these parts may be
+    merged."""
     for name, was in old.placements.items():
         shards = [shard for shard in sorted({*was.shards}) if name in have[shard]]
         for shard in shards[1:]:
@@ -213,8 +218,8 @@ def _made(
     sources: Sequence[tuple[Arena, Mapping[str, Route]]],
     predecessors: Predecessors,
 ) -> Iterator[dict[str, NamespaceStats]]:
-    """Create the arenas of the next shard generation one after the other. Yield the namespace
-    statistics of each."""
+    """Create the arenas of the next shard generation one after another. Yield the namespace
+    statistics of each arena."""
     arenas = [arena for arena, _ in sources]
     same = _identity(resharding.config, arenas)
     for shard in range(new.count):
@@ -235,8 +240,8 @@ def _made(
 
 
 def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
-    """Return the fields of struct pg_config that all arenas of a shard generation share. The stream
-    id stays if all sources have the same one, so that subscribers continue their stream."""
+    """Return the fields of struct pg_config that all arenas of a shard generation share. If all
+    sources have the same stream id, it is kept, so that subscribers continue their stream."""
     headers = [arena.header for arena in sources]
     streams = {int(header.stream_id) for header in headers}
     same = {"stream_id": streams.pop() if len(streams) == 1 else HOST.random_bits(63) | 1}
@@ -303,7 +308,7 @@ def _comparable(found: NamespaceStats, *, fresh_topics: bool) -> NamespaceStats:
 
 
 def _clear(resharding: Resharding, table: ShardTable) -> None:
-    """Remove the shard generations before and after the current one. The WALs of the earlier one
+    """Remove the previous and the next shard generation. The WALs of the previous shard generation
     stay, because they may not have been shipped yet."""
     _refuse_later(resharding, table)
     if table.shard_generation == ALONE + 1:
@@ -318,7 +323,8 @@ def _clear(resharding: Resharding, table: ShardTable) -> None:
 
 
 def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
-    """Remove the arena of a daemon that became these shards. Raises BadPath if it did not."""
+    """Remove the arena of the daemon that was resharded into these shards. Raises BadPath if the
+    arena belongs to another daemon."""
     paths = paths_in(resharding.directory, table.name)
     with owned(Opening(resharding.config, paths)):
         _clear_arena_alone(resharding, table, paths)
@@ -347,7 +353,7 @@ def _stream(arena: str) -> int | None:
 
 
 def _left(resharding: Resharding, table: ShardTable) -> Iterator[Opening]:
-    """Yield the parameters of each shard of this generation that left files."""
+    """Yield the parameters for opening each shard of this generation that left files."""
     begin = f"{table.name}-{table.shard_generation}-"
     places = [
         (resharding.directory, begin, ""),
@@ -370,8 +376,8 @@ def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
 
 
 def _refuse_later(resharding: Resharding, table: ShardTable) -> None:
-    """Raise WalMismatch if daemons have used the next shard generation: this table is outdated
-    then, because an unfinished shard generation has no daemons."""
+    """Raise WalMismatch if daemons have used the next shard generation. In that case `table` is
+    outdated, because daemons never run on an unfinished shard generation."""
     for opening in _left(resharding, replace(table, shard_generation=table.shard_generation + 1)):
         if opening.wal is not None and _used(opening.wal):
             shard_generation = table.shard_generation
@@ -400,7 +406,7 @@ def _clear_shard_generation(resharding: Resharding, table: ShardTable, *, wals: 
 
 
 def _clear_daemon(resharding: Resharding, opening: Opening, wals: bool) -> None:
-    """Remove the files of a shard. The caller has the locks."""
+    """Remove the files of a shard. The caller holds the locks."""
     if shm.exists(opening.paths.arena):
         resharding.step(f"removing {opening.config.name}")
     remove_arena(opening.paths)
