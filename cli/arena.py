@@ -108,8 +108,8 @@ def list_command(
 ) -> None:
     """List armed timers and operations, in no particular order.
 
-    Reads the shared memory without contacting the daemon. Every timer in the list was armed. Timers
-    that are added, fire or are cancelled while the command runs may be missing.
+    Reads the shared memory without contacting the daemon. Every listed timer was armed when it was
+    read. Timers that are added, fire or are cancelled while the command runs may be missing.
     """
     found = (
         info

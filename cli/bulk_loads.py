@@ -24,7 +24,7 @@ class BulkLoadId(click.ParamType[bytes]):
     name = "id"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> bytes:
-        """Return the bytes of `value`. Bytes are returned as they are."""
+        """Return `value` as bytes. Bytes are returned unchanged."""
         if isinstance(value, bytes):
             return value
         try:

@@ -55,7 +55,7 @@ SLOW_NS = 300_000_000
 """Threshold of an alert rule. A bucket ends just above it."""
 READABLE = (
     "1 if the arena can be read; 0 if it does not exist, is of another version, or must not be "
-    "read by this user. For a deployment: the same of its status file"
+    "read by this user. For a deployment, this is about its status file"
 )
 # Metrics that a deployment's supervisor process has in addition to the metrics of each daemon.
 SHARDS = "shards of the deployment"
@@ -167,10 +167,14 @@ def _states(name: str, found: int, reasons: Mapping[str, bool]) -> Iterator[Metr
 def _namespaces(name: str, found: Metrics) -> Iterator[Metric]:
     labels = ["daemon", "namespace"]
     timers = GaugeMetricFamily(
-        f"{PREFIX}namespace_timers", f"armed, of the {TOP} namespaces with the most", labels=labels
+        f"{PREFIX}namespace_timers",
+        f"armed timers, of the {TOP} namespaces with the most timers",
+        labels=labels,
     )
     memory = GaugeMetricFamily(
-        f"{PREFIX}namespace_bytes", "memory of their keys and payloads", labels=labels
+        f"{PREFIX}namespace_bytes",
+        "memory of the keys and payloads of these namespaces",
+        labels=labels,
     )
     for one in found.namespaces[:TOP]:
         timers.add_metric([name, one.name], one.live)

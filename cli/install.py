@@ -48,7 +48,7 @@ class File:
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     default="/",
     show_default=True,
-    help="Root directory; a directory other than / contains an image.",
+    help="Root directory: /, or the root directory of an image.",
 )
 @click.option(
     "--command",
@@ -61,7 +61,7 @@ class File:
     metavar="NAME",
     help='Start this daemon at boot; "default" is purgatoryd.service. May be repeated.',
 )
-@click.option("--dry-run", is_flag=True, help="Only print the files and the calls of systemd.")
+@click.option("--dry-run", is_flag=True, help="Only print the files and the systemd commands.")
 @json_option
 def install_command(
     root: Path, command: Path | None, enable: tuple[str, ...], dry_run: bool, as_json: bool

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PATH = "/metrics"
 REQUEST_S = 10.0
-"""Time-out of reading a request and of writing its response, in seconds."""
+"""Time-out, in seconds, for reading a request and for writing its response."""
 Address = str | tuple[str, int]
 """Path of a Unix socket, or host and port."""
 

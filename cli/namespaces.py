@@ -25,7 +25,7 @@ class Owner(units.Count):
     name = "uid"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Return the uid of `value`. An int is returned as it is."""
+        """Return `value` as a uid. An int is returned unchanged."""
         from purgatoryd.shm_layout.layout import ANYBODY
 
         if value == "anybody":

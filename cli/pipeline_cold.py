@@ -43,8 +43,8 @@ FILE = click.Path(exists=True, path_type=Path)
 def cold_command() -> None:
     """Keep far-off timers in a cold tier in the lake.
 
-    LAKE/cold has a directory for each hour in which timers are due. `promote` adds the timers of
-    a window to the daemon before the window begins; from then on they are like other timers.
+    LAKE/cold has a directory for each hour in which timers are due. `promote` adds the timers of a
+    window to the daemon before the window begins; after that they behave like all other timers.
     """
 
 
@@ -271,7 +271,7 @@ def collect_command(
 
 
 def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | None) -> Collected:
-    """Collect what the daemon parked into the tier."""
+    """Collect the timers that the daemon has parked into the tier."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.parked import collect
 

@@ -95,8 +95,8 @@ def ingest_command(
 ) -> None:  # fmt: skip
     """Update the silver and gold tables from shipped segments.
 
-    The command may be killed and started again at any time. The order of segments and duplicates do
-    not change the tables.
+    The command may be killed and started again at any time. Neither duplicates nor the order of
+    segments change the tables.
     """
     if wal_dir is not None:
         lake.mkdir(parents=True, exist_ok=True)

@@ -279,4 +279,4 @@ def now(placed: Placed) -> str:
         there = placed.pages_sampled - placed.pages_elsewhere
         where += f", arena on node {placed.memory_node} ({there} of {placed.pages_sampled} pages)"
     applied, clamped = (parts_text(p) or "nothing" for p in (placed.applied, placed.clamped))
-    return f"{where}; in force: {applied}; refused: {clamped}"
+    return f"{where}; in effect: {applied}; refused: {clamped}"

@@ -46,7 +46,7 @@ _UCRED = struct.Struct("=iII")
     is_eager=True,
     expose_value=False,
     callback=settings.read_file,
-    help="TOML file with settings. The names are those of the flags: capacity = 1000.",
+    help="TOML file with settings, named like the flags: capacity = 1000.",
 )
 @click.option(
     "--import",
@@ -80,8 +80,8 @@ def run_command(
     The command prints a line that begins with "ready" once clients can connect. After a stop or
     a crash, a daemon that is started under the same name continues with its timers.
 
-    A flag overrides its environment variable (PURGATORYD_CAPACITY for --capacity), which
-    overrides the TOML file. An unknown variable or name in the file is an error.
+    A flag overrides its environment variable (PURGATORYD_CAPACITY for --capacity), which overrides
+    the TOML file. An unknown variable, or an unknown name in the file, is an error.
 
     With --shards N, the command runs N daemons, named NAME-1-0 and so on, and restarts a daemon
     that ends. Clients still connect to NAME.
@@ -174,7 +174,7 @@ def stop_command(
     With --drain, the daemon refuses adds and ends once all timers have fired or were cancelled and
     owners have acknowledged their outcomes. If that takes longer than --timeout seconds, the daemon
     stops and keeps the remaining timers: exit code 1. SIGINT cancels the drain. If the command is
-    killed, the drain goes on; --resume cancels it.
+    killed, the drain continues; --resume cancels it.
 
     --export needs the daemon's own uid and replaces an existing file. If the file cannot be
     written, the daemon is not stopped.

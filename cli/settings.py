@@ -1,7 +1,8 @@
 """Settings of `purgatoryd run`.
 
 A flag overrides the environment, which overrides the TOML file, which overrides the default. An
-unknown setting is an error in all three, so that a typing error never silently changes a daemon.
+unknown setting in the flags, the environment or the file is an error, so that a typing error never
+silently changes a daemon.
 """
 
 from __future__ import annotations
@@ -60,20 +61,23 @@ Row = tuple[str, str, click.ParamType[Any], str]
 
 GROUPS: dict[str, tuple[Row, ...]] = {
     "Timers and notices": (
-        ("capacity", "capacity", click.INT, "Timers and operations armed at once."),
+        ("capacity", "capacity", click.INT,
+         "Maximum number of timers and operations armed at once."),
         ("payload-memory", "payload_bytes", units.Size(), "Memory for keys and payloads."),
         ("replay-buffer", "replay_capacity", units.PowerOfTwo(),
-         "Notices kept for subscribers that fall behind; rounded up to a power of two."),
+         "Number of notices kept for slow subscribers; rounded up to a power of two."),
         ("replay-memory", "replay_bytes_max", units.Size(),
          "Payload memory that notices in the replay buffer may keep."),
-        ("namespaces", "namespaces", click.INT, "Namespaces, not counting the daemon's own."),
+        ("namespaces", "namespaces", click.INT,
+         "Maximum number of namespaces, without the daemon's own."),
         ("topics", "topics", click.INT,
-         "Topics of all namespaces, not counting the daemon's own."),
+         "Maximum number of topics in all namespaces, without the daemon's own."),
     ),
     "Timing wheel and clock": (
         ("tick", "tick_ns", units.Duration(),
          "Resolution of the timing wheel, from 1us to 100ms."),
-        ("fanout", "fanout", click.INT, "Buckets in each level of the wheel, from 2 to 256."),
+        ("fanout", "fanout", click.INT,
+         "Number of buckets in a level of the wheel, from 2 to 256."),
         ("budget", "budget", click.INT,
          "Maximum number of timers that one loop iteration fires or moves."),
         ("clock", "clock", click.Choice(["real", "virtual"]),
@@ -82,43 +86,44 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Wall time at virtual time 0. Needs --clock virtual."),
     ),
     "Sessions and operations": (
-        ("sessions", "sessions", click.INT, "Client sessions open at once."),
+        ("sessions", "sessions", click.INT, "Maximum number of client sessions open at once."),
         ("session-grace", "session_grace_ns", units.Duration(),
          "How long a session outlives its connection if the client's process cannot be watched."),
-        ("watches", "watches", click.INT, "Watch records: one per watch key of each operation."),
+        ("watches", "watches", click.INT,
+         "Number of watch records: one per watch key of an operation."),
         ("watch-keys", "watch_keys", click.INT,
-         "Watch keys whose watermarks the daemon remembers."),
+         "Maximum number of watch keys whose watermarks the daemon remembers."),
         ("watermark-ttl", "watermark_ttl_ns", units.Duration(),
          "How long a watermark is kept after its last change and its last watcher."),
         ("inbox", "inbox", click.INT,
-         "Operations that a session may own, armed or with an unacknowledged outcome."),
+         "Maximum number of operations of a session, armed or with an unacknowledged outcome."),
     ),
     "Bulk loads": (
-        ("bulk-loads", "bulk_loads", click.INT, "Bulk loads that the daemon remembers at once."),
+        ("bulk-loads", "bulk_loads", click.INT, "Number of bulk loads that the daemon remembers."),
         ("bulk-load-rows", "bulk_load_rows", click.INT,
-         "Rows that the daemon remembers, over all bulk loads."),
+         "Number of rows of all bulk loads that the daemon remembers."),
         ("bulk-load-ttl", "bulk_load_ttl_ns", units.Duration(),
          "How long the daemon remembers a bulk load after its last use."),
     ),
     "Access and quotas": (
         ("allow-uid", "allow_uids", click.INT,
          "Uid that may connect; may be repeated. With --allow-uid or --allow-gid only the given "
-         "users and administrators may."),
+         "users and administrators may connect."),
         ("allow-gid", "allow_gids", click.INT,
          "Unix group whose members may connect; may be repeated."),
         ("admin-uid", "admin_uids", click.INT,
          "Uid that may administer, in addition to root and the daemon's own uid; may be repeated."),
         ("quota-timers", "quota_timers", click.INT,
-         "Timers and operations that one uid may have armed; 0 = no quota."),
+         "Number of timers and operations that one uid may have armed; 0 = no quota."),
         ("quota-bytes", "quota_bytes", units.Size(),
          "Bytes of keys and payloads in the armed timers of one uid; 0 = no quota."),
         ("quota-ops", "quota_ops", click.INT,
-         "Adds, watches and advances of one uid per second; 0 = no quota."),
+         "Number of adds, watches and advances of one uid per second; 0 = no quota."),
         ("uid-share", "uid_share", click.INT,
          "Percentage of each of these tables that one uid may use: topics, namespaces, sessions, "
          "watch keys, watch records, owned operations, bulk loads. 100 = no limit."),
         ("accounts", "accounts", click.INT,
-         "Uids that may have sessions, timers or watch keys at once."),
+         "Maximum number of uids with sessions, timers or watch keys."),
     ),
     "Clients on other hosts": (
         ("tcp", "tcp", click.STRING,
@@ -126,7 +131,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("server-key", "server_key", click.STRING,
          "File with the daemon's key pair, made by `purgatoryd keygen`."),
         ("keys", "keys", click.STRING,
-         "File with the keys of clients that may connect, in lines of NAME KEY UID."),
+         "File with the public keys of clients that may connect: lines of NAME KEY UID."),
     ),
     "Write-ahead log": (
         ("wal-dir", "wal_dir", click.Path(),
@@ -137,11 +142,11 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("wal-buffer-bytes", "wal_buffer_bytes", units.PowerOfTwoSize(),
          "Memory for records that are not on disk yet; rounded up to a power of two."),
         ("snapshot-segments", "snapshot_segments", click.INT,
-         "Full WAL segments after which the daemon takes a snapshot."),
+         "Number of full WAL segments after which the daemon takes a snapshot."),
         ("retain-age", "retain_age_ns", units.Duration(),
          "Keep WAL segments for readers at least this long."),
         ("retain-bytes", "retain_bytes", units.Size(),
-         "Keep at least this much of the WAL for readers."),
+         "Keep at least this many bytes of the WAL for readers."),
     ),
     "CPUs and memory": (
         ("placement", "placement", click.Choice(["auto", "none"]),

@@ -35,7 +35,7 @@ def directory_of(name: str) -> Path | None:
         places = [client_paths(name).directory]
     except DaemonUnreachable:
         places = list(directories())
-    # os.path.exists: this user may lack access
+    # not Path.exists(), which raises if this user may not look
     return next((place for place in places if os.path.exists(table_path(place, name))), None)
 
 

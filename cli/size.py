@@ -17,7 +17,8 @@ from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
 GIB = 2**30
 KEY_BYTES = 16
 PAYLOADS = (0, 48, 240, 1008)
-"""Payload sizes in the table, in bytes; with a key of 16 bytes each fills whole granules."""
+"""Payload sizes in the table, in bytes. With a key of 16 bytes, each payload size fills whole
+granules."""
 MANY = 100_000
 """Minimum number of timers for measuring bytes per timer. With fewer timers, rounding to pages
 dominates."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from purgatoryd.shm_layout.health import Health
 
-# Exit code by condition of a daemon; NEGATIVE for all other conditions.
+# Exit code by condition of a daemon; Exit.NEGATIVE for all other conditions.
 _EXITS = {
     "ready": Exit.DONE,
     "frozen": Exit.TIMEOUT,

@@ -35,7 +35,7 @@ LEAST_CELLS = 8
 """Minimum width of a bar and of a level of the wheel, in characters."""
 HEIGHTS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
-"""Colours of conditions; all others are red."""
+"""Colours of conditions; all other conditions are red."""
 CROWDED, FULL = 0.8, 0.9
 """Used fractions from which on a bar is yellow, and red."""
 
@@ -64,7 +64,7 @@ def top_command(
 
     Reads the shared memory without contacting the daemon, so it also works while the daemon hangs,
     and reports this. Keys and payloads are never shown. Slow clients are shown only to root and the
-    daemon's user. For a deployment, it shows the sum of all shards and a line for each shard.
+    daemon's user. For a deployment, the view shows the sum of all shards and a line for each shard.
 
     A small terminal shows one section at a time: an arrow key or a digit selects it, `a` shows all
     sections, `h` shows help, `q` quits. If the arena disappears, top waits for it.
@@ -189,7 +189,7 @@ def picture(view: View | PurgatorydError, chosen: Choice, console: Console) -> R
 
 
 def tabs(chosen: Choice) -> Text:
-    """Return a line with the sections, the chosen one highlighted, and the keys."""
+    """Return a line with the sections and the keys. The chosen section is highlighted."""
     from rich.text import Text
 
     line = Text(no_wrap=True)
@@ -256,7 +256,7 @@ def next_in(view: View) -> str:
 
 
 def names(view: View) -> RenderableType:
-    """Return the namespaces and topics."""
+    """Return a table of the namespaces and a table of the topics."""
     from rich.console import Group
 
     return Group(
@@ -453,7 +453,7 @@ class Profile:
 
 
 def namespaces(view: View) -> Table:
-    """Return the namespaces with the most timers."""
+    """Return a table of the namespaces with the most timers."""
     from rich.text import Text
 
     table = columns("left", "right", "right")
@@ -485,7 +485,7 @@ def client_name(client: Session) -> str:
 
 
 def clients(view: View) -> RenderableType:
-    """Return the clients with unacknowledged outcomes or an unfinished batch."""
+    """Return a table of the clients with unacknowledged outcomes or an unfinished batch."""
     if view.slowest is None:
         return "[dim]for root and the daemon's user only"
     if not view.slowest:

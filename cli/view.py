@@ -1,6 +1,7 @@
 """Views of a daemon at one moment, which `top` and `web` show.
 
-Views are read from shared memory, so the daemon may hang. They never contain keys or payloads.
+Views are read from shared memory, so they work even if the daemon hangs. They never contain keys or
+payloads.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ WINDOW_NS = 10_000_000_000
 SLOW_CLIENTS = 8
 """Maximum number of clients in a view, which shows the slowest clients."""
 SLOW_NS = 1_000_000_000
-"""A client is slow if an outcome is unacknowledged, or a batch unfinished, for this long."""
+"""A client is slow if one of its outcomes is unacknowledged, or one of its batches unfinished, for
+this long."""
 TOPICS = 20
 """Maximum number of topics in a view, which shows the topics with the most timers."""
 NAMESPACES = 20

@@ -171,7 +171,7 @@ def _row(number: int, name: str, found: View | PurgatorydError) -> Shard:
 
 
 def together(name: str, views: list[View], rows: list[Shard]) -> View:
-    """Return the sum of one or more views, with the worst health and the soonest deadline."""
+    """Return the sum of one or more views, with the worst health and the nearest deadline."""
     first = views[0]
     soonest = [one.next_in_ns for one in views if one.next_in_ns is not None]
     clients = [one.slowest for one in views if one.slowest is not None]

@@ -69,8 +69,8 @@ def folder(wal_dir: Path, name: str) -> Path:
 
 
 def folders(wal_dir: Path, name: str) -> list[Path]:
-    """Return the WAL directories of a deployment's shards, oldest first, or the one of a single
-    daemon.
+    """Return the WAL directories of a deployment's shards, oldest first, or the WAL directory of a
+    daemon without shards.
 
     Raises the errors of folder().
     """
@@ -312,7 +312,7 @@ class Verification:
         """A record for each undamaged file."""
         self.harmless: list[WalDamaged] = []
         """Damage in parts that a recovery does not need, because an undamaged snapshot is newer."""
-        self._live_lsn = 0  # a recovery needs no record before this one
+        self._live_lsn = 0  # first LSN that a recovery needs
         self._confirmed: dict[bytes, int] = {}  # newest LSN that a snapshot confirms, by uuid
         self._read_snapshots(path)
         last = self._read_segments(path)

@@ -32,7 +32,7 @@ _SESSION_INFO_BYTES = size_of("pg_session_info")
 
 
 class Administered(Protocol):
-    """The daemon, as admin requests use it."""
+    """The methods of the daemon that admin requests use."""
 
     arena: Arena
     access: Access

@@ -5,10 +5,10 @@ process ends the session, after the grace period that the session's HELLO reques
 usually 0. The daemon has one pidfd for each process, however many sessions the process has.
 
 The end of the connection ends the session after `grace_ns`, or after the session's own grace if
-that is longer, unless the client sends a message before. Only this rule applies where the kernel
-does not report the client's process: in another pid namespace and over tcp. It also applies after a
-restart of the daemon, because the pid that is stored with a session may belong to another process
-by then.
+that is longer, unless the client sends another message by then. Only this rule applies where the
+kernel does not report the client's process: in another pid namespace and over tcp. It also applies
+after a restart of the daemon, because the pid that is stored with a session may belong to another
+process by then.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from purgatoryd.daemon.processes import Processes
 from purgatoryd.shm_layout.arena import Arena
 
 EVENTS_PER_ITERATION = 64
-"""Ended processes and closed connections that one iteration serves."""
+"""Maximum number of ended processes and closed connections that one iteration handles."""
 ENDS_PER_ITERATION = 16
-"""Sessions that one iteration ends. Each end frees up to 1024 outcomes; later iterations free the
-rest."""
+"""Maximum number of sessions that one iteration ends. Each end frees up to 1024 outcomes; later
+iterations free the rest."""
 FOREVER_NS = 2**63 - 1
 WATCHED_PART = 4
 """At most one in this many of the daemon's descriptors watches a client process. The number is
@@ -51,9 +51,9 @@ class _Speaker:
     connection: int
     """Descriptor of the connection."""
     peer: Peer | None = None
-    """None: the connection is not known to admission control yet, or it is closed."""
+    """None = the connection is not known to admission control yet, or it is closed."""
     process: _Process | None = None
-    """None: the process cannot be watched."""
+    """None = the process cannot be watched."""
 
 
 class ClientWatch:
@@ -144,7 +144,7 @@ class ClientWatch:
             speaker.process.sessions.add(session)
 
     def _grace_of(self, session: int) -> int:
-        """Return the nanoseconds that a session outlives its connection."""
+        """Return how long a session outlives its connection, in ns."""
         return max(self._grace_ns, self._arena.session_grace_ns(session) or 0)
 
     def _ends_in(self, session: int, grace_ns: int) -> None:
@@ -186,7 +186,7 @@ class ClientWatch:
     def serve(self, now_ns: int) -> bool:
         """End the sessions whose clients are gone, at `now_ns`, CLOCK_BOOTTIME.
 
-        True = more of them are left.
+        True = more work is left.
         """
         self._now_ns = now_ns
         for pidfd in self._watcher.ended(EVENTS_PER_ITERATION):
@@ -197,7 +197,7 @@ class ClientWatch:
         return more or bool(self._closed)
 
     def heartbeat(self) -> None:
-        """Look again for the connections that are unknown."""
+        """Look again for the connections of sessions whose connection is unknown."""
         for session in [*self._unplaced]:
             self._place(session)
 

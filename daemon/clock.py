@@ -40,7 +40,7 @@ class RealClock:
         """Return wall time minus boot time, rounded down to a microsecond.
 
         Because of the rounding, the pause between reading the two clocks does not look like a step
-        of the wall clock. It makes wall deadlines late by less than a microsecond, never early.
+        of the wall clock. Wall deadlines become late by less than a microsecond, never early.
         """
         return (self._host.wall_ns() - real_boot_ns) // ROUNDING_NS * ROUNDING_NS
 

@@ -103,7 +103,7 @@ class Commands:
         self._behind: dict[bytes, deque[Message]] = {}
         """Later messages of each peer with an unfinished message, by route."""
         self._waiting_bytes = 0
-        """Size of unfinished messages and those queued behind them."""
+        """Total size of unfinished messages and of the messages queued behind them."""
         self._spent_ns: Counter[int] = Counter()
         """CPU time of each uid in this iteration."""
         self._last_uid: int | None = None

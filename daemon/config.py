@@ -83,7 +83,7 @@ class Config:
     tick_ns: int = 65_536
     """Resolution of the wheel: a timer fires within one tick after its deadline."""
     fanout: int = 256
-    """Buckets in one level of the wheel."""
+    """Number of buckets in one level of the wheel."""
     topics: int = 1_024
     """Number of topics in all namespaces together, not counting the daemon's own topic. Each costs
     256 bytes."""
@@ -105,7 +105,7 @@ class Config:
     """Number of operations that one session may own, armed or with an unacknowledged outcome.
     Further operations get `InboxFull`."""
     clock: Literal["real", "virtual"] = "real"
-    """A virtual clock moves only on request of an administrator: for tests and simulation."""
+    """A virtual clock is for tests and simulation. It moves only on request of an administrator."""
     wall_origin_ns: int = 0
     """Wall time at time 0 of a virtual clock, in ns since 1970."""
     budget: int = 4_096
@@ -131,7 +131,7 @@ class Config:
     watch records, owned operations and bulk loads. 100 = no limit. Root and the daemon's uid have
     no limit."""
     admin_uids: tuple[int, ...] = ()
-    """Uids that may administer, in addition to root and the daemon's own."""
+    """Uids that may administer, in addition to root and the daemon's own uid."""
     allow_uids: tuple[int, ...] = ()
     """Uids that may connect. If neither uids nor gids are set, anyone who can open the socket may
     connect."""
@@ -164,7 +164,7 @@ class Config:
     node: int = -1
     """NUMA node of arena and threads; -1 = as `placement` decides."""
     realtime: int = 0
-    """SCHED_FIFO priority of the loop; libzmq's thread gets a priority one lower. 0 = normal
+    """SCHED_FIFO priority of the loop; libzmq's thread gets the next lower priority. 0 = normal
     scheduling. Needs CAP_SYS_NICE or RLIMIT_RTPRIO. The kernel leaves 5 % of each CPU to other
     processes."""
     lock_memory: bool = False

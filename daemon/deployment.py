@@ -121,8 +121,8 @@ def _shards(
 
 
 class Registry:
-    """The routing table in memory and in its files. With a WAL, the file in the WAL directory is
-    authoritative."""
+    """The routing table in memory and in its files. If there is a WAL, the file in the WAL
+    directory is authoritative."""
 
     def __init__(self, table: ShardTable, homes: Sequence[Path]) -> None:
         self.table = table
@@ -181,7 +181,7 @@ class Registry:
             raise
 
     def write(self) -> None:
-        """Write the files. Raises OSError."""
+        """Write the table to its files. Raises OSError."""
         for home in self._homes:
             write_table(home, self.table)
 
@@ -194,8 +194,8 @@ def _await_ends(directory: Path, table: ShardTable) -> None:
 
 
 def _first(config: Config, paths: Paths) -> ShardTable:
-    """Return the first table: the table of a single daemon if one left files under this name,
-    otherwise an empty table."""
+    """Return the table to start from: the table of a single daemon if a single daemon of this name
+    has left files, otherwise an empty table."""
     if left_any(Opening(config, paths)):
         return alone(config.name)
     return ShardTable(config.name, 1, ALONE + 1, config.shards)
@@ -241,8 +241,8 @@ class Deployment:
             self._waiter.close()
 
     def done(self) -> bool:
-        """True if all shards have ended. A drain does not wait for a crash-looping shard, which
-        keeps its timers."""
+        """True if all shards have ended. A drain does not wait for a crash-looping shard; this
+        shard keeps its timers."""
         ended = {State.ENDED, State.CRASH_LOOPING} if self._draining else {State.ENDED}
         return all(shard.state in ended for shard in self._shards)
 

@@ -1,7 +1,8 @@
 """After an outage, apply triggers that were sent in time before operations expire.
 
 While the daemon is stopped or its loop is late, triggers wait in the sockets, and clients send
-unanswered triggers again. The daemon delays the expiry of operations until these have arrived:
+unanswered triggers again. The daemon delays the expiry of operations until these triggers have
+arrived:
 
 * After a start and after an outage of LONG_NS or more the delay is GRACE_NS. A client sends again
   after 0.1 s of silence, and doubles its pause up to RESEND_MAX_NS. The pause may be longer than
@@ -51,8 +52,8 @@ class Messages(Protocol):
 
 
 class Grace:
-    """Decides whether operations may expire. Times are CLOCK_BOOTTIME, as are the arena's. Under a
-    virtual clock the loop begins no delay."""
+    """Decides whether operations may expire. Times are CLOCK_BOOTTIME, like the times of the arena.
+    Under a virtual clock the loop begins no delay."""
 
     def __init__(self, arena: Arena, messages: Messages) -> None:
         self._arena = arena

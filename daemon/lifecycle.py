@@ -50,8 +50,8 @@ MEANING = {
 LATE_NS = 1_000_000_000
 """A timer that is overdue by more than this at a heartbeat makes the daemon degraded."""
 FULL, RELIEVED = 0.9, 0.8
-"""A table counts as nearly full when its use reaches the first fraction, until it is below the
-second."""
+"""A table becomes nearly full when its use reaches the first fraction, and stays so until its use
+is below the second fraction."""
 
 Publish = Callable[[str, bytes], None]
 """Publishes a notice with a key and a payload."""
@@ -68,7 +68,7 @@ class Lifecycle(ABC, Generic[Why]):
     """Key of the notices about moves."""
 
     def __init__(self, supervisor: Supervisor, sound: Why, host: Host = HOST) -> None:
-        """`sound`: the value of `why` without reasons."""
+        """`sound`: the value of `why` if there are no reasons."""
         self.supervisor = supervisor
         self._host = host
         self.state = STOPPED
@@ -94,7 +94,7 @@ class Lifecycle(ABC, Generic[Why]):
 
     def heartbeat(self) -> None:
         """Report progress, in the loop or within a long step, to the service manager and in the
-        status file. An error of the file is logged with the next move, not here."""
+        status file. An error of writing the file is logged at the next move, not here."""
         self.supervisor.alive()
         with suppress(OSError):
             self._write()

@@ -27,10 +27,10 @@ from purgatoryd.daemon.allowance import Allowance
 from purgatoryd.shm_layout.host import HOST
 
 LEVELS = {"error": 3, "warning": 4, "info": 6}
-"""Severities as syslog numbers them."""
+"""Severity numbers of syslog, by level."""
 JOURNALD = "/run/systemd/journal/socket"
 QUEUE_MAX = 1000
-"""Messages that may wait for the thread; further ones are dropped."""
+"""Maximum number of messages that wait for the thread; further messages are dropped."""
 BURST, PER_S = 200, 0.2
 """Token bucket of each kind of message: its size, and tokens per second. All messages of one log
 statement are one kind."""
@@ -144,7 +144,7 @@ class Log:
     # ---- in the thread -----------------------------------------------------------------------
 
     def _work(self, queue: SimpleQueue[Callable[[], bool | None]]) -> None:
-        """Do the queued tasks, until the process ends."""
+        """Run the queued tasks until the process ends."""
         while True:
             task = queue.get()
             try:

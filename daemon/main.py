@@ -136,7 +136,8 @@ def loop_of(
 
 
 def _refuse_sharded(config: Config, paths: Paths) -> None:
-    """Refuse to run a single daemon under the name of a deployment: it would lack its timers."""
+    """Refuse to run a single daemon under the name of a deployment: it would not have the
+    deployment's timers."""
     if config.shard >= 0:
         return
     refuse_shard_name(config.name)

@@ -47,7 +47,7 @@ class Placement:
         """CPUs that the process was allowed to use at its start; None = all CPUs that the cgroup
         has at the moment."""
         self._seen = self._look()
-        """CPUs of the cgroup and of the threads when they were last set or seen."""
+        """CPUs of the cgroup and of the threads when these CPUs were last set or seen."""
         self._loops: Sequence[Loop] = ()
         """Loops of other daemons at the last decision."""
         self._heartbeats = 0
@@ -209,8 +209,8 @@ class Placement:
         if not self._pinned:
             self._applied &= ~PlacementPart.CPUS
         confined, affinities = self._look()
-        # If somebody has moved a thread since it was pinned, the next look() finds a difference to
-        # `pinned`.
+        # If somebody has moved a thread since it was pinned, the next look() finds a difference
+        # from `pinned`.
         self._seen = confined, affinities if pinned is None else pinned
 
 

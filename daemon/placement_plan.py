@@ -44,7 +44,7 @@ class PlacementPlan:
     clamped: PlacementPart = NOTHING
     """Parts of the settings that cannot be met completely."""
     clamps: tuple[str, ...] = ()
-    """The reasons why they cannot be met, as text."""
+    """The reasons why parts of the settings cannot be met, as text."""
     reasons: tuple[str, ...] = ()
     """The reasons for the plan, as text."""
 
@@ -84,8 +84,8 @@ class _Draft:
         return sum(self.taken[cpu] for cpu in self.topology.whole_cores(cpus))
 
     def leaving(self, cpus: Iterable[int]) -> int:
-        """Return how many of these loops would leave their core to this daemon, if its loop is on
-        the same core."""
+        """Return how many loops on the cores of these CPUs would leave their core to this daemon's
+        loop, if it is on the same core."""
         return sum(self.leave[cpu] for cpu in self.topology.whole_cores(cpus))
 
     @property
@@ -242,7 +242,7 @@ def _why_core(draft: _Draft, loop: int, others: frozenset[int]) -> str:
 
 
 def _near_node(draft: _Draft, wanted: Node) -> Node:
-    """Return the node of --node, or the nearest one with usable CPUs."""
+    """Return the node of --node, or the nearest node with usable CPUs."""
     usable = [node for node in draft.topology.nodes if node.cpus & draft.topology.allowed]
     nearest = draft.topology.nearest(wanted, usable) or wanted
     if nearest != wanted:

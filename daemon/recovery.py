@@ -57,7 +57,8 @@ _MISSING = "confirmed records are missing"
 
 
 def recover(directory: Path, way: Way) -> Arena:
-    """Return the arena of a WAL, recovered from its newest sound snapshot and the records after it.
+    """Return the arena of a WAL, recovered from its newest undamaged snapshot and the records after
+    it.
 
     Raises WalDamaged or WalMismatch with the first reason, or ArenaTooLarge.
     """
@@ -87,8 +88,8 @@ def recover(directory: Path, way: Way) -> Arena:
 
 
 def _of_one_arena(found: Sequence[File], disk: Disk) -> list[File]:
-    """Return the snapshots of the arena to which the newest sound snapshot belongs. Snapshots with
-    a damaged header are included, because they may belong to that arena."""
+    """Return the snapshots of one arena: the arena of the newest snapshot with an undamaged header.
+    Snapshots with a damaged header are included, because they may belong to this arena."""
     sound = [file for file in found if has_header(file.path, disk)]
     uuid = uuid_of(sound[-1].path, disk) if sound else b""
     return [file for file in found if file not in sound or uuid_of(file.path, disk) == uuid]
@@ -149,8 +150,8 @@ def _is_own(file: File, uuid: bytes, snapshot_lsn: int, disk: Disk) -> bool:
 
 
 class _NoSpace(Exception):
-    """The parts of a snapshot need more space than the arena has: they were written at different
-    times, so together they may hold more than the arena ever did."""
+    """The parts of a snapshot need more space than the arena has: these parts were written at
+    different times, so together they may hold more than the arena ever held."""
 
 
 def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -> Arena:

@@ -35,15 +35,15 @@ class State(enum.Enum):
     SETTLED = enum.auto()
     """No replacement is under way."""
     PREPARED = enum.auto()
-    """The new private arena file has a temporary name; the old arena counts."""
+    """The new private arena file has a temporary name; the old arena is in effect."""
     COMMITTED = enum.auto()
-    """Both new files have temporary names; the new arena counts."""
+    """Both new files have temporary names; the new arena is in effect."""
     PRIVATE_PLACED = enum.auto()
-    """The new private arena file has replaced the old one; the new arena counts."""
+    """The new private arena file has replaced the old file; the new arena is in effect."""
 
 
 class Replacement:
-    """The arena files of a daemon. The caller has the lock."""
+    """The arena files of a daemon. The caller holds the lock."""
 
     def __init__(self, paths: Paths, lock: ArenaLock) -> None:
         self._paths = paths
@@ -153,7 +153,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Row:
-    """A state, how to recognise it, and how to leave it."""
+    """A state, the files by which to recognise it, and the steps that leave it."""
 
     state: State
     private_new: bool

@@ -69,7 +69,7 @@ class Resharding:
     directory: Path
     """Folder of sockets and locks."""
     write: Callable[[ShardTable], None]
-    """Writes the routing table durably, which is the commit point."""
+    """Writes the routing table durably. This is the commit point."""
     step: Step = lambda _: None
     """Called at each step."""
     as_restored: bool = False
@@ -178,10 +178,11 @@ def _routes(
 def _route(
     old: ShardTable, new: ShardTable, shard: int, name: str, found: NamespaceStats
 ) -> Route | None:
-    """Return the route of a namespace; None if it belongs to another shard and is empty here.
+    """Return the route of a namespace; None if the namespace belongs to another shard and is empty
+    in this shard.
 
-    Reserved namespaces are in no table. The notices of shard N move to shard N modulo the new
-    number of shards.
+    Reserved namespaces are not in the routing table. The notices of shard N move to shard N modulo
+    the new number of shards.
     """
     if is_reserved(name):
         return Route((shard % new.count,), fresh_topics=True)
@@ -255,7 +256,8 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
 def _finished(
     arena: Arena, opening: Opening, predecessors: Predecessors
 ) -> dict[str, NamespaceStats]:
-    """Rebuild and check a merged arena, begin its WAL, and place it. Return its statistics."""
+    """Rebuild and check a merged arena, begin its WAL, and give its files their names. Return the
+    namespace statistics of the arena."""
     virtual = opening.config.clock == "virtual"
     arena.rebuild(int(arena.header.now_ns) if virtual else HOST.boot_ns())
     arena.check()
@@ -274,7 +276,8 @@ def _verify(
     routes: Sequence[Mapping[str, Route]],
     made: Sequence[Mapping[str, NamespaceStats]],
 ) -> None:
-    """Check that the new arenas contain everything exactly once. Raises ArenaBroken."""
+    """Check that the new arenas contain the state of the old arenas exactly once. Raises
+    ArenaBroken."""
     before = _total(
         {n: c for n, c in found.items() if n in r} for found, r in zip(have, routes, strict=True)
     )
@@ -300,7 +303,7 @@ def _total(parts: Iterable[Mapping[str, NamespaceStats]]) -> dict[str, Namespace
 
 def _comparable(found: NamespaceStats, *, fresh_topics: bool) -> NamespaceStats:
     """Return the figures that a resharding must not change. In a partitioned namespace the numbers
-    of topics and bulk loads change, because each part has its own."""
+    of topics and bulk loads change, because each part has its own topics and bulk loads."""
     return replace(found, topics=0, streams=0, bulk_loads=0) if fresh_topics else found
 
 

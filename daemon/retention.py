@@ -1,8 +1,8 @@
 """Removal of WAL files.
 
 Recovery needs the two newest snapshots, and every segment from the start of the older snapshot on.
-Further segments are kept because of retention holds of readers, and of settings for age and size.
-Only the oldest segments are removed, so the remaining segments have no gap.
+Retention holds of readers, and settings for age and size, may keep further segments. Only the
+oldest segments are removed, so the remaining segments have no gap.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def bytes_from(files: Sequence[File], lsn: int) -> int:
 
 
 def over_cap(files: Sequence[File], holds: Iterable[RetentionHold]) -> list[RetentionHold]:
-    """Return the retention holds that hold back more bytes than their caps allow."""
+    """Return the retention holds that retain more bytes than their caps allow."""
     return [
         hold
         for hold in holds

@@ -1,4 +1,4 @@
-"""The process of one shard, which runs an ordinary daemon, and its lifecycle."""
+"""The process of one shard, and its lifecycle. The process runs an ordinary daemon."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
 STEADY_NS = 60_000_000_000
 """Time in state READY after which earlier failures of a shard are forgotten."""
 ENDS_MAX = 8
-"""Failures in a row after which a shard is crash-looping. It is not restarted until SIGHUP."""
+"""Failures in a row after which a shard is crash-looping. A crash-looping shard is not restarted
+until SIGHUP."""
 UNANSWERED_PINGS_MAX = 10
 """Heartbeat periods without a reply to a ping after which a shard is killed. Periods are counted
 instead of time, because no process can reply while the machine sleeps."""
 SLOW_PINGS = 2
 """Heartbeat periods without a reply after which a shard counts as silent."""
 STALLED_HEARTBEATS_MAX = STEP_NS // 1_000_000_000
-"""Heartbeat periods without progress after which a shard that starts is killed."""
+"""Heartbeat periods without progress after which a starting shard is killed."""
 _SAID_MAX = 65_536
 _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -105,11 +106,11 @@ class Shard:
         self._ready_ns = 0
         self._arena: HeaderView | None = None
         self._reload = 0
-        """Number of the newest reload request."""
+        """Sequence number of the newest reload request."""
         self._reloaded = 0
-        """Number of the newest reload request that the shard has completed."""
+        """Sequence number of the newest reload request that the shard has completed."""
         self._reload_missed = False
-        """The shard may have started before the reload request reached it."""
+        """True if the shard may have started before the reload request reached it."""
 
     def enter(self, state: State) -> None:
         """Move to `state`. Raises AssertionError if `MOVES` does not allow it."""
@@ -331,7 +332,7 @@ class Shard:
         self.enter(State.DOWN if self._ends < ENDS_MAX else State.CRASH_LOOPING)
 
     def try_again(self, now_ns: int) -> None:
-        """Forget earlier failures, and let a shard that ended or is crash-looping restart now."""
+        """Forget earlier failures. A shard that has ended or is crash-looping restarts at once."""
         self._ends = 0
         self.restart_at_ns = now_ns
         if self.state in (State.CRASH_LOOPING, State.ENDED):

@@ -1,9 +1,10 @@
-"""Open a daemon's arena: create it, attach the existing one, recover it from a WAL, or move its
-authoritative state to other sizes.
+"""Open a daemon's arena: create an arena, attach to the existing arena, recover it from a WAL, or
+move its authoritative state to other sizes.
 
-`replacement.py` gives new arena files the names of the old ones. If there is a WAL, a snapshot of
-the new arena is written before that. An arena that replaces another arena, or is recovered, gets a
-new uuid: its slots, rows or clock differ, so the WAL records of the two arenas must not be mixed.
+`replacement.py` gives new arena files the names of the old arena files. If there is a WAL, a
+snapshot of the new arena is written before that. An arena that replaces another arena, or is
+recovered, gets a new uuid: its slots, rows or clock differ, so the WAL records of the two arenas
+must not be mixed.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Opening:
 
     @property
     def lock(self) -> ArenaLock:
-        """The arena's lock, without which no arena is opened or replaced."""
+        """The arena's lock. Without the lock, no arena is opened or replaced."""
         assert self.held is not None
         return self.held
 
@@ -139,11 +140,11 @@ def owned(opening: Opening) -> Iterator[Opening]:
 
 
 def open_arena(opening: Opening) -> Arena:
-    """Return the arena of a daemon, rebuilt and ready to be used.
+    """Return the arena of a daemon. It is rebuilt and ready to be used.
 
     Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for a foreign arena or an arena that does not
-    fit, ArenaBroken for damaged authoritative state, ArenaInUse, and WalError. The files are then
-    unchanged.
+    fit, ArenaBroken for damaged authoritative state, ArenaInUse, and WalError. After an error the
+    files are unchanged.
     """
     paths = opening.paths
     opening.replacement.recover()
@@ -274,7 +275,7 @@ def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
 def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
     """Return the end of the arena's WAL, where the WAL continues. Raises WalDamaged, WalMismatch.
 
-    With `force` a damaged WAL is set aside, and a new one begins with a snapshot of the arena.
+    With `force` a damaged WAL is set aside, and a new WAL begins with a snapshot of the arena.
     """
     assert opening.wal is not None
     try:

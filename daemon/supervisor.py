@@ -13,7 +13,7 @@ _MORE_TIME = f"EXTEND_TIMEOUT_USEC={STEP_NS // 1000}"
 
 
 class Supervisor:
-    """The service manager of this process. Without one, no method has an effect."""
+    """The service manager of this process. Without a service manager, no method has an effect."""
 
     def __init__(self, address: str = "", watchdog_ns: int = 0) -> None:
         """`address`: a path, or "@" and an abstract name; empty = no service manager.
@@ -28,7 +28,7 @@ class Supervisor:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Supervisor:
-        """Read the environment that systemd gives to a unit."""
+        """Return the service manager that the environment of a systemd unit describes."""
         address = environ.get("NOTIFY_SOCKET", "")
         if address[:1] not in ("/", "@"):
             return cls()

@@ -63,7 +63,7 @@ class Waiter:
         return frozenset([fd for fd, _ in events if fd != self._timer])
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._epoll.close()
         os.close(self._timer)
 
@@ -75,7 +75,7 @@ def _check(result: int) -> None:
 
 
 def allow_descriptors() -> None:
-    """Raise the soft limit of descriptors to the hard one.
+    """Raise the soft limit of descriptors to the hard limit.
 
     Every connection is a descriptor, and libzmq aborts the process when none is left. Neither the
     daemon nor libzmq nor a child calls select(), which takes no descriptor above 1023.

@@ -51,7 +51,8 @@ METRICS_NS = 60_000_000_000
 SET_ASIDE = ".damaged"
 """Suffix of damaged files, which are kept for people and ignored by recovery."""
 SNAPSHOT_BEFORE_READY, BYTES_OF_A_TIMER = 32 * 2**20, 200
-"""Largest snapshot that a start writes before it is ready, and estimated size of a timer."""
+"""Size of the largest snapshot that a start writes before READY, and estimated size of a timer, in
+bytes."""
 SNAPSHOT_ATTEMPTS = 3
 """Failed attempts at the first snapshot after READY, after which the WAL stops."""
 
@@ -101,7 +102,8 @@ def _refuse_open_parents(directory: Path) -> None:
         if about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX:
             mode = stat.S_IMODE(about.st_mode)
             raise BadPath(
-                str(directory), f"is in {above}, whose mode is {mode:04o}: others may replace it"
+                str(directory),
+                f"is in {above}, whose mode is {mode:04o}: other users may replace it",
             )
 
 
@@ -112,7 +114,7 @@ def _refuse_open_folder(directory: Path) -> None:
         raise BadPath(str(directory), f"is foreign: it belongs to uid {about.st_uid}")
     if about.st_mode & 0o022:
         mode = stat.S_IMODE(about.st_mode)
-        raise BadPath(str(directory), f"has mode {mode:04o}: others may write it")
+        raise BadPath(str(directory), f"has mode {mode:04o}: other users may write to it")
 
 
 def _flock(fd: int, directory: Path) -> None:
@@ -169,7 +171,7 @@ def own_snapshot(directory: Path, arena: Arena, host: Host, step: Step) -> bool:
     this arena replaced. False if the arena is large: the daemon then writes the snapshot once it is
     ready.
 
-    A clean stop leaves such a snapshot. After a kill or a failed call the older files may miss
+    A clean stop leaves such a snapshot. After a kill or a failed call the older files may lack
     bytes on disk, so nothing is acknowledged before the snapshot is confirmed. A large snapshot can
     wait only if a recovery is possible from older files until then. If there are no segments, the
     arena has replaced no other arena; snapshots of other arenas are then set aside.
@@ -219,7 +221,7 @@ def _set_aside(path: Path, disk: Disk) -> None:
 
 
 class Memory:
-    """The substitute in a daemon that has no WAL: no method has an effect."""
+    """A stand-in for Wal in a daemon that has no WAL: no method has an effect."""
 
     @property
     def fds(self) -> list[int]:
@@ -259,10 +261,10 @@ class Memory:
         """Reset a descriptor that was readable."""
 
     def heartbeat(self) -> None:
-        """Once a second: start snapshots, and remove files that are not needed."""
+        """Start snapshots, and remove files that are not needed. Called once a second."""
 
     def commit(self) -> None:
-        """Bring all records to disk. No record may be appended afterwards."""
+        """Write all records to disk. No record may be appended afterwards."""
 
     def close(self) -> None:
         """Write a last snapshot after a clean end, and close the files."""
@@ -329,7 +331,8 @@ class Wal(Memory):
 
     @property
     def errno(self) -> int:
-        """The error of the group commit's failed call."""
+        """The error number of the system call of group commit that failed; 0 = the WAL has not
+        stopped."""
         return int(self._wal_buffer.error) if has_stopped(self._wal_buffer) else 0
 
     @property
@@ -444,7 +447,7 @@ class Wal(Memory):
         return newest[0].lsn if newest else 0
 
     def commit(self) -> None:
-        """Bring all records to disk and end the group-commit thread."""
+        """Write all records to disk and end the group-commit thread."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()

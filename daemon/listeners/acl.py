@@ -66,7 +66,7 @@ class Listener:
 
 
 class Listeners:
-    """All sockets of the daemon with a path."""
+    """All sockets of the daemon that have a path."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = [*paths]

@@ -48,11 +48,13 @@ STRIKES = 4
 ALARM_BYTES = 64 * MIB
 SHED_BYTES = 192 * MIB
 REFUSED_NS = 60_000 * MS
-"""Refusal after the first offence. It doubles with each further offence, up to REFUSED_MAX_NS."""
+"""Length of the refusal after the first offence. It doubles with each further offence, up to
+REFUSED_MAX_NS."""
 REFUSED_MAX_NS = 3600_000 * MS
 TRIM_NS = 1_000 * MS
 UNREAD_MAX = 8 * MIB
-"""Unread bytes that are dropped when a connection is closed; libzmq reads the rest."""
+"""Maximum number of unread bytes that are dropped when a connection is closed; libzmq reads the
+rest."""
 PEERS_PER_LOOK = 256
 EVENTS_PER_ITERATION = 32
 """Maximum number of events of one socket in one iteration. A connection that opens and closes
@@ -100,7 +102,7 @@ class AdmissionControl:
     """All connections of the daemon's sockets. Only the loop's thread uses it; no method blocks."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], paths: Iterable[Path] = ()) -> None:
-        """`paths` of the sockets, so that the kernel can refuse connections."""
+        """`paths`: the paths of the sockets, at which the kernel can refuse connections."""
         self._context = context
         self._listeners = Listeners(paths)
         self._trusted = {0, os.geteuid()}
@@ -449,7 +451,7 @@ def _pending(fd: int, queue: int) -> int:
 
 def _take_no_descriptors(fd: int) -> None:
     """Let the kernel refuse descriptors that peers pass. libzmq would close these descriptors, and
-    the creator of a file can make its closing block for any time."""
+    the creator of a file can make closing it block for any length of time."""
     with suppress(OSError), borrowed(fd) as listener:
         listener.setsockopt(socket.SOL_SOCKET, _PASS_RIGHTS, 0)
 

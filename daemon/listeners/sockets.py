@@ -136,7 +136,8 @@ class RequestSocket:
 
 
 class Sockets:
-    """All sockets of a daemon or deployment, bound. Only one thread uses them; no method blocks."""
+    """All sockets of a daemon or deployment. The constructor binds them. Only one thread uses them;
+    no method blocks."""
 
     def __init__(
         self, paths: Paths, access: Access, remotes: Remotes | None = None, host: Host = HOST
@@ -230,8 +231,8 @@ class Sockets:
         return [self.commands.fd, self.admin.fd, self.notices_fd, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits; the command socket counts only if `commands`. Call this before
-        every sleep, because the descriptors are edge-triggered."""
+        """True if a message waits; the command socket counts only if `commands` is true. Call this
+        before every sleep, because the descriptors are edge-triggered."""
         asked = self._sockets if commands else self._sockets[1:]
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in asked)
 
@@ -302,7 +303,7 @@ def _unpredictable_routes() -> None:
 
 
 def _refuse_without_netlink(endpoint: str) -> None:
-    """Raise BadPath without AF_NETLINK: libzmq would abort the process."""
+    """Raise BadPath if there is no AF_NETLINK, because libzmq would then abort the process."""
     try:
         sockets.socket(sockets.AF_NETLINK, sockets.SOCK_RAW).close()
     except OSError as error:

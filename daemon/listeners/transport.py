@@ -94,7 +94,7 @@ class Requests(Protocol):
 
 
 class Transport(Protocol):
-    """The daemon's sockets, as the loop uses them."""
+    """The daemon's sockets, with the methods that the loop uses."""
 
     @property
     def commands(self) -> Requests:
@@ -117,8 +117,8 @@ class Transport(Protocol):
         """Boot time at which keep_watch() is due although no descriptor is ready."""
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits; the command socket counts only if `commands`. Call this before
-        every sleep, because the descriptors are edge-triggered."""
+        """True if a message waits; the command socket counts only if `commands` is true. Call this
+        before every sleep, because the descriptors are edge-triggered."""
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         """Admit new connections and close harmful connections.
