@@ -82,5 +82,6 @@ def unusable(error: Exception) -> errors.InvalidArgument | None:
 
 
 def translated(error: Exception) -> errors.PurgatorydError | None:
-    """Return the error of purgatoryd for a refusal by the machine or by Spark; None for a bug."""
+    """Return the error of purgatoryd for a refusal by the machine or by Spark; None = `error`
+    is a bug."""
     return unwritable(error) or unreadable(error) or unusable(error)

@@ -100,7 +100,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class TopicShare:
-    """Figures of a topic. `notices`: number since the topic was created."""
+    """Figures of a topic. `notices`: number of notices since the topic was created."""
 
     namespace: str
     name: str

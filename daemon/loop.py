@@ -71,7 +71,7 @@ class Loop:
         self._heartbeat_ns = min(HEARTBEAT_NS, watchdog_ns // 2 or HEARTBEAT_NS)
         self._next_heartbeat_ns = 0
         self.stop_requested = self._reload_requested = False
-        """Set by signal handlers."""
+        """Both are set by signal handlers."""
         self.over = False
         """True after the last iteration."""
         self.iterations = self.wakeups = 0
@@ -94,7 +94,8 @@ class Loop:
         self._reload_requested = True
 
     def reload_if_requested(self) -> None:
-        """Reload at once. Participants call this before a request whose sender may rely on it."""
+        """Reload at once if a reload was requested. Participants call this before they handle a
+        request whose sender may rely on the reload."""
         if self._reload_requested:
             self._reload_requested = False
             if not self._participant.reload():

@@ -27,8 +27,8 @@ from purgatoryd.shm_layout.shm import Moved
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
 LOOPS_PER_HEARTBEAT = 8
-"""Average number of other daemons' loops that a heartbeat checks. So N daemons do not make N * N
-checks a second."""
+"""Average number of other daemons' loops that a heartbeat checks. The limit keeps N daemons from
+making N * N checks a second."""
 _IO_THREADS = "ZMQbg/IO"
 """Beginning of the names of libzmq's I/O threads."""
 

@@ -153,7 +153,7 @@ def _wanted_cpus(draft: _Draft) -> list[int]:
             draft.clamp(PlacementPart.CPUS, f"CPUs {cpu_text(some)} of --cpus are {reason}")
     found = [cpu for cpu in wanted if cpu in topology.confined]
     if wanted and not found:
-        draft.why("no CPU of --cpus is usable: CPUs are chosen as without --cpus")
+        draft.why("no CPU of --cpus is usable: --cpus is ignored")
     return found
 
 
@@ -196,7 +196,7 @@ def _without_a_core(draft: _Draft, chosen: PlacementPlan, here: frozenset[int]) 
     if len(usable) <= FEW_CPUS:
         draft.why(f"only CPUs {cpu_text(usable)} are usable: too few to pin threads")
     else:
-        draft.why(f"node {chosen.node} has only one core: the loop gets none of its own")
+        draft.why(f"node {chosen.node} has only one core: the loop has no core of its own")
     if here == usable:
         return chosen
     if len(usable) <= FEW_CPUS and chosen.mode is PlacementMode.AUTO:
@@ -220,7 +220,7 @@ def _other_cpus(draft: _Draft, here: frozenset[int], loop: int) -> frozenset[int
     spared = topology.off_loops(here, loops)
     if not spared:
         text = (
-            "no CPU without a loop: libzmq and the group-commit thread share those of other daemons"
+            "no CPU without a loop: libzmq and the group-commit thread share CPUs with other loops"
         )
         draft.clamp(PlacementPart.CPUS, text)
     elif spared & topology.whole_cores(loops):

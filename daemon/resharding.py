@@ -190,7 +190,7 @@ def _route(
     if was is None or shard not in was.shards:
         if found.empty:
             return None
-        raise Unplaceable(name, f"is in shard {shard}, but the routing table has it elsewhere")
+        raise Unplaceable(name, f"is in shard {shard}, but the routing table places it elsewhere")
     if found.parked:
         where = f"the WAL of {old.daemon(shard)}"
         raise Unplaceable(name, f"has parked timers: their payloads are in {where}")
@@ -339,8 +339,8 @@ def _clear_arena_alone(resharding: Resharding, table: ShardTable, paths: Paths) 
             _stream(one.paths.arena) for one in _left(resharding, table)
         }:
             reason = (
-                f"holds timers of a daemon {table.name!r} without shards, which its shards do not "
-                "have: start the shards under another name, or remove this file"
+                f"holds timers of a daemon {table.name!r} without shards. The shards do not have "
+                "these timers: start the shards under another name, or remove this file"
             )
             raise BadPath(str(shm.MOUNT / paths.arena[1:]), reason)
         resharding.step(f"removing {table.name}")

@@ -134,7 +134,7 @@ class Shard:
         if self.unanswered_pings >= UNANSWERED_PINGS_MAX:
             return "does not answer"
         return (
-            "makes no progress in its start"
+            "makes no progress during its start"
             if self.stalled_heartbeats >= STALLED_HEARTBEATS_MAX
             else ""
         )

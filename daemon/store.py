@@ -267,7 +267,7 @@ def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
             raise WalNeeded(arena.file.name)
     elif arena.wal_buffer is None:
         if segments(wal, opening.host.disk):
-            raise WalMismatch(str(wal), "wal", "empty", "that of another arena")
+            raise WalMismatch(str(wal), "wal", "empty", "used by another arena")
     elif not opening.force:
         refuse_other_wal(wal, arena.uuid, opening.host.disk)
 
@@ -304,7 +304,7 @@ def _import(opening: Opening, path: Path) -> Arena:
     if shm.exists(opening.paths.arena):
         _refuse_used(opening.paths)
     if opening.wal is not None and segments(opening.wal, opening.host.disk):
-        raise WalMismatch(str(opening.wal), "wal", "empty", "one that was begun")
+        raise WalMismatch(str(opening.wal), "wal", "empty", "not empty")
     arena = import_file(path, _way(opening))
     _refuse_durable(arena, opening)
     return _place_redone(arena, opening)

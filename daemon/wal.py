@@ -352,8 +352,8 @@ class Wal(Memory):
             self._kick()
 
     def _kick(self) -> None:
-        """Append REPLIED records and wake the group-commit thread. These records alone do not wake
-        it, because the next durable call would wait for their commit."""
+        """Append REPLIED records and wake the group-commit thread. REPLIED records alone do not
+        wake the thread, because the next durable call would wait for their commit."""
         self._replies.append()
         self._kicked = int(self._wal_buffer.tail)
         self._group_commit.kick()

@@ -46,8 +46,8 @@ frames."""
 REPORTS_PER_ITERATION = 256
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
-"""Maximum number of bytes that encryption adds to a message, or that a message of its handshake
-has."""
+"""Maximum number of bytes that encryption adds to a message, or that a message of the CURVE
+handshake has."""
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 """Heartbeats of tcp peers. For ipc peers the kernel reports the end of a connection at once."""
 ASK_NS = 5_000_000
