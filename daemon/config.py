@@ -233,7 +233,7 @@ class Config:
             raise InvalidSetting("tcp", self.tcp, "left out with shards", "config")
         given = [setting for setting in ("tcp", "server_key", "keys") if getattr(self, setting)]
         if len(given) not in (0, 3):
-            bound = "set together with the other two of tcp, server-key and keys"
+            bound = "set together with the other two of tcp, server-key and keys, or left out"
             raise InvalidSetting(given[0], getattr(self, given[0]), bound, "config")
         try:
             if self.tcp:
